@@ -1,0 +1,164 @@
+"""How a call ends, and what its caller is told.
+
+One enum, one status table, one error body. Every refusal in the gateway is a `Refused`; nothing else builds an
+error answer. An outcome starts as BUG and is replaced only by code that knows what happened, so a path nobody
+thought of is counted as our fault and never as a success.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+
+class Outcome(Enum):
+    """The one label that says how a call ended. Values are the metric label and the log field."""
+
+    OK = "ok"
+    BAD_REQUEST = "bad_request"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    TOO_LARGE = "too_large"
+    RATE_LIMITED = "rate_limited"
+    QUEUE_FULL = "queue_full"
+    SHED = "shed"
+    NO_ENGINE = "no_engine"
+    DRAINING = "draining"
+    MODEL_UNAVAILABLE = "model_unavailable"
+    HOPELESS = "hopeless"
+    EXPIRED = "expired"
+    UPSTREAM = "upstream"
+    ENGINE_REFUSED = "engine_refused"  # the engine's own 4xx, passed through: it teaches no learner
+    TRUNCATED = "truncated"
+    CLIENT_GONE = "client_gone"
+    SLOW_CLIENT = "slow_client"
+    BUG = "bug"
+
+    # Members are dict keys on the hot path; Enum's own __hash__ is a Python function that hashes the name.
+    __hash__ = object.__hash__
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """One row of the status table: HTTP status, OpenAI `type` and `code`, and whether a retry can help."""
+
+    status: int
+    type: str
+    code: str
+    retry: bool
+
+
+_INVALID = "invalid_request_error"
+
+STATUS: dict[Outcome, Advice] = {
+    Outcome.BAD_REQUEST: Advice(400, _INVALID, "invalid_request_error", False),
+    Outcome.UNAUTHORIZED: Advice(401, "authentication_error", "invalid_api_key", False),
+    Outcome.FORBIDDEN: Advice(403, "permission_error", "not_allowed", False),
+    Outcome.NOT_FOUND: Advice(404, _INVALID, "model_not_found", False),
+    Outcome.METHOD_NOT_ALLOWED: Advice(405, _INVALID, "method_not_allowed", False),
+    Outcome.TOO_LARGE: Advice(413, _INVALID, "request_too_large", False),
+    Outcome.RATE_LIMITED: Advice(429, "rate_limit_error", "rate_limit_exceeded", True),
+    Outcome.QUEUE_FULL: Advice(503, "server_error", "server_is_overloaded", True),
+    Outcome.SHED: Advice(503, "server_error", "server_is_overloaded", True),
+    Outcome.NO_ENGINE: Advice(503, "server_error", "server_is_overloaded", True),
+    Outcome.DRAINING: Advice(503, "server_error", "server_is_overloaded", True),
+    Outcome.MODEL_UNAVAILABLE: Advice(503, "server_error", "server_is_overloaded", True),
+    Outcome.HOPELESS: Advice(503, "server_error", "deadline_unreachable", True),
+    Outcome.EXPIRED: Advice(504, "server_error", "deadline_exceeded", True),
+    Outcome.UPSTREAM: Advice(502, "server_error", "upstream_error", True),
+    Outcome.TRUNCATED: Advice(502, "server_error", "upstream_error", True),
+    Outcome.CLIENT_GONE: Advice(499, "server_error", "client_closed_request", False),
+    Outcome.SLOW_CLIENT: Advice(499, "server_error", "client_too_slow", False),
+    Outcome.BUG: Advice(500, "server_error", "internal_error", True),
+}
+
+
+class ErrorObject(msgspec.Struct, frozen=True):
+    """OpenAI's error object. `param` names the field of the request that is at fault, if one is."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorObject
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def error_body(message: str, type: str, code: str, param: str | None = None) -> bytes:
+    """The JSON bytes of `{"error": {"message", "type", "param", "code"}}`."""
+    return _encode(_ErrorBody(ErrorObject(message, type, param, code)))
+
+
+class Refused(Exception):
+    """A call that will not be answered by an engine.
+
+    `message` says what happened, whose limit it was and what to do. `retry_after` is in seconds, None where a retry
+    cannot help. `code` replaces the table's code where one outcome has several. `headers` are extra answer lines,
+    preformatted as `name: value\\r\\n`.
+    """
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        headers: bytes = b"",
+    ) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        self.headers = headers
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.outcome].status
+
+    def body(self) -> bytes:
+        """The error object as the caller receives it."""
+        advice = STATUS[self.outcome]
+        return error_body(self.message, advice.type, self.code or advice.code, self.param)
+
+
+class Record(msgspec.Struct, kw_only=True, gc=False):
+    """What is known of one call once it has ended: the source of its metrics and of its log line.
+
+    Times are in seconds. `queue`, `ttft` and `total` count from the first byte of the request. Token numbers are the
+    engine's own where it reported usage (`settled` is then true), else the estimate.
+    """
+
+    request_id: str
+    route: str
+    method: str = "POST"
+    tenant: str = ""
+    class_name: str = ""
+    model: str = ""
+    engine: str = ""
+    outcome: Outcome = Outcome.BUG
+    status: int = 0
+    stream: bool = False
+    reason: str = ""
+    attempts: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    estimated_prompt_tokens: int = 0
+    held_tokens: int = 0
+    settled: bool = False
+    queue: float = 0.0
+    ttft: float = 0.0
+    total: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
