@@ -6,7 +6,15 @@ a body is edited by splicing, never by re-encoding what we did not change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import msgspec
+from msgspec import UNSET, Raw
+
+from gateway.core.form import form_fields
+from gateway.core.outcome import Refused
+from gateway.core.prompt import Body, Prompt, StreamOptions, bad, body_of, chain, scripts
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +72,9 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
 
     `max_tokens` is what the client asked for, None where it asked for nothing (then the engine uses the context left).
     `prefix` holds the chained hashes of the prompt's fixed-size blocks, model and tenant salt first. `ascii_bytes`,
-    `cjk_bytes`, `other_bytes` are the prompt's UTF-8 bytes by script, `media` counts its images and audio parts.
+    `cjk_bytes`, `other_bytes` are the prompt's UTF-8 bytes by script, `media` counts its images and audio parts;
+    `token_ids` counts prompt tokens the client sent as numbers. `messages` counts messages, prompts, inputs or
+    documents; `n` is the number of sequences to generate, over all prompts.
     """
 
     request_id: str
@@ -86,5 +96,292 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     prefix: tuple[int, ...]
     session: int  # 0: none
     body: bytes  # as it is sent to the engine (usage injected where we need it)
+    token_ids: int = 0
     prompt_tokens: int = 0  # estimate, filled in by cost.py
     output_tokens: int = 0  # estimate, filled in by cost.py
+
+
+class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Policy of what a client may ask. Deadlines are seconds; `class_deadlines` names the classes there are.
+
+    `media`: `data_urls_only` (default), `refuse`, or `any`, which lets engines fetch what a client names.
+    """
+
+    class_deadlines: dict[str, float] = msgspec.field(
+        default_factory=lambda: {"interactive": 60.0, "default": 300.0, "long_context": 600.0, "batch": 3600.0}
+    )
+    default_class: str = "default"
+    service_tiers: dict[str, str] = msgspec.field(
+        default_factory=lambda: {"priority": "interactive", "default": "default", "flex": "batch"}
+    )
+    max_deadline: float = 86_400.0
+    max_messages: int = 2000
+    max_n: int = 8
+    max_output: int = 2**20  # tokens
+    max_depth: int = 64
+    max_containers: int = 100_000  # JSON arrays and objects in a body
+    block: int = 512  # bytes
+    max_blocks: int = 512
+    media: Literal["data_urls_only", "refuse", "any"] = "data_urls_only"
+
+    def __post_init__(self) -> None:
+        unknown = {self.default_class, *self.service_tiers.values()}.difference(self.class_deadlines)
+        if unknown:
+            raise ValueError(f"no deadline for the classes {', '.join(sorted(unknown))}")
+
+
+_READ_HEADERS = frozenset((
+    b"content-type", b"content-encoding", b"x-weir-class", b"x-weir-deadline-ms", b"x-weir-session",
+    b"x-stainless-read-timeout",
+))  # fmt: skip
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_options = msgspec.json.Decoder(dict[str, Raw] | None).decode
+_INCLUDE_USAGE = b',"stream_options":{"include_usage":true}}'
+
+
+def parse(
+    route: Route,
+    headers: list[tuple[bytes, bytes]],
+    body: bytes,
+    *,
+    settings: CallSettings,
+    request_id: str,
+    tenant: str,
+    now: float,
+    salt: str | None = None,
+) -> Call:
+    """The call a client made on a forwarded route, or Refused (400) naming the header or field at fault.
+
+    `headers` have lower-cased names. `salt` separates prefix hashes and sessions; None: the tenant. The routes
+    answered here (`models`, `health`) have no body to parse and are not accepted.
+    """
+    wanted = {name: value for name, value in headers if name in _READ_HEADERS}
+    if b"content-encoding" in wanted and wanted[b"content-encoding"].lower() != b"identity":
+        raise bad("content-encoding: this gateway reads uncompressed bodies only", "content-encoding")
+    content_type = wanted.get(b"content-type", b"application/json")
+    if salt is None:
+        salt = tenant
+
+    prompt = Prompt(settings.media, settings.max_messages, [], [])
+    if route.kind == "audio":
+        fields = _audio(content_type, body, prompt)
+    else:
+        if content_type != b"application/json" and content_type.split(b";")[0].strip().lower() != b"application/json":
+            found = content_type[:80].decode("latin-1")
+            raise bad(f"content-type must be application/json, found {found}", "content-type")
+        fields = body_of(body, max_depth=settings.max_depth, max_containers=settings.max_containers)
+        _check_reserved(fields)
+        _READERS[route.kind](fields, prompt)
+    model = fields.model
+    if model is None:
+        raise bad("model is required: the name of a model this gateway serves, see /v1/models", "model")
+
+    n = 1
+    max_tokens = None
+    prefix: tuple[int, ...] = ()
+    data = "\0".join(prompt.parts).encode()
+    stream = fields.stream is True
+    wants_usage = False
+    if route.generates:
+        n, max_tokens = _output(route.kind, fields, prompt, settings)
+        hashed = data + msgspec.json.encode(prompt.ids) if prompt.ids else data
+        prefix = chain(hashed, hash((model, salt)), settings.block, settings.max_blocks)
+        if stream and (route.kind == "chat" or route.kind == "completion"):
+            options = fields.stream_options
+            wants_usage = options.__class__ is StreamOptions and options.include_usage is True
+            if options is UNSET:
+                # A body that was parsed is an object with at least a model: the comma is always right.
+                body = body.rstrip(b" \t\r\n")[:-1] + _INCLUDE_USAGE
+            elif not wants_usage:
+                body = _with_usage(body)
+    ascii_bytes, cjk_bytes, other_bytes = scripts(data)
+
+    class_name = _class_name(wanted.get(b"x-weir-class"), fields.service_tier, settings)
+    session = wanted.get(b"x-weir-session") or fields.prompt_cache_key or fields.user or fields.safety_identifier
+    return Call(
+        request_id=request_id,
+        route=route,
+        model=model,
+        tenant=tenant,
+        class_name=class_name,
+        arrived=now,
+        deadline=now + _time_allowed(wanted, settings.class_deadlines[class_name], settings.max_deadline),
+        stream=stream,
+        wants_usage=wants_usage,
+        max_tokens=max_tokens,
+        n=n,
+        ascii_bytes=ascii_bytes,
+        cjk_bytes=cjk_bytes,
+        other_bytes=other_bytes,
+        media=prompt.media,
+        messages=prompt.items,
+        prefix=prefix,
+        session=(hash((salt, session)) or 1) if session else 0,
+        body=body,
+        token_ids=len(prompt.ids),
+    )
+
+
+_RESERVED = ("priority", "cache_salt", "kv_transfer_params")
+
+
+def _check_reserved(fields: Body) -> None:
+    if fields.priority is not UNSET or fields.cache_salt is not UNSET or fields.kv_transfer_params is not UNSET:
+        raise _reserved(next(name for name in _RESERVED if getattr(fields, name) is not UNSET))
+
+
+def _reserved(name: str) -> Refused:
+    return bad(f"{name} is set by the gateway only: leave it out of the request", name)
+
+
+def _chat(fields: Body, prompt: Prompt) -> None:
+    if fields.tools is not UNSET:
+        prompt.raw(fields.tools)
+    prompt.messages(fields.messages)
+
+
+def _completion(fields: Body, prompt: Prompt) -> None:
+    prompt.texts(fields.prompt, "prompt")
+
+
+def _response(fields: Body, prompt: Prompt) -> None:
+    if fields.background:
+        raise bad("background responses are not supported: this gateway keeps no answers to be fetched", "background")
+    if fields.tools is not UNSET:
+        prompt.raw(fields.tools)
+    prompt.gather(fields.instructions, "instructions")
+    prompt.documents(fields.input, "input")
+
+
+def _message(fields: Body, prompt: Prompt) -> None:
+    if fields.tools is not UNSET:
+        prompt.raw(fields.tools)
+    prompt.gather(fields.system, "system")
+    prompt.messages(fields.messages)
+
+
+def _embedding(fields: Body, prompt: Prompt) -> None:
+    if fields.input is None and fields.messages is not None:
+        prompt.messages(fields.messages)
+    else:
+        prompt.texts(fields.input, "input")
+
+
+def _rerank(fields: Body, prompt: Prompt) -> None:
+    prompt.documents(fields.query, "query")
+    prompt.documents(fields.documents, "documents")
+
+
+def _score(fields: Body, prompt: Prompt) -> None:
+    """vLLM has renamed the two sides more than once; each side under any of its names."""
+    for names in (("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2")):
+        given = [name for name in names if getattr(fields, name) is not None]
+        if len(given) != 1:
+            raise bad(f"exactly one of {', '.join(names)} is required", names[0])
+        prompt.documents(getattr(fields, given[0]), given[0])
+
+
+def _tokenize(fields: Body, prompt: Prompt) -> None:
+    if fields.messages is not None:
+        prompt.messages(fields.messages)
+    elif fields.prompt is None:
+        prompt.texts(fields.tokens, "tokens")
+    else:
+        prompt.texts(fields.prompt, "prompt")
+
+
+_READERS: dict[str, Callable[[Body, Prompt], None]] = {
+    "chat": _chat,
+    "completion": _completion,
+    "response": _response,
+    "message": _message,
+    "embedding": _embedding,
+    "pooling": _embedding,
+    "classify": _embedding,
+    "rerank": _rerank,
+    "score": _score,
+    "tokenize": _tokenize,
+}
+
+
+def _audio(content_type: bytes, body: bytes, prompt: Prompt) -> Body:
+    """One recording, whose tokens depend on its length in seconds: it is costed as a constant."""
+    form = form_fields(content_type, body)
+    for name in _RESERVED:
+        if name in form:
+            raise _reserved(name)
+    model = form.get("model") or None
+    if model is not None and len(model) > 256:
+        raise bad("model: expected `str` of length <= 256", "model")
+    prompt.media = prompt.items = 1
+    return Body(model=model, stream=form.get("stream", "").lower() in ("true", "1"), user=form.get("user"))
+
+
+def _output(kind: str, fields: Body, prompt: Prompt, settings: CallSettings) -> tuple[int, int | None]:
+    """Sequences to generate, and the tokens asked for each."""
+    if kind == "response":
+        return 1, _tokens_asked(fields.max_output_tokens, "max_output_tokens", settings)
+    max_tokens = _tokens_asked(fields.max_tokens, "max_tokens", settings)
+    if kind == "message":
+        if max_tokens is None:
+            raise bad("max_tokens is required: a positive integer", "max_tokens")
+        return 1, max_tokens
+    n = 1 if fields.n is None else fields.n
+    if not 1 <= n <= settings.max_n:
+        raise bad(f"n must be an integer from 1 to {settings.max_n}, found {_shown(n)}", "n")
+    if kind == "completion":
+        return n * prompt.items, max_tokens
+    asked = _tokens_asked(fields.max_completion_tokens, "max_completion_tokens", settings)
+    return n, max_tokens if asked is None else asked
+
+
+def _tokens_asked(value: int | None, param: str, settings: CallSettings) -> int | None:
+    if value is not None and not 1 <= value <= settings.max_output:
+        raise bad(f"{param} must be an integer from 1 to {settings.max_output}, found {_shown(value)}", param)
+    return value
+
+
+def _shown(value: int) -> str:
+    return str(value) if value.bit_length() <= 64 else f"an integer of {value.bit_length()} bits"
+
+
+def _with_usage(body: bytes) -> bytes:
+    """`body` with stream_options.include_usage true, where the client wrote stream_options without it."""
+    fields = _decode_fields(body)
+    options = _decode_options(fields["stream_options"]) or {}
+    options["include_usage"] = Raw(b"true")
+    fields["stream_options"] = Raw(msgspec.json.encode(options))
+    return msgspec.json.encode(fields)
+
+
+def _class_name(asked: bytes | None, tier: str | None, settings: CallSettings) -> str:
+    if asked is not None:
+        name = asked.decode("latin-1")
+        if name not in settings.class_deadlines:
+            classes = ", ".join(settings.class_deadlines)
+            raise bad(f"x-weir-class must be one of {classes}, found {name[:80]}", "x-weir-class")
+        return name
+    if tier is not None:
+        return settings.service_tiers.get(tier, settings.default_class)
+    return settings.default_class
+
+
+def _time_allowed(wanted: dict[bytes, bytes], allowed: float, at_most: float) -> float:
+    """Seconds until the deadline. A header of ours that makes no sense is refused; the SDK's is ignored."""
+    asked = wanted.get(b"x-weir-deadline-ms")
+    if asked is not None:
+        milliseconds = _decimal(asked)
+        if not 0.0 < milliseconds <= at_most * 1000.0:
+            found = asked[:80].decode("latin-1")
+            raise bad(
+                f"x-weir-deadline-ms must be a number above 0 and up to {at_most * 1000.0:.0f}, found {found}",
+                "x-weir-deadline-ms",
+            )
+        allowed = milliseconds / 1000.0
+    patience = _decimal(wanted.get(b"x-stainless-read-timeout", b""))
+    return min(allowed, patience) if patience > 0.0 else allowed
+
+
+def _decimal(value: bytes) -> float:
+    """A plain decimal number; -1.0 for anything else, also for what float() would take (inf, nan, 1e9, 1_0)."""
+    return float(value) if len(value) <= 16 and value.replace(b".", b"", 1).isdigit() else -1.0

@@ -7,6 +7,8 @@ thought of is counted as our fault and never as a success.
 
 from __future__ import annotations
 
+import math
+import random
 from enum import Enum
 
 import msgspec
@@ -162,3 +164,19 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     total: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
+
+
+def refusal_headers(refused: Refused, rng: random.Random) -> bytes:
+    """The answer lines of a refusal: `x-weir-reason`, and either Retry-After (whole seconds, 1..60) or "do not".
+
+    Jittered upwards by up to a quarter, so that callers refused together do not come back together. openai-python
+    obeys `retry-after-ms` before `retry-after`, and `x-should-retry` before either.
+    """
+    reason = b"x-weir-reason: %b\r\n" % refused.outcome.value.encode()
+    if not STATUS[refused.outcome].retry:
+        return refused.headers + reason + b"x-should-retry: false\r\n"
+    if refused.retry_after is None:
+        return refused.headers + reason
+    seconds = min(60.0, max(1.0, refused.retry_after) * rng.uniform(1.0, 1.25))
+    lines = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(seconds), seconds * 1000)
+    return refused.headers + reason + lines

@@ -1,0 +1,88 @@
+"""Which engine: the one with the least predicted time to first token.
+
+    ttft = (prefill tokens queued on it + prompt - cached) / prefill_rate x (1 + load / budget)  [+ slow start]
+
+Prefix affinity needs no rule of its own: it wins exactly while cached work is worth more than the queue. The load
+factor is there because chunked prefill shares every step of the engine with the sequences it is decoding, so a
+prompt is read the slower the fuller the engine is; among idle engines it makes the emptiest win.
+Synchronous and pure; ties are broken by `rng`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.core.call import Call
+from gateway.core.fleet import Engine
+from gateway.core.policy import Routing
+
+SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: power of d choices
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """An engine that can take the call now. `prefill` is the prompt tokens it must still read; `ttft` is seconds."""
+
+    engine: Engine
+    prefill: int
+    cached: int
+    ttft: float
+
+
+def cached_tokens(engine: Engine, call: Call, now: float) -> int:
+    """Prompt tokens of `call` this engine has probably cached, by our own record of what it has read."""
+    if not call.prefix:
+        return 0
+    blocks = engine.cached_blocks(call.prefix, now)
+    return call.prompt_tokens * blocks // (len(call.prefix) + 1)
+
+
+def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) -> float:
+    """Seconds until the first token of a call with `prefill` unread prompt tokens, were it sent now.
+
+    An engine just back from failure or sleep counts as slower, falling linearly to nothing over `slow_start`.
+    """
+    seconds = (engine.prefill_queued + prefill) / engine.prefill_rate * (1.0 + engine.load / max(1, engine.budget))
+    young = slow_start - (now - engine.back_at)
+    if young > 0:
+        seconds += 10.0 * seconds * young / slow_start
+    return seconds
+
+
+def choose(
+    engines: Sequence[Engine],
+    call: Call,
+    now: float,
+    *,
+    routing: Routing,
+    rng: random.Random,
+    exclude: frozenset[str] = frozenset(),
+) -> Choice | None:
+    """The best engine that can hold `call` now, or None: then it waits.
+
+    Engines in `exclude` (already failed this call) are taken only if no other is up. The guard: among engines that
+    fit, one that holds more than `imbalance` x the mean is passed over.
+    """
+    if len(engines) > SCAN_AT_MOST:
+        engines = rng.sample(engines, SCAN_AT_MOST)
+    cost = call.prompt_tokens + call.output_tokens
+    usable = [e for e in engines if e.up and not e.draining]
+    if exclude:
+        usable = [e for e in usable if e.id not in exclude] or usable
+    open_ = [e for e in usable if e.fits(cost)]
+    if not open_:
+        return None
+    if len(open_) > 1:
+        limit = routing.imbalance * (sum([e.held for e in usable]) + cost) / len(usable)
+        open_ = [e for e in open_ if e.held <= limit] or open_
+        rng.shuffle(open_)
+    best: Choice | None = None
+    for engine in open_:
+        cached = cached_tokens(engine, call, now) if routing.affinity == "prefix" else 0
+        prefill = max(1, call.prompt_tokens - cached)
+        ttft = predicted_ttft(engine, prefill, now, routing.slow_start)
+        if best is None or ttft < best.ttft:
+            best = Choice(engine, prefill, cached, ttft)
+    return best

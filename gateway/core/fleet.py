@@ -1,0 +1,322 @@
+"""The fleet: every engine, what is known of it, and what has been promised on it.
+
+The ledger leads and the scrape corrects. A `Hold` reserves KV tokens on one engine for one call; the sum of holds is
+the engine's ledger and is exact at every moment, while vLLM's gauges lag by a poll and more. What the engine measured
+above the ledger at its last sample (`excess`: other users of the engine, holds that were too small) is added to it.
+
+Synchronous, no I/O; `now` is monotonic seconds. Only `Engine.hold` and `Hold.release` change a ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from gateway.core.policy import Policy
+from gateway.core.vllm import EngineSample, ModelCard
+
+FIRST_BYTES_REMEMBERED = 64
+FIRST_BYTES_NEEDED = 8
+PREFIX_BLOCKS_REMEMBERED = 200_000  # per engine; an entry is about 100 bytes
+PREFILL_RATE = 10_000.0  # tokens/s until first bytes teach better
+STALE_POLLS = 3
+
+
+class Hold:
+    """KV tokens reserved on one engine for one call. `release` gives them back, once; more calls change nothing."""
+
+    __slots__ = ("engine", "live", "prefill", "taken_at", "tokens")
+
+    def __init__(self, engine: Engine, tokens: int, prefill: int, taken_at: float) -> None:
+        self.engine = engine
+        self.tokens = tokens
+        self.prefill = prefill  # prompt tokens the engine has yet to read for this call; 0 after the first byte
+        self.taken_at = taken_at
+        self.live = True
+
+    def first_byte(self, now: float) -> None:
+        """The engine has read the prompt: it leaves the prefill queue and teaches the engine's prefill rate."""
+        if self.prefill:
+            self.engine.prefill_queued -= self.prefill
+            self.engine.learn_first_byte(self.prefill, now - self.taken_at)
+            self.prefill = 0
+
+    def release(self) -> None:
+        if self.live:
+            self.live = False
+            engine = self.engine
+            engine.held -= self.tokens
+            engine.in_flight -= 1
+            engine.prefill_queued -= self.prefill
+            self.prefill = 0
+
+
+class Engine:
+    """One vLLM server: its ledger, its last sample, its learned rates, its place in the fleet.
+
+    `capacity` is tokens of KV cache; `trim` scales the budget to what holds really turn into; `slots` bounds the calls
+    in flight, since vLLM's `max_num_seqs` is in no metric and short contexts run out of batch long before KV.
+    """
+
+    __slots__ = (
+        "_first_bytes",
+        "_pressed_slots",
+        "_pressed_tokens",
+        "back_at",
+        "capacity",
+        "draining",
+        "excess",
+        "fixed_capacity",
+        "held",
+        "id",
+        "in_flight",
+        "max_slots",
+        "hits",
+        "misses",
+        "models",
+        "only_models",
+        "policy",
+        "prefill_queued",
+        "prefill_rate",
+        "prefixes",
+        "sample",
+        "sampled_at",
+        "slots",
+        "trim",
+        "up",
+        "url",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        url: str,
+        policy: Policy,
+        *,
+        capacity: int | None = None,
+        max_concurrency: int | None = None,
+        models: Iterable[str] = (),
+    ) -> None:
+        self.id = id
+        self.url = url
+        self.policy = policy
+        self.fixed_capacity = capacity is not None
+        self.capacity = capacity or policy.budget.capacity
+        self.max_slots = max_concurrency
+        self.slots = max_concurrency or policy.budget.max_concurrency
+        self.only_models = frozenset(models)  # what the policy lets this engine serve; empty: all it has
+        self.models: dict[str, ModelCard] = {}
+        self.up = False
+        self.draining = False
+        self.hits = self.misses = 0
+        self.back_at = -math.inf
+        self.held = self.in_flight = self.prefill_queued = 0
+        self.excess = 0
+        self.trim = 1.0
+        self.sample: EngineSample | None = None
+        self.sampled_at = -math.inf
+        self.prefill_rate = PREFILL_RATE
+        self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
+        self._pressed_tokens = self._pressed_slots = False
+        self.prefixes: dict[int, float] = {}  # block hash -> last use; insertion order is LRU order
+
+    def __repr__(self) -> str:
+        state = "up" if self.up else "down"
+        return f"<Engine {self.id} {state} held={self.held}/{self.budget} in_flight={self.in_flight}/{self.slots}>"
+
+    # -- the ledger ---------------------------------------------------------------------------------------------
+
+    @property
+    def budget(self) -> int:
+        """Tokens that may be promised: capacity x target x trim."""
+        return int(self.capacity * self.policy.budget.kv_target * self.trim)
+
+    @property
+    def largest(self) -> int:
+        """The largest call this engine could ever take: its budget without the trim of the moment."""
+        return int(self.capacity * self.policy.budget.kv_target)
+
+    @property
+    def load(self) -> int:
+        """Tokens promised, plus what the engine measured above the ledger at its last sample."""
+        return self.held + self.excess
+
+    def fits(self, cost: int) -> bool:
+        """Whether a call of `cost` tokens may start now. An idle engine takes anything up to `largest`."""
+        if self.in_flight >= self.slots:
+            self._pressed_slots = True
+            return False
+        if self.load + cost <= self.budget or (not self.in_flight and cost <= self.largest):
+            return True
+        self._pressed_tokens = True
+        return False
+
+    def hold(self, cost: int, prefill: int, now: float) -> Hold:
+        """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read. The caller asked `fits`."""
+        self.held += cost
+        self.in_flight += 1
+        self.prefill_queued += prefill
+        if self.in_flight >= self.slots:
+            self._pressed_slots = True
+        return Hold(self, cost, prefill, now)
+
+    # -- what the engine tells ----------------------------------------------------------------------------------
+
+    def fresh(self, now: float) -> bool:
+        """A sample older than three polls is stale: trim and slots freeze, and the ledger is alone in charge."""
+        return now - self.sampled_at <= STALE_POLLS * self.policy.fleet.poll
+
+    def sampled(self, sample: EngineSample, now: float) -> None:
+        """Take a sample in: capacity, excess, trim and slots."""
+        before, self.sample = self.sample, sample
+        since = now - self.sampled_at
+        self.sampled_at = now
+        if sample.capacity_tokens and not self.fixed_capacity:
+            self.capacity = sample.capacity_tokens
+        self.excess = max(0, int(sample.kv_usage * self.capacity) - self.held)
+        preempted = before is not None and sample.preemptions_total > before.preemptions_total
+        self._adapt_trim(sample, preempted, min(since, 5.0))
+        self._adapt_slots(sample)
+        self._pressed_tokens = self._pressed_slots = False
+
+    def _adapt_trim(self, sample: EngineSample, preempted: bool, since: float) -> None:
+        """AIMD on the budget: +2 %/s while tokens bind and measured KV stays low, x 0.9 when it runs over.
+
+        Prefix sharing and short answers make holds too large, so a full ledger may leave the cache half empty. A queue
+        inside an engine whose KV is low is a matter of slots, not of tokens, and leaves the trim alone.
+        """
+        target = self.policy.budget.kv_target
+        crowded = sample.waiting > self.policy.budget.engine_backlog and sample.kv_usage > target - 0.05
+        if preempted or crowded or sample.kv_usage > target + 0.05:
+            self.trim = max(0.5, self.trim * 0.9)
+        elif self._pressed_tokens and sample.kv_usage < target - 0.05:
+            self.trim = min(4.0, self.trim * 1.02**since)
+
+    def _adapt_slots(self, sample: EngineSample) -> None:
+        """Learn `max_num_seqs`: a queue in the engine shows it, a full bound without one probes above it."""
+        if self.max_slots is not None:
+            return
+        if sample.waiting > self.policy.budget.engine_backlog:
+            self.slots = max(1, sample.running + self.policy.budget.engine_backlog)
+        elif self._pressed_slots and not sample.waiting and sample.kv_usage < self.policy.budget.kv_target:
+            far = sample.kv_usage < self.policy.budget.kv_target / 2
+            self.slots += max(1, self.slots // 10) if far else 1
+
+    def forget_stale(self, now: float) -> None:
+        """Drop the correction of a sample too old to be true: an outage of scrapes must not stop dispatch."""
+        if self.excess and not self.fresh(now):
+            self.excess = 0
+
+    def learn_first_byte(self, prefill: int, seconds: float) -> None:
+        """prefill_rate = p90 of tokens/s over the last 64 first bytes, once there are 8.
+
+        High on purpose: a first byte that waited behind others understates what the engine can do.
+        """
+        rates = self._first_bytes
+        rates.append(prefill / max(seconds, 1e-4))
+        if len(rates) >= FIRST_BYTES_NEEDED and len(rates) % FIRST_BYTES_NEEDED == 0:
+            self.prefill_rate = max(1.0, sorted(rates)[int(len(rates) * 0.9)])
+
+    def health(self, ok: bool, now: float, *, hits_in: int = 2, misses_out: int = 3) -> None:
+        """One answer of GET /health: three misses take the engine out, two hits (one at first contact) bring it in."""
+        if ok:
+            self.hits, self.misses = self.hits + 1, 0
+            first_contact = self.back_at == -math.inf
+            if not self.up and (first_contact or self.hits >= hits_in):
+                self.up = True
+                self.back_at = now - self.policy.routing.slow_start if first_contact else now
+        else:
+            self.hits, self.misses = 0, self.misses + 1
+            if self.misses >= misses_out:
+                self.down()
+
+    def down(self) -> None:
+        """Out of the fleet until health says otherwise. Its cache may be gone, so its prefixes are forgotten."""
+        self.up = False
+        self.hits = 0
+        self.excess = 0
+        self.prefixes.clear()
+
+    # -- prefix index -------------------------------------------------------------------------------------------
+
+    def cached_blocks(self, prefix: tuple[int, ...], now: float) -> int:
+        """How many leading blocks of `prefix` this engine has probably cached (trusted for `affinity_ttl`)."""
+        index, oldest, count = self.prefixes, now - self.policy.routing.affinity_ttl, 0
+        for block in prefix:
+            used = index.get(block)
+            if used is None or used < oldest:
+                break
+            count += 1
+        return count
+
+    def remember(self, prefix: tuple[int, ...], now: float) -> None:
+        """The engine has read this prompt: its blocks are in its prefix cache now. Bounded, least recent out first."""
+        index = self.prefixes
+        for block in prefix:
+            index.pop(block, None)
+            index[block] = now
+        while len(index) > PREFIX_BLOCKS_REMEMBERED:
+            del index[next(iter(index))]
+
+
+class Fleet:
+    """All engines, by id, and which of them serve a model."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, Engine] = {}
+        self._serving: dict[str, tuple[Engine, ...]] = {}
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self.engines.values())
+
+    def add(self, engine: Engine) -> None:
+        """Raises ValueError if the id is taken."""
+        if engine.id in self.engines:
+            raise ValueError(f"engine id {engine.id!r} is used twice")
+        self.engines[engine.id] = engine
+        self._index()
+
+    def remove(self, id: str) -> None:
+        del self.engines[id]
+        self._index()
+
+    def _index(self) -> None:
+        serving: dict[str, list[Engine]] = {}
+        for engine in self:
+            for model in engine.models:
+                serving.setdefault(model, []).append(engine)
+        self._serving = {model: tuple(engines) for model, engines in serving.items()}
+
+    def serving(self, model: str) -> tuple[Engine, ...]:
+        """Engines known to have `model`, up or not; empty: nobody has ever had it."""
+        return self._serving.get(model, ())
+
+    @property
+    def models(self) -> dict[str, ModelCard]:
+        """Every model of the fleet; where engines differ, the card with the longest context."""
+        cards: dict[str, ModelCard] = {}
+        for engine in self:
+            for id, card in engine.models.items():
+                known = cards.get(id)
+                if known is None or (card.max_model_len or 0) > (known.max_model_len or 0):
+                    cards[id] = card
+        return cards
+
+    def context(self, model: str) -> int | None:
+        """The longest context, in tokens, any engine gives this model; None where none tells."""
+        return max((e.models[model].max_model_len or 0 for e in self.serving(model)), default=0) or None
+
+    # -- what telemetry reports ---------------------------------------------------------------------------------
+
+    def sampled(self, engine: Engine, sample: EngineSample, now: float) -> None:
+        engine.sampled(sample, now)
+
+    def has_models(self, engine: Engine, cards: Iterable[ModelCard]) -> None:
+        """The engine's own list of models, cut to what the policy lets it serve."""
+        allowed = engine.only_models
+        engine.models = {card.id: card for card in cards if not allowed or card.id in allowed}
+        self._index()
+
+    def health(self, engine: Engine, ok: bool, now: float) -> None:
+        engine.health(ok, now)

@@ -1,0 +1,30 @@
+"""The answer to GET /v1/models: the models of the whole fleet, in OpenAI's shape with vLLM's `max_model_len`."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from gateway.core.fleet import Fleet
+from gateway.core.outcome import STATUS, Outcome, error_body
+from gateway.core.vllm import ModelCard
+
+
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+    object: str = "list"
+
+
+def model_list(fleet: Fleet, path: bytes) -> tuple[int, bytes]:
+    """Status and JSON for `/v1/models` or `/v1/models/{id}` (percent-encoded or raw; ids may hold slashes)."""
+    cards = fleet.models
+    id = unquote_to_bytes(path.removeprefix(b"/v1/models").removeprefix(b"/")).decode("utf-8", "replace")
+    if not id:
+        return 200, msgspec.json.encode(_ModelList(list(cards.values())))
+    card = cards.get(id)
+    if card is not None:
+        return 200, msgspec.json.encode(card)
+    advice = STATUS[Outcome.NOT_FOUND]
+    message = f"The model {id[:200]!r} does not exist here. GET /v1/models lists what does."
+    return advice.status, error_body(message, advice.type, advice.code, "model")

@@ -1,0 +1,254 @@
+"""The JSON bodies of every route, and what in them is prompt.
+
+`Body` types the fields we read or bound; everything else passes through unread. What the engine will render as prompt
+is gathered as text (or as token ids) in a `Prompt`: it is counted by script and hashed, never changed or kept.
+Media by reference is refused here, so that nobody makes an engine fetch an address of his choice.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from gateway.core.outcome import Outcome, Refused
+
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Message(msgspec.Struct, gc=False):
+    role: str
+    content: str | list[Any] | None = None
+    tool_calls: Raw | UnsetType = UNSET
+
+
+class StreamOptions(msgspec.Struct, gc=False):
+    include_usage: bool | None = None
+
+
+class Body(msgspec.Struct, gc=False):
+    """The union of what the routes' bodies hold. One type, so one decoder; each route demands its own fields."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
+    messages: list[Message] | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None | UnsetType = UNSET
+    tools: Raw | UnsetType = UNSET
+    user: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    # Sampling fields are here for their range alone: an infinity or a 400-digit seed is refused before any engine.
+    top_p: float | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    top_k: _Int64 | None = None
+    seed: _Int64 | None = None
+    min_tokens: _Int64 | None = None
+    # completion; embedding, pooling and classify; tokenize
+    prompt: Any = None
+    input: Any = None
+    tokens: Any = None
+    # message, response
+    system: Any = None
+    instructions: Any = None
+    max_output_tokens: int | None = None
+    background: bool | None = None
+    # rerank, score
+    query: Any = None
+    documents: Any = None
+    text_1: Any = None
+    text_2: Any = None
+    queries: Any = None
+    items: Any = None
+    data_1: Any = None
+    data_2: Any = None
+    # Only the gateway may set these.
+    priority: Raw | UnsetType = UNSET
+    cache_salt: Raw | UnsetType = UNSET
+    kv_transfer_params: Raw | UnsetType = UNSET
+
+
+_decode = msgspec.json.Decoder(Body).decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def bad(message: str, param: str | None = None) -> Refused:
+    return Refused(Outcome.BAD_REQUEST, message, param=param)
+
+
+def body_of(data: bytes, *, max_depth: int, max_containers: int) -> Body:
+    """`data` as a Body, or Refused naming the field: malformed JSON, bad UTF-8, too deep, a wrong type, out of range."""
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise bad(f"the body is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from None
+    # An object opens for each level, so few brackets cannot nest deep; msgspec itself would recurse as far as they go.
+    if data.count(b"{") + data.count(b"[") > max_depth:
+        _check_depth(data, max_depth, max_containers)
+    try:
+        return _decode(data)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), data) from None
+    except msgspec.DecodeError as error:
+        raise bad(f"the body is not valid JSON: {error}") from None
+
+
+_BRACKETS = bytes.maketrans(b"[]", b"{}")
+_NOT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b'"{}[]')
+
+
+def _check_depth(data: bytes, max_depth: int, max_containers: int) -> None:
+    """Refuse what nests deeper than `max_depth`, exactly, in C: every pass removes the innermost pairs."""
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside_strings = data.translate(_BRACKETS, _NOT_STRUCTURE).split(b'"')[::2]
+    brackets = b"".join(outside_strings)
+    if len(brackets) > 2 * max_containers:
+        raise bad(f"the body holds more than {max_containers} JSON arrays and objects")
+    for _ in range(max_depth):
+        brackets = brackets.replace(b"{}", b"")
+    if brackets:
+        raise bad(f"the body is nested deeper than {max_depth} JSON arrays and objects, or its brackets do not match")
+
+
+def _explained(error: str, data: bytes) -> Refused:
+    """msgspec says what it expected and where; the value that was found is taken from the body."""
+    what, _, path = error.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    param = path or None
+    if what.startswith("Object missing required field `"):
+        field = what.split("`")[1]
+        return bad(f"{path}.{field} is missing", f"{path}.{field}")
+    found = ""
+    if path and "." not in path and "[" not in path:
+        try:
+            raw = bytes(_fields(data)[path])
+        except msgspec.DecodeError as malformed:  # past the field at fault
+            return bad(f"the body is not valid JSON: {malformed}")
+        found = f", found {raw[:40].decode(errors='replace')}{'...' if len(raw) > 40 else ''}"
+    return bad(f"{path or 'the body'}: {what[:1].lower()}{what[1:]}{found}", param)
+
+
+_URLS = frozenset(("image_url", "video_url", "audio_url", "file_url"))
+_MEDIA_OBJECTS = frozenset(("input_audio", "source", "file"))
+_MEDIA = _URLS | _MEDIA_OBJECTS | {"file_data", "image_embeds", "audio_embeds"}
+_NOT_TEXT = frozenset(("type", "id", "call_id", "tool_use_id", "cache_control", "detail", "status"))
+
+
+class Prompt(msgspec.Struct, gc=False):
+    """What a body asks the engine to read. `media_rule` is `data_urls_only`, `refuse` or `any`."""
+
+    media_rule: str
+    max_items: int
+    parts: list[str]
+    ids: list[Any]
+    media: int = 0
+    items: int = 0  # messages, prompts, inputs or documents
+
+    def count(self, items: int, param: str) -> None:
+        self.items += items
+        if self.items > self.max_items:
+            raise bad(f"{param} has {items} entries; this gateway takes at most {self.max_items}", param)
+
+    def messages(self, messages: list[Message] | None) -> None:
+        if not messages:
+            raise bad("messages is required: a non-empty array", "messages")
+        self.count(len(messages), "messages")
+        parts = self.parts
+        for index, message in enumerate(messages):
+            parts.append(message.role)
+            content = message.content
+            if content.__class__ is str:
+                parts.append(content)  # type: ignore[arg-type]  # mypy does not narrow by __class__, which is faster
+            elif content is not None:
+                self.gather(content, f"messages[{index}].content")
+            if message.tool_calls is not UNSET:
+                self.raw(message.tool_calls)
+
+    def raw(self, value: Raw) -> None:
+        """JSON that chat templates print more or less as it stands: tools and their calls."""
+        self.parts.append(bytes(value).decode())
+
+    def texts(self, value: Any, param: str) -> None:
+        """A string, a list of strings, token ids, or a list of lists of token ids."""
+        many = value if isinstance(value, list) and value and not _is_id(value[0]) else [value]
+        self.count(len(many), param)
+        for index, one in enumerate(many):
+            if isinstance(one, str):
+                self.parts.append(one)
+            elif isinstance(one, list) and one and all(map(_is_id, one)):
+                self.ids.extend(one)
+            else:
+                where = param if many is not value else f"{param}[{index}]"
+                raise bad(f"{where} must be a string, an array of strings or an array of token ids", param)
+
+    def documents(self, value: Any, param: str) -> None:
+        """What rerank and score compare: a string or an object, or a list of them."""
+        if not isinstance(value, str | list | dict) or not value:
+            raise bad(f"{param} is required: a string, an object, or a non-empty array of them", param)
+        self.count(len(value) if isinstance(value, list) else 1, param)
+        self.gather(value, param)
+
+    def gather(self, value: Any, param: str) -> None:
+        """All text in a tree of content parts, in order. Recursion is bounded: the body's depth was checked."""
+        if isinstance(value, str):
+            self.parts.append(value)
+        elif isinstance(value, list):
+            for item in value:
+                self.gather(item, param)
+        elif isinstance(value, dict):
+            tool_use = value.get("type") == "tool_use"  # its input is the model's own words, whatever its keys
+            for key, item in value.items():
+                if tool_use and key == "input":
+                    self.parts.append(msgspec.json.encode(item).decode())
+                elif key in _MEDIA and (key not in _MEDIA_OBJECTS or isinstance(item, dict)):
+                    self._medium(key, item, param)
+                elif key not in _NOT_TEXT:
+                    self.gather(item, param)
+
+    def _medium(self, key: str, item: Any, param: str) -> None:
+        if self.media_rule == "refuse":
+            raise bad(f"{param} holds {key}; this gateway takes text only", param)
+        url = item.get("url") if isinstance(item, dict) else item if key in _URLS else None
+        if self.media_rule == "data_urls_only" and url is not None and str(url)[:5].lower() != "data:":
+            raise bad(f"{param}: {key} must be a data: URL; this gateway does not let engines fetch addresses", param)
+        self.media += 1
+        # Equal media must give equal blocks, and count like any other placeholder.
+        self.parts.append(f"{hash(str(item)) & 0xFFFFFFFFFFFFFFFF:016x}")
+
+
+def _is_id(value: Any) -> bool:
+    return value.__class__ is int and 0 <= value < 2**31
+
+
+_ASCII = bytes(range(128))
+# Lead bytes of U+3000-9FFF and U+A000-DFFF (kana, Han, Hangul), U+F000-FFFF (full-width forms): 3 bytes a character.
+_NOT_CJK_LEAD = bytes(byte for byte in range(256) if byte not in b"\xe3\xe4\xe5\xe6\xe7\xe8\xe9\xea\xeb\xec\xed\xef")
+
+
+def scripts(data: bytes) -> tuple[int, int, int]:
+    """UTF-8 bytes that are ASCII, CJK, anything else."""
+    total = len(data)
+    if data.isascii():
+        return total, 0, 0
+    others = len(data.translate(None, _ASCII))
+    cjk = 3 * len(data.translate(None, _NOT_CJK_LEAD))
+    return total - others, cjk, others - cjk
+
+
+def chain(data: bytes, seed: int, block: int, max_blocks: int) -> tuple[int, ...]:
+    """Hash of each full block of `block` bytes and of all before it. Per process: str hashing is keyed (SipHash)."""
+    hashes = []
+    for start in range(0, min(len(data) // block, max_blocks) * block, block):
+        seed = hash((seed, data[start : start + block]))
+        hashes.append(seed)
+    return tuple(hashes)

@@ -1,0 +1,77 @@
+"""Numbers as people write them: `250ms`, `16MiB`, `200k`, `80%`. The one place that knows their suffixes.
+
+A `Unit` rides in a type (`Annotated[float, SECONDS]`), so a field says in one line what it holds and how it is written.
+Text that is not exactly a number with a known suffix is refused; nothing is guessed, and signs do not exist.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated
+
+import msgspec
+
+_NUMBER = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([A-Za-z%]*)", re.ASCII)
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """How one kind of number is written.
+
+    `scales` maps a suffix to what one of it is worth, in the unit the code uses, the one to prefer in print last;
+    the empty suffix is a bare number. `words` are names for values. `whole` numbers come out as int, others as float.
+    """
+
+    what: str
+    scales: tuple[tuple[str, Decimal], ...]
+    whole: bool = False
+    words: tuple[tuple[str, float], ...] = ()
+
+    def parse(self, text: str) -> float | None:
+        """The value of `text`, or None where it is not a number of this kind."""
+        named = dict(self.words).get(text)
+        if named is not None:
+            return named
+        match = _NUMBER.fullmatch(text)
+        scale = dict(self.scales).get(match[2]) if match else None
+        if match is None or scale is None:
+            return None
+        value = Decimal(match[1]) * scale
+        if not self.whole:
+            return float(value)
+        return int(value) if value == int(value) else None
+
+    def show(self, value: float) -> str:
+        """Text that parses back to `value`: in the last suffix that needs no fraction, else the last; 0 in the first."""
+        exact = Decimal(repr(value))
+        scales = reversed(self.scales) if value else self.scales
+        texts = [f"{(exact / scale).normalize():f}{suffix}" for suffix, scale in scales]
+        return min((text for text in texts if self.parse(text) == value), key=_fractional, default=repr(value))
+
+
+def _fractional(text: str) -> bool:
+    return "." in text
+
+
+def _scales(**scales: str) -> tuple[tuple[str, Decimal], ...]:
+    return tuple((suffix, Decimal(scale)) for suffix, scale in scales.items())
+
+
+_BARE = (("", Decimal(1)),)
+
+SECONDS = Unit(what="a time such as 250ms, 10s, 5m", scales=_scales(ms="0.001", s="1", m="60", h="3600", d="86400"))
+BYTES = Unit(
+    what="a size such as 512, 64KiB, 16MiB",
+    scales=_BARE + _scales(B="1", KiB="1024", MiB="1048576", GiB="1073741824"),
+    whole=True,
+)
+COUNT = Unit(what="a number such as 256, 200k, 1M", scales=_BARE + _scales(k="1000", M="1000000"), whole=True)
+SHARE = Unit(what="a share such as 80%", scales=(*_BARE, ("%", Decimal("0.01"))))
+SAMPLE = Unit(what="true, false or a share such as 10%", scales=SHARE.scales, words=(("true", 1.0), ("false", 0.0)))
+FACTOR = Unit(what="a number such as 1.5", scales=_BARE)
+
+Seconds = Annotated[float, SECONDS]
+Bytes = Annotated[int, BYTES]
+Count = Annotated[int, COUNT]
+Share = Annotated[float, SHARE]
+Factor = Annotated[float, FACTOR]

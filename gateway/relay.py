@@ -1,0 +1,97 @@
+"""An engine's answer on its way to the client: bytes in at `data`, bytes out on the client's transport.
+
+Both are synchronous and called from the engine connection's own read callback, so a chunk costs no coroutine wake-up;
+backpressure runs the other way through `Reply.pause` and `resume`. A stream is passed on in whole events: when the
+engine dies in the middle, the client gets an error event it can parse and no `[DONE]`, never a fake success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.core.call import Call
+from gateway.core.outcome import STATUS, Outcome, error_body
+from gateway.core.usage import JSONUsage, SSEUsage, UsageError
+from gateway.core.vllm import error_object
+from gateway.wire.client import EngineError, Reply
+from gateway.wire.server import Responder
+
+ERROR_BODY_AT_MOST = 256 * 1024
+
+
+class Relay:
+    """One answer. After `finished`: `outcome`, `status`, and `usage` (the engine's own token numbers, if it told)."""
+
+    __slots__ = ("_call", "_end", "_headers", "_reply", "_responder", "error", "outcome", "status", "usage")
+
+    def __init__(self, call: Call, reply: Reply, responder: Responder, headers: bytes) -> None:
+        self._call = call
+        self._reply = reply
+        self._responder = responder
+        self._headers = headers
+        self._end: asyncio.Future[None] | None = None
+        self.error: EngineError | None = None
+        self.status = reply.status
+        self.outcome = Outcome.BUG
+        generates = call.route.kind in ("chat", "completion")
+        self.usage = SSEUsage(hide=generates and not call.wants_usage) if call.stream else JSONUsage()
+
+    async def finished(self) -> None:
+        """Relay to the end of the answer, whichever way it ends. Cancellation leaves the reply to its owner."""
+        reply, responder = self._reply, self._responder
+        if reply.status >= 400:
+            await self._pass_error()
+            return
+        if reply.complete and not self._call.stream:  # the common short answer: one write, no future
+            parts: list[bytes] = []
+            reply.relay(parts.append, self._done)
+            body = b"".join(parts)
+            self.usage.feed(body)
+            responder.send(reply.status, self._headers, body)
+            self.outcome = Outcome.OK
+            return
+        self._end = asyncio.get_running_loop().create_future()
+        responder.flow(reply.pause, reply.resume)
+        responder.start(reply.status, self._headers, None if self._call.stream else reply.length)
+        reply.relay(self.data, self._done)
+        await self._end
+        self._finish()
+
+    def data(self, data: bytes) -> None:
+        """Body bytes from the engine: the hot path."""
+        try:
+            data = self.usage.feed(data)
+        except UsageError as error:
+            self._reply.close()
+            self._done(EngineError("garbage", str(error)))
+            return
+        if data:
+            self._responder.write(data)
+
+    def _done(self, error: EngineError | None) -> None:
+        self.error = self.error or error
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
+    def _finish(self) -> None:
+        responder, usage = self._responder, self.usage
+        if self.error is None and isinstance(usage, SSEUsage) and not usage.ended(self._call.route.kind):
+            self.error = EngineError("truncated", "the stream ended before its last event")
+        if self.error is None:
+            self.outcome = Outcome.OK
+            responder.end()
+            return
+        self.outcome = Outcome.TRUNCATED
+        if self._call.stream:
+            advice = STATUS[Outcome.TRUNCATED]
+            message = f"The engine failed in the middle of the answer: {self.error}. What came so far is incomplete."
+            responder.write(b"data: %b\n\n" % error_body(message, advice.type, advice.code))
+            responder.end()
+        else:
+            responder.abort()
+
+    async def _pass_error(self) -> None:
+        """An engine's own error: its message goes on, in the one form our callers know."""
+        body = await self._reply.read(ERROR_BODY_AT_MOST)
+        self._responder.send(self.status, self._headers, error_object(self.status, body))
+        self.outcome = Outcome.ENGINE_REFUSED if self.status < 500 else Outcome.UPSTREAM

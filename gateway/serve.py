@@ -1,0 +1,261 @@
+"""Builds every object once, runs the background tasks, drains on SIGTERM.
+
+Start: embedded engines, engine clients, core, data port, control port, telemetry. End, in this order: `/readyz` fails,
+what waits is refused, new connections are refused, what streams finishes within `timeouts.drain`, the rest is told so;
+then telemetry, clients and embedded engines go. A second signal cuts the drain short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import ssl
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from gateway.calllog import CallLog
+from gateway.control.app import control_app
+from gateway.control.listener import ControlPort
+from gateway.core.call import CallSettings
+from gateway.core.cost import CostModel
+from gateway.core.fleet import Engine, Fleet
+from gateway.core.outcome import Record
+from gateway.core.policy import EngineEntry, Policy
+from gateway.core.retries import RetryBudget
+from gateway.dispatch import Dispatch
+from gateway.embedded import Embedded, EmbeddedFleet
+from gateway.metrics import Metrics
+from gateway.pipeline import Pipeline
+from gateway.telemetry import Telemetry
+from gateway.wire.client import Client, ClientSettings, parse_origin
+from gateway.wire.server import Server, ServerSettings
+
+
+class Running(msgspec.Struct, frozen=True):
+    """Where the gateway listens, for a person or a test to read."""
+
+    data: list[str]
+    control: str
+    engines: list[str]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for. `log`: a file, `-` for standard error, `none`."""
+
+    announce: Callable[[Running], None]  # called once everything listens
+    policy: Policy = Policy()
+    engines: tuple[EngineEntry, ...] = ()
+    embedded: tuple[EmbeddedFleet, ...] = ()
+    listen: str = "127.0.0.1:8000"
+    control: str = "127.0.0.1:8001"
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    admin_token: str | None = None
+    log: str = "-"
+
+
+class StartError(Exception):
+    """The gateway cannot start; the message says what to change."""
+
+
+def run(options: Options) -> None:
+    """Serve until SIGTERM or SIGINT. Raises StartError."""
+    uvloop.run(serve(options))
+
+
+async def serve(options: Options) -> None:
+    """The whole gateway, from first object to last."""
+    loop = asyncio.get_running_loop()
+    policy = options.policy
+    async with AsyncExitStack() as stack:
+        signals = Signals(loop)
+        stack.callback(signals.close)
+        entries = [*policy.fleet.engines, *options.engines]
+        if options.embedded:
+            embedded = Embedded()
+            stack.push_async_callback(embedded.stop)
+            for group in options.embedded:
+                entries += [EngineEntry(url=url) for url in await _embedded(embedded, group)]
+
+        fleet = Fleet()
+        clients: dict[str, Client] = {}
+        for entry in entries:
+            engine, client = _engine(entry, policy)
+            fleet.add(engine)
+            clients[engine.id] = client
+            stack.push_async_callback(client.aclose)
+
+        rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
+        dispatch = Dispatch(fleet, policy, rng, loop.time)
+        metrics = Metrics(fleet, dispatch, lambda: server.connections)
+        log = _call_log(options.log)
+        if log is not None:
+            stack.push_async_callback(log.aclose)
+
+        def observe(record: Record) -> None:
+            metrics.observe(record)
+            if log is not None and (policy.logging.calls >= 1 or rng.random() < policy.logging.calls):
+                log.write(record, loop.time())
+
+        retries = RetryBudget(policy.retries)
+        cost = CostModel(policy.budget.alpha)
+        pipeline = Pipeline(
+            policy, call_settings(policy), fleet, dispatch, cost, retries, clients, observe, loop.time, rng
+        )
+        server = Server(pipeline, server_settings(policy))
+
+        app = control_app(fleet, dispatch, metrics.exposition, options.admin_token, loop.time)
+        control = ControlPort(app, options.control)
+        stack.push_async_callback(control.aclose)
+        telemetry = Telemetry(fleet, policy, dispatch.pump, loop.time, _api_keys(entries, fleet))
+        stack.push_async_callback(telemetry.aclose)
+        try:
+            await _listen(server, options)
+            await control.start()
+        except OSError as error:
+            raise StartError(f"cannot listen: {error}") from error
+        telemetry.start()
+        await telemetry.first_contact()
+        _freeze()
+        options.announce(Running(server.addresses, control.address, [engine.url for engine in fleet]))
+
+        await signals.first.wait()
+        dispatch.refuse_waiting()
+        server.stop_accepting()
+        drained = asyncio.ensure_future(server.drain(policy.timeouts.drain))
+        hurried = asyncio.ensure_future(signals.second.wait())
+        await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+        if not drained.done():
+            drained.cancel()
+            await server.drain(0.0)
+        hurried.cancel()
+
+
+class Signals:
+    """SIGTERM and SIGINT as two events: the first asks for a drain, the second ends it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        self._loop = loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._arrived)
+
+    def _arrived(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    def close(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+
+async def _embedded(embedded: Embedded, group: EmbeddedFleet) -> list[str]:
+    try:
+        return await embedded.start(group)
+    except RuntimeError as error:
+        raise StartError(str(error)) from error
+
+
+def _engine(entry: EngineEntry, policy: Policy) -> tuple[Engine, Client]:
+    origin = parse_origin(entry.url)
+    engine = Engine(
+        engine_id(entry.url),
+        entry.url,
+        policy,
+        capacity=entry.capacity,
+        max_concurrency=entry.max_concurrency,
+        models=entry.models,
+    )
+    settings = ClientSettings(connect_timeout=policy.timeouts.connect, stall_timeout=policy.timeouts.stall)
+    return engine, Client(origin, settings, api_key=_api_key(entry))
+
+
+def engine_id(url: str) -> str:
+    """How metrics, logs and headers call an engine: its URL without the scheme."""
+    return url.partition("://")[2].rstrip("/")
+
+
+def _api_key(entry: EngineEntry) -> str | None:
+    if entry.api_key_file is None:
+        return None
+    try:
+        return Path(entry.api_key_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"api_key_file of {entry.url}: {error}") from error
+
+
+def _api_keys(entries: list[EngineEntry], fleet: Fleet) -> dict[str, str]:
+    keys = {engine_id(entry.url): _api_key(entry) for entry in entries}
+    return {id: key for id, key in keys.items() if key is not None}
+
+
+def _call_log(where: str) -> CallLog | None:
+    if where == "none":
+        return None
+    if where == "-":
+        return CallLog(2)
+    try:
+        return CallLog(os.open(where, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
+    except OSError as error:
+        raise StartError(f"--log: {error}") from error
+
+
+async def _listen(server: Server, options: Options) -> None:
+    context = None
+    if options.tls_cert:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(options.tls_cert, options.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise StartError(f"--tls-cert, --tls-key: {error}") from error
+    if options.listen.startswith("unix:"):
+        await server.listen(None, None, path=options.listen.removeprefix("unix:"), ssl=context)
+    else:
+        host, _, port = options.listen.rpartition(":")
+        await server.listen(host.strip("[]"), int(port), ssl=context)
+
+
+def _freeze() -> None:
+    """What lives as long as the process is not worth scanning: fewer and shorter garbage collections."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def call_settings(policy: Policy) -> CallSettings:
+    """What the parser needs of the policy."""
+    names = list(policy.classes)
+    return CallSettings(
+        class_deadlines={name: traffic_class.deadline for name, traffic_class in policy.classes.items()},
+        default_class="default" if "default" in policy.classes else names[0],
+        service_tiers=dict(policy.service_tiers),
+        max_messages=policy.body.max_messages,
+        max_n=policy.body.max_n,
+        media=policy.body.media,
+        block=policy.routing.block,
+    )
+
+
+def server_settings(policy: Policy) -> ServerSettings:
+    """What the data port needs of the policy."""
+    return ServerSettings(
+        max_connections=policy.server.max_connections,
+        max_request_line=policy.server.max_request_line,
+        max_headers=policy.server.max_headers,
+        max_header_fields=policy.server.max_header_fields,
+        max_pipelined=policy.server.max_pipelined,
+        write_high_water=policy.server.write_high_water,
+        headers_timeout=policy.timeouts.headers,
+        body_timeout=policy.timeouts.body,
+        keep_alive=policy.timeouts.keep_alive,
+        max_body=policy.body.max,
+        write_stall=policy.timeouts.write_stall,
+        half_open_timeout=policy.timeouts.half_open,
+    )
