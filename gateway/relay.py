@@ -78,8 +78,12 @@ class Relay:
         if self.error is None and isinstance(usage, SSEUsage) and not usage.ended(self._call.route.kind):
             self.error = EngineError("truncated", "the stream ended before its last event")
         if self.error is None:
-            self.outcome = Outcome.OK
+            rest = usage.finish()
+            if rest:
+                responder.write(rest)
             responder.end()
+            # An error event inside a stream is the engine's own ending: passed on, and not counted as a success.
+            self.outcome = Outcome.UPSTREAM if isinstance(usage, SSEUsage) and usage.error else Outcome.OK
             return
         self.outcome = Outcome.TRUNCATED
         if self._call.stream:

@@ -97,6 +97,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     session: int  # 0: none
     body: bytes  # as it is sent to the engine (usage injected where we need it)
     token_ids: int = 0
+    asked: int = 0  # tokens each sequence may generate, filled in by cost.py
     prompt_tokens: int = 0  # estimate, filled in by cost.py
     output_tokens: int = 0  # estimate, filled in by cost.py
 
@@ -104,7 +105,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
 class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Policy of what a client may ask. Deadlines are seconds; `class_deadlines` names the classes there are.
 
-    `media`: `data_urls_only` (default), `refuse`, or `any`, which lets engines fetch what a client names.
+    `media`: `data_urls_only` (default), `none`, or `any`, which lets engines fetch what a client names.
     """
 
     class_deadlines: dict[str, float] = msgspec.field(
@@ -122,7 +123,7 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_containers: int = 100_000  # JSON arrays and objects in a body
     block: int = 512  # bytes
     max_blocks: int = 512
-    media: Literal["data_urls_only", "refuse", "any"] = "data_urls_only"
+    media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
 
     def __post_init__(self) -> None:
         unknown = {self.default_class, *self.service_tiers.values()}.difference(self.class_deadlines)
@@ -186,7 +187,7 @@ def parse(
         n, max_tokens = _output(route.kind, fields, prompt, settings)
         hashed = data + msgspec.json.encode(prompt.ids) if prompt.ids else data
         prefix = chain(hashed, hash((model, salt)), settings.block, settings.max_blocks)
-        if stream and (route.kind == "chat" or route.kind == "completion"):
+        if stream and route.kind in {"chat", "completion"}:
             options = fields.stream_options
             wants_usage = options.__class__ is StreamOptions and options.include_usage is True
             if options is UNSET:

@@ -37,7 +37,7 @@ class Body(msgspec.Struct, gc=False):
     temperature: float | None = None
     max_completion_tokens: int | None = None
     n: int | None = None
-    stream_options: StreamOptions | None | UnsetType = UNSET
+    stream_options: StreamOptions | UnsetType | None = UNSET
     tools: Raw | UnsetType = UNSET
     user: str | None = None
     service_tier: str | None = None
@@ -85,7 +85,7 @@ def bad(message: str, param: str | None = None) -> Refused:
 
 
 def body_of(data: bytes, *, max_depth: int, max_containers: int) -> Body:
-    """`data` as a Body, or Refused naming the field: malformed JSON, bad UTF-8, too deep, a wrong type, out of range."""
+    """`data` as a Body, or Refused naming the field: malformed, not UTF-8, too deep, a wrong type, out of range."""
     if not data.isascii():
         try:
             data.decode()
@@ -145,7 +145,7 @@ _NOT_TEXT = frozenset(("type", "id", "call_id", "tool_use_id", "cache_control", 
 
 
 class Prompt(msgspec.Struct, gc=False):
-    """What a body asks the engine to read. `media_rule` is `data_urls_only`, `refuse` or `any`."""
+    """What a body asks the engine to read. `media_rule` is `data_urls_only`, `none` or `any`."""
 
     media_rule: str
     max_items: int
@@ -168,7 +168,7 @@ class Prompt(msgspec.Struct, gc=False):
             parts.append(message.role)
             content = message.content
             if content.__class__ is str:
-                parts.append(content)  # type: ignore[arg-type]  # mypy does not narrow by __class__, which is faster
+                parts.append(content)
             elif content is not None:
                 self.gather(content, f"messages[{index}].content")
             if message.tool_calls is not UNSET:
@@ -216,7 +216,7 @@ class Prompt(msgspec.Struct, gc=False):
                     self.gather(item, param)
 
     def _medium(self, key: str, item: Any, param: str) -> None:
-        if self.media_rule == "refuse":
+        if self.media_rule == "none":
             raise bad(f"{param} holds {key}; this gateway takes text only", param)
         url = item.get("url") if isinstance(item, dict) else item if key in _URLS else None
         if self.media_rule == "data_urls_only" and url is not None and str(url)[:5].lower() != "data:":

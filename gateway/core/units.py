@@ -42,7 +42,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
         return int(value) if value == int(value) else None
 
     def show(self, value: float) -> str:
-        """Text that parses back to `value`: in the last suffix that needs no fraction, else the last; 0 in the first."""
+        """Text that parses to `value`: in the last suffix that needs no fraction, else the last; 0 in the first."""
         exact = Decimal(repr(value))
         scales = reversed(self.scales) if value else self.scales
         texts = [f"{(exact / scale).normalize():f}{suffix}" for suffix, scale in scales]

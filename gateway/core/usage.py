@@ -1,0 +1,241 @@
+"""Sans-IO readers of engines' answers: bytes in, bytes to relay out, and the real token usage on the side.
+
+A search for `"usage"` is exact enough: in JSON text a quote is escaped, so what a model writes can never contain those
+bytes, only a key (or a whole string value, which is then looked at and is no usage object). Nothing of the content is
+kept: at most one incomplete event, or a few KiB around a usage object. Bytes are relayed as they came; the one thing
+taken out is the usage event that we asked for and the client did not.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Raw
+
+MAX_EVENT = 1 << 20  # bytes
+MAX_USAGE = 4096  # bytes of a usage object
+
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+
+class UsageError(ValueError):
+    """The engine's stream cannot be read: no end of an event within MAX_EVENT bytes."""
+
+
+class _Details(msgspec.Struct, gc=False):
+    cached_tokens: _Tokens | None = None
+
+
+class Usage(msgspec.Struct, gc=False):
+    """A usage object under the names of chat and completions, of responses, or of messages."""
+
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
+    total_tokens: _Tokens | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: _Tokens | None = None
+    output_tokens: _Tokens | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: _Tokens | None = None
+    cache_creation_input_tokens: _Tokens | None = None
+
+    def read(self) -> tuple[int | None, int | None, int | None]:
+        """Prompt, completion and cached tokens; None: not said."""
+        prompt = self.prompt_tokens if self.input_tokens is None else self.input_tokens
+        completion = self.completion_tokens if self.output_tokens is None else self.output_tokens
+        if prompt is None and self.total_tokens is not None:  # rerank: only a total
+            prompt = max(0, self.total_tokens - (completion or 0))
+        details = self.prompt_tokens_details or self.input_tokens_details
+        cached = details.cached_tokens if details is not None else None
+        if self.cache_read_input_tokens is not None and prompt is not None:
+            # Anthropic's input_tokens leave out what came from the cache or went into it.
+            cached = self.cache_read_input_tokens
+            prompt += cached + (self.cache_creation_input_tokens or 0)
+        return prompt, completion, cached
+
+
+class _Holder(msgspec.Struct, gc=False):
+    usage: Usage | None = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    """An event's data. `message` is Anthropic's message, or the text of vLLM's older flat error object."""
+
+    type: str | int | None = None
+    object: str | None = None
+    usage: Usage | None = None
+    choices: list[Raw] | None = None
+    error: Any = None  # an object, or text
+    message: _Holder | str | None = None
+    response: _Holder | None = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_usage = msgspec.json.Decoder(Usage).decode
+_LAST = ("response.completed", "response.incomplete", "response.failed")
+
+
+class SSEUsage:
+    """Reads one event stream. `hide`: take out the usage-only event (`choices: []` with usage).
+
+    `prompt_tokens`, `completion_tokens`, `cached_tokens` are None until the engine has said them. `done`: [DONE], or
+    the last event of a response, was seen. `error`: an error event was seen.
+    """
+
+    __slots__ = ("_held", "_last", "cached_tokens", "completion_tokens", "done", "error", "hide", "prompt_tokens")
+
+    def __init__(self, hide: bool) -> None:
+        self.hide = hide
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.done = False
+        self.error = False
+        self._held = bytearray()
+        self._last = b""  # what was relayed last
+
+    def feed(self, data: bytes) -> bytes:
+        """What to relay of `data` and of what was kept back before: whole events. Raises UsageError."""
+        # The usual read, whole events of deltas, must cost next to nothing: rfind is the cheapest search of bytes, and
+        # most reads have no D at all.
+        if (
+            not self._held
+            and data.endswith((b"\n\n", b"\r\n\r\n"))
+            and data.rfind(b'"usage"') < 0
+            and data.rfind(b'"error"') < 0
+            and (68 not in data or data.rfind(b"[DONE]") < 0)
+        ):
+            self._last = data
+            return data
+        held = self._held
+        searched = max(0, len(held) - 3)  # an event's end may have been cut in two
+        held += data
+        lf, crlf = held.rfind(b"\n\n", searched), held.rfind(b"\n\r\n", searched)
+        end = max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
+        if len(held) - end > MAX_EVENT:
+            raise UsageError(f"no end of an event in {len(held) - end} bytes of the engine's stream")
+        if not end:
+            return b""
+        whole = bytes(memoryview(held)[:end])
+        del held[:end]
+        return self._relayed(whole)
+
+    def finish(self) -> bytes:
+        """The body has ended: what was kept back. A last event whose blank line is missing counts like any other."""
+        rest = bytes(self._held)
+        self._held.clear()
+        return self._relayed(rest)
+
+    def ended(self, kind: str) -> bool:
+        """Whether the stream has come to the last event that its route's `kind` promises."""
+        return self.done or (kind == "message" and b'"message_stop"' in self._last)
+
+    def _relayed(self, whole: bytes) -> bytes:
+        self._last = whole or self._last
+        if b'"usage"' not in whole and b'"error"' not in whole and b"[DONE]" not in whole:
+            return whole
+        kept = []
+        start = 0
+        for boundary in _EVENT_END.finditer(whole):
+            event = whole[start : boundary.end()]
+            start = boundary.end()
+            if self._keep(event):
+                kept.append(event)
+        rest = whole[start:]
+        if rest and self._keep(rest):
+            kept.append(rest)
+        return b"".join(kept)
+
+    def _keep(self, event: bytes) -> bool:
+        """Learn from one event; False if the client is not to see it."""
+        data = b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")]).strip()
+        if data == b"[DONE]":
+            self.done = True
+            return True
+        if b'"usage"' not in data and b'"error"' not in data:
+            return True
+        try:
+            fields = _decode_event(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return True  # not ours to judge: the client gets what the engine said
+        if fields.error is not None or fields.object == "error" or fields.type in {"error", "response.failed"}:
+            self.error = True
+        usage = fields.usage
+        for holder in (fields.message, fields.response):
+            if isinstance(holder, _Holder) and holder.usage is not None:
+                usage = holder.usage
+        if fields.type in _LAST:
+            self.done = True
+        if usage is None:
+            return True
+        prompt, completion, cached = usage.read()
+        # Anthropic's last event may repeat the prompt as 0; numbers only grow within an answer.
+        self.prompt_tokens = _larger(self.prompt_tokens, prompt)
+        self.completion_tokens = _larger(self.completion_tokens, completion)
+        self.cached_tokens = _larger(self.cached_tokens, cached)
+        return not (self.hide and fields.choices == [])
+
+
+_EVENT_END = re.compile(rb"\n\r?\n")
+
+
+def _larger(known: int | None, said: int | None) -> int | None:
+    if known is None or said is None:
+        return said if known is None else known
+    return max(known, said)
+
+
+class JSONUsage:
+    """Finds the last usage object of a JSON answer that streams through, in bounded memory.
+
+    Same shape as SSEUsage: `feed` returns its argument, `finish` nothing. The numbers are None until found.
+    """
+
+    __slots__ = ("_carry", "_open", "cached_tokens", "completion_tokens", "prompt_tokens")
+
+    def __init__(self) -> None:
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self._carry = b""  # the end of the last read: a key may be cut in two
+        self._open = b""  # a usage object that is not yet whole
+
+    def feed(self, data: bytes) -> bytes:
+        if self._open:
+            self._open += data[: MAX_USAGE - len(self._open)]
+            if self._take(self._open) or len(self._open) >= MAX_USAGE:
+                self._open = b""
+        window = self._carry + data if self._carry else data
+        at = window.find(b'"usage"')
+        while at >= 0:
+            key = _USAGE_KEY.match(window, at)
+            if key is not None:
+                found = window[key.end() - 1 : key.end() - 1 + MAX_USAGE]
+                self._open = b"" if self._take(found) or len(found) == MAX_USAGE else found
+            at = window.find(b'"usage"', at + 7)
+        self._carry = window[-_KEY:]
+        return data
+
+    def finish(self) -> bytes:
+        return b""
+
+    def _take(self, found: bytes) -> bool:
+        """Read the object at the start of `found`; False if it is not whole yet. What is no usage of ours is left."""
+        end = found.find(b"}")
+        while end >= 0 and found.count(b"{", 0, end) != found.count(b"}", 0, end + 1):
+            end = found.find(b"}", end + 1)
+        if end < 0:
+            return False
+        try:
+            numbers = _decode_usage(found[: end + 1]).read()
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return True
+        if numbers[0] is not None or numbers[1] is not None:
+            self.prompt_tokens, self.completion_tokens, self.cached_tokens = numbers
+        return True
+
+
+_KEY = 32  # bytes in which the key, its colon and the brace must fit
+_USAGE_KEY = re.compile(rb'"usage"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}\{')

@@ -1,0 +1,252 @@
+"""What vLLM says of itself, read strictly. The only file that knows its metrics' names and its answers' shapes.
+
+Names of vLLM 0.9 up to 0.33. A text that is cut off, lacks what admission depends on, or holds a number that cannot
+be, raises SampleError as a whole: a partial sample would look plausible and be believed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gateway.core.outcome import STATUS, Outcome, error_body
+
+SleepState = Literal["awake", "weights_offloaded", "discard_all", "paused"]
+
+
+class SampleError(ValueError):
+    """An engine's answer to /metrics or /v1/models that cannot be trusted; says what was found."""
+
+
+class ModelLoad(msgspec.Struct, frozen=True):
+    running: int
+    waiting: int
+
+
+class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One scrape, over all engine cores behind one server (data parallelism): sums, and the worst `kv_usage`.
+
+    `kv_usage` is a share 0..1, capacity is KV tokens (None: not told), totals count since the engine's start.
+    `sleep_state` is None before 0.12; `paused` is a sleep that frees nothing.
+    """
+
+    running: int
+    waiting: int
+    kv_usage: float
+    capacity_tokens: int | None = None
+    preemptions_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    prefix_queries_total: int = 0
+    prefix_hits_total: int = 0
+    sleep_state: SleepState | None = None
+    models: dict[str, ModelLoad] = {}
+
+
+_RUNNING = b"vllm:num_requests_running"
+_WAITING = b"vllm:num_requests_waiting"
+_KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
+_PREEMPTIONS = (b"vllm:num_preemptions_total",)
+_PROMPT_TOKENS = (b"vllm:prompt_tokens_total",)
+_GENERATION_TOKENS = (b"vllm:generation_tokens_total",)
+_PREFIX_QUERIES = (b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_queries_total")
+_PREFIX_HITS = (b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total")
+_SLEEP = b"vllm:engine_sleep_state"
+_CACHE = b"vllm:cache_config_info"
+_NAMES = frozenset((
+    _RUNNING, _WAITING, *_KV_USAGE, *_PREEMPTIONS, *_PROMPT_TOKENS, *_GENERATION_TOKENS, *_PREFIX_QUERIES,
+    *_PREFIX_HITS, _SLEEP, _CACHE,
+))  # fmt: skip
+_STEMS = frozenset(name[:9] for name in _NAMES)
+_SAMPLE = re.compile(rb"([\w:]+)(?:\{(.*)\})?[ \t]+([-+.0-9eE]+)(?:[ \t]+-?[0-9]+)?[ \t\r]*")
+_LABELS = re.compile(r'(?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*')
+_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_MOST = 2.0**53
+
+_Series = list[tuple[dict[str, str], float]]
+
+
+def sample_from(text: bytes) -> EngineSample:
+    """The Prometheus text of GET /metrics. Raises SampleError."""
+    if not text.endswith(b"\n"):
+        raise SampleError(f"the metrics are cut off: {len(text)} bytes without a last newline")
+    series: dict[bytes, _Series] = {}
+    # Nine in ten lines are histogram buckets and comments: nine bytes tell, and nothing more of them is looked at.
+    for line in [line for line in text.split(b"\n") if line[:9] in _STEMS]:
+        name = line[: len(line) - len(line.lstrip(_NAME_BYTES))]
+        if name in _NAMES:
+            series.setdefault(name, []).append(_read_line(line))
+
+    running, waiting = _by_engine(series, _RUNNING), _by_engine(series, _WAITING)
+    kv_usage = _by_engine(series, *_KV_USAGE)
+    if not running.keys() == waiting.keys() == kv_usage.keys():
+        raise SampleError("running, waiting and KV usage are told of different engines or models: a partial answer")
+    worst = max(kv_usage.values())
+    if worst > 1.0:
+        raise SampleError(f"KV usage of {worst:g} where 1 is full")
+    models: dict[str, ModelLoad] = {}
+    for key, count in running.items():
+        known = models.get(key[0], ModelLoad(0, 0))
+        models[key[0]] = ModelLoad(known.running + int(count), known.waiting + int(waiting[key]))
+    return EngineSample(
+        running=int(sum(running.values())),
+        waiting=int(sum(waiting.values())),
+        kv_usage=worst,
+        capacity_tokens=_capacity(series.get(_CACHE, [])),
+        preemptions_total=_total(series, _PREEMPTIONS),
+        prompt_tokens_total=_total(series, _PROMPT_TOKENS),
+        generation_tokens_total=_total(series, _GENERATION_TOKENS),
+        prefix_queries_total=_total(series, _PREFIX_QUERIES),
+        prefix_hits_total=_total(series, _PREFIX_HITS),
+        sleep_state=_sleep_state(series.get(_SLEEP, [])),
+        models=models,
+    )
+
+
+_NAME_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:"
+
+
+def _read_line(line: bytes) -> tuple[dict[str, str], float]:
+    match = _SAMPLE.fullmatch(line)
+    try:
+        if match is None:
+            raise ValueError
+        labels = (match[2] or b"").decode()
+        value = float(match[3])
+        if not 0.0 <= value <= _MOST or _LABELS.fullmatch(labels) is None:
+            raise ValueError
+    except ValueError:  # UnicodeDecodeError is one
+        raise SampleError(f"cannot read the metrics line {line[:200].decode(errors='replace')!r}") from None
+    return dict(_LABEL.findall(labels)), value
+
+
+def _by_engine(series: dict[bytes, _Series], *names: bytes) -> dict[tuple[str, str], float]:
+    """Values by (model, engine) of the first of `names` that is there."""
+    found = next((series[name] for name in names if name in series), None)
+    if found is None:
+        raise SampleError(f"no {names[0].decode()} in the metrics: is this a vLLM engine with statistics on?")
+    values = {(labels.get("model_name", ""), labels.get("engine", "")): value for labels, value in found}
+    if len(values) < len(found):
+        raise SampleError(f"{names[0].decode()} is told twice of one engine and model")
+    return values
+
+
+def _total(series: dict[bytes, _Series], names: tuple[bytes, ...]) -> int:
+    found = next((series[name] for name in names if name in series), [])
+    return int(sum(value for _, value in found))
+
+
+def _capacity(rows: _Series) -> int | None:
+    """KV tokens of all engine cores.
+
+    `kv_cache_size_tokens` (0.32) is one core's, and right for hybrid models too. Before it there is blocks x block
+    size; under data parallelism every core's row already tells the sum of all cores' blocks.
+    """
+    sizes = [_whole(labels, "kv_cache_size_tokens") for labels, _ in rows]
+    blocks = [_whole(labels, "num_gpu_blocks") * _whole(labels, "block_size") for labels, _ in rows]
+    return (sum(sizes) if all(sizes) else max(blocks, default=0)) or None
+
+
+def _whole(labels: dict[str, str], name: str) -> int:
+    """A label as a number; 0 where it is absent or Python's None (before the engine has profiled its memory)."""
+    text = labels.get(name, "None")
+    if text == "None":
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise SampleError(f"vllm:cache_config_info says {name}={text[:40]!r}")
+    return int(text)
+
+
+def _sleep_state(rows: _Series) -> SleepState | None:
+    """The deepest state of any core; they sleep together."""
+    if not rows:
+        return None
+    states = {labels.get("sleep_state") for labels, value in rows if value}
+    if "discard_all" in states:
+        return "discard_all"
+    if "weights_offloaded" in states:
+        return "weights_offloaded"
+    return "awake" if "awake" in states else "paused"
+
+
+_Length = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of GET /v1/models. An adapter has a `parent`; `max_model_len` is in tokens, None where not told."""
+
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "vllm"
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: _Length | None = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[ModelCard]
+
+
+_decode_models = msgspec.json.Decoder(_ModelList).decode
+
+
+def models_from(body: bytes) -> list[ModelCard]:
+    """An engine's answer to GET /v1/models; adapters get their parent's context length. Raises SampleError."""
+    try:
+        cards = _decode_models(body).data
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SampleError(f"cannot read the engine's list of models: {error}") from None
+    lengths = {card.id: card.max_model_len for card in cards}
+    return [
+        msgspec.structs.replace(card, max_model_len=lengths.get(card.parent))
+        if card.max_model_len is None and card.parent is not None
+        else card
+        for card in cards
+    ]
+
+
+class _Error(msgspec.Struct):
+    message: str | None = None
+    type: str | None = None
+    param: str | None = None
+    code: str | int | None = None
+
+
+class _ErrorAnswer(msgspec.Struct):
+    """OpenAI's nested object (0.10.2 and later), vLLM's older flat one, or FastAPI's `detail`."""
+
+    error: _Error | str | None = None
+    message: str | None = None
+    type: str | None = None
+    param: str | None = None
+    code: str | int | None = None
+    detail: Any = None
+
+
+_decode_error = msgspec.json.Decoder(_ErrorAnswer).decode
+
+
+def error_object(status: int, body: bytes) -> bytes:
+    """An engine's own error as the error object our callers know, whatever form it came in."""
+    advice = STATUS[Outcome.BAD_REQUEST if status < 500 else Outcome.UPSTREAM]
+    try:
+        answer = _decode_error(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        answer = _ErrorAnswer()
+    error = answer.error
+    if isinstance(error, str):
+        error = _Error(message=error)
+    elif error is None:
+        error = _Error(answer.message, answer.type, answer.param, answer.code)
+    message = error.message
+    if message is None and answer.detail is not None:
+        message = answer.detail if isinstance(answer.detail, str) else msgspec.json.encode(answer.detail).decode()
+    return error_body(
+        message or f"The engine answered {status} without saying why.",
+        error.type or advice.type,
+        error.code if isinstance(error.code, str) else advice.code,
+        error.param,
+    )

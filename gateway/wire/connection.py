@@ -1,0 +1,389 @@
+"""One client connection: bytes in, requests to the handler, answers out in order.
+
+Requests of a connection are served one at a time: while an answer is pending the socket is still read, so that a
+client that left is seen at once even behind trailing bytes, and what it sends is kept unparsed up to a bound. A FIN
+is the client leaving; half-close is not supported. Every wire error ends the connection, after the client has had
+`linger` seconds to finish sending and read the answer.
+
+One timer per connection, armed lazily: progress only stores a time, the timer compares when it fires. It is moved
+only towards an earlier deadline, which happens when a request arrives in pieces, not for one that arrives whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import struct
+from typing import Final, cast
+
+from gateway.wire.body import ChunkedBody, CountedBody
+from gateway.wire.http1 import HeadReader
+from gateway.wire.messages import CHUNKED, Request, WireError, refusal
+from gateway.wire.responder import Responder
+from gateway.wire.shared import Shared
+
+_HEAD, _BODY, _ANSWER, _LINGER, _CLOSED = range(5)  # what the connection does; _HEAD with an empty buffer is idle
+
+_BLANK: Final = (b"", b"\r\n")  # a buffer that holds nothing of a request: old clients end a body with an empty line
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+_TIMER_SLACK: Final = 0.002  # the loop's clock counts milliseconds
+_REFUSED_AT_ONCE: Final = 256  # connections over the limit that are answered 503; beyond, they are only reset
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one accepted socket."""
+
+    __slots__ = ("_body", "_buffer", "_burst", "_last", "_loop", "_peer", "_reader", "_request",
+                 "_responder", "_running", "_scanned", "_shared", "_since", "_stall_at", "_stall_size", "_state",
+                 "_timer", "_timer_at", "_transport", "write_paused")  # fmt: skip
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set before anything else happens
+        self._peer = ""
+        self._state = _HEAD
+        self._reader: HeadReader | None = None
+        self._buffer = b""  # bytes not yet consumed: an incomplete head, or what follows a request being answered
+        self._scanned = 0  # how much of the buffer is known not to end a head
+        self._request: Request | None = None  # whose body is being read
+        self._body: ChunkedBody | CountedBody | None = None
+        self._responder: Responder | None = None  # whose answer is pending
+        self._running = False  # inside _consume: it goes on by itself after an answer
+        self._last = False  # no request after the current one is served
+        self._burst = 0  # requests served since the buffer was last empty
+        self._since = 0.0  # last progress of what the state waits for
+        self.write_paused = False
+        self._stall_at = math.inf
+        self._stall_size = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def __repr__(self) -> str:
+        state = ("reading head", "reading body", "answering", "lingering", "closed")[self._state]
+        return f"<Connection from {self._peer}: {state}, {len(self._buffer)} bytes held>"
+
+    # -- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        shared = self._shared
+        settings = shared.settings
+        address = transport.get_extra_info("peername")
+        self._peer = address[0] if isinstance(address, tuple) else "unix"
+        shared.open.add(self)
+        shared.empty.clear()
+        self._since = self._loop.time()
+        over = len(shared.open) - settings.max_connections
+        if over > _REFUSED_AT_ONCE:
+            self._reset()
+        elif shared.draining:
+            self._close()
+        elif over > 0:
+            self._refuse(WireError(503, "too many connections; try again shortly"))
+        else:
+            high = settings.write_high_water
+            self._transport.set_write_buffer_limits(high, high // 2)
+            self._arm(self._since + settings.keep_alive)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state = _CLOSED
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._reader = self._request = self._body = None
+        self._buffer = b""
+        shared = self._shared
+        shared.open.discard(self)
+        if not shared.open:
+            shared.empty.set()
+        self._leave("client_gone")
+
+    def eof_received(self) -> bool:
+        if self._state == _ANSWER:
+            self._leave("client_gone")
+            self._state = _CLOSED
+            self._transport.abort()
+        elif self._state < _ANSWER:
+            self._close()  # a complete answer may still be on its way out
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        state = self._state
+        if state == _HEAD:
+            held = self._buffer
+            if held in _BLANK:
+                self._since = self._loop.time()
+                self._burst = 0
+            self._consume(held + data if held else data)
+        elif state == _BODY:
+            self._since = self._loop.time()
+            self._consume(data)
+        elif state == _ANSWER and not self._last:
+            self._hold(self._buffer + data)
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self._stall_size = self._transport.get_write_buffer_size()
+        self._stall_at = self._loop.time() + self._shared.settings.write_stall
+        self._arm(self._stall_at)
+        if self._responder is not None:
+            self._responder.paused()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        self._stall_at = math.inf
+        if self._responder is not None:
+            self._responder.resumed()
+
+    # -- reading requests
+
+    def _consume(self, data: bytes) -> None:
+        """Serve what is in `data`; keep what cannot be served yet."""
+        self._running = True
+        try:
+            while data:
+                if self._state == _HEAD:
+                    rest = self._read_head(data)
+                    if rest is None:
+                        break
+                    data = rest
+                elif self._state == _BODY:
+                    data = self._read_body(data)
+                else:
+                    break
+        except WireError as error:
+            self._refuse(error)
+        except BaseException:  # a bug of the handler's: the client must not wait for an answer that never comes
+            self._leave("client_gone")
+            self._reset()
+            raise
+        finally:
+            self._running = False
+        if self._state == _ANSWER and data:
+            self._hold(data)
+        elif self._state == _HEAD:
+            self._buffer = data
+
+    def _read_head(self, data: bytes) -> bytes | None:
+        """Read one head, and its body if that is here too. Returns what is left, None if the head is incomplete."""
+        start = 2 if data.startswith(b"\r\n") else 0  # see _BLANK
+        end = data.find(b"\r\n\r\n", max(start, self._scanned - 3))
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = HeadReader(self._shared.settings)
+        if end < 0:
+            if len(data) > start and data != b"\r":
+                reader.check_part(data[start:] if start else data, max(0, self._scanned - start))
+            self._scanned = len(data)
+            self._arm(self._since + self._shared.settings.headers_timeout)
+            return None
+        self._scanned = 0
+        end += 4
+        request = reader.read(data[start:end])
+        request.peer = self._peer
+        request.at = self._since
+        shared = self._shared
+        self._burst += 1
+        if self._burst > shared.settings.max_pipelined:
+            self._last = True
+        refused = shared.handler.head(request)
+        if refused is not None:
+            self._answer_unread(request, refused)
+            return data[end:]
+        length = request.length
+        if length == 0:
+            self._call(request)
+            return data[end:]
+        if request.expects:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body_end = end + length
+        if length != CHUNKED and len(data) >= body_end:
+            request.body = body = data[end:body_end]
+            reader.skip(body)
+            self._call(request)
+            return data[body_end:]
+        self._state = _BODY
+        self._request = request
+        self._body = ChunkedBody(shared.settings) if length == CHUNKED else CountedBody(length)
+        self._arm(self._since + shared.settings.body_timeout)
+        return data[end:]
+
+    def _read_body(self, data: bytes) -> bytes:
+        request, body, reader = self._request, self._body, self._reader
+        if request is None or body is None or reader is None:
+            raise RuntimeError("no body is being read")
+        rest = body.feed(data)
+        if rest is None:
+            return b""
+        request.body = bytes(body.data)
+        if request.length != CHUNKED:
+            reader.skip(request.body)
+        self._request = self._body = None
+        self._call(request)
+        return rest
+
+    def _call(self, request: Request) -> None:
+        self._state = _ANSWER
+        self._responder = responder = Responder(self, self._transport, request)
+        self._shared.handler.call(request, responder)
+
+    def _hold(self, data: bytes) -> None:
+        """Keep bytes that follow the request being answered. Too many: this answer is the last."""
+        if len(data) > self._shared.settings.max_pipelined_bytes:
+            self._last = True
+            data = b""
+        self._buffer = data
+
+    def _resume_reading(self) -> None:
+        if self._state == _HEAD and self._buffer:
+            self._consume(self._buffer)
+
+    # -- answering
+
+    def keeps_alive(self, request: Request) -> bool:
+        """Whether another request may follow this one, as far as is known now."""
+        return request.keep_alive and not self._last and not self._shared.draining
+
+    def answered(self, close: bool) -> None:
+        """The pending answer is complete. `close`: the client was told, or has to see, that the connection ends."""
+        self._responder = None
+        if close or self._last or self._shared.draining:
+            self._close(unread=self._last or bool(self._buffer))
+            return
+        self._state = _HEAD
+        self._since = self._loop.time()
+        if self._timer is None:
+            self._arm(self._since + self._shared.settings.keep_alive)
+        if self._buffer and not self._running:
+            self._loop.call_soon(self._resume_reading)
+
+    def abandoned(self) -> None:
+        """The pending answer cannot be finished: the client must see it as broken."""
+        self._responder = None
+        self._reset()
+
+    def _answer_unread(self, request: Request, message: bytes) -> None:
+        """A finished answer of the handler, given before the body was read."""
+        head, _, body = message.partition(b"\r\n\r\n")
+        told = b"\r\nconnection: close" in head.lower()
+        close = told or request.length != 0 or request.minor == 0 or not self.keeps_alive(request)
+        if close and not told:
+            head += b"\r\nconnection: close"
+        self._transport.write(head + b"\r\n\r\n" + (b"" if request.method == b"HEAD" else body))
+        if close:
+            self._close(unread=request.length != 0 or self._last)
+
+    def _refuse(self, error: WireError) -> None:
+        refusals = self._shared.refusals
+        refusals[error.status] = refusals.get(error.status, 0) + 1
+        self._transport.write(refusal(error))
+        self._close(unread=True)
+
+    # -- the end of the connection
+
+    def _close(self, unread: bool = False) -> None:
+        """Close once everything is written. `unread`: the client may be sending still; closing on unread bytes would
+        reset the connection and take the answer with it, so they are read and dropped for a while."""
+        self._buffer = b""
+        self._request = self._body = None
+        self._since = self._loop.time()
+        settings = self._shared.settings
+        if unread:
+            self._state = _LINGER
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            self._arm(self._since + settings.linger)
+        else:
+            self._state = _CLOSED
+            self._transport.close()
+            self._stall_size = self._transport.get_write_buffer_size()
+            self._stall_at = self._since + settings.write_stall
+            self._arm(self._stall_at)
+
+    def _reset(self) -> None:
+        """Close at once, with a TCP RST."""
+        self._state = _CLOSED
+        self._stall_at = math.inf
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._transport.abort()
+
+    def _leave(self, reason: str) -> None:
+        responder = self._responder
+        if responder is not None:
+            self._responder = None
+            responder.left(reason)
+
+    def close_if_idle(self) -> None:
+        """Draining: a connection without a request has no reason to stay."""
+        if self._state == _HEAD and self._buffer in _BLANK:
+            self._close()
+
+    def warn(self) -> None:
+        """Draining is nearly over: tell whoever answers here."""
+        if self._responder is not None:
+            self._responder.warned()
+
+    def expel(self) -> None:
+        """Draining is over."""
+        self._leave("drain")
+        self._reset()
+
+    # -- time
+
+    def _arm(self, at: float) -> None:
+        """Have `_wake` run at `at` or earlier."""
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._wake)
+
+    def _deadline(self) -> float:
+        """When the state's own wait is over."""
+        settings = self._shared.settings
+        if self._state == _HEAD:
+            return self._since + (settings.keep_alive if self._buffer in _BLANK else settings.headers_timeout)
+        if self._state == _BODY:
+            return self._since + settings.body_timeout
+        if self._state == _LINGER:
+            return self._since + settings.linger
+        return math.inf
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._loop.time() + _TIMER_SLACK
+        if self._stall_at <= now:
+            self._stalled(now)
+        elif self._deadline() <= now:
+            self._expired()
+        at = min(self._deadline(), self._stall_at)
+        if at < math.inf:
+            self._arm(at)
+
+    def _expired(self) -> None:
+        if self._state == _BODY:
+            self._refuse(WireError(408, f"no byte of the body came for {self._shared.settings.body_timeout:g} s"))
+        elif self._state == _HEAD and self._buffer not in _BLANK:
+            limit = self._shared.settings.headers_timeout
+            self._refuse(WireError(408, f"headers were not complete in {limit:g} s"))
+        elif self._state == _HEAD or not self._transport.get_write_buffer_size():
+            self._close()
+        else:  # lingering, and the answer itself is not taken: from here on it is a slow client
+            self._since = math.inf
+            self._stall_size = self._transport.get_write_buffer_size()
+            self._stall_at = self._loop.time() + self._shared.settings.write_stall
+
+    def _stalled(self, now: float) -> None:
+        settings = self._shared.settings
+        size = self._transport.get_write_buffer_size()
+        if self._stall_size - size >= settings.write_high_water // 2:
+            self._stall_size = size
+            self._stall_at = now + settings.write_stall
+            return
+        self._leave("slow_client")
+        self._reset()

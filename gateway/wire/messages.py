@@ -1,0 +1,132 @@
+"""The values the data port deals in: its settings, requests, whole answers, refusals. No sockets, no clock."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from gateway.core.outcome import error_body
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the data port. Times in seconds, sizes in bytes."""
+
+    max_connections: int = 10_000
+    max_request_line: int = 8192
+    max_headers: int = 16384  # all header lines together, without the request line; trailers likewise
+    max_header_fields: int = 100
+    headers_timeout: float = 10.0  # from the first byte of a request to the end of its head; TLS handshakes too
+    body_timeout: float = 30.0  # without a byte of the body
+    keep_alive: float = 75.0
+    max_body: int = 16 * 1024 * 1024
+    write_high_water: int = 256 * 1024
+    write_stall: float = 15.0  # a client over high water must take half of it in this time
+    max_pipelined: int = 16  # requests waiting behind the one being answered
+    max_pipelined_bytes: int = 64 * 1024
+    half_open_timeout: float = 15.0
+    linger: float = 2.0  # how long a refused client's bytes are still read, so that it can read the refusal
+    drain_notice: float = 1.0  # between telling watchers "drain" and aborting
+
+
+class WireError(Exception):
+    """A request that is not served because of its bytes. The connection closes after the answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+CHUNKED: Final = -1
+
+STATUS_LINES: Final = MappingProxyType({
+    status: b"HTTP/1.1 %d %b\r\n" % (status, reason)
+    for status, reason in {
+        200: b"OK", 201: b"Created", 202: b"Accepted", 204: b"No Content", 301: b"Moved Permanently", 302: b"Found",
+        304: b"Not Modified", 307: b"Temporary Redirect", 308: b"Permanent Redirect",
+        400: b"Bad Request", 401: b"Unauthorized", 402: b"Payment Required", 403: b"Forbidden", 404: b"Not Found",
+        405: b"Method Not Allowed", 406: b"Not Acceptable", 408: b"Request Timeout", 409: b"Conflict", 410: b"Gone",
+        411: b"Length Required", 412: b"Precondition Failed", 413: b"Content Too Large", 414: b"URI Too Long",
+        415: b"Unsupported Media Type", 417: b"Expectation Failed", 422: b"Unprocessable Content",
+        424: b"Failed Dependency", 425: b"Too Early", 429: b"Too Many Requests",
+        431: b"Request Header Fields Too Large", 499: b"Client Closed Request",
+        500: b"Internal Server Error", 501: b"Not Implemented", 502: b"Bad Gateway", 503: b"Service Unavailable",
+        504: b"Gateway Timeout", 505: b"HTTP Version Not Supported", 507: b"Insufficient Storage",
+    }.items()
+})  # fmt: skip
+
+# Error type, code and retry advice of the answers the wire gives by itself.
+_INVALID = "invalid_request_error"
+_NO_RETRY = b"x-should-retry: false\r\n"
+_REFUSALS: Final = MappingProxyType({
+    400: (_INVALID, "invalid_request_error", _NO_RETRY),
+    408: (_INVALID, "request_timeout", b""),
+    413: (_INVALID, "request_too_large", _NO_RETRY),
+    414: (_INVALID, "uri_too_long", _NO_RETRY),
+    431: (_INVALID, "headers_too_large", _NO_RETRY),
+    501: (_INVALID, "not_implemented", _NO_RETRY),
+    503: ("server_error", "server_is_overloaded", b"retry-after: 2\r\nx-weir-reason: connections\r\n"),
+    505: (_INVALID, "http_version_not_supported", _NO_RETRY),
+})  # fmt: skip
+
+
+def status_line(status: int) -> bytes:
+    """`HTTP/1.1 status reason` with its CRLF; a status without a known reason has an empty one."""
+    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def answer(status: int, headers: bytes, body: bytes, *, close: bool = False) -> bytes:
+    """A whole HTTP/1.1 answer. `headers` are preformatted lines without content-length and connection."""
+    length = b"" if status == 204 else b"content-length: %d\r\n" % len(body)
+    connection = b"connection: close\r\n" if close else b""
+    return b"%b%b%b%b\r\n%b" % (status_line(status), headers, length, connection, body)
+
+
+def refusal(error: WireError) -> bytes:
+    """The answer to a `WireError`: the error object of the API, and the end of the connection."""
+    type_, code, advice = _REFUSALS[error.status]
+    body = error_body(error.message, type_, code)
+    return answer(error.status, b"content-type: application/json\r\n" + advice, body, close=True)
+
+
+class Request:
+    """One HTTP request. `method`, `path` (no query), `query` are raw bytes as sent.
+
+    `headers` are in wire order, names lower-cased, values stripped; a repeated name appears repeatedly. `body` is
+    empty until the request is complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds
+    at the first byte (of a pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED.
+    """
+
+    __slots__ = ("_index", "at", "body", "expects", "headers", "keep_alive", "length", "method", "minor", "path",
+                 "peer", "query")  # fmt: skip
+
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        query: bytes,
+        headers: list[tuple[bytes, bytes]],
+        index: dict[bytes, bytes],
+        minor: int,
+        length: int,
+        keep_alive: bool,
+        expects: bool,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self._index = index
+        self.minor = minor
+        self.length = length
+        self.keep_alive = keep_alive
+        self.expects = expects
+        self.body = b""
+        self.peer = ""
+        self.at = 0.0
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header, or None. `name` in lower case."""
+        return self._index.get(name)

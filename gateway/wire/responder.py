@@ -1,0 +1,194 @@
+"""The answer to one request. Every method is synchronous; nothing waits.
+
+Framing is decided here and nowhere else: Content-Length where the length is known, else chunked, or in HTTP/1.0 the
+end of the connection. An answer that does not keep its announced length is aborted, never padded or cut in silence.
+After the end, the abort, or the client's leaving, everything written is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from gateway.wire.messages import Request, status_line
+
+_CHUNKS, _COUNTED, _UNTIL_CLOSE, _NONE = range(4)
+_NO_LENGTH: Final = frozenset({204, 304})  # answers without a body, whatever is written
+_JOINED: Final = 16 * 1024  # up to here copying a body behind its head costs less than a second buffer to write
+
+
+class Owner(Protocol):
+    """What a responder needs of its connection."""
+
+    write_paused: bool
+
+    def keeps_alive(self, request: Request) -> bool: ...
+    def answered(self, close: bool) -> None: ...
+    def abandoned(self) -> None: ...
+
+
+class Responder:
+    """Answers one request: `send`, or `start`, `write`..., `end`.
+
+    `closed`: the client is gone, or the answer is complete or aborted. `started`: a part of the answer was sent.
+    """
+
+    __slots__ = ("_close", "_framing", "_gone", "_left", "_owner", "_pause", "_reason", "_request", "_resume",
+                 "_transport", "closed", "started")  # fmt: skip
+
+    def __init__(self, owner: Owner, transport: asyncio.Transport, request: Request) -> None:
+        self._owner: Owner | None = owner
+        self._transport = transport
+        self._request = request
+        self._framing = _NONE
+        self._left = 0  # bytes of an announced length not yet written
+        self._close = False
+        self._gone: Callable[[str], None] | None = None
+        self._pause: Callable[[], None] | None = None
+        self._resume: Callable[[], None] | None = None
+        self._reason = ""
+        self.closed = False
+        self.started = False
+
+    # -- for whoever answers
+
+    def watch(self, gone: Callable[[str], None]) -> None:
+        """`gone` is called at most once, with `client_gone`, `slow_client` or `drain`, if the client leaves (or the
+        server is about to close) before the answer is complete. If it has left already: now. After `drain` the
+        client is still there for a moment, and the answer may be ended properly."""
+        if self._reason:
+            gone(self._reason)
+        elif not self.closed:
+            self._gone = gone
+
+    def flow(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """Backpressure: `pause` when the unsent bytes pass the high-water mark, `resume` when half of it is sent."""
+        if self._owner is not None:
+            self._pause = pause
+            self._resume = resume
+            if self._owner.write_paused:
+                pause()
+
+    def send(self, status: int, headers: bytes, body: bytes) -> None:
+        """A whole answer. `headers` are preformatted lines, without those of framing and connection."""
+        if self.closed:
+            return
+        head = self._head(status, headers, len(body))
+        if self._framing == _NONE:
+            self._transport.write(head)
+        elif len(body) <= _JOINED:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+        self._finish()
+
+    def start(self, status: int, headers: bytes, length: int | None = None) -> None:
+        """Begin a streamed answer of `length` bytes, or of unknown length."""
+        if not self.closed:
+            self._transport.write(self._head(status, headers, length))
+
+    def write(self, data: bytes) -> None:
+        """Body bytes; framing is added here."""
+        if self.closed or not data:
+            return
+        if self._framing == _CHUNKS:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        elif self._framing == _COUNTED:
+            self._left -= len(data)
+            if self._left < 0:
+                self.abort()
+            else:
+                self._transport.write(data)
+        elif self._framing == _UNTIL_CLOSE:
+            self._transport.write(data)
+
+    def end(self) -> None:
+        """The body is complete. One that is shorter than announced is aborted instead."""
+        if self.closed:
+            return
+        if not self.started:
+            raise RuntimeError("answer was ended before it was started")
+        if self._framing == _CHUNKS:
+            self._transport.write(b"0\r\n\r\n")
+        elif self._framing == _COUNTED and self._left:
+            self.abort()
+            return
+        self._finish()
+
+    def abort(self) -> None:
+        """Reset the connection: the client must not take what it has for a whole answer."""
+        if self.closed:
+            return
+        owner = self._release()
+        owner.abandoned()
+
+    # -- for the connection
+
+    def paused(self) -> None:
+        if self._pause is not None:
+            self._pause()
+
+    def resumed(self) -> None:
+        if self._resume is not None:
+            self._resume()
+
+    def left(self, reason: str) -> None:
+        """The client is gone, or is about to be cut off."""
+        gone = self._gone
+        self._reason = reason
+        self._release()
+        if gone is not None:
+            gone(reason)
+
+    def warned(self) -> None:
+        """The server is about to close; the client is still there."""
+        gone, self._gone = self._gone, None
+        self._reason = "drain"
+        if gone is not None:
+            gone("drain")
+
+    # -- inside
+
+    def _head(self, status: int, headers: bytes, length: int | None) -> bytes:
+        if self.started or self._owner is None:
+            raise RuntimeError("answer was started twice")
+        self.started = True
+        request = self._request
+        keep = self._owner.keeps_alive(request)
+        if status in _NO_LENGTH or request.method == b"HEAD":
+            framing = _NONE
+        elif length is not None:
+            framing = _COUNTED
+            self._left = length
+        elif request.minor:
+            framing = _CHUNKS
+        else:
+            framing = _UNTIL_CLOSE
+            keep = False
+        self._framing = framing
+        self._close = not keep
+        if status in _NO_LENGTH:
+            size = b""
+        elif length is not None:
+            size = b"content-length: %d\r\n" % length
+        else:
+            size = b"transfer-encoding: chunked\r\n" if request.minor else b""
+        connection = b"" if request.minor else b"connection: keep-alive\r\n"
+        if not keep:
+            connection = b"connection: close\r\n"
+        return b"%b%b%b%b\r\n" % (status_line(status), headers, size, connection)
+
+    def _finish(self) -> None:
+        close = self._close
+        self._release().answered(close)
+
+    def _release(self) -> Owner:
+        """Let go of everything, so that an answer kept by its maker keeps nothing else alive."""
+        owner = self._owner
+        if owner is None:
+            raise RuntimeError("answer is already complete")
+        self.closed = True
+        self._owner = self._gone = self._pause = self._resume = None
+        return owner

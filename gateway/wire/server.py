@@ -1,0 +1,151 @@
+"""The data port: accepts connections and drains them. What happens on one is in `connection.py`.
+
+Listening sockets carry the TCP options; Linux hands them on to every accepted socket, so they cost nothing per
+connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl as tls
+
+from gateway.wire.connection import Connection
+from gateway.wire.messages import Request, ServerSettings, answer
+from gateway.wire.responder import Responder
+from gateway.wire.shared import Handler, Shared
+
+__all__ = ["Handler", "Request", "Responder", "Server", "ServerSettings", "answer"]
+
+_BACKLOG = 4096
+
+
+class Server:
+    """Serves one handler on any number of listeners."""
+
+    def __init__(self, handler: Handler, settings: ServerSettings) -> None:
+        self._shared = Shared(handler, settings)
+        self._listeners: list[asyncio.Server] = []
+        self._unix_paths: list[tuple[str, int]] = []  # path and inode: a successor may have bound the path anew
+        self.addresses: list[str] = []
+
+    def __repr__(self) -> str:
+        state = "draining" if self._shared.draining else "serving"
+        return f"<Server {' '.join(self.addresses)} {state} {self.connections} connections>"
+
+    @property
+    def connections(self) -> int:
+        """Open connections, those being refused or closed included."""
+        return len(self._shared.open)
+
+    @property
+    def refusals(self) -> dict[int, int]:
+        """Answers that the wire gave by itself, counted by status."""
+        return self._shared.refusals
+
+    async def listen(
+        self,
+        host: str | None,
+        port: int | None,
+        *,
+        path: str | None = None,
+        ssl: tls.SSLContext | None = None,
+        sock: socket.socket | None = None,
+    ) -> None:
+        """Listen on TCP, on a unix socket at `path`, or on a bound `sock`. Raises OSError if that is not possible."""
+        loop = asyncio.get_running_loop()
+        settings = self._shared.settings
+        handshake = settings.headers_timeout if ssl is not None else None
+        shutdown = settings.linger if ssl is not None else None
+        if path is not None:
+            listener = await loop.create_unix_server(
+                self._connection, path, ssl=ssl, backlog=_BACKLOG,
+                ssl_handshake_timeout=handshake, ssl_shutdown_timeout=shutdown,
+            )  # fmt: skip
+            self._unix_paths.append((path, os.stat(path).st_ino))
+        elif sock is not None:
+            listener = await loop.create_server(
+                self._connection, sock=sock, ssl=ssl, backlog=_BACKLOG,
+                ssl_handshake_timeout=handshake, ssl_shutdown_timeout=shutdown,
+            )  # fmt: skip
+        else:
+            listener = await loop.create_server(
+                self._connection, host, port or 0, ssl=ssl, backlog=_BACKLOG,
+                ssl_handshake_timeout=handshake, ssl_shutdown_timeout=shutdown,
+            )  # fmt: skip
+        self._listeners.append(listener)
+        for listening in listener.sockets:
+            if listening.family in (socket.AF_INET, socket.AF_INET6):
+                _find_half_open(listening, settings.half_open_timeout)
+            self.addresses.append(_address(listening, ssl is not None))
+
+    def stop_accepting(self) -> None:
+        """Close the listeners; connections stay."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for path, inode in self._unix_paths:
+            try:
+                if os.stat(path).st_ino == inode:
+                    os.unlink(path)
+            except FileNotFoundError:
+                pass
+        self._unix_paths.clear()
+
+    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109 - a phase of it, not a bound on the whole
+        """Stop accepting, close what is idle, and wait until every answer in flight is complete and sent.
+
+        After `timeout` seconds each remaining watcher is told `drain`; what is left `drain_notice` seconds later is
+        aborted. Returns when no connection is left.
+        """
+        shared = self._shared
+        shared.draining = True
+        self.stop_accepting()
+        for connection in list(shared.open):
+            connection.close_if_idle()
+        if await self._emptied(timeout):
+            return
+        for connection in list(shared.open):
+            connection.warn()
+        if await self._emptied(shared.settings.drain_notice):
+            return
+        for connection in list(shared.open):
+            connection.expel()
+        await shared.empty.wait()
+
+    def _connection(self) -> Connection:
+        return Connection(self._shared)
+
+    async def _emptied(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._shared.empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def _find_half_open(listening: socket.socket, timeout: float) -> None:
+    """A peer that vanished is found within `timeout` seconds: by keep-alive probes when nothing is under way to it,
+    by TCP_USER_TIMEOUT when something is."""
+    every = max(1, int(timeout) // 3)
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+    for name, value in (
+        ("TCP_KEEPIDLE", every),
+        ("TCP_KEEPINTVL", every),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", int(timeout * 1000)),
+    ):
+        if hasattr(socket, name):  # Linux has them all; elsewhere the system's defaults stay
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    for level, option, value in options:
+        listening.setsockopt(level, option, value)
+
+
+def _address(listening: socket.socket, secure: bool) -> str:
+    name = listening.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{'https' if secure else 'http'}://{host}:{name[1]}"

@@ -1,0 +1,208 @@
+"""What the gateway itself costs: CPU per request and per SSE event, memory per open stream, refusals per second.
+
+    python -m loadtest.overhead [--rounds 3] [--peers nginx,vllm-router]
+
+Every server runs alone on core 0; an engine that costs almost nothing and the load share core 1. CPU time is what the
+kernel accounts to the server's processes, which survives a noisy machine far better than a throughput does. Rounds are
+interleaved, medians are printed, then ratios to each peer. Peers are used where they are installed: nginx, and
+vllm-router (on PATH, or named by the environment's VLLM_ROUTER).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from loadtest.stub import Load, LoadResult, serve_stub
+
+ENGINE_PORT = 19301
+FIRST_PORT = 19310
+NGINX = """worker_processes 1; daemon off; pid {dir}/pid; error_log {dir}/error;
+events {{ worker_connections 8192; }}
+http {{ access_log off;
+  upstream engine {{ server 127.0.0.1:{engine}; keepalive 1000; }}
+  server {{ listen 127.0.0.1:{port} backlog=4096; keepalive_requests 1000000;
+    location / {{ proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection "";
+                  proxy_buffering off; client_body_buffer_size 128k; }} }} }}
+"""
+Command = Callable[[int], list[str]]
+
+
+def gateway_command(port: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "gateway.cli", "serve", "--engine", f"http://127.0.0.1:{ENGINE_PORT}"),
+        *("--listen", f"127.0.0.1:{port}", "--control", "127.0.0.1:0", "--log", os.devnull),
+    ]
+
+
+def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
+    """Commands of the peers that are installed, by name."""
+    found: dict[str, Command] = {}
+    nginx = shutil.which("nginx")
+    if nginx and (not wanted or "nginx" in wanted):
+
+        def start_nginx(port: int) -> list[str]:
+            config = folder / f"nginx-{port}.conf"
+            config.write_text(NGINX.format(dir=folder, port=port, engine=ENGINE_PORT))
+            return [nginx, "-c", str(config)]
+
+        found["nginx"] = start_nginx
+    router = os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router")
+    if router and (not wanted or "vllm-router" in wanted):
+        for policy in ("round_robin", "cache_aware"):
+
+            def start_router(port: int, policy: str = policy) -> list[str]:
+                return [
+                    *(router, "--host", "127.0.0.1", "--port", str(port), "--policy", policy),
+                    *("--worker-urls", f"http://127.0.0.1:{ENGINE_PORT}", "--log-level", "error"),
+                    *("--prometheus-port", str(port + 500)),
+                ]
+
+            found[f"vllm-router {policy}"] = start_router
+    return found
+
+
+def tree(pid: int) -> list[int]:
+    """`pid` and all its descendants that are alive."""
+    pids, todo = [], [pid]
+    while todo:
+        at = todo.pop()
+        try:
+            for task in os.listdir(f"/proc/{at}/task"):
+                todo += map(int, Path(f"/proc/{at}/task/{task}/children").read_text().split())
+            pids.append(at)
+        except FileNotFoundError:
+            continue
+    return pids
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of the process and its children, as the kernel accounts it."""
+    ticks = 0
+    for at in tree(pid):
+        fields = Path(f"/proc/{at}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def memory(pid: int) -> int:
+    """Bytes resident in the process and its children."""
+    pages = sum(int(Path(f"/proc/{at}/statm").read_text().split()[1]) for at in tree(pid))
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def wait_ready(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}).encode()
+    request = urllib.request.Request(  # http on loopback
+        f"http://127.0.0.1:{port}/v1/chat/completions", body, {"content-type": "application/json"}
+    )
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310 # as above
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit(f"the server on port {port} never answered 200 (exit code {process.poll()})")
+
+
+class Server:
+    """One server under test, alone on core 0."""
+
+    def __init__(self, command: list[str], port: int) -> None:
+        self.port = port
+        self.process = subprocess.Popen(
+            ["taskset", "-c", "0", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def __enter__(self) -> Server:
+        wait_ready(self.port, self.process)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def load(self, load: Load) -> tuple[LoadResult, float]:
+        """The result, and CPU seconds of the server meanwhile."""
+        before = cpu_seconds(self.process.pid)
+        result = uvloop.run(load.run(self.port))
+        return result, cpu_seconds(self.process.pid) - before
+
+
+def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bool) -> None:
+    with Server(command(port), port) as server:
+        server.load(Load(requests=500, connections=64))
+        plain, cpu = server.load(Load(requests=6000, connections=64))
+        row.setdefault("us/request", []).append(cpu / plain.finished * 1e6)
+        stream, cpu = server.load(Load(requests=200, connections=100, tokens=60))
+        row.setdefault("us/event", []).append(cpu / stream.events * 1e6)
+        row.setdefault("errors", []).append(plain.errors + stream.errors)
+        if own:
+            before = memory(server.process.pid)
+            uvloop.run(open_streams(server, row, before))
+            refused, cpu = server.load(Load(requests=6000, connections=64, model="nobody"))
+            row.setdefault("refusals/s/core", []).append(refused.finished / cpu)
+
+
+async def open_streams(server: Server, row: dict[str, list[float]], before: int) -> None:
+    """Memory while 1,000 streams are open, over memory before, per stream."""
+    load = Load(requests=1000, connections=1000, tokens=400)
+    running = asyncio.ensure_future(load.run(server.port))
+    await load.all_streaming.wait()
+    row.setdefault("KiB/stream", []).append((memory(server.process.pid) - before) / 1000 / 1024)
+    load.stop()
+    await running
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", default="", help="comma-separated; default: all that are installed")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {1})
+    rows: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory(prefix="overhead-") as folder, serve_stub(ENGINE_PORT):
+        servers = {**peers(set(filter(None, args.peers.split(","))), Path(folder)), "gateway": gateway_command}
+        port = FIRST_PORT
+        for number in range(args.rounds):
+            for name, command in servers.items():
+                print(f"round {number + 1}/{args.rounds}: {name}", file=sys.stderr)
+                port += 1
+                measure(command, port, rows.setdefault(name, {}), own=name == "gateway")
+    report(rows)
+
+
+def report(rows: dict[str, dict[str, list[float]]]) -> None:
+    columns = ["us/request", "us/event", "KiB/stream", "refusals/s/core", "errors"]
+    middle = {name: {key: statistics.median(values) for key, values in row.items()} for name, row in rows.items()}
+    print(f"{'':26}" + "".join(f"{column:>17}" for column in columns))
+    for name, row in middle.items():
+        print(f"{name:26}" + "".join(f"{row[c]:17.1f}" if c in row else f"{'':17}" for c in columns))
+    own = middle["gateway"]
+    for name, row in middle.items():
+        if name != "gateway":
+            request, event = own["us/request"] / row["us/request"], own["us/event"] / row["us/event"]
+            print(f"gateway / {name:24} {request:6.2f} per request {event:6.2f} per event")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Child processes of a load test: a gateway, an engine, each in a process group of its own, none left behind.
+
+Synchronous, for the process that drives a run. Output goes to a file, so a child can never block on a pipe that nobody
+reads, and is quoted when something goes wrong. Every wait has an end and is given up at once when the child dies.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+POLL = 0.02
+QUOTED = 6000  # bytes of a child's output in an error
+SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class ChildError(Exception):
+    """A child ended, or did not get ready in time. The message quotes the end of its output."""
+
+
+def get(url: str, *, timeout: float = 5.0, method: str = "GET") -> tuple[int, bytes]:
+    """Status and body of one request on a connection of its own. OSError or HTTPException where there is no answer."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+    try:
+        connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""))
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def answers(url: str, *, timeout: float = 2.0) -> bool:
+    """Whether a GET of `url` is answered with 200 now."""
+    try:
+        return get(url, timeout=timeout)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def samples(url: str, name: str) -> list[tuple[dict[str, str], float]]:
+    """The labels and value of every sample called exactly `name` in the Prometheus text at `url`."""
+    text = get(url, timeout=10.0)[1].decode()
+    found = (match for match in SAMPLE.finditer(text) if match["name"] == name)
+    return [(dict(LABEL.findall(match["labels"] or "")), float(match["value"])) for match in found]
+
+
+def total(url: str, name: str, **labels: str) -> float:
+    """The sum of the samples called `name` that carry `labels`; 0.0 where there is none."""
+    return sum(value for has, value in samples(url, name) if all(has.get(key) == labels[key] for key in labels))
+
+
+def until(condition: Callable[[], bool], timeout: float, *, every: float = POLL) -> float | None:
+    """Seconds until `condition` held, None if it did not within `timeout`."""
+    start = time.monotonic()
+    while not condition():
+        if time.monotonic() - start > timeout:
+            return None
+        time.sleep(every)
+    return time.monotonic() - start
+
+
+class Child:
+    """A started child process and the group it leads; `with` stops it. SIGTERM first, then SIGKILL for the group."""
+
+    def __init__(self, name: str, argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(  # noqa: S603 - argv is a list made by the caller, no shell
+                argv,
+                env=None if env is None else dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self.process.pid
+
+    def __repr__(self) -> str:
+        code = self.process.poll()
+        return f"<Child {self.name} pid {self.pid} {'running' if code is None else f'exit {code}'}>"
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def failure(self, what: str) -> ChildError:
+        return ChildError(f"{self!r} {what}; its last output:\n{self.output()[-QUOTED:]}")
+
+    def wait(self, condition: Callable[[], bool], timeout: float, what: str, *, every: float = POLL) -> float:
+        """Seconds until `condition` held. Raises ChildError if the child dies first, or after `timeout` seconds."""
+        waited = until(lambda: condition() or not self.alive, timeout, every=every)
+        if waited is None:
+            raise self.failure(f"did not get to {what} within {timeout:.0f} s")
+        if not self.alive:
+            raise self.failure(f"ended before {what}")
+        return waited
+
+    def line(self, pattern: str, timeout: float) -> str:
+        """The first group of the first match of `pattern` in the output, waited for."""
+        compiled = re.compile(pattern, re.MULTILINE)
+        self.wait(lambda: compiled.search(self.output()) is not None, timeout, f"the line {pattern!r}")
+        match = compiled.search(self.output())
+        assert match is not None  # noqa: S101 - the wait has just seen it, and output only grows
+        return match[1]
+
+    def cpu(self) -> float:
+        """Seconds of processor time the process itself has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def sockets(self) -> int:
+        """How many sockets the process itself holds open."""
+        return sum(_is_socket(fd) for fd in Path(f"/proc/{self.pid}/fd").iterdir())
+
+    def group(self) -> list[int]:
+        """The pids of the group that still run, zombies left out; children that outlive their parent are in it."""
+        return [pid for pid in _pids() if _group_of(pid) == self.pid]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the whole group, if anything of it is left."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return
+
+    def kill(self) -> None:
+        """SIGKILL the whole group at once, and reap it."""
+        self.signal(signal.SIGKILL)
+        self.process.wait(10.0)
+        if until(lambda: not self.group(), 10.0) is None:
+            raise self.failure(f"left processes {self.group()} that SIGKILL did not end")
+
+    def stop(self, grace: float = 10.0) -> int:
+        """SIGTERM, `grace` seconds to leave, then SIGKILL for what is left of the group. The exit status."""
+        self.process.terminate()
+        try:
+            self.process.wait(grace)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        else:
+            self.kill() if self.group() else None
+        return self.process.returncode
+
+
+class Gateway(Child):
+    """`gateway serve` on ephemeral ports, ready to serve: `/readyz` has answered 200 unless `ready` is False."""
+
+    def __init__(self, log: Path, *arguments: str, ready: bool = True, timeout: float = 30.0) -> None:
+        program = str(Path(sys.executable).with_name("gateway"))
+        ports = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
+        super().__init__("gateway", [program, "serve", *ports, *arguments], log)
+        try:
+            self.url = self.line(r"^data port (http://\S+)", timeout)
+            self.control = self.line(r"^control port (http://\S+)", timeout)
+            if ready:
+                self.wait(lambda: answers(f"{self.control}/readyz"), timeout, "200 on /readyz")
+        except BaseException:
+            self.kill()
+            raise
+
+    def fleet(self) -> Any:
+        """The JSON of `GET /fleet`."""
+        return json.loads(get(f"{self.control}/fleet")[1])
+
+    def total(self, name: str, **labels: str) -> float:
+        return total(f"{self.control}/metrics", name, **labels)
+
+    def idle(self) -> bool:
+        """Whether nothing is held and nothing is in flight, on any engine."""
+        return all(engine["held_tokens"] == 0 and engine["in_flight"] == 0 for engine in self.fleet()["engines"])
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _group_of(pid: int) -> int:
+    """The process group of a running process, -1 for one that has ended, also where it is not reaped yet."""
+    try:
+        state, _, group = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:3]
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+    return -1 if state == "Z" else int(group)
+
+
+def _is_socket(fd: Path) -> bool:
+    try:
+        return str(fd.readlink()).startswith("socket:")
+    except FileNotFoundError:
+        return False

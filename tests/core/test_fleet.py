@@ -1,0 +1,220 @@
+"""The ledger and what corrects it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.fleet import PREFIX_BLOCKS_REMEMBERED, Engine, Fleet
+from gateway.core.policy import Policy
+from gateway.core.vllm import EngineSample, ModelCard
+
+POLICY = Policy()
+
+
+def engine(capacity: int | None = 1000, **settings: int) -> Engine:
+    made = Engine("e", "http://127.0.0.1:1", POLICY, capacity=capacity, **settings)
+    made.health(True, 0.0)
+    return made
+
+
+def sample(running: int = 0, waiting: int = 0, kv_usage: float = 0.0, preemptions: int = 0, **more: int) -> EngineSample:
+    return EngineSample(
+        running=running, waiting=waiting, kv_usage=kv_usage, preemptions_total=preemptions, **more
+    )
+
+
+def test_a_hold_is_given_back_once() -> None:
+    e = engine()
+    hold = e.hold(300, 100, 0.0)
+    assert (e.held, e.in_flight, e.prefill_queued) == (300, 1, 100)
+    hold.first_byte(0.5)
+    hold.first_byte(0.6)
+    assert e.prefill_queued == 0
+    hold.release()
+    hold.release()
+    assert (e.held, e.in_flight, e.prefill_queued) == (0, 0, 0)
+
+
+def test_a_hold_released_before_the_first_byte_leaves_the_prefill_queue() -> None:
+    e = engine()
+    e.hold(300, 100, 0.0).release()
+    assert e.prefill_queued == 0
+
+
+def test_promises_stay_within_the_budget() -> None:
+    e = engine()
+    assert e.budget == 800
+    e.hold(500, 1, 0.0)
+    assert e.fits(300)
+    assert not e.fits(301)
+
+
+def test_an_idle_engine_takes_what_a_trimmed_budget_would_refuse_for_ever() -> None:
+    e = engine()
+    e.trim = 0.5
+    assert e.budget == 400
+    assert e.fits(800)
+    assert not e.fits(801)
+    e.hold(1, 1, 0.0)
+    assert not e.fits(800)
+
+
+def test_what_is_measured_above_the_ledger_counts_and_falls_with_the_next_sample() -> None:
+    e = engine()
+    hold = e.hold(200, 1, 0.0)
+    e.sampled(sample(running=3, kv_usage=0.6), 1.0)
+    assert (e.excess, e.load) == (400, 600)
+    hold.release()
+    assert e.load == 400, "a release frees room at once, whatever the gauge says until the next poll"
+    e.sampled(sample(), 1.5)
+    assert e.load == 0
+
+
+def test_a_stale_sample_corrects_nothing() -> None:
+    e = engine()
+    e.sampled(sample(running=3, kv_usage=0.6), 1.0)
+    e.forget_stale(2.0)
+    assert e.excess == 600
+    e.forget_stale(1.0 + 3 * POLICY.fleet.poll + 0.01)
+    assert e.excess == 0
+
+
+def test_capacity_is_learned_unless_the_policy_gives_it() -> None:
+    learned, fixed = engine(None), engine(1000)
+    for e in (learned, fixed):
+        e.sampled(sample(capacity_tokens=5000), 1.0)
+    assert (learned.capacity, fixed.capacity) == (5000, 1000)
+
+
+def test_trim_rises_only_while_tokens_bind_and_kv_is_low() -> None:
+    e = engine()
+    e.sampled(sample(kv_usage=0.3), 1.0)
+    assert e.trim == 1.0, "not in use: does not grow"
+    e.hold(800, 1, 1.0)
+    assert not e.fits(1)
+    e.sampled(sample(kv_usage=0.3), 2.0)
+    assert e.trim == pytest.approx(1.02)
+    for at in range(3, 400):
+        e.fits(10**9)
+        e.sampled(sample(kv_usage=0.3), float(at))
+    assert e.trim <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("bad", "falls"),
+    [
+        (sample(kv_usage=0.86), True),
+        (sample(kv_usage=0.5, preemptions=1), True),
+        (sample(running=9, waiting=3, kv_usage=0.8), True),
+        (sample(running=9, waiting=3, kv_usage=0.3), False),
+        (sample(kv_usage=0.84), False),
+    ],
+)
+def test_trim_falls_when_kv_runs_over(bad: EngineSample, falls: bool) -> None:
+    e = engine()
+    e.sampled(sample(), 0.5)
+    e.sampled(bad, 1.0)
+    assert e.trim == (pytest.approx(0.9) if falls else 1.0)
+    for at in range(2, 100):
+        e.sampled(sample(kv_usage=0.99), float(at))
+    assert e.trim == 0.5
+
+
+def test_slots_are_learned_from_the_engines_own_queue() -> None:
+    e = engine(100_000)
+    e.sampled(sample(running=8, waiting=5), 1.0)
+    assert e.slots == 10, "running + engine_backlog"
+    for _ in range(10):
+        e.hold(10, 1, 1.0)
+    assert not e.fits(10)
+    e.sampled(sample(running=8, waiting=2), 1.5)
+    assert e.slots == 10, "a backlog within the bound changes nothing"
+    assert not e.fits(10)
+    e.sampled(sample(running=10, waiting=0, kv_usage=0.1), 2.0)
+    assert e.slots == 11, "full and no queue: probe one above (ten per cent of ten)"
+    e.sampled(sample(running=10, waiting=0, kv_usage=0.1), 2.5)
+    assert e.slots == 11, "not in use: does not grow"
+
+
+def test_slots_of_the_policy_are_kept() -> None:
+    e = engine(100_000, max_concurrency=4)
+    e.sampled(sample(running=2, waiting=50), 1.0)
+    assert e.slots == 4
+
+
+def test_prefill_rate_is_the_ninetieth_percentile_of_the_last_first_bytes() -> None:
+    e = engine(1_000_000)
+    before = e.prefill_rate
+    for number in range(1, 8):
+        e.hold(100, 100, 0.0).first_byte(100 / (number * 100))
+        assert e.prefill_rate == before
+    e.hold(100, 100, 0.0).first_byte(100 / 800)
+    assert e.prefill_rate == pytest.approx(800)
+
+
+def test_health_takes_three_misses_out_and_two_hits_in() -> None:
+    e = engine()
+    assert e.up, "first contact"
+    e.health(False, 1.0)
+    e.health(False, 2.0)
+    assert e.up
+    e.health(True, 3.0)
+    for at in (4.0, 5.0, 6.0):
+        assert e.up
+        e.health(False, at)
+    assert not e.up
+    e.health(True, 7.0)
+    assert not e.up
+    e.health(True, 8.0)
+    assert e.up
+    assert e.back_at == 8.0
+
+
+def test_down_forgets_the_cache() -> None:
+    e = engine()
+    e.remember((1, 2, 3), 1.0)
+    assert e.cached_blocks((1, 2, 9), 2.0) == 2
+    e.down()
+    assert e.cached_blocks((1, 2, 9), 2.0) == 0
+
+
+def test_prefixes_are_trusted_for_a_time_and_bounded() -> None:
+    e = engine()
+    e.remember((1, 2), 0.0)
+    assert e.cached_blocks((1, 2), POLICY.routing.affinity_ttl) == 2
+    assert e.cached_blocks((1, 2), POLICY.routing.affinity_ttl + 1) == 0
+    e.remember(tuple(range(PREFIX_BLOCKS_REMEMBERED)), 1.0)
+    e.remember((-1,), 2.0)
+    assert len(e.prefixes) == PREFIX_BLOCKS_REMEMBERED
+    assert 0 not in e.prefixes, "the least recent goes first"
+
+
+def test_models_are_merged_with_the_longest_context() -> None:
+    fleet = Fleet()
+    for id, card in (("a", ModelCard(id="m", max_model_len=100)), ("b", ModelCard(id="m", max_model_len=200))):
+        e = Engine(id, "http://127.0.0.1:1", POLICY)
+        fleet.add(e)
+        fleet.has_models(e, [card, ModelCard(id=f"only-{id}")])
+    assert set(fleet.models) == {"m", "only-a", "only-b"}
+    assert (fleet.context("m"), fleet.context("only-a"), fleet.context("none")) == (200, None, None)
+    assert [e.id for e in fleet.serving("m")] == ["a", "b"]
+    fleet.remove("b")
+    assert [e.id for e in fleet.serving("m")] == ["a"]
+    with pytest.raises(ValueError, match="used twice"):
+        fleet.add(fleet.engines["a"])
+
+
+def test_the_policy_may_cut_an_engines_models() -> None:
+    fleet = Fleet()
+    e = Engine("a", "http://127.0.0.1:1", POLICY, models=["m"])
+    fleet.add(e)
+    fleet.has_models(e, [ModelCard(id="m"), ModelCard(id="other")])
+    assert set(fleet.models) == {"m"}
+
+
+def test_repr_states_the_state() -> None:
+    e = engine()
+    e.hold(300, 1, 0.0)
+    assert repr(e) == "<Engine e up held=300/800 in_flight=1/256>"
+    e.down()
+    assert "down" in repr(e)

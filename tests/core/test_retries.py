@@ -1,0 +1,59 @@
+"""The retry budget's law: in any window, retries stay within max(at_least, share of calls)."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from gateway.core.policy import Retries
+from gateway.core.retries import WINDOW, RetryBudget
+
+
+def test_a_quiet_gateway_may_retry_at_least() -> None:
+    budget = RetryBudget(Retries(at_least=3))
+    assert [budget.take(100.0) for _ in range(5)] == [True, True, True, False, False]
+    assert budget.take(100.0 + WINDOW), "the window has passed"
+
+
+def test_a_busy_gateway_may_retry_its_share() -> None:
+    budget = RetryBudget(Retries(budget=0.2, at_least=3))
+    for _ in range(100):
+        budget.call(50.0)
+    assert sum(budget.take(50.5) for _ in range(100)) == 20
+
+
+def test_slots_leave_the_window_one_second_at_a_time() -> None:
+    budget = RetryBudget(Retries(budget=0.5, at_least=0))
+    for second in range(WINDOW):
+        budget.call(second + 0.5)
+        budget.call(second + 0.5)
+    assert (budget.calls, budget.retries) == (20, 0)
+    budget.call(WINDOW + 0.5)
+    assert budget.calls == 19
+    assert budget.take(WINDOW + 4.5)
+    assert (budget.calls, budget.retries) == (11, 1)
+
+
+def test_random_traffic_never_exceeds_the_budget() -> None:
+    rng = random.Random(3)
+    policy = Retries(budget=0.2, at_least=3)
+    budget = RetryBudget(policy)
+    now, calls, retries = 1000.0, [], []
+    for _ in range(2000):
+        now += rng.expovariate(50)
+        budget.call(now)
+        calls.append(now)
+        if rng.random() < 0.9 and budget.take(now):
+            retries.append(now)
+            oldest = int(now) - WINDOW
+            recent = sum(int(at) > oldest for at in retries)
+            allowed = policy.budget * sum(int(at) > oldest for at in calls)
+            assert recent <= max(policy.at_least, math.ceil(allowed))
+
+
+def test_backoff_is_full_jitter_over_a_doubling_range() -> None:
+    budget = RetryBudget(Retries())
+    rng = random.Random(1)
+    draws = [budget.backoff(2, rng) for _ in range(500)]
+    assert 0 <= min(draws) < 0.01
+    assert 0.09 < max(draws) <= 0.1

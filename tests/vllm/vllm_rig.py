@@ -1,0 +1,54 @@
+"""A real vLLM on CPU, as a child: start it, ask it, kill it. Installed by install.py.
+
+It is started as operators start it, by its module, in a session of its own, so that the signal that ends it reaches
+EngineCore too: killing the API server alone leaves that alive. One at a time: it takes both cores of a small machine.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import install
+
+from loadtest.processes import Child, answers, total
+
+MODEL = "tiny"
+READY = 180.0  # seconds; 20 to 45 on two idle cores
+CONTEXT = 4096
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+
+
+class Vllm(Child):
+    """One vLLM server, ready to serve. `flags` are appended to its command line."""
+
+    def __init__(self, log: Path, port: int, *flags: str, timeout: float = READY) -> None:
+        argv = [str(install.venv() / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
+        argv += ["--model", str(install.model()), "--served-model-name", MODEL]
+        argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enforce-eager"]
+        argv += ["--max-model-len", str(CONTEXT), *flags]
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "VLLM_"))}
+        super().__init__(f"vllm on port {port}", argv, log, env=kept | ENVIRONMENT)
+        self.url = f"http://127.0.0.1:{port}"
+        try:
+            self.started_in = self.wait(lambda: answers(f"{self.url}/health"), timeout, "200 on /health", every=0.2)
+        except BaseException:
+            self.kill()
+            raise
+
+    def metric(self, name: str, **labels: str) -> float:
+        return total(f"{self.url}/metrics", name, **labels)
+
+    def running(self) -> float:
+        return self.metric("vllm:num_requests_running")
+
+    def usage(self) -> tuple[float, float]:
+        """Tokens read and tokens generated since the start, by the engine's own counters."""
+        return self.metric("vllm:prompt_tokens_total"), self.metric("vllm:generation_tokens_total")
