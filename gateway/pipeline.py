@@ -31,6 +31,10 @@ from gateway.wire.client import Client, EngineError, Reply
 from gateway.wire.server import Request, Responder, answer
 
 JSON = b"content-type: application/json\r\n"
+# Failures of an engine before its first byte, by the policy's names for them: nothing of the answer has been used.
+CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
+    ("reset", "garbage", "truncated", "stall", "closed"), "reset"
+)
 PASSED_ON = (b"traceparent", b"tracestate")  # request headers an engine may see, beside those written here
 
 
@@ -164,7 +168,7 @@ class Pipeline:
                     b"POST", call.route.path.encode(), headers, call.body, timeout=timeout
                 )
             except EngineError as error:
-                kind, message = error.kind, str(error)
+                kind, message = CAUSES[error.kind], str(error)
                 if kind == "connect":
                     engine.down()  # until its health answers again
             else:

@@ -44,6 +44,7 @@ class Running(msgspec.Struct, frozen=True):
     data: list[str]
     control: str
     engines: list[str]
+    models: list[str]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,13 +71,72 @@ def run(options: Options) -> None:
     uvloop.run(serve(options))
 
 
+class Gateway:
+    """Every object of one gateway, built once: what `serve` runs, and what a test or a simulation drives."""
+
+    def __init__(self, policy: Policy, entries: list[EngineEntry], log: CallLog | None, rng: random.Random) -> None:
+        self.policy = policy
+        self.log = log
+        self.rng = rng
+        self.clock = asyncio.get_running_loop().time
+        self.fleet = Fleet()
+        self.clients: dict[str, Client] = {}
+        self.api_keys: dict[str, str] = {}
+        for entry in entries:
+            self._add(entry)
+        self.dispatch = Dispatch(self.fleet, policy, rng, self.clock)
+        self.pipeline = Pipeline(
+            policy,
+            call_settings(policy),
+            self.fleet,
+            self.dispatch,
+            CostModel(policy.budget.alpha),
+            RetryBudget(policy.retries),
+            self.clients,
+            self.observe,
+            self.clock,
+            rng,
+        )
+        self.server = Server(self.pipeline, server_settings(policy))
+        self.metrics = Metrics(self.fleet, self.dispatch, lambda: self.server.connections)
+
+    def _add(self, entry: EngineEntry) -> None:
+        engine = Engine(
+            engine_id(entry.url),
+            entry.url,
+            self.policy,
+            capacity=entry.capacity,
+            max_concurrency=entry.max_concurrency,
+            models=entry.models,
+        )
+        key = _api_key(entry)
+        if key is not None:
+            self.api_keys[engine.id] = key
+        timeouts = self.policy.timeouts
+        settings = ClientSettings(connect_timeout=timeouts.connect, stall_timeout=timeouts.stall)
+        self.fleet.add(engine)
+        self.clients[engine.id] = Client(parse_origin(entry.url), settings, api_key=key)
+
+    def observe(self, record: Record) -> None:
+        """The end of every call: counted, and logged by the policy's share."""
+        self.metrics.observe(record)
+        share = self.policy.logging.calls
+        if self.log is not None and (share >= 1 or self.rng.random() < share):
+            self.log.write(record, self.clock())
+
+    async def aclose(self) -> None:
+        for client in self.clients.values():
+            await client.aclose()
+        if self.log is not None:
+            await self.log.aclose()
+
+
 async def serve(options: Options) -> None:
-    """The whole gateway, from first object to last."""
-    loop = asyncio.get_running_loop()
-    policy = options.policy
+    """The whole life of a gateway process, from first object to last."""
     async with AsyncExitStack() as stack:
-        signals = Signals(loop)
+        signals = Signals(asyncio.get_running_loop())
         stack.callback(signals.close)
+        policy = options.policy
         entries = [*policy.fleet.engines, *options.engines]
         if options.embedded:
             embedded = Embedded()
@@ -84,38 +144,15 @@ async def serve(options: Options) -> None:
             for group in options.embedded:
                 entries += [EngineEntry(url=url) for url in await _embedded(embedded, group)]
 
-        fleet = Fleet()
-        clients: dict[str, Client] = {}
-        for entry in entries:
-            engine, client = _engine(entry, policy)
-            fleet.add(engine)
-            clients[engine.id] = client
-            stack.push_async_callback(client.aclose)
-
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
-        dispatch = Dispatch(fleet, policy, rng, loop.time)
-        metrics = Metrics(fleet, dispatch, lambda: server.connections)
-        log = _call_log(options.log)
-        if log is not None:
-            stack.push_async_callback(log.aclose)
-
-        def observe(record: Record) -> None:
-            metrics.observe(record)
-            if log is not None and (policy.logging.calls >= 1 or rng.random() < policy.logging.calls):
-                log.write(record, loop.time())
-
-        retries = RetryBudget(policy.retries)
-        cost = CostModel(policy.budget.alpha)
-        pipeline = Pipeline(
-            policy, call_settings(policy), fleet, dispatch, cost, retries, clients, observe, loop.time, rng
-        )
-        server = Server(pipeline, server_settings(policy))
-
-        app = control_app(fleet, dispatch, metrics.exposition, options.admin_token, loop.time)
+        gateway = Gateway(policy, entries, _call_log(options.log), rng)
+        stack.push_async_callback(gateway.aclose)
+        fleet, dispatch, server = gateway.fleet, gateway.dispatch, gateway.server
+        telemetry = Telemetry(fleet, policy, dispatch.pump, gateway.clock, gateway.api_keys)
+        stack.push_async_callback(telemetry.aclose)
+        app = control_app(fleet, dispatch, gateway.metrics.exposition, options.admin_token, gateway.clock)
         control = ControlPort(app, options.control)
         stack.push_async_callback(control.aclose)
-        telemetry = Telemetry(fleet, policy, dispatch.pump, loop.time, _api_keys(entries, fleet))
-        stack.push_async_callback(telemetry.aclose)
         try:
             await _listen(server, options)
             await control.start()
@@ -124,18 +161,17 @@ async def serve(options: Options) -> None:
         telemetry.start()
         await telemetry.first_contact()
         _freeze()
-        options.announce(Running(server.addresses, control.address, [engine.url for engine in fleet]))
+        options.announce(Running(server.addresses, control.address, [engine.url for engine in fleet], sorted(fleet.models)))
 
         await signals.first.wait()
         dispatch.refuse_waiting()
-        server.stop_accepting()
         drained = asyncio.ensure_future(server.drain(policy.timeouts.drain))
         hurried = asyncio.ensure_future(signals.second.wait())
         await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
         if not drained.done():
             drained.cancel()
             await server.drain(0.0)
-        hurried.cancel()
 
 
 class Signals:
@@ -162,20 +198,6 @@ async def _embedded(embedded: Embedded, group: EmbeddedFleet) -> list[str]:
         raise StartError(str(error)) from error
 
 
-def _engine(entry: EngineEntry, policy: Policy) -> tuple[Engine, Client]:
-    origin = parse_origin(entry.url)
-    engine = Engine(
-        engine_id(entry.url),
-        entry.url,
-        policy,
-        capacity=entry.capacity,
-        max_concurrency=entry.max_concurrency,
-        models=entry.models,
-    )
-    settings = ClientSettings(connect_timeout=policy.timeouts.connect, stall_timeout=policy.timeouts.stall)
-    return engine, Client(origin, settings, api_key=_api_key(entry))
-
-
 def engine_id(url: str) -> str:
     """How metrics, logs and headers call an engine: its URL without the scheme."""
     return url.partition("://")[2].rstrip("/")
@@ -188,11 +210,6 @@ def _api_key(entry: EngineEntry) -> str | None:
         return Path(entry.api_key_file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(f"api_key_file of {entry.url}: {error}") from error
-
-
-def _api_keys(entries: list[EngineEntry], fleet: Fleet) -> dict[str, str]:
-    keys = {engine_id(entry.url): _api_key(entry) for entry in entries}
-    return {id: key for id, key in keys.items() if key is not None}
 
 
 def _call_log(where: str) -> CallLog | None:

@@ -79,7 +79,7 @@ class Child:
         self.name = name
         self.log = log
         with log.open("wb") as output:
-            self.process = subprocess.Popen(  # noqa: S603 - argv is a list made by the caller, no shell
+            self.process = subprocess.Popen(
                 argv,
                 env=None if env is None else dict(env),
                 stdin=subprocess.DEVNULL,
@@ -165,27 +165,33 @@ class Child:
         return self.process.returncode
 
 
-class Gateway(Child):
-    """`gateway serve` on ephemeral ports, ready to serve: `/readyz` has answered 200 unless `ready` is False."""
+class Gateway:
+    """`gateway serve` on ephemeral ports. `/readyz` has answered 200, unless `ready` is False. `with` stops it."""
 
     def __init__(self, log: Path, *arguments: str, ready: bool = True, timeout: float = 30.0) -> None:
-        program = str(Path(sys.executable).with_name("gateway"))
         ports = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
-        super().__init__("gateway", [program, "serve", *ports, *arguments], log)
+        self.child = Child("gateway", [sys.executable, "-m", "gateway.cli", "serve", *ports, *arguments], log)
         try:
-            self.url = self.line(r"^data port (http://\S+)", timeout)
-            self.control = self.line(r"^control port (http://\S+)", timeout)
+            self.url = self.child.line(r"^data port (http://\S+)", timeout)
+            self.control = self.child.line(r"^control port (http://\S+)", timeout)
             if ready:
-                self.wait(lambda: answers(f"{self.control}/readyz"), timeout, "200 on /readyz")
+                self.child.wait(lambda: answers(f"{self.control}/readyz"), timeout, "200 on /readyz")
         except BaseException:
-            self.kill()
+            self.child.kill()
             raise
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.child.stop()
 
     def fleet(self) -> Any:
         """The JSON of `GET /fleet`."""
         return json.loads(get(f"{self.control}/fleet")[1])
 
     def total(self, name: str, **labels: str) -> float:
+        """The sum of the gateway's own samples called `name`."""
         return total(f"{self.control}/metrics", name, **labels)
 
     def idle(self) -> bool:

@@ -7,7 +7,7 @@ a body is edited by splicing, never by re-encoding what we did not change.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -199,6 +199,8 @@ def parse(
 
     class_name = _class_name(wanted.get(b"x-weir-class"), fields.service_tier, settings)
     session = wanted.get(b"x-weir-session") or fields.prompt_cache_key or fields.user or fields.safety_identifier
+    if session is None and route.kind == "message":
+        session = _user_id(fields.metadata)
     return Call(
         request_id=request_id,
         route=route,
@@ -353,6 +355,12 @@ def _with_usage(body: bytes) -> bytes:
     options["include_usage"] = Raw(b"true")
     fields["stream_options"] = Raw(msgspec.json.encode(options))
     return msgspec.json.encode(fields)
+
+
+def _user_id(metadata: Any) -> str | None:
+    """Where Anthropic's clients say whose conversation it is."""
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    return user if isinstance(user, str) else None
 
 
 def _class_name(asked: bytes | None, tier: str | None, settings: CallSettings) -> str:

@@ -21,7 +21,7 @@ def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
     if len(boundaries) != 1 or not 1 <= len(boundaries[0]) <= 70:
         raise bad("content-type must give one boundary of 1 to 70 characters")
     delimiter = b"\r\n--" + boundaries[0]
-    preamble, *parts = (b"\r\n" + body).split(delimiter, MAX_PARTS + 2)
+    preamble, *parts = (b"\r\n" + body).split(delimiter, MAX_PARTS + 1)
     if preamble or not parts or parts[-1].rstrip(b"\r\n") != b"--":
         raise bad(f"the form does not begin and end with its boundary, or has more than {MAX_PARTS} parts")
     fields: dict[str, str] = {}

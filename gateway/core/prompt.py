@@ -58,6 +58,7 @@ class Body(msgspec.Struct, gc=False):
     tokens: Any = None
     # message, response
     system: Any = None
+    metadata: Any = None
     instructions: Any = None
     max_output_tokens: int | None = None
     background: bool | None = None

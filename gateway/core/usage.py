@@ -141,10 +141,10 @@ class SSEUsage:
         for boundary in _EVENT_END.finditer(whole):
             event = whole[start : boundary.end()]
             start = boundary.end()
-            if self._keep(event):
-                kept.append(event)
+            # A blank line too many belongs to no event: it stays, as it would had it come in a read of its own.
+            kept.append(event if self._keep(event) else event[: len(event) - len(event.lstrip(b"\r\n"))])
         rest = whole[start:]
-        if rest and self._keep(rest):
+        if self._keep(rest):
             kept.append(rest)
         return b"".join(kept)
 

@@ -105,27 +105,23 @@ class HeadReader:
             raise WireError(431, f"headers are over {settings.max_headers} bytes")
 
     def _parse(self, method: bytes, head: bytes) -> list[tuple[bytes, bytes]]:
-        self._fields.items = []
+        fields = self._fields
         try:
-            self._parser.feed_data(head)
-        except httptools.HttpParserUpgrade:
-            # We never upgrade. llhttp would drop the body of such a request, and clients do offer h2c on a POST, so
-            # the head is read again without the offer.
-            if method == b"CONNECT":
-                raise WireError(501, "CONNECT is not served") from None
-            lines = [line for line in head.split(b"\r\n") if line[:8].lower() != b"upgrade:"]
-            self._fields.items = []
-            self._parser = httptools.HttpRequestParser(self._fields)
-            self._feed(b"\r\n".join(lines))
+            try:
+                self._parser.feed_data(head)
+            except httptools.HttpParserUpgrade:
+                # We never upgrade. llhttp would drop the body of such a request, and clients do offer h2c on a POST,
+                # so the head is read again without the offer.
+                if method == b"CONNECT":
+                    raise WireError(501, "CONNECT is not served") from None
+                lines = [line for line in head.split(b"\r\n") if line[:8].lower() != b"upgrade:"]
+                fields.items = []
+                self._parser = httptools.HttpRequestParser(fields)
+                self._parser.feed_data(b"\r\n".join(lines))
         except httptools.HttpParserError as error:
             raise WireError(400, f"malformed request: {error}") from None
-        return self._fields.items
-
-    def _feed(self, head: bytes) -> None:
-        try:
-            self._parser.feed_data(head)
-        except httptools.HttpParserError as error:
-            raise WireError(400, f"malformed request: {error}") from None
+        headers, fields.items = fields.items, []
+        return headers
 
     def _check_host(self, host: bytes | None, minor: int) -> None:
         if host is None:

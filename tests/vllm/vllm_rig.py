@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import install
-
 from loadtest.processes import Child, answers, total
+from tests.vllm import install
 
 MODEL = "tiny"
 READY = 180.0  # seconds; 20 to 45 on two idle cores
@@ -26,7 +25,7 @@ ENVIRONMENT = {
 }
 
 
-class Vllm(Child):
+class Vllm:
     """One vLLM server, ready to serve. `flags` are appended to its command line."""
 
     def __init__(self, log: Path, port: int, *flags: str, timeout: float = READY) -> None:
@@ -35,12 +34,14 @@ class Vllm(Child):
         argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enforce-eager"]
         argv += ["--max-model-len", str(CONTEXT), *flags]
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "VLLM_"))}
-        super().__init__(f"vllm on port {port}", argv, log, env=kept | ENVIRONMENT)
+        self.child = Child(f"vllm on port {port}", argv, log, env=kept | ENVIRONMENT)
         self.url = f"http://127.0.0.1:{port}"
         try:
-            self.started_in = self.wait(lambda: answers(f"{self.url}/health"), timeout, "200 on /health", every=0.2)
+            self.started_in = self.child.wait(
+                lambda: answers(f"{self.url}/health"), timeout, "200 on /health", every=0.2
+            )
         except BaseException:
-            self.kill()
+            self.child.kill()
             raise
 
     def metric(self, name: str, **labels: str) -> float:

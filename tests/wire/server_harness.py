@@ -138,7 +138,8 @@ class Client:
         return (await self.answer()).body == b"GET /alive? "
 
     def reset(self) -> None:
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if self.socket is not None:  # else the server was first
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def close(self) -> None:
@@ -165,10 +166,10 @@ class Rig:
         self.clients.append(client)
         return client
 
-    async def quiet(self) -> None:
-        """Until the server has no connection left."""
+    async def quiet(self, connections: int = 0) -> None:
+        """Until the server has no more connections than that."""
         async with asyncio.timeout(5):
-            while self.server.connections:
+            while self.server.connections > connections:  # noqa: ASYNC110 - a gauge: it has no event
                 await asyncio.sleep(0.001)
 
 

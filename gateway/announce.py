@@ -1,0 +1,39 @@
+"""What a started gateway tells the person at the terminal: where it is, and two commands that work as printed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+
+def announcement(data: Sequence[str], control: str, engines: Sequence[str], models: Sequence[str]) -> str:
+    """The text, without a last newline. `data` are the data port's addresses, URLs or `unix:PATH`."""
+    lines = [*(f"data port {address}" for address in data), f"control port {control}"]
+    lines.append(f"engines {' '.join(engines)}")
+    if not models:
+        return "\n".join([*lines, f"no engine has answered yet: {control}/readyz tells when one has"])
+    lines += [f"models {' '.join(models)}", "", *_curl(data[0], models[0])]
+    if not data[0].startswith("unix:"):
+        lines += ["", *_python(data[0], models[0])]
+    return "\n".join(lines)
+
+
+def _curl(address: str, model: str) -> list[str]:
+    path = address.removeprefix("unix:")
+    where = address if path == address else f"--unix-socket {shlex.quote(path)} http://localhost"
+    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Say hello."}]}
+    return [
+        f"curl -N {where}/v1/chat/completions -H 'content-type: application/json' \\",
+        f"  -d {shlex.quote(json.dumps(body))}",
+    ]
+
+
+def _python(address: str, model: str) -> list[str]:
+    return [
+        "from openai import OpenAI  # pip install openai",
+        f'client = OpenAI(base_url="{address}/v1", api_key="none")',
+        'messages = [{"role": "user", "content": "Say hello."}]',
+        f"answer = client.chat.completions.create(model={json.dumps(model)}, messages=messages)",
+        "print(answer.choices[0].message.content)",
+    ]

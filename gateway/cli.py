@@ -1,0 +1,290 @@
+"""`gateway serve | check`: flags and files in, one `serve.run` out. A mistake is one clear line and exit status 2.
+
+Everything a person can get wrong is found here, before anything starts: addresses, URLs, the policy file, tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from gateway import __version__
+from gateway.announce import announcement
+from gateway.control.listener import is_loopback, split_address
+from gateway.core.policy import MAX_BYTES, EngineEntry, Policy, PolicyError, decode, explain
+from gateway.embedded import EmbeddedFleet, parse_embedded
+from gateway.serve import Options, Running, StartError, engine_id, run
+from gateway.wire.client import parse_origin
+
+TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
+TOKEN_LENGTH = 16
+
+DESCRIPTION = """\
+Weir: a traffic gateway for self-hosted LLM engines.
+
+It stands between OpenAI-compatible clients and a fleet of vLLM engines, holds every engine's KV cache at a set level,
+and decides for each request whether, when, where and how large it runs."""
+
+EXAMPLES = """\
+examples:
+  gateway serve --engine sim:2                                   try it: two simulated engines, no GPU needed
+  gateway serve --engine http://10.0.0.11:8000 --engine unix:///run/vllm/b.sock
+  gateway check policy.yaml                                      find every mistake in a policy before it is used
+  gateway serve --policy policy.yaml"""
+
+SERVE_EXAMPLES = """\
+A policy file says what may change while the gateway runs: classes, budgets, retries, time-outs, engines.
+policies/default.yaml has every field with its default; flags say only where to listen and what to read.
+
+examples:
+  gateway serve --engine sim:4:a100-8b                           four simulated engines with the profile a100-8b
+  gateway serve --policy policy.yaml --listen 0.0.0.0:8000       reachable from other machines
+  gateway serve --policy policy.yaml --listen unix:/run/weir.sock --log /var/log/weir.jsonl
+  WEIR_ADMIN_TOKEN=... gateway serve --policy policy.yaml --control 0.0.0.0:8001
+
+SIGTERM or Ctrl-C drains: answers in flight finish, within timeouts.drain; a second one ends it at once."""
+
+CHECK_EXAMPLES = """\
+Prints `FILE: ok`, or one line for every mistake: FILE:LINE: field: what was found, what was expected. Exit status 2
+if there is any. Nothing is started and no engine is asked.
+
+examples:
+  gateway check policies/*.yaml
+  gateway check --explain policy.yaml                            the policy in full, every default written out"""
+
+
+class Mistake(Exception):
+    """Something a person can correct; each line says what and where."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one line for a mistake, where it has a paragraph."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 0, or 2 for a mistake in a flag or a file."""
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.command(options))
+    except (Mistake, StartError) as error:
+        print("\n".join(f"gateway: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return 2
+
+
+def _parser() -> Parser:
+    def parser(add: Callable[..., Parser], *name: str, epilog: str, description: str, **more: Any) -> Parser:
+        return add(
+            *name,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            **more,
+        )
+
+    top = parser(Parser, prog="gateway", description=DESCRIPTION, epilog=EXAMPLES)
+    top.add_argument("--version", action="version", version=f"weir {__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="serve | check")
+
+    serve = parser(
+        commands.add_parser,
+        "serve",
+        help="run the gateway",
+        description="Run the gateway until SIGTERM or Ctrl-C.",
+        epilog=SERVE_EXAMPLES,
+    )
+    serve.add_argument("--policy", metavar="FILE", help="the policy, YAML; left out: the defaults")
+    serve.add_argument(
+        "--engine",
+        action="append",
+        default=[],
+        type=_argument(_engine),
+        metavar="URL|sim[:N[:PROFILE]]",
+        help="an engine, beside the policy's: http://, https:// or unix:///PATH, or N simulated ones; repeatable",
+    )
+    serve.add_argument(
+        "--listen",
+        default="127.0.0.1:8000",
+        type=_argument(_listen),
+        metavar="HOST:PORT|unix:PATH",
+        help="where clients connect; port 0: any free one (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--control",
+        default="127.0.0.1:8001",
+        type=_argument(_control),
+        metavar="HOST:PORT",
+        help="where operators connect: /readyz /metrics /fleet (default: %(default)s)",
+    )
+    serve.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this PEM certificate chain")
+    serve.add_argument("--tls-key", metavar="FILE", help="its private key, if not in the same file")
+    serve.add_argument(
+        "--admin-token-file",
+        metavar="FILE",
+        help=f"the control port's token, else ${TOKEN_VARIABLE}; needed where --control is not a loopback address",
+    )
+    serve.add_argument(
+        "--log", default="-", metavar="FILE|-|none", help="one JSON line per call; -: standard error (default)"
+    )
+    serve.set_defaults(command=_serve)
+
+    check = parser(
+        commands.add_parser,
+        "check",
+        help="find the mistakes in policy files",
+        description="Read policy files and report every mistake.",
+        epilog=CHECK_EXAMPLES,
+    )
+    check.add_argument("files", nargs="+", metavar="FILE")
+    check.add_argument("--explain", action="store_true", help="print the whole effective policy, defaults included")
+    check.set_defaults(command=_check)
+    return top
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """For argparse, which hides the message of a ValueError but shows that of an ArgumentTypeError."""
+
+    def converted(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return converted
+
+
+def _engine(text: str) -> EngineEntry | EmbeddedFleet:
+    embedded = parse_embedded(text)
+    if embedded is not None:
+        return embedded
+    if text.startswith("sim") and "://" not in text:
+        raise ValueError(f"{text!r} is not sim, sim:N or sim:N:PROFILE")
+    parse_origin(text)
+    return EngineEntry(url=text)
+
+
+def _listen(text: str) -> str:
+    if not text.startswith("unix:"):
+        split_address(text)
+    elif not text.removeprefix("unix:"):
+        raise ValueError("unix: needs a path")
+    return text
+
+
+def _control(text: str) -> str:
+    split_address(text)
+    return text
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def _serve(given: argparse.Namespace) -> int:
+    policy = _policy(Path(given.policy)) if given.policy else Policy()
+    engines = tuple(engine for engine in given.engine if isinstance(engine, EngineEntry))
+    embedded = tuple(engine for engine in given.engine if isinstance(engine, EmbeddedFleet))
+    if not (policy.fleet.engines or engines or embedded):
+        raise Mistake("no engine: give --engine URL, --engine sim, or fleet.engines in the policy")
+    ids = Counter(engine_id(engine.url) for engine in (*policy.fleet.engines, *engines))
+    twice = [id for id, times in ids.items() if times > 1]
+    if twice:
+        raise Mistake(f"--engine: {twice[0]} is there twice")
+    if given.tls_key and not given.tls_cert:
+        raise Mistake("--tls-key: there is no --tls-cert for it")
+    token = _admin_token(given.admin_token_file)
+    if token is None and not is_loopback(given.control):
+        raise Mistake(
+            f"--control {given.control} can be reached from other machines: "
+            f"give --admin-token-file FILE or set {TOKEN_VARIABLE}"
+        )
+    run(
+        Options(
+            announce=_announce,
+            policy=policy,
+            engines=engines,
+            embedded=embedded,
+            listen=given.listen,
+            control=given.control,
+            tls_cert=given.tls_cert,
+            tls_key=given.tls_key,
+            admin_token=token,
+            log=given.log,
+        )
+    )
+    return 0
+
+
+def _announce(running: Running) -> None:
+    print(announcement(running.data, running.control, running.engines, running.models), flush=True)
+
+
+def _check(given: argparse.Namespace) -> int:
+    bad = 0
+    for name in given.files:
+        try:
+            policy = _policy(Path(name))
+        except Mistake as mistake:
+            bad += 1
+            print(mistake, file=sys.stderr)
+        else:
+            print(explain(policy) if given.explain else f"{name}: ok")
+    return 2 if bad else 0
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, what: str, limit: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise Mistake(f"{what}{path}: {error.strerror}") from error
+
+
+def _policy(path: Path) -> Policy:
+    """The policy in a file, with its key files' names taken from the file's own folder."""
+    try:
+        policy = decode(_read(path, "", MAX_BYTES + 1), str(path))
+    except PolicyError as error:
+        raise Mistake(str(error)) from error
+    engines = []
+    for index, engine in enumerate(policy.fleet.engines):
+        try:
+            parse_origin(engine.url)
+        except ValueError as error:
+            raise Mistake(f"{path}: fleet.engines[{index}].url: {error}") from error
+        key_file = engine.api_key_file
+        resolved = None if key_file is None else str(path.parent / key_file)
+        engines.append(msgspec.structs.replace(engine, api_key_file=resolved))
+    fleet = msgspec.structs.replace(policy.fleet, engines=tuple(engines))
+    return msgspec.structs.replace(policy, fleet=fleet)
+
+
+def _admin_token(file: str | None) -> str | None:
+    """From the file, else from the environment; never from argv, which every user of the machine can read."""
+    source = f"--admin-token-file {file}" if file else TOKEN_VARIABLE
+    text = _read(Path(file), "--admin-token-file ", 4096).decode("latin-1") if file else os.environ.get(TOKEN_VARIABLE)
+    if text is None:
+        return None
+    token = text.strip()
+    if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):
+        raise Mistake(f"{source}: a token is at least {TOKEN_LENGTH} visible ASCII characters")
+    return token
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Asks every engine how it is, and tells the fleet: /health, /v1/models, /metrics.
+
+Each engine has two loops of its own, so that neither a slow scrape nor a hung neighbour delays a health check. What
+comes back is bounded in time and size; what cannot be read counts as not answered. Nothing is decided here: results
+go to the fleet as they are, then `on_change` lets what waits move.
+
+An engine is told to be healthy only once its models are known, so no call for one of them is answered with 404.
+With the default interval of 2 s an engine that hangs is out 4.6 s later at the latest: 2 s until the next check, then
+three checks of 0.6 s, 0.4 s apart. One that is down is asked every 0.4 s. A check that this process itself was too
+busy to follow says nothing of the engine: an overloaded gateway must not take its fleet for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import httpx
+
+from gateway.core.fleet import Engine, Fleet
+from gateway.core.policy import FleetPolicy, Policy
+from gateway.core.vllm import SampleError, models_from, sample_from
+
+MODELS_EVERY = 30.0  # seconds
+MODELS_WITHIN = 2.0  # seconds
+LEAST = 0.25  # seconds any answer may take, however short the intervals are
+HEALTH_LIMIT = 64 * 1024  # bytes
+BODY_LIMIT = 8 * 1024 * 1024  # bytes; vLLM's metrics are about 50 KiB, times data-parallel cores
+
+
+class Telemetry:
+    """All engines' watchers. `clock` gives monotonic seconds; `api_keys` maps an engine's id to its own key."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        policy: Policy,
+        on_change: Callable[[], None],
+        clock: Callable[[], float],
+        api_keys: Mapping[str, str],
+    ) -> None:
+        self._watchers = [
+            Watcher(engine, fleet, policy.fleet, on_change, clock, api_keys.get(engine.id)) for engine in fleet
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin watching. Checks of different engines are spread over the interval."""
+        for index, watcher in enumerate(self._watchers):
+            share = index / len(self._watchers)
+            self._spawn(watcher.watch_health(share))
+            self._spawn(watcher.watch_metrics(share))
+
+    def _spawn(self, loop: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(loop)
+        task.add_done_callback(_report)
+        self._tasks.append(task)
+
+    async def first_contact(self) -> None:
+        """Until every engine has been tried once; a few seconds at most, whatever state the fleet is in."""
+        for watcher in self._watchers:
+            await watcher.tried.wait()
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for watcher in self._watchers:
+            await watcher.aclose()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A watcher ends only by cancellation; any other end is a bug and must not pass in silence."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": "an engine's telemetry stopped", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(context)
+
+
+class Watcher:
+    """Asks one engine. `tried` is set once it has answered, or failed to, for the first time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        fleet: Fleet,
+        policy: FleetPolicy,
+        on_change: Callable[[], None],
+        clock: Callable[[], float],
+        api_key: str | None,
+    ) -> None:
+        self.engine = engine
+        self.tried = asyncio.Event()
+        self._fleet = fleet
+        self._policy = policy
+        self._on_change = on_change
+        self._clock = clock
+        self._client = _client(engine.url, api_key)
+        self._models_at = 0.0  # when the list of models was read last; matters only while the engine is up
+
+    async def watch_health(self, share: float) -> None:
+        interval = self._policy.health
+        while True:
+            await self._check_health()
+            if not self.tried.is_set():
+                await self._scrape()
+                self.tried.set()
+                await asyncio.sleep(share * interval)
+            for _ in range(5):
+                await asyncio.sleep(interval / 5)
+                if not self.engine.up or self.engine.misses:
+                    break
+
+    async def watch_metrics(self, share: float) -> None:
+        await self.tried.wait()
+        await asyncio.sleep(share * self._policy.poll)
+        while True:
+            began = self._clock()
+            await self._scrape()
+            await asyncio.sleep(max(0.0, began + self._policy.poll - self._clock()))
+
+    async def _check_health(self) -> None:
+        engine, within, began = self.engine, max(LEAST, 0.3 * self._policy.health), self._clock()
+        ok = await self._get("/health", within, HEALTH_LIMIT) is not None
+        if not ok and self._clock() - began > 1.1 * within:
+            return  # our own loop was too busy to end the wait in time, so it may have been to see the answer
+        if ok and (not engine.up or self._clock() - self._models_at >= MODELS_EVERY):
+            ok = await self._ask_models() or engine.up
+        self._fleet.health(engine, ok, self._clock())
+        self._on_change()
+
+    async def _ask_models(self) -> bool:
+        body = await self._get("/v1/models", MODELS_WITHIN, BODY_LIMIT)
+        try:
+            cards = models_from(body or b"")
+        except SampleError:
+            return False
+        self._fleet.has_models(self.engine, cards)
+        self._models_at = self._clock()
+        return True
+
+    async def _scrape(self) -> None:
+        if not self.engine.up:
+            return
+        body = await self._get("/metrics", max(LEAST, 3 * self._policy.poll), BODY_LIMIT)
+        try:
+            sample = sample_from(body or b"")
+        except SampleError:
+            return  # the age of the last good one says it all
+        self._fleet.sampled(self.engine, sample, self._clock())
+        self._on_change()
+
+    async def _get(self, path: str, within: float, limit: int) -> bytes | None:
+        """The body of a 200 of at most `limit` bytes, wholly here `within` seconds; else None."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(within), self._client.stream("GET", path) as response:
+                if response.status_code != httpx.codes.OK:
+                    return None
+                async for chunk in response.aiter_raw():
+                    body += chunk
+                    if len(body) > limit:
+                        return None
+        except (httpx.HTTPError, TimeoutError):
+            return None
+        return bytes(body)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+def _client(url: str, api_key: str | None) -> httpx.AsyncClient:
+    """One connection or two, straight to the engine: no proxy from the environment, no redirects, no compression."""
+    path = url.removeprefix("unix://")
+    transport = httpx.AsyncHTTPTransport(
+        uds=path if path != url else None,
+        limits=httpx.Limits(max_connections=4, keepalive_expiry=4.0),  # vLLM closes idle connections after 5 s
+        trust_env=False,
+    )
+    headers = {"accept-encoding": "identity", "user-agent": "weir"}
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
+    base = "http://localhost" if path != url else url
+    return httpx.AsyncClient(
+        transport=transport,
+        base_url=base,
+        headers=headers,
+        timeout=None,  # noqa: S113 # _get bounds each request as a whole; httpx's time-outs are per read
+        trust_env=False,
+    )

@@ -1,0 +1,47 @@
+"""Where an engine listens: `http://HOST:PORT[/BASE]`, `https://…` or `unix:///PATH`."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import msgspec
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """A parsed engine URL. `unix` is the socket's path, None for TCP; `base_path` has no trailing slash."""
+
+    url: str
+    host: str
+    port: int
+    unix: str | None = None
+    tls: bool = False
+    base_path: str = ""
+
+    @property
+    def authority(self) -> str:
+        """The value of the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = 443 if self.tls else 80
+        return host if self.port == default else f"{host}:{self.port}"
+
+
+def parse_origin(url: str) -> Origin:
+    """Raises ValueError saying what is wrong with `url`."""
+    if any(char.isspace() or not char.isprintable() or not char.isascii() for char in url):
+        raise ValueError(f"{url!r}: an engine's URL is printable ASCII without spaces")
+    if url.startswith("unix:"):
+        path = url.removeprefix("unix://")
+        if path == url or not path.startswith("/") or len(path) > 107:
+            raise ValueError(f"{url!r}: write unix:///PATH, an absolute path of at most 107 bytes")
+        return Origin(url=url, host="localhost", port=80, unix=path)
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r}: write http://HOST:PORT, https://HOST:PORT or unix:///PATH")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError(f"{url!r}: no user, query or fragment in an engine's URL; its key goes into api_key_file")
+    tls = parts.scheme == "https"
+    try:
+        port = parts.port or (443 if tls else 80)
+    except ValueError:
+        raise ValueError(f"{url!r}: the port is a number from 1 to 65535") from None
+    return Origin(url=url, host=parts.hostname, port=port, tls=tls, base_path=parts.path.rstrip("/"))

@@ -1,0 +1,586 @@
+"""From bytes to a Call: what each route reads, what is refused and which field is named, what is spliced."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from gateway.core.call import ROUTES, Call, CallSettings, parse, route_of
+from gateway.core.outcome import Outcome, Refused
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+DATA_URL = "data:image/png;base64,aGVsbG8="
+
+
+def call(
+    body: Any,
+    path: str = "/v1/chat/completions",
+    headers: dict[str, str] | None = None,
+    *,
+    settings: CallSettings | None = None,
+    tenant: str = "t",
+    salt: str | None = None,
+) -> Call:
+    data = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+    return parse(
+        ROUTES[path.encode()],
+        pairs,
+        data,
+        settings=settings or CallSettings(),
+        request_id="r",
+        tenant=tenant,
+        now=100.0,
+        salt=salt,
+    )
+
+
+def refusal(body: Any, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None) -> Refused:
+    with pytest.raises(Refused) as caught:
+        call(body, path, headers)
+    assert caught.value.outcome is Outcome.BAD_REQUEST
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_a_chat_call() -> None:
+    made = call({**CHAT, "max_tokens": 5, "n": 2, "unknown": {"x": 1}})
+    assert (made.model, made.tenant, made.request_id, made.arrived) == ("m", "t", "r", 100.0)
+    assert (made.class_name, made.deadline) == ("default", 400.0)
+    assert (made.max_tokens, made.n, made.messages, made.media, made.token_ids) == (5, 2, 1, 0, 0)
+    assert (made.stream, made.wants_usage, made.session) == (False, False, 0)
+    assert made.ascii_bytes == len("user\0hi")
+    assert json.loads(made.body)["unknown"] == {"x": 1}
+
+
+def test_the_route_table() -> None:
+    assert route_of(b"/v1/completions") is ROUTES[b"/v1/completions"]
+    model = route_of(b"/v1/models/org/name")
+    assert model is not None
+    assert model.kind == "models"
+    assert route_of(b"/v1/models/") is None
+    assert route_of(b"/sleep") is None
+
+
+def test_settings_must_have_a_deadline_for_every_class_they_name() -> None:
+    with pytest.raises(ValueError, match="batch"):
+        CallSettings(class_deadlines={"default": 1.0, "interactive": 1.0})
+
+
+# -- headers ------------------------------------------------------------------------------------------------------
+
+
+def test_class_header_beats_service_tier_beats_default() -> None:
+    tier = {**CHAT, "service_tier": "flex"}
+    assert call(tier).class_name == "batch"
+    assert call(tier, headers={"x-weir-class": "interactive"}).class_name == "interactive"
+    assert call({**CHAT, "service_tier": "auto"}).class_name == "default"
+    assert call({**CHAT, "service_tier": None}).class_name == "default"
+
+
+def test_an_unknown_class_is_refused_with_the_classes_there_are() -> None:
+    refused = refusal(CHAT, headers={"x-weir-class": "vip"})
+    assert refused.param == "x-weir-class"
+    assert "interactive, default, long_context, batch" in refused.message
+    assert "found vip" in refused.message
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("2000", 2.0), ("0.5", 0.0005), ("86400000", 86400.0), (".5", 0.0005)])
+def test_deadline_header(value: str, seconds: float) -> None:
+    assert call(CHAT, headers={"x-weir-deadline-ms": value}).deadline == pytest.approx(100.0 + seconds)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "0", "-1", "inf", "nan", "1e3", "1_000", "86400001", "9" * 400, "soon", " 5", "1.2.3", "."]
+)
+def test_bad_deadline_header_is_refused(value: str) -> None:
+    refused = refusal(CHAT, headers={"x-weir-deadline-ms": value})
+    assert refused.param == "x-weir-deadline-ms"
+
+
+@pytest.mark.parametrize(
+    ("patience", "deadline"),
+    [("10", 110.0), ("10.5", 110.5), ("600", 400.0), ("not-given", 400.0), ("None", 400.0), ("0", 400.0), ("", 400.0)],
+)
+def test_the_sdk_read_timeout_bounds_the_deadline_and_junk_is_ignored(patience: str, deadline: float) -> None:
+    assert call(CHAT, headers={"x-stainless-read-timeout": patience}).deadline == deadline
+
+
+def test_session_from_the_first_source_there_is() -> None:
+    everything = {**CHAT, "prompt_cache_key": "k", "user": "u", "safety_identifier": "s"}
+    by_key = call(everything).session
+    assert by_key == call({**CHAT, "prompt_cache_key": "k"}).session
+    assert call({**CHAT, "user": "u"}).session == call({**CHAT, "user": "u", "safety_identifier": "s"}).session
+    assert call({**CHAT, "safety_identifier": "s"}).session != 0
+    by_header = call(everything, headers={"x-weir-session": "abc"}).session
+    assert by_header not in (0, by_key)
+    assert by_key != call(everything, tenant="other").session
+    assert by_key == call(everything, tenant="other", salt="t").session
+
+
+def test_messages_session_from_metadata() -> None:
+    body = {**CHAT, "max_tokens": 1}
+    assert call({**body, "metadata": {"user_id": "u"}}, "/v1/messages").session != 0
+    assert call({**body, "metadata": {"user_id": 5}}, "/v1/messages").session == 0
+    assert call({**body, "metadata": "x"}, "/v1/messages").session == 0
+    assert call({**CHAT, "metadata": {"user_id": "u"}}).session == 0
+
+
+@pytest.mark.parametrize("value", ["application/json", "Application/JSON; charset=utf-8", "application/json;"])
+def test_json_content_types(value: str) -> None:
+    assert call(CHAT, headers={"content-type": value}).model == "m"
+
+
+@pytest.mark.parametrize("value", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonl"])
+def test_other_content_types_are_refused(value: str) -> None:
+    assert refusal(CHAT, headers={"content-type": value}).param == "content-type"
+
+
+def test_compressed_bodies_are_refused() -> None:
+    assert refusal(CHAT, headers={"content-encoding": "gzip"}).param == "content-encoding"
+    assert call(CHAT, headers={"content-encoding": "Identity"}).model == "m"
+
+
+# -- bad bodies ---------------------------------------------------------------------------------------------------
+
+_DIGITS = "9" * 400
+_WITH = '{"model":"m","messages":[{"role":"user","content":"x"}],%s}'
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ("", None, "not valid JSON"),
+        ("{", None, "not valid JSON"),
+        ("[]", None, "expected `object`, got `array`"),
+        ("5", None, "expected `object`"),
+        ('{"model":"m",}', None, "not valid JSON"),
+        ("{'model':1}", None, "not valid JSON"),
+        (_WITH % '"temperature":NaN', None, "not valid JSON"),
+        (_WITH % '"x":Infinity', None, "not valid JSON"),
+        (_WITH % '"temperature":1e999', "temperature", "found 1e999"),
+        (_WITH % f'"temperature":{_DIGITS}', "temperature", "out of range"),
+        (_WITH % f'"seed":{_DIGITS}', "seed", "found 9999"),
+        (_WITH % f'"seed":{2**63}', "seed", "found 9223372036854775808"),
+        (_WITH % '"max_tokens":-1', "max_tokens", "from 1 to 1048576, found -1"),
+        (_WITH % '"max_tokens":0', "max_tokens", "found 0"),
+        (_WITH % '"max_tokens":1.5', "max_tokens", "found 1.5"),
+        (_WITH % '"max_tokens":1e3', "max_tokens", "found 1e3"),
+        (_WITH % '"max_tokens":true', "max_tokens", "found true"),
+        (_WITH % '"max_tokens":"7"', "max_tokens", 'found "7"'),
+        (_WITH % '"max_tokens":[1]', "max_tokens", "found [1]"),
+        (_WITH % f'"max_tokens":{2**70}', "max_tokens", "an integer of 71 bits"),
+        (_WITH % f'"max_tokens":{_DIGITS}', "max_tokens", "an integer of 1329 bits"),
+        (_WITH % f'"max_tokens":{"9" * 5000}', "max_tokens", "found 999"),
+        (_WITH % '"max_completion_tokens":0', "max_completion_tokens", "found 0"),
+        (_WITH % '"n":0', "n", "from 1 to 8, found 0"),
+        (_WITH % '"n":9', "n", "found 9"),
+        (_WITH % '"n":false', "n", "found false"),
+        (_WITH % '"stream":"yes"', "stream", 'found "yes"'),
+        (_WITH % '"stream":1', "stream", "found 1"),
+        (_WITH % '"stream_options":5', "stream_options", "found 5"),
+        (_WITH % '"stream_options":{"include_usage":"x"}', "stream_options.include_usage", "got `str`"),
+        (_WITH % '"user":5', "user", "found 5"),
+        (_WITH % '"priority":0', "priority", "set by the gateway only"),
+        (_WITH % '"\\u0070riority":0', "priority", "set by the gateway only"),
+        (_WITH % '"cache_salt":"x"', "cache_salt", "set by the gateway only"),
+        (_WITH % '"kv_transfer_params":{}', "kv_transfer_params", "set by the gateway only"),
+        ('{"messages":[{"role":"user","content":"x"}]}', "model", "model is required"),
+        ('{"model":null,"messages":[{"role":"user","content":"x"}]}', "model", "model is required"),
+        ('{"model":"","messages":[]}', "model", "length >= 1"),
+        ('{"model":5,"messages":[]}', "model", "found 5"),
+        ('{"model":"' + "x" * 300 + '"}', "model", "..."),
+        ('{"model":5,"messages":[', None, "not valid JSON"),
+        ('{"model":"m"}', "messages", "messages is required"),
+        ('{"model":"m","messages":[]}', "messages", "messages is required"),
+        ('{"model":"m","messages":null}', "messages", "messages is required"),
+        ('{"model":"m","messages":{}}', "messages", "found {}"),
+        ('{"model":"m","messages":["x"]}', "messages[0]", "got `str`"),
+        ('{"model":"m","messages":[{"content":"x"}]}', "messages[0].role", "is missing"),
+        ('{"model":"m","messages":[{"role":5}]}', "messages[0].role", "got `int`"),
+        ('{"model":"m","messages":[{"role":"u","content":5}]}', "messages[0].content", "got `int`"),
+        ('{"model":"m","messages":[{"role":"u","content":1e999}]}', "messages[0].content", "out of range"),
+    ],
+)  # fmt: skip
+def test_bad_chat_bodies_name_the_field(body: str, param: str | None, says: str) -> None:
+    refused = refusal(body.encode())
+    assert (refused.param, says in refused.message) == (param, True), refused.message
+    assert len(refused.message) < 400
+    assert json.loads(refused.body())["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"x":"\xff","model":"m"}', b"\xff", b'{"model":"\xed\xa0\x80"}', '{"model":"é"}'.encode("latin-1")]
+)
+def test_a_body_that_is_not_utf8(body: bytes) -> None:
+    assert "not UTF-8" in refusal(body).message
+
+
+def test_a_lone_surrogate_is_not_json() -> None:
+    assert "not valid JSON" in refusal(_WITH.encode() % b'"x":"\\ud800"').message
+
+
+def test_too_many_messages() -> None:
+    refused = refusal({"model": "m", "messages": [{"role": "user", "content": ""}] * 2001})
+    assert refused.param == "messages"
+    assert "2001" in refused.message
+    assert "2000" in refused.message
+
+
+def nested(depth: int) -> bytes:
+    """A chat body whose deepest array is at `depth`."""
+    return _WITH.encode() % (b'"x":' + b"[" * (depth - 1) + b"]" * (depth - 1))
+
+
+def test_depth_is_bounded_exactly() -> None:
+    assert call(nested(64)).model == "m"
+    assert "nested deeper than 64" in refusal(nested(65)).message
+    assert "nested deeper than 64" in refusal(nested(50_000)).message
+    assert "nested deeper than 64" in refusal(b"[" * 65).message
+
+
+def test_brackets_in_text_do_not_count_as_depth() -> None:
+    text = '[[{{"\\' * 40
+    made = call({"model": "m", "messages": [{"role": "user", "content": text}] * 3, "x": [[]] * 70})
+    assert made.messages == 3
+    assert call({**CHAT, "x": ["[" * 100] * 70}).model == "m"  # no backslash in the body
+    assert "nested" in refusal({**CHAT, "x": '\\"', "y": json.loads(nested(65))}).message
+
+
+def test_the_number_of_containers_is_bounded() -> None:
+    body = _WITH.encode() % (b'"x":[' + b"[]," * 100_000 + b"[]]")
+    assert "more than 100000 JSON arrays" in refusal(body).message
+
+
+def test_duplicate_keys_are_read_as_engines_read_them() -> None:
+    made = call(b'{"model":"a","max_tokens":-1,"messages":[{"role":"user","content":"x"}],"model":"b","max_tokens":3}')
+    assert (made.model, made.max_tokens) == ("b", 3)
+
+
+# -- what is prompt -----------------------------------------------------------------------------------------------
+
+
+def test_bytes_by_script() -> None:
+    made = call({"model": "m", "messages": [{"role": "u", "content": "aé漢字한😀"}]})
+    assert (made.ascii_bytes, made.cjk_bytes, made.other_bytes) == (len("u\0a"), 9, 2 + 4)
+
+
+def test_content_parts_tools_and_tool_calls_are_prompt() -> None:
+    plain = call({"model": "m", "messages": [{"role": "u", "content": "ab"}]})
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert call({"model": "m", "messages": [{"role": "u", "content": parts}]}).ascii_bytes == plain.ascii_bytes + 1
+    tools = call({**CHAT, "tools": [{"type": "function"}]})
+    assert tools.ascii_bytes == call(CHAT).ascii_bytes + len('[{"type": "function"}]') + 1
+    calling = {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}
+    assert call({"model": "m", "messages": [calling]}).ascii_bytes == len('assistant\0[{"id": "x"}]')
+
+
+def test_media_is_counted_and_not_read_as_text() -> None:
+    picture = {"type": "image_url", "image_url": {"url": DATA_URL * 1000}}
+    sound = {"type": "input_audio", "input_audio": {"data": "aGVsbG8=" * 1000, "format": "wav"}}
+    made = call({"model": "m", "messages": [{"role": "u", "content": [picture, sound, {"type": "text", "text": "x"}]}]})
+    assert made.media == 2
+    assert made.ascii_bytes == len("u\0x") + 2 * 17
+    again = call({"model": "m", "messages": [{"role": "u", "content": [{"image_url": DATA_URL}, {"text": "x"}]}]})
+    assert again.media == 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}},
+        {"type": "image_url", "image_url": "https://example.com/a.png"},
+        {"image_url": {"url": "file:///etc/passwd"}},
+        {"image_url": {"url": 5}},
+        {"image_url": 5},
+        {"type": "video_url", "video_url": {"url": "HTTP://x"}},
+        {"type": "audio_url", "audio_url": {"url": "ftp://x"}},
+        {"type": "input_file", "file_url": "https://x"},
+        {"type": "image", "source": {"type": "url", "url": "https://x"}},
+        {"type": "tool_result", "content": [{"type": "image", "source": {"type": "url", "url": "https://x"}}]},
+    ],
+)
+def test_media_by_reference_is_refused(part: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [{"role": "u", "content": [part]}], "max_tokens": 1}
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        refused = refusal(body, path)
+        assert refused.param == "messages[0].content"
+        assert "data: URL" in refused.message
+    assert call(body, settings=CallSettings(media="any")).media == 1
+
+
+def test_media_can_be_switched_off() -> None:
+    with pytest.raises(Refused, match="text only"):
+        call(
+            {"model": "m", "messages": [{"role": "u", "content": [{"image_url": DATA_URL}]}]},
+            settings=CallSettings(media="none"),
+        )
+
+
+def test_a_tools_own_arguments_may_have_any_keys() -> None:
+    use = {"type": "tool_use", "id": "1", "name": "see", "input": {"image_url": "https://x", "source": "y"}}
+    made = call({"model": "m", "max_tokens": 1, "messages": [{"role": "assistant", "content": [use]}]}, "/v1/messages")
+    assert made.media == 0
+    assert made.ascii_bytes == len('assistant\0see\0{"image_url":"https://x","source":"y"}')
+
+
+def test_numbers_in_content_are_not_text() -> None:
+    content = [{"type": "text", "text": "x", "weight": 5, "flag": True, "none": None}]
+    assert call({"model": "m", "messages": [{"role": "u", "content": content}]}).ascii_bytes == len("u\0x")
+
+
+def test_prefix_is_a_chain_of_full_blocks() -> None:
+    def prefix(text: str, **more: Any) -> tuple[int, ...]:
+        return call({"model": "m", "messages": [{"role": "u", "content": text}]}, **more).prefix
+
+    blocks = prefix("x" * (3 * 512))
+    assert len(blocks) == 3  # "u\0" goes before; the rest of the fourth is not full
+    assert prefix("x" * (3 * 512 - 3)) == blocks[:2]
+    assert prefix("x" * 512 + "y" + "x" * 511 + "x" * 512)[0] == blocks[0]
+    assert prefix("x" * 512 + "y" + "x" * 511 + "x" * 512)[1:] != blocks[1:]
+    assert not set(prefix("x" * (3 * 512), tenant="other")) & set(blocks)
+    assert prefix("x" * (3 * 512), tenant="other", salt="t") == blocks
+    assert len(prefix("x" * 512 * 600)) == 512
+    assert prefix("x" * 500) == ()
+
+
+# -- the other routes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "ids", "text"),
+    [
+        ("abc", 2, 0, 3),
+        (["ab", "c"], 4, 0, 4),
+        ([1, 2, 3], 2, 3, 0),
+        ([[1, 2], [3]], 4, 3, 0),
+        (["ab", [1]], 4, 1, 2),
+    ],
+)
+def test_completion_prompts(prompt: Any, n: int, ids: int, text: int) -> None:
+    made = call({"model": "m", "prompt": prompt, "n": 2}, "/v1/completions")
+    assert (made.n, made.token_ids, made.ascii_bytes, made.max_tokens) == (n, ids, text, None)
+
+
+def test_token_ids_have_a_prefix() -> None:
+    one = call({"model": "m", "prompt": list(range(1000))}, "/v1/completions")
+    two = call({"model": "m", "prompt": [*range(999), 5]}, "/v1/completions")
+    assert one.prefix[:-1] == two.prefix[:-1] != ()
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, [], 5, {"a": 1}, [1, -1], [1, 2**31], [1, True], [1, "a"], ["a", []], [[1], [1.5]], [[]], 10**25]
+)
+def test_bad_completion_prompts(prompt: Any) -> None:
+    refused = refusal({"model": "m", "prompt": prompt}, "/v1/completions")
+    assert refused.param == "prompt"
+    assert "must be a string, an array of strings or an array of token ids" in refused.message
+
+
+def test_too_many_prompts() -> None:
+    assert refusal({"model": "m", "prompt": ["x"] * 2001}, "/v1/completions").param == "prompt"
+
+
+def test_responses() -> None:
+    body = {
+        "model": "m",
+        "instructions": "be",
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "function_call_output", "call_id": "x", "output": "out"},
+        ],
+        "tools": [],
+        "max_output_tokens": 7,
+        "n": 99,
+        "stream": True,
+    }
+    made = call(body, "/v1/responses")
+    assert made.ascii_bytes == len("[]\0be\0user\0hi\0out")
+    assert (made.max_tokens, made.n, made.stream, made.wants_usage) == (7, 1, True, False)
+    assert json.loads(made.body) == body
+    assert call({"model": "m", "input": "hi"}, "/v1/responses").ascii_bytes == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "background": True}, "background"),
+        ({"input": [{"content": [{"type": "input_image", "image_url": "https://x"}]}]}, "input"),
+    ],
+)
+def test_bad_responses(more: dict[str, Any], param: str) -> None:
+    assert refusal({"model": "m", **more}, "/v1/responses").param == param
+
+
+def test_messages() -> None:
+    body = {"model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "be"}], **CHAT, "tools": [], "n": 0}
+    made = call(body, "/v1/messages")
+    assert made.ascii_bytes == len("[]\0be\0user\0hi")
+    assert (made.max_tokens, made.n) == (9, 1)
+    refused = refusal(CHAT, "/v1/messages")
+    assert refused.param == "max_tokens"
+    assert "required" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "items"),
+    [
+        ("/v1/embeddings", {"input": "abcd"}, 1),
+        ("/v1/embeddings", {"input": ["ab", "c"]}, 2),
+        ("/v1/embeddings", {"messages": [{"role": "u", "content": "ab"}]}, 1),
+        ("/pooling", {"input": "abcd"}, 1),
+        ("/classify", {"input": ["abcd"]}, 1),
+        ("/v1/rerank", {"query": "a", "documents": ["b", {"text": "c"}]}, 3),
+        ("/rerank", {"query": "ab", "documents": "c"}, 2),
+        ("/v2/rerank", {"query": {"content": [{"type": "text", "text": "ab"}]}, "documents": ["c"]}, 2),
+        ("/v1/score", {"text_1": "ab", "text_2": ["c"]}, 2),
+        ("/score", {"queries": "ab", "documents": "c"}, 2),
+        ("/score", {"data_1": "ab", "data_2": "c"}, 2),
+        ("/score", {"queries": ["a"], "items": ["bc"]}, 2),
+        ("/tokenize", {"prompt": "abcd"}, 1),
+        ("/tokenize", {"messages": [{"role": "u", "content": "ab"}]}, 1),
+    ],
+)
+def test_routes_that_generate_nothing(path: str, body: dict[str, Any], items: int) -> None:
+    made = call({"model": "m", "max_tokens": 99, **body}, path)
+    assert (made.messages, made.max_tokens, made.n, made.prefix) == (items, None, 1, ())
+    assert made.ascii_bytes == 4 or path.endswith("rerank")
+    assert not made.route.generates
+
+
+def test_token_ids_elsewhere() -> None:
+    assert call({"model": "m", "tokens": [1, 2]}, "/detokenize").token_ids == 2
+    assert call({"model": "m", "input": [[1], [2, 3]]}, "/v1/embeddings").token_ids == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {}, "input"),
+        ("/v1/embeddings", {"input": {}}, "input"),
+        ("/v1/rerank", {"query": "a"}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "", "documents": ["a"]}, "query"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"] * 2001}, "documents"),
+        ("/v1/score", {"text_1": "a"}, "text_2"),
+        ("/v1/score", {"text_1": "a", "queries": "b", "text_2": "c"}, "text_1"),
+        ("/tokenize", {}, "tokens"),
+    ],
+)
+def test_what_other_routes_demand(path: str, body: dict[str, Any], param: str) -> None:
+    assert refusal({"model": "m", **body}, path).param == param
+
+
+def form(*parts: tuple[str, bytes], boundary: str = "B") -> bytes:
+    out = b""
+    for disposition, value in parts:
+        out += f"--{boundary}\r\nContent-Disposition: {disposition}\r\n\r\n".encode() + value + b"\r\n"
+    return out + f"--{boundary}--\r\n".encode()
+
+
+FORM = {"content-type": 'multipart/form-data; boundary="B"'}
+FILE = ('form-data; name="file"; filename="a;b.wav"', b"RIFF\x00\xff" * 1000)
+
+
+def test_audio() -> None:
+    body = form(FILE, ('form-data; name="model"', b"whisper"), ("form-data; name=stream", b"true"))
+    made = call(body, "/v1/audio/transcriptions", FORM)
+    assert (made.model, made.stream, made.media, made.messages, made.ascii_bytes) == ("whisper", True, 1, 1, 0)
+    assert made.body is body
+
+
+@pytest.mark.parametrize(
+    ("parts", "param"),
+    [
+        ([FILE], "model"),
+        ([('form-data; name="model"', b"")], "model"),
+        ([('form-data; name="model"', b"m" * 257)], "model"),
+        ([('form-data; name="model"', b"m"), ('form-data; name="priority"', b"1")], "priority"),
+    ],
+)
+def test_bad_audio(parts: list[tuple[str, bytes]], param: str) -> None:
+    assert refusal(form(*parts), "/v1/audio/translations", FORM).param == param
+
+
+# -- include_usage ------------------------------------------------------------------------------------------------
+
+USAGE = {"include_usage": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", {"model": "m", "prompt": "x"})]
+)
+def test_usage_is_asked_of_every_stream(path: str, body: dict[str, Any]) -> None:
+    sent = json.dumps({**body, "stream": True}).encode()
+    made = call(sent, path)
+    assert made.body == sent[:-1] + b',"stream_options":{"include_usage":true}}'
+    assert not made.wants_usage
+    assert json.loads(call(sent + b" \r\n\t", path).body) == {**body, "stream": True, "stream_options": USAGE}
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        (None, USAGE),
+        ({}, USAGE),
+        ({"include_usage": None}, USAGE),
+        ({"include_usage": False, "continuous_usage_stats": True}, {**USAGE, "continuous_usage_stats": True}),
+    ],
+)
+def test_the_clients_own_stream_options_are_kept(options: Any, sent: dict[str, Any]) -> None:
+    body = {**CHAT, "stream": True, "seed": 7, "stream_options": options}
+    made = call(body)
+    assert json.loads(made.body) == {**body, "stream_options": sent}
+    assert not made.wants_usage
+
+
+def test_a_body_that_asks_for_usage_is_untouched() -> None:
+    data = json.dumps({**CHAT, "stream": True, "stream_options": USAGE}).encode()
+    made = call(data)
+    assert made.body is data
+    assert made.wants_usage
+
+
+def test_a_body_without_stream_is_untouched() -> None:
+    for more in ({}, {"stream": False}, {"stream": None}, {"stream_options": {"include_usage": False}}):
+        data = json.dumps({**CHAT, **more}).encode()
+        assert call(data).body is data
+
+
+def test_what_we_do_not_change_is_not_re_encoded() -> None:
+    data = (
+        b'{"model":"m","stream":true,"stream_options":null,"x":1.000,"messages":[ {"role":"u","content":"\\u0041"} ]}'
+    )
+    assert b'"x":1.000' in call(data).body
+    assert b'[ {"role":"u","content":"\\u0041"} ]' in call(data).body
+
+
+# -- cost of parsing ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_parsing_is_cheap() -> None:
+    """The hot path: some 10 us for a 700-byte chat. The bound is loose: machines differ and are shared."""
+    data = json.dumps(
+        {
+            "model": "m",
+            "stream": True,
+            "max_tokens": 256,
+            "messages": [{"role": "system", "content": "a" * 150}, {"role": "user", "content": "b" * 400}],
+        }
+    ).encode()
+    best = min(_timed(data) for _ in range(20))
+    assert best < 60e-6
+
+
+def _timed(data: bytes) -> float:
+    began = time.perf_counter()
+    for _ in range(500):
+        call(data, headers={"content-type": "application/json"})
+    return (time.perf_counter() - began) / 500

@@ -1,0 +1,79 @@
+"""The multipart scan: fields found, and every form that could be read in two ways refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.form import MAX_PARTS, MAX_VALUE, form_fields
+from gateway.core.outcome import Refused
+
+TYPE = b"multipart/form-data; boundary=B"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(b"--B\r\n" + part + b"\r\n" for part in parts) + b"--B--\r\n"
+
+
+def field(name: bytes, value: bytes) -> bytes:
+    return b'Content-Disposition: form-data; name="' + name + b'"\r\n\r\n' + value
+
+
+def test_fields_and_files() -> None:
+    body = form(
+        field(b"model", "wé".encode()),
+        b'content-type: audio/wav\r\nCONTENT-DISPOSITION: form-data; name=file; filename="x; y"\r\n\r\n\x00\xff\r\n',
+        field(b"empty", b""),
+    )
+    assert form_fields(TYPE, body) == {"model": "wé", "file": "", "empty": ""}
+    assert form_fields(b'Multipart/Form-Data; charset=x; Boundary="B"', body)["model"] == "wé"
+    assert form_fields(TYPE, form()) == {}
+
+
+@pytest.mark.parametrize(
+    ("content_type", "says"),
+    [
+        (b"application/json", "must be multipart/form-data, found application/json"),
+        (b"multipart/form-data", "one boundary"),
+        (b"multipart/form-data; boundary=", "one boundary"),
+        (b"multipart/form-data; boundary=A; boundary=B", "one boundary"),
+        (b"multipart/form-data; boundary=" + b"x" * 71, "one boundary"),
+        (b"multipart/form-data; boundary=C", "does not begin and end"),
+    ],
+)
+def test_bad_content_types(content_type: bytes, says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        form_fields(content_type, form(field(b"a", b"1")))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "does not begin and end"),
+        (b"--B", "does not begin and end"),
+        (b"x" + form(field(b"a", b"1")), "does not begin and end"),
+        (form(field(b"a", b"1"))[:-4], "does not begin and end"),
+        (form(field(b"a", b"1")) + b"--B--", "does not begin and end|no header block"),
+        (form(*[field(b"%d" % i, b"1") for i in range(MAX_PARTS + 1)]), "more than 64 parts"),
+        (form(b"no blank line"), "no header block"),
+        (b"--Bx" + form(field(b"a", b"1"))[3:], "no header block"),
+        (form(field(b"a", b"1"), field(b"a", b"2")), "field a more than once"),
+        (form(b"X: y\r\n\r\n1"), "no content-disposition"),
+        (form(b"Content-Disposition: form-data\r\n\r\n1"), "no content-disposition"),
+        (form(b'Content-Disposition: form-data; name=""\r\n\r\n1'), "no content-disposition"),
+        (form(b"Content-Disposition: attachment; name=a\r\n\r\n1"), "no content-disposition"),
+        (form(b"Content-Disposition: form-data; name=a; name=b\r\n\r\n1"), "no content-disposition"),
+        (
+            form(b"Content-Disposition: form-data; name=a\r\nContent-Disposition: form-data; name=b\r\n\r\n1"),
+            "no content-disposition",
+        ),
+        (form(field(b"a", b"1" * (MAX_VALUE + 1))), "a is longer than 4096 bytes"),
+        (form(field(b"a", b"\xff")), "a is not UTF-8"),
+    ],
+)
+def test_bad_forms(body: bytes, says: str) -> None:
+    with pytest.raises(Refused, match=says):
+        form_fields(TYPE, body)
+
+
+def test_as_many_parts_as_allowed() -> None:
+    assert len(form_fields(TYPE, form(*[field(b"%d" % i, b"1") for i in range(MAX_PARTS)]))) == MAX_PARTS

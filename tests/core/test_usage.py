@@ -1,0 +1,275 @@
+"""Streams and answers of each route: what is relayed, what is taken out, what is learned."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from gateway.core.usage import MAX_EVENT, MAX_USAGE, JSONUsage, SSEUsage, UsageError
+
+USAGE = {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19}
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Any, name: str | None = None, end: str = "\n") -> bytes:
+    head = f"event: {name}{end}" if name else ""
+    return f"{head}data: {json.dumps(data, separators=(',', ':'))}{end}{end}".encode()
+
+
+def delta(text: str, **more: Any) -> dict[str, Any]:
+    return {"id": "c", "choices": [{"index": 0, "delta": {"content": text}}], **more}
+
+
+def numbers(reader: SSEUsage | JSONUsage) -> tuple[int | None, int | None, int | None]:
+    return reader.prompt_tokens, reader.completion_tokens, reader.cached_tokens
+
+
+def test_whole_events_pass_as_the_same_object() -> None:
+    reader = SSEUsage(hide=True)
+    for end in ("\n", "\r\n"):
+        data = event(delta("D"), end=end) + event(delta("x"), end=end)
+        assert reader.feed(data) is data
+    assert reader.finish() == b""
+    assert numbers(reader) == (None, None, None)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("hide", [True, False])
+def test_the_usage_event_is_read_and_hidden_if_need_be(hide: bool, end: str) -> None:
+    reader = SSEUsage(hide)
+    before, usage, done = event(delta("x"), end=end), event({"choices": [], "usage": USAGE}, end=end), DONE
+    assert reader.feed(before + usage + done) == (before + done if hide else before + usage + done)
+    assert numbers(reader) == (12, 7, None)
+    assert reader.done
+    assert reader.ended("chat")
+    assert not reader.error
+
+
+def test_an_event_cut_anywhere_waits_for_its_end() -> None:
+    data = event(delta("x")) + event({"choices": [], "usage": USAGE}, end="\r\n") + DONE
+    for cut in range(len(data)):
+        reader = SSEUsage(hide=False)
+        first = reader.feed(data[:cut])
+        assert first in (b"", data[: len(first)])
+        assert first.endswith((b"\n\n", b"\r\n\r\n")) or not first
+        assert first + reader.feed(data[cut:]) == data
+        assert numbers(reader) == (12, 7, None)
+
+
+def test_blank_lines_too_many_stay() -> None:
+    reader = SSEUsage(hide=True)
+    assert reader.feed(b": ping\n\n\r\n\n" + event({"choices": [], "usage": USAGE}) + DONE) == b": ping\n\n\r\n\n" + DONE
+
+
+def test_usage_beside_choices_is_never_hidden() -> None:
+    reader = SSEUsage(hide=True)
+    null = event(delta("x", usage=None))
+    continuous = event(delta("y", usage={"prompt_tokens": 12, "completion_tokens": 1}))
+    empty = event({"choices": []}) + event({"choices": [], "usage": None})
+    assert reader.feed(null + continuous + empty) == null + continuous + empty
+    assert numbers(reader) == (12, 1, None)
+
+
+def test_text_that_speaks_of_usage_is_text() -> None:
+    reader = SSEUsage(hide=True)
+    data = event(delta('{"choices":[],"usage":{"prompt_tokens":1}} "error" data: [DONE]'))
+    assert reader.feed(data) == data
+    assert numbers(reader) == (None, None, None)
+    assert not reader.done
+    assert not reader.error
+
+
+def test_cached_tokens() -> None:
+    reader = SSEUsage(hide=True)
+    reader.feed(event({"choices": [], "usage": {**USAGE, "prompt_tokens_details": {"cached_tokens": 8}}}))
+    assert numbers(reader) == (12, 7, 8)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        event({"error": {"message": "boom", "code": 500}}),
+        event({"error": "boom"}),
+        event({"object": "error", "message": "boom", "type": "BadRequestError", "code": 400}),
+        event({"type": "error", "error": {"type": "api_error"}}, "error"),
+        event({"type": "response.failed", "response": {"error": {"message": "x"}}}, "response.failed"),
+    ],
+)
+def test_errors_in_a_stream(data: bytes) -> None:
+    reader = SSEUsage(hide=True)
+    assert reader.feed(data) == data
+    assert reader.error
+    assert numbers(reader) == (None, None, None)
+
+
+def test_messages() -> None:
+    reader = SSEUsage(hide=True)
+    start = event(
+        {"type": "message_start", "message": {"usage": {"input_tokens": 12, "output_tokens": 0}}}, "message_start"
+    )
+    text = event({"type": "content_block_delta", "delta": {"text": "x"}}, "content_block_delta")
+    last = event({"type": "message_delta", "usage": {"input_tokens": 0, "output_tokens": 7}}, "message_delta")
+    stop = event({"type": "message_stop"}, "message_stop")
+    for data in (start, text, last):
+        assert reader.feed(data) == data
+        assert not reader.ended("message")
+    assert numbers(reader) == (12, 7, None)
+    assert reader.feed(stop) == stop
+    assert reader.ended("message")
+    assert not reader.ended("chat")
+
+
+def test_anthropic_cache_numbers_are_added_to_the_prompt() -> None:
+    reader = JSONUsage()
+    usage = {"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 30, "cache_creation_input_tokens": 4}
+    reader.feed(json.dumps({"usage": usage}).encode())
+    assert numbers(reader) == (39, 2, 30)
+
+
+@pytest.mark.parametrize("kind", ["response.completed", "response.incomplete", "response.failed"])
+def test_responses(kind: str) -> None:
+    reader = SSEUsage(hide=True)
+    created = event({"type": "response.created", "response": {"usage": None, "error": None}}, "response.created")
+    assert reader.feed(created) == created
+    assert not reader.ended("response")
+    usage = {"input_tokens": 12, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 3}}
+    last = event({"type": kind, "response": {"usage": usage}}, kind)
+    assert reader.feed(last) == last
+    assert numbers(reader) == (12, 7, 3)
+    assert reader.ended("response")
+    assert reader.error is (kind == "response.failed")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'data: {"usage": nonsense}\n\n',
+        b'data: {"usage": {"prompt_tokens": -1}}\n\n',
+        b'data: {"usage": {"prompt_tokens": 1e99}}\n\n',
+        b'data: "usage"\n\n',
+        b'data: {"usage": {}, "x": "\xff"}\n\n',
+        b': a comment with "usage"\n\n',
+        b'event: x\n"usage"\n\n',
+        b'data: {"usage": {"note": 1}}\n\n',
+        b'data: {"error": null, "message": {}}\n\n',
+        b"\n\n",
+        b"data: [DONE] but not quite\n\n",
+    ],
+)
+def test_what_cannot_be_read_is_relayed_untouched(data: bytes) -> None:
+    reader = SSEUsage(hide=True)
+    assert reader.feed(data) == data
+    assert numbers(reader) == (None, None, None)
+    assert not reader.done
+    assert not reader.error
+
+
+def test_data_over_several_lines_is_one_event() -> None:
+    reader = SSEUsage(hide=True)
+    assert reader.feed(b'data: {"choices": [],\ndata:"usage": {"prompt_tokens": 3}}\n\n') == b""
+    assert reader.prompt_tokens == 3
+
+
+def test_the_end_of_the_body_ends_the_last_event() -> None:
+    reader = SSEUsage(hide=True)
+    assert reader.feed(b"data: [DONE]\n") == b""
+    assert not reader.done
+    assert reader.finish() == b"data: [DONE]\n"
+    assert reader.done
+    assert reader.finish() == b""
+    hidden = SSEUsage(hide=True)
+    assert hidden.feed(event({"choices": [], "usage": USAGE})[:-1]) == b""
+    assert hidden.finish() == b""
+    assert hidden.prompt_tokens == 12
+
+
+def test_an_event_that_never_ends_is_an_error() -> None:
+    reader = SSEUsage(hide=True)
+    for _ in range(MAX_EVENT // 1024):
+        assert reader.feed(b"x" * 1024) == b""
+    with pytest.raises(UsageError, match="no end of an event in 1048577 bytes"):
+        reader.feed(b"x")
+    tail = SSEUsage(hide=True)
+    with pytest.raises(UsageError):
+        tail.feed(event(delta("x")) + b"x" * (MAX_EVENT + 1))
+    exact = SSEUsage(hide=True)
+    assert exact.feed(b"x" * MAX_EVENT) == b""
+    assert len(exact.feed(b"\n\n")) == MAX_EVENT + 2
+
+
+# -- JSON ---------------------------------------------------------------------------------------------------------
+
+CHAT = {"choices": [{"message": {"content": 'a "usage": {"prompt_tokens": 99}'}}], "usage": USAGE, "more": [{}]}
+
+
+def read(*parts: bytes) -> JSONUsage:
+    reader = JSONUsage()
+    for part in parts:
+        assert reader.feed(part) is part
+    assert reader.finish() == b""
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (USAGE, (12, 7, None)),
+        ({"prompt_tokens": 12, "total_tokens": 12}, (12, None, None)),
+        ({"total_tokens": 12}, (12, None, None)),
+        ({"total_tokens": 12, "completion_tokens": 2}, (10, 2, None)),
+        ({**USAGE, "prompt_tokens_details": {"cached_tokens": 4}}, (12, 7, 4)),
+        ({**USAGE, "prompt_tokens_details": None, "completion_tokens_details": {"x": {}}}, (12, 7, None)),
+        ({"input_tokens": 12, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 4}}, (12, 7, 4)),
+        ({"output_tokens": 7, "cache_read_input_tokens": 5}, (None, 7, None)),
+        ({"type": "duration", "seconds": 5}, (None, None, None)),
+        ({"prompt_tokens": -5}, (None, None, None)),
+        ({"prompt_tokens": 2**41}, (None, None, None)),
+        ({"prompt_tokens": "12"}, (None, None, None)),
+        ({}, (None, None, None)),
+        (None, (None, None, None)),
+        ("usage", (None, None, None)),
+    ],
+)
+def test_usage_of_an_answer(usage: Any, expected: tuple[int | None, int | None, int | None]) -> None:
+    data = json.dumps({**CHAT, "usage": usage}).encode()
+    assert numbers(read(data)) == expected
+    for cut in range(0, len(data), 3):
+        assert numbers(read(data[:cut], data[cut:])) == expected
+    assert numbers(read(*(data[at : at + 1] for at in range(len(data))))) == expected
+
+
+def test_the_last_usage_with_numbers_counts() -> None:
+    first = json.dumps({"usage": {"prompt_tokens": 1, "completion_tokens": 2}}).encode()
+    last = json.dumps({"usage": USAGE, "tools": [{"properties": {"usage": {"type": "object"}}}]}).encode()
+    assert numbers(read(first + b" " * 5000 + last)) == (12, 7, None)
+
+
+def test_memory_is_bounded() -> None:
+    reader = JSONUsage()
+    for _ in range(50):
+        reader.feed(b'{"usage": {"prompt_tokens": 5, "x": "' + b"y" * 100_000)
+        assert len(reader._open) + len(reader._carry) <= MAX_USAGE + 100
+    reader.feed(b"}}")
+    assert numbers(reader) == (None, None, None)
+
+
+def test_an_object_that_never_ends_is_given_up() -> None:
+    reader = read(b'{"usage": {"x": ', b"1" * MAX_USAGE, b"}}")
+    assert reader._open == b""
+    assert numbers(reader) == (None, None, None)
+
+
+@pytest.mark.slow
+def test_a_delta_costs_next_to_nothing() -> None:
+    """About 0.4 us; the bound is loose: machines differ and are shared."""
+    reader, data = SSEUsage(hide=True), event(delta(" hello", object="chat.completion.chunk", created=1, model="m"))
+    best = 1.0
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(1000):
+            reader.feed(data)
+        best = min(best, time.perf_counter() - began)
+    assert best / 1000 < 4e-6

@@ -1,0 +1,227 @@
+"""An engine that misbehaves on demand, and clients that do: real sockets, one event loop, everything countable."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.core.policy import EngineEntry, Policy
+from gateway.core.vllm import ModelCard
+from gateway.serve import Gateway
+
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"hello"}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}\n\n'
+DONE = b"data: [DONE]\n\n"
+SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def answer(status: int, body: bytes) -> bytes:
+    return b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+PLAIN = answer(200, b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}')
+
+
+class ScriptedEngine:
+    """Answers each request as `behaviour` says: one of the names of `_act`, or a list of which one is drawn.
+
+    `requests` holds the bodies received, `open` counts connections, `gone` those a client of ours closed on us.
+    """
+
+    def __init__(self, behaviour: str | list[str], rng: random.Random | None = None) -> None:
+        self.behaviour = behaviour
+        self.rng = rng or random.Random(0)
+        self.requests: list[bytes] = []
+        self.open = 0
+        self.closed = asyncio.Event()  # set at each end of a connection
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[ScriptedEngine]:
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        self._server.close()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"content-length: (\d+)", head)
+                body = await reader.readexactly(int(length[1])) if length else b""
+                self.requests.append(body)
+                name = self.behaviour if isinstance(self.behaviour, str) else self.rng.choice(self.behaviour)
+                if not await self._act(name, bool(json.loads(body).get("stream")), reader, writer):
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.open -= 1
+            self.closed.set()
+            writer.transport.abort()
+
+    async def _act(self, name: str, stream: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """True if the connection can take another request."""
+        if name == "die_before_headers":
+            return False
+        if name == "hang":
+            await reader.read()  # until the other side leaves
+            return False
+        if name.isdigit():
+            writer.write(answer(int(name), b'{"error":{"message":"scripted","type":"x","param":null,"code":null}}'))
+            return True
+        if name == "garbage":
+            writer.write(b"\x00\x01 this is not HTTP\r\n\r\n")
+            await writer.drain()
+            return False
+        if not stream:
+            return await self._plain(name, writer)
+        writer.write(SSE)
+        if name == "die_after_headers":
+            await writer.drain()
+            return False
+        if name == "no_newline":
+            for _ in range(20):
+                writer.write(chunk(b"x" * 65536))
+                await writer.drain()
+            await reader.read()
+            return False
+        if name == "endless":
+            for _ in range(200_000):
+                writer.write(chunk(EVENT * 50))
+                await writer.drain()
+            return False
+        writer.write(chunk(EVENT) + chunk(EVENT[:20]))
+        await writer.drain()
+        if name == "die_mid_body":
+            return False
+        if name == "stall":
+            await reader.read()
+            return False
+        writer.write(chunk(EVENT[20:]))
+        if name == "no_done":
+            writer.write(b"0\r\n\r\n")
+            return True
+        writer.write(chunk(USAGE + DONE) + b"0\r\n\r\n")
+        await writer.drain()
+        return True
+
+    async def _plain(self, name: str, writer: asyncio.StreamWriter) -> bool:
+        if name in ("die_after_headers", "die_mid_body", "stall"):
+            writer.write(PLAIN[:-10])
+            await writer.drain()
+            return False
+        writer.write(PLAIN)
+        await writer.drain()
+        return True
+
+
+@asynccontextmanager
+async def gateway_over(
+    engines: list[ScriptedEngine] | list[str], policy: Policy | None = None, seed: int = 1
+) -> AsyncIterator[Gateway]:
+    """A gateway on an ephemeral port over `engines` (or URLs), all up and serving model `m`."""
+    entries = [EngineEntry(url=engine if isinstance(engine, str) else engine.url) for engine in engines]
+    gateway = Gateway(policy or Policy(), entries, None, random.Random(seed))
+    for engine in gateway.fleet:
+        gateway.fleet.has_models(engine, [ModelCard(id="m", max_model_len=8192)])
+        gateway.fleet.health(engine, True, gateway.clock())
+    await gateway.server.listen("127.0.0.1", 0)
+    try:
+        yield gateway
+    finally:
+        await gateway.server.drain(0.0)
+        await gateway.aclose()
+
+
+def port_of(gateway: Gateway) -> int:
+    return int(gateway.server.addresses[0].rpartition(":")[2])
+
+
+def request(stream: bool = False, model: str = "m", **more: object) -> bytes:
+    body = json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10, "stream": stream, **more}
+    ).encode()
+    return (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
+class Answer:
+    """A whole answer read from a socket. `complete`: its framing came to an end."""
+
+    def __init__(self, raw: bytes) -> None:
+        head, _, self.body = raw.partition(b"\r\n\r\n")
+        lines = head.split(b"\r\n")
+        self.status = int(lines[0].split(b" ")[1]) if len(lines[0].split(b" ")) > 1 else 0
+        self.headers = {
+            name.strip().lower().decode(): value.strip().decode()
+            for name, _, value in (line.partition(b":") for line in lines[1:])
+        }
+        if "content-length" in self.headers:
+            self.complete = len(self.body) == int(self.headers["content-length"])
+        else:
+            self.complete = raw.endswith(b"0\r\n\r\n")
+
+
+async def ask(port: int, payload: bytes) -> Answer:
+    """Send one request, read to its end (or the connection's)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(payload)
+    raw = b""
+    try:
+        while True:
+            data = await reader.read(65536)
+            if not data:
+                break
+            raw += data
+            if b"\r\n\r\n" in raw and Answer(raw).complete:
+                break
+    except ConnectionError:
+        pass
+    finally:
+        writer.transport.abort()
+    return Answer(raw)
+
+
+async def fds_at_rest() -> int:
+    """Open descriptors of this process, those counted that uvloop opens for itself with its first listener."""
+    async with ScriptedEngine("good").running():
+        pass
+    await asyncio.sleep(0)
+    return open_fds()
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def settled(gateway: Gateway) -> None:
+    """Wait (bounded) until nothing is held, then assert it of everything there is to hold."""
+    async with asyncio.timeout(5):
+        while gateway.pipeline.tasks or any(client.active for client in gateway.clients.values()):
+            await asyncio.sleep(0.001)
+    for engine in gateway.fleet:
+        assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0), engine
+    assert all(not queues for queues in gateway.dispatch.queues.values())
+    assert not any(gateway.dispatch.running.values())

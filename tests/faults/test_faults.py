@@ -1,0 +1,303 @@
+"""Each way an engine, a client or the fleet can fail: what the caller sees, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.faults.scripted import Answer, ScriptedEngine, ask, fds_at_rest, gateway_over, open_fds, port_of, request, settled
+
+from gateway.core.policy import Policy, Timeouts
+from gateway.serve import Gateway
+
+QUICK = Policy(timeouts=Timeouts(first_byte=0.3, stall=0.3, write_stall=0.3))
+
+
+def outcomes(gateway: Gateway) -> dict[str, int]:
+    return gateway.metrics.outcomes()
+
+
+def error(answer: Answer) -> dict[str, str]:
+    found: dict[str, dict[str, str]] = json.loads(answer.body)
+    assert set(found) == {"error"}
+    assert set(found["error"]) == {"message", "type", "param", "code"}
+    return found["error"]
+
+
+def scenario(engines: list[str], body: Callable[[Gateway, list[ScriptedEngine]], Awaitable[None]]) -> None:
+    """Run `body` over scripted engines of these behaviours, then assert that nothing is left."""
+
+    async def main() -> None:
+        fds = await fds_at_rest()
+        scripted = [ScriptedEngine(behaviour) for behaviour in engines]
+        async with AsyncExitStack() as stack:
+            for engine in scripted:
+                await stack.enter_async_context(engine.running())
+            gateway = await stack.enter_async_context(gateway_over(scripted, QUICK))
+            await body(gateway, scripted)
+            await settled(gateway)
+        async with asyncio.timeout(5):
+            while any(engine.open for engine in scripted) or open_fds() > fds:
+                await asyncio.sleep(0.001)
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_good_engine(stream: bool) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request(stream))
+        assert (answer.status, answer.complete) == (200, True)
+        assert answer.headers["x-weir-engine"] == engines[0].url.removeprefix("http://")
+        assert answer.headers["x-weir-class"] == "default"
+        assert int(answer.headers["x-weir-queue-ms"]) < 1000
+        assert answer.headers["x-request-id"]
+        if stream:
+            assert b"[DONE]" in answer.body
+            assert b"usage" not in answer.body, "asked for by us, hidden from the client"
+            assert json.loads(engines[0].requests[0])["stream_options"] == {"include_usage": True}
+        await settled(gateway)
+        assert outcomes(gateway) == {"ok": 1}
+
+    scenario(["good"], body)
+
+
+def test_usage_stays_for_a_client_that_asked() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request(True, stream_options={"include_usage": True}))
+        assert b'"usage":{"prompt_tokens":7' in answer.body
+
+    scenario(["good"], body)
+
+
+@pytest.mark.parametrize("bad", ["die_before_headers", "die_after_headers", "garbage", "503", "502", "429", "hang"])
+def test_a_failure_before_the_first_byte_is_retried_elsewhere_unseen(bad: str) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        for _ in range(3):
+            answer = await ask(port_of(gateway), request(True))
+            assert (answer.status, answer.complete) == (200, True)
+            assert b"[DONE]" in answer.body
+        await settled(gateway)
+        assert outcomes(gateway) == {"ok": 3}
+
+    scenario([bad, "good"], body)
+
+
+@pytest.mark.parametrize(
+    ("bad", "stream"),
+    [(name, stream) for name in ("die_before_headers", "garbage", "503", "502", "hang") for stream in (False, True)],
+)
+def test_when_every_engine_fails_the_caller_gets_one_clear_502_and_attempts_are_bounded(bad: str, stream: bool) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request(stream))
+        assert (answer.status, answer.complete) == (502, True)
+        assert error(answer)["code"] == "upstream_error"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert answer.headers["x-weir-reason"] == "upstream"
+        assert sum(len(engine.requests) for engine in engines) == 3, "the first attempt and two retries"
+
+    scenario([bad, bad], body)
+
+
+@pytest.mark.parametrize("bad", ["die_mid_body", "stall", "no_done", "no_newline"])
+def test_a_stream_that_breaks_ends_with_an_error_event_and_no_done(bad: str) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request(True))
+        assert (answer.status, answer.complete) == (200, True)
+        assert b"[DONE]" not in answer.body
+        events = [line for line in answer.body.split(b"\n") if line.startswith(b"data: ")]
+        assert json.loads(events[-1][6:])["error"]["code"] == "upstream_error"
+        for event in events:
+            json.loads(event[6:])  # no half event reaches a client
+        assert sum(len(engine.requests) for engine in engines) == 1, "no retry after the first byte"
+        await settled(gateway)
+        assert outcomes(gateway) == {"truncated": 1}
+
+    scenario([bad, bad], body)
+
+
+def test_a_plain_answer_that_breaks_is_seen_as_broken() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request())
+        assert not answer.complete
+        await settled(gateway)
+        assert outcomes(gateway) == {"truncated": 1}
+
+    scenario(["die_mid_body"], body)
+
+
+@pytest.mark.parametrize("status", ["400", "404", "422", "500"])
+def test_an_engines_own_error_passes_through_once(status: str) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request(True))
+        assert answer.status == int(status)
+        assert error(answer)["message"] == "scripted"
+        assert sum(len(engine.requests) for engine in engines) == 1
+
+    scenario([status, status], body)
+
+
+def test_unknown_model_no_engine_and_bad_input() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        port = port_of(gateway)
+        answer = await ask(port, request(model="nobody"))
+        assert (answer.status, error(answer)["code"]) == (404, "model_not_found")
+        assert answer.headers["x-should-retry"] == "false"
+        answer = await ask(port, request(max_tokens=-1))
+        assert (answer.status, error(answer)["param"]) == (400, "max_tokens")
+        answer = await ask(port, request().replace(b"/v1/chat/completions", b"/sleep?level=1"))
+        assert answer.status == 404
+        answer = await ask(port, b"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
+        assert not engines[0].requests, "nothing of this reached an engine"
+        for engine in gateway.fleet:
+            engine.down()
+        answer = await ask(port, request())
+        assert (answer.status, error(answer)["code"]) == (503, "server_is_overloaded")
+        assert answer.headers["x-weir-reason"] == "no_engine"
+
+    scenario(["good"], body)
+
+
+def test_a_refused_connection_takes_the_engine_out_at_once() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        engines[0].stop()
+        answers = [await ask(port_of(gateway), request()) for _ in range(6)]
+        assert [answer.status for answer in answers] == [200] * 6
+        up = {engine.id: engine.up for engine in gateway.fleet}
+        dead = engines[0].url.removeprefix("http://")
+        if not up[dead]:
+            assert sum(up.values()) == 1
+
+    scenario(["good", "good"], body)
+
+
+@pytest.mark.parametrize("behaviour", ["hang", "stall", "endless"])
+def test_a_client_that_leaves_takes_its_request_off_the_engine(behaviour: str) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway))
+        writer.write(request(True))
+        if behaviour == "hang":
+            async with asyncio.timeout(5):
+                while not engines[0].requests:
+                    await asyncio.sleep(0.001)
+        else:
+            await reader.read(1)
+        engines[0].closed.clear()
+        writer.write(b"bytes that must not hide the end")
+        writer.transport.abort()
+        async with asyncio.timeout(0.5):
+            await engines[0].closed.wait()
+        await settled(gateway)
+        assert outcomes(gateway) == {"client_gone": 1}
+
+    scenario([behaviour], body)
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_the_engine_freed() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        _reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway), limit=1024)
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # a transport of asyncio's is both ways
+        writer.write(request(True))
+        async with asyncio.timeout(10):
+            await engines[0].closed.wait()
+        await settled(gateway)
+        assert outcomes(gateway) == {"slow_client": 1}
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown < 64 * 1024, f"{grown} KiB: what the client did not read was kept"
+        writer.transport.abort()
+
+    scenario(["endless"], body)
+
+
+def test_a_call_in_the_queue_of_a_full_engine_is_cancelled_with_its_client() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        engine = next(iter(gateway.fleet))
+        engine.slots = 1
+        first = asyncio.create_task(ask(port_of(gateway), request()))
+        async with asyncio.timeout(5):
+            while not engine.in_flight:
+                await asyncio.sleep(0.001)
+            _, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway))
+            writer.write(request())
+            while not any(gateway.dispatch.queues.values()):
+                await asyncio.sleep(0.001)
+        writer.transport.abort()
+        first.cancel()
+        await asyncio.wait((first,))
+        await settled(gateway)
+        assert outcomes(gateway) == {"client_gone": 2}
+
+    scenario(["hang"], body)
+
+
+BEHAVIOURS = [
+    *("good", "good", "good", "die_before_headers", "die_after_headers", "die_mid_body", "garbage", "no_done"),
+    *("no_newline", "stall", "hang", "400", "500", "503"),
+]
+
+
+async def client(port: int, kind: str, rng: random.Random) -> int:
+    """One client of the mix; the status it saw, 0 if it left."""
+    stream = rng.random() < 0.6
+    payload = request(stream, model="nobody" if kind == "unknown" else "m")
+    if kind in ("ask", "unknown"):
+        return (await ask(port, payload)).status
+    _reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    if kind == "cut":
+        writer.write(payload[: rng.randrange(1, len(payload))])
+    elif kind == "garbage":
+        writer.write(rng.randbytes(200) + b"\r\n\r\n")
+    else:
+        writer.write(payload)
+    await asyncio.sleep(rng.uniform(0, 0.05))
+    writer.transport.abort()
+    return 0
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_after_a_random_mix_of_everything_nothing_is_left(seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def main() -> None:
+        fds = await fds_at_rest()
+        engines = [ScriptedEngine(BEHAVIOURS, random.Random(rng.random())) for _ in range(3)]
+        policy = msgspec.structs.replace(QUICK, timeouts=Timeouts(first_byte=0.1, stall=0.1, body=0.2, headers=0.2))
+        async with AsyncExitStack() as stack:
+            for engine in engines:
+                await stack.enter_async_context(engine.running())
+            gateway = await stack.enter_async_context(gateway_over(engines, policy, seed))
+            port, tasks = port_of(gateway), []
+            for _ in range(120):
+                kind = rng.choices(["ask", "leave", "cut", "garbage", "unknown"], [10, 4, 1, 1, 1])[0]
+                tasks.append(asyncio.create_task(client(port, kind, rng)))
+                if rng.random() < 0.3:
+                    await asyncio.sleep(rng.uniform(0, 0.01))
+                for engine in gateway.fleet:
+                    if not engine.up or rng.random() < 0.02:
+                        gateway.fleet.health(engine, rng.random() < 0.9, gateway.clock())
+                gateway.dispatch.pump()
+            statuses = await asyncio.gather(*tasks)
+            await settled(gateway)
+            assert set(statuses) <= {0, 200, 400, 404, 500, 502, 503}
+            assert "bug" not in outcomes(gateway)
+            async with asyncio.timeout(5):
+                while gateway.server.connections:
+                    await asyncio.sleep(0.001)
+        async with asyncio.timeout(5):
+            while any(engine.open for engine in engines) or open_fds() > fds:
+                await asyncio.sleep(0.001)
+        assert len(asyncio.all_tasks()) == 1
+
+    uvloop.run(main())

@@ -1,0 +1,81 @@
+"""One real vLLM and one gateway before it for all tests here. Absent vLLM: skipped, or failed where CI requires it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.processes import Gateway
+from tests.vllm import install
+from tests.vllm.vllm_rig import Vllm
+
+FLAGS = ("--max-num-seqs", "64", "--enable-prompt-tokens-details", "--uvicorn-log-level", "warning")
+
+
+def free_port() -> int:
+    """A port nobody listens on now: vLLM is given its port, and a restarted one must get the same again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Place:
+    """A port on which one vLLM after another may listen. `engine()` is the one that lives, started if none does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.starts = 0
+        self._vllm: Vllm | None = None
+
+    def engine(self) -> Vllm:
+        if self._vllm is None or not self._vllm.child.alive:
+            self.close()
+            self.starts += 1
+            self._vllm = Vllm(self.folder / f"vllm-{self.starts}.log", self.port, *FLAGS)
+            print(f"vLLM ready in {self._vllm.started_in:.0f} s")
+        return self._vllm
+
+    def close(self) -> None:
+        if self._vllm is not None:
+            self._vllm.child.stop()
+            self._vllm = None
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    reason = install.missing()
+    if reason:
+        if os.environ.get("WEIR_REQUIRE_VLLM") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    here = Place(tmp_path_factory.mktemp("vllm"))
+    yield here
+    here.close()
+
+
+@pytest.fixture
+def vllm(place: Place) -> Vllm:
+    return place.engine()
+
+
+@pytest.fixture(scope="session")
+def session_gateway(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    place.engine()
+    with Gateway(tmp_path_factory.mktemp("gateway") / "log", "--engine", place.url) as running:
+        yield running
+
+
+@pytest.fixture
+def gateway(vllm: Vllm, session_gateway: Gateway) -> Gateway:
+    """The gateway, ready: it has seen that `vllm` answers."""
+    session_gateway.child.wait(
+        lambda: all(engine["up"] for engine in session_gateway.fleet()["engines"]), 10.0, "an engine that is up"
+    )
+    return session_gateway

@@ -1,0 +1,124 @@
+"""A real vLLM behind the gateway: who frees what, and when, and by whose numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+import uvloop
+
+from loadtest.client import Answer, chat, exchange
+from loadtest.processes import Gateway, until
+from tests.vllm.conftest import Place
+from tests.vllm.vllm_rig import MODEL, Vllm
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+ENDLESS = 3000  # tokens: many seconds of generation on two cores
+
+
+def connected(gateway: Gateway, request: bytes) -> socket.socket:
+    parts = urlsplit(gateway.url)
+    client = socket.create_connection((parts.hostname, parts.port), timeout=30.0)
+    client.sendall(request)
+    return client
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_the_engine_within_a_second(gateway: Gateway, vllm: Vllm, stream: bool) -> None:
+    gone = gateway.total("weir_requests_total", outcome="client_gone")
+    client = connected(gateway, chat("weir", MODEL, "never mind", max_tokens=ENDLESS, stream=stream))
+    if stream:
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+    assert until(lambda: vllm.running() == 1, 10.0) is not None
+    assert not gateway.idle()
+    client.close()
+    left = time.monotonic()
+    assert until(lambda: vllm.running() == 0, 5.0) is not None
+    assert time.monotonic() - left < 1.0
+    assert until(gateway.idle, 1.0) is not None
+    assert gateway.total("weir_requests_total", outcome="client_gone") == gone + 1
+
+
+def test_usage_settles_to_the_engines_own_numbers(gateway: Gateway, vllm: Vllm) -> None:
+    engine_before = vllm.usage()
+    weir_before = [gateway.total("weir_tokens_total", kind=kind) for kind in ("prompt", "completion")]
+    seen = [0, 0]
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        for i in range(4):
+            messages = [{"role": "user", "content": f"{i} " + "how much is it? " * (10 * i + 1)}]
+            plain = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=7 + i)
+            seen[0] += plain.usage.prompt_tokens
+            seen[1] += plain.usage.completion_tokens
+            chunks = list(client.chat.completions.create(model=MODEL, messages=messages, max_tokens=9 + i, stream=True))
+            assert all(chunk.choices and chunk.usage is None for chunk in chunks), "usage that nobody asked for"
+            asked = client.chat.completions.create(
+                model=MODEL, messages=messages, max_tokens=9 + i, stream=True, stream_options={"include_usage": True}
+            )
+            usage = [chunk.usage for chunk in asked if chunk.usage]
+            assert len(usage) == 1
+            # The stream before was the same request, so it cost the same but for where an end of text fell.
+            seen[0] += 2 * usage[0].prompt_tokens
+            written = client.completions.create(model=MODEL, prompt=["one", "two"], max_tokens=5, n=2)
+            seen[0] += written.usage.prompt_tokens
+    assert until(gateway.idle, 5.0) is not None
+    prompt, generated = (now - then for now, then in zip(vllm.usage(), engine_before, strict=True))
+    counted = [
+        gateway.total("weir_tokens_total", kind=kind) - before
+        for kind, before in zip(("prompt", "completion"), weir_before, strict=True)
+    ]
+    assert counted == [prompt, generated]
+    assert prompt == seen[0]
+
+
+def test_two_hundred_streams_end_and_leave_nothing(gateway: Gateway, vllm: Vllm) -> None:
+    parts = urlsplit(gateway.url)
+    assert until(gateway.idle, 5.0) is not None
+    sockets = gateway.child.sockets()
+    ok = gateway.total("weir_requests_total", outcome="ok")
+    answers = [Answer() for _ in range(200)]
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for i, answer in enumerate(answers):
+                request = chat("weir", MODEL, f"stream {i}", max_tokens=20)
+                group.create_task(exchange(parts.hostname or "", parts.port or 0, request, answer, limit=120.0))
+
+    uvloop.run(main())
+    assert [(a.outcome, a.completion_tokens) for a in answers] == [("ok", 20)] * 200, {a.error for a in answers}
+    assert until(gateway.idle, 5.0) is not None
+    assert vllm.running() == 0
+    assert gateway.total("weir_requests_total", outcome="ok") == ok + 200
+    assert until(lambda: gateway.total("weir_connections") == 0, 5.0) is not None
+    # Idle engine connections stay a few seconds for reuse; then both ends have let go of everything.
+    assert until(lambda: gateway.child.sockets() <= sockets, 10.0) is not None, gateway.child.sockets()
+
+
+def test_an_engine_killed_in_a_stream_says_so_and_is_used_again_once_it_is_back(
+    gateway: Gateway, vllm: Vllm, place: Place
+) -> None:
+    client = connected(gateway, chat("weir", MODEL, "last words", max_tokens=ENDLESS))
+    received = client.recv(65536)
+    while b"data: " not in received:
+        received += client.recv(65536)
+    vllm.child.kill()
+    while more := client.recv(65536):
+        received += more
+    client.close()
+    assert received.count(b'data: {"error"') == 1
+    assert b"upstream_error" in received
+    assert b"[DONE]" not in received
+    assert received.endswith(b"0\r\n\r\n"), "the error ends a well-formed answer"
+    assert until(gateway.idle, 2.0) is not None
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as asking:
+        ask = asking.with_options(timeout=30.0).completions.create
+        assert until(lambda: not gateway.fleet()["engines"][0]["up"], 10.0) is not None
+        with pytest.raises(openai.InternalServerError) as refused:
+            ask(model=MODEL, prompt="anyone?", max_tokens=3)
+        assert refused.value.status_code == 503
+        place.engine()  # the same port, the same gateway
+        assert until(lambda: gateway.fleet()["engines"][0]["up"], 15.0) is not None
+        assert ask(model=MODEL, prompt="you again", max_tokens=3).usage.completion_tokens == 3
