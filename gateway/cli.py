@@ -40,8 +40,8 @@ examples:
   gateway serve --policy policy.yaml"""
 
 SERVE_EXAMPLES = """\
-A policy file says what may change while the gateway runs: classes, budgets, retries, time-outs, engines.
-policies/default.yaml has every field with its default; flags say only where to listen and what to read.
+The policy says how calls are treated: classes, budgets, routing, retries, time-outs, engines; flags only where to
+listen and what to read. policies/default.yaml shows and explains every field, `gateway check` finds mistakes.
 
 examples:
   gateway serve --engine sim:4:a100-8b                           four simulated engines with the profile a100-8b

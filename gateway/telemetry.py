@@ -5,8 +5,8 @@ comes back is bounded in time and size; what cannot be read counts as not answer
 go to the fleet as they are, then `on_change` lets what waits move.
 
 An engine is told to be healthy only once its models are known, so no call for one of them is answered with 404.
-With the default interval of 2 s an engine that hangs is out 4.6 s later at the latest: 2 s until the next check, then
-three checks of 0.6 s, 0.4 s apart. One that is down is asked every 0.4 s. A check that this process itself was too
+With the default interval of 2 s an engine that hangs is out 4.3 s later at the latest: 2 s until the next check, then
+three checks of 0.5 s, 0.4 s apart. One that is down is asked every 0.4 s. A check that this process itself was too
 busy to follow says nothing of the engine: an overloaded gateway must not take its fleet for dead.
 """
 
@@ -120,7 +120,7 @@ class Watcher:
             await asyncio.sleep(max(0.0, began + self._policy.poll - self._clock()))
 
     async def _check_health(self) -> None:
-        engine, within, began = self.engine, max(LEAST, 0.3 * self._policy.health), self._clock()
+        engine, within, began = self.engine, max(LEAST, 0.25 * self._policy.health), self._clock()
         ok = await self._get("/health", within, HEALTH_LIMIT) is not None
         if not ok and self._clock() - began > 1.1 * within:
             return  # our own loop was too busy to end the wait in time, so it may have been to see the answer

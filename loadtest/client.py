@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import cast
 
 import msgspec
 
@@ -75,10 +76,9 @@ class Exchange(asyncio.Protocol):
         self._event = b""  # the unfinished event, or the body of an answer that is not streamed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a TCP connection, whatever the loop
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one, but not by inheritance
         self._answer.sent = self._clock()
-        transport.write(self._request)
+        self.transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:

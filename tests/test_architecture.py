@@ -29,6 +29,7 @@ LEVELS = {
     ),
     **dict.fromkeys(("dispatch", "wire"), 1),
     "core": 0,
+    "__version__": 0,
 }
 
 # A door is a file (or folder) that alone imports a third-party library. None: any file outside core may.

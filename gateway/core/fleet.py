@@ -63,6 +63,7 @@ class Engine:
         "_first_bytes",
         "_pressed_slots",
         "_pressed_tokens",
+        "_unsorted",
         "back_at",
         "capacity",
         "draining",
@@ -117,6 +118,7 @@ class Engine:
         self.sample: EngineSample | None = None
         self.sampled_at = -math.inf
         self.prefill_rate = PREFILL_RATE
+        self._unsorted = 0  # first bytes since the rate was last computed
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._pressed_tokens = self._pressed_slots = False
         self.prefixes: dict[int, float] = {}  # block hash -> last use; insertion order is LRU order
@@ -215,7 +217,9 @@ class Engine:
         """
         rates = self._first_bytes
         rates.append(prefill / max(seconds, 1e-4))
-        if len(rates) >= FIRST_BYTES_NEEDED and len(rates) % FIRST_BYTES_NEEDED == 0:
+        self._unsorted += 1
+        if self._unsorted >= FIRST_BYTES_NEEDED:
+            self._unsorted = 0
             self.prefill_rate = max(1.0, sorted(rates)[int(len(rates) * 0.9)])
 
     def health(self, ok: bool, now: float, *, hits_in: int = 2, misses_out: int = 3) -> None:

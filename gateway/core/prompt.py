@@ -139,6 +139,8 @@ def _explained(error: str, data: bytes) -> Refused:
     return bad(f"{path or 'the body'}: {what[:1].lower()}{what[1:]}{found}", param)
 
 
+MAX_ENTRIES = 10_000  # of one array within a message's content: walking them takes a microsecond each
+
 _URLS = frozenset(("image_url", "video_url", "audio_url", "file_url"))
 _MEDIA_OBJECTS = frozenset(("input_audio", "source", "file"))
 _MEDIA = _URLS | _MEDIA_OBJECTS | {"file_data", "image_embeds", "audio_embeds"}
@@ -204,6 +206,8 @@ class Prompt(msgspec.Struct, gc=False):
         if isinstance(value, str):
             self.parts.append(value)
         elif isinstance(value, list):
+            if len(value) > MAX_ENTRIES:
+                raise bad(f"{param} holds an array of {len(value)} entries; at most {MAX_ENTRIES} are read", param)
             for item in value:
                 self.gather(item, param)
         elif isinstance(value, dict):

@@ -9,6 +9,7 @@ taken out is the usage event that we asked for and the client did not.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -129,24 +130,17 @@ class SSEUsage:
         return self._relayed(rest)
 
     def ended(self, kind: str) -> bool:
-        """Whether the stream has come to the last event that its route's `kind` promises."""
-        return self.done or (kind == "message" and b'"message_stop"' in self._last)
+        """Whether the stream has come to the last event that its route's `kind` promises; an error is one."""
+        return self.done or self.error or (kind == "message" and b'"message_stop"' in self._last)
 
     def _relayed(self, whole: bytes) -> bytes:
         self._last = whole or self._last
         if b'"usage"' not in whole and b'"error"' not in whole and b"[DONE]" not in whole:
             return whole
-        kept = []
-        start = 0
-        for boundary in _EVENT_END.finditer(whole):
-            event = whole[start : boundary.end()]
-            start = boundary.end()
-            # A blank line too many belongs to no event: it stays, as it would had it come in a read of its own.
-            kept.append(event if self._keep(event) else event[: len(event) - len(event.lstrip(b"\r\n"))])
-        rest = whole[start:]
-        if self._keep(rest):
-            kept.append(rest)
-        return b"".join(kept)
+        ends = [0, *(end.end() for end in _EVENT_END.finditer(whole)), len(whole)]
+        events = [whole[start:end] for start, end in pairwise(ends)]
+        # A blank line too many belongs to no event: it stays, as it would had it come in a read of its own.
+        return b"".join([e if self._keep(e) else e[: len(e) - len(e.lstrip(b"\r\n"))] for e in events])
 
     def _keep(self, event: bytes) -> bool:
         """Learn from one event; False if the client is not to see it."""

@@ -101,7 +101,7 @@ class ChunkedBody:
         """Position after the size line at `at`; 0 if the line is not complete."""
         line = _CHUNK_LINE.match(data, at)
         if line is None:
-            if data.find(b"\n", at, at + _CHUNK_LINE_MAX) >= 0 or len(data) - at >= _CHUNK_LINE_MAX:
+            if data.find(b"\n", at, at + _CHUNK_LINE_MAX) >= 0:
                 raise WireError(400, "chunk size is malformed")
             return 0
         self._left = int(line[1], 16)

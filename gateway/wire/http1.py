@@ -83,7 +83,7 @@ class HeadReader:
         else:
             keep_alive = connection == b"keep-alive" or _keeps_alive(connection, minor)
         expect = index.get(b"expect")
-        expects = expect is not None and minor == 1 and length != 0 and expect.lower() == b"100-continue"
+        expects = expect is not None and minor == 1 and expect.lower() == b"100-continue"
         return Request(method, path, query, headers, index, minor, length, keep_alive, expects)
 
     def skip(self, body: bytes | bytearray) -> None:

@@ -284,7 +284,7 @@ def test_media_is_counted_and_not_read_as_text() -> None:
     made = call({"model": "m", "messages": [{"role": "u", "content": [picture, sound, {"type": "text", "text": "x"}]}]})
     assert made.media == 2
     assert made.ascii_bytes == len("u\0x") + 2 * 17
-    again = call({"model": "m", "messages": [{"role": "u", "content": [{"image_url": DATA_URL}, {"text": "x"}]}]})
+    again = call({"model": "m", "messages": [{"role": "u", "content": [{"image_url": "DATA:,x"}, {"text": "x"}]}]})
     assert again.media == 1
 
 
@@ -327,9 +327,21 @@ def test_a_tools_own_arguments_may_have_any_keys() -> None:
     assert made.ascii_bytes == len('assistant\0see\0{"image_url":"https://x","source":"y"}')
 
 
+def test_a_document_may_name_its_source() -> None:
+    made = call({"model": "m", "query": "q", "documents": [{"source": "wiki", "text": "ab"}]}, "/v1/rerank")
+    assert made.media == 0
+    assert made.ascii_bytes == len("q\0wiki\0ab")
+
+
 def test_numbers_in_content_are_not_text() -> None:
     content = [{"type": "text", "text": "x", "weight": 5, "flag": True, "none": None}]
     assert call({"model": "m", "messages": [{"role": "u", "content": content}]}).ascii_bytes == len("u\0x")
+
+
+def test_content_arrays_are_bounded() -> None:
+    refused = refusal({"model": "m", "messages": [{"role": "u", "content": [1] * 10_001}]})
+    assert refused.param == "messages[0].content"
+    assert "10001 entries" in refused.message
 
 
 def test_prefix_is_a_chain_of_full_blocks() -> None:

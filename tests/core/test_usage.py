@@ -59,9 +59,25 @@ def test_an_event_cut_anywhere_waits_for_its_end() -> None:
         assert numbers(reader) == (12, 7, None)
 
 
+def test_an_event_is_relayed_with_its_last_byte() -> None:
+    for end in ("\n", "\r\n"):
+        data = event(delta("x"), end=end)
+        reader = SSEUsage(hide=True)
+        assert {reader.feed(data[at : at + 1]) for at in range(len(data) - 1)} == {b""}
+        assert reader.feed(data[-1:]) == data
+
+
+def test_done_in_a_read_of_its_own() -> None:
+    reader = SSEUsage(hide=True)
+    assert reader.feed(DONE) == DONE
+    assert reader.done
+
+
 def test_blank_lines_too_many_stay() -> None:
     reader = SSEUsage(hide=True)
-    assert reader.feed(b": ping\n\n\r\n\n" + event({"choices": [], "usage": USAGE}) + DONE) == b": ping\n\n\r\n\n" + DONE
+    assert (
+        reader.feed(b": ping\n\n\r\n\n" + event({"choices": [], "usage": USAGE}) + DONE) == b": ping\n\n\r\n\n" + DONE
+    )
 
 
 def test_usage_beside_choices_is_never_hidden() -> None:
@@ -102,6 +118,7 @@ def test_errors_in_a_stream(data: bytes) -> None:
     reader = SSEUsage(hide=True)
     assert reader.feed(data) == data
     assert reader.error
+    assert reader.ended("message")
     assert numbers(reader) == (None, None, None)
 
 
@@ -181,8 +198,8 @@ def test_the_end_of_the_body_ends_the_last_event() -> None:
     assert reader.done
     assert reader.finish() == b""
     hidden = SSEUsage(hide=True)
-    assert hidden.feed(event({"choices": [], "usage": USAGE})[:-1]) == b""
-    assert hidden.finish() == b""
+    assert hidden.feed(b"\r\n" + event({"choices": [], "usage": USAGE})[:-1]) == b""
+    assert hidden.finish() == b"\r\n"
     assert hidden.prompt_tokens == 12
 
 
@@ -257,7 +274,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_an_object_that_never_ends_is_given_up() -> None:
-    reader = read(b'{"usage": {"x": ', b"1" * MAX_USAGE, b"}}")
+    reader = read(b'{"usage": {"x": ' + b"1" * 100, b"1" * MAX_USAGE, b"}}")
     assert reader._open == b""
     assert numbers(reader) == (None, None, None)
 

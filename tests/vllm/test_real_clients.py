@@ -61,8 +61,9 @@ def test_openai_async(gateway: Gateway) -> None:
 def test_anthropic(gateway: Gateway) -> None:
     with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
         messages = [{"role": "user", "content": "Say something."}]
-        whole = client.messages.create(model=MODEL, messages=messages, max_tokens=6, temperature=0)
+        greedy = {"temperature": 0}
+        whole = client.messages.create(model=MODEL, messages=messages, max_tokens=6, extra_body=greedy)
         assert whole.usage.output_tokens == 6
-        with client.messages.stream(model=MODEL, messages=messages, max_tokens=6, temperature=0) as stream:
+        with client.messages.stream(model=MODEL, messages=messages, max_tokens=6, extra_body=greedy) as stream:
             assert "".join(stream.text_stream) == whole.content[0].text
             assert stream.get_final_message().usage.output_tokens == 6

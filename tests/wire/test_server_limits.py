@@ -119,6 +119,22 @@ def test_the_half_of_a_next_request_does_not_time_out_behind_an_answer() -> None
     serve(scenario, headers_timeout=0.1)
 
 
+def test_an_empty_line_does_not_start_a_request() -> None:
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        await client.send(ALIVE + b"\r\n")
+        assert (await client.answer()).status == 200
+        await asyncio.sleep(0.15)
+        sent = now()
+        await client.send(ALIVE[:10])
+        await asyncio.sleep(0.02)
+        await client.send(ALIVE[10:])
+        assert (await client.answer()).status == 200
+        assert rig.handler.requests[1].at >= sent - 0.01
+
+    serve(scenario, headers_timeout=0.1)
+
+
 def test_one_timer_however_many_requests() -> None:
     """Requests that arrive whole move no timer; the one there is stays the same."""
 

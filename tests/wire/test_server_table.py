@@ -144,6 +144,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "chunk bare LF": (CHUNKED + b"2\nab\r\n0\r\n\r\n", 400),
     "chunk bare CR": (CHUNKED + b"2\rab\r\n0\r\n\r\n", 400),
     "chunk longer than its size": (CHUNKED + b"2\r\nabc\r\n0\r\n\r\n", 400),
+    "chunk ends with other bytes": (CHUNKED + b"2\r\nabXX0\r\n\r\n", 400),
     "chunk ends with LF": (CHUNKED + b"2\r\nab\n0\r\n\r\n", 400),
     "chunk shorter than its size": (CHUNKED + b"3\r\nab\r\n0\r\n\r\n", 400),
     "extension with NUL": (CHUNKED + b"2;a=\0\r\nab\r\n0\r\n\r\n", 400),
@@ -173,6 +174,8 @@ REFUSED_LONG: dict[str, tuple[bytes, int]] = {
     "headers without end": (b"GET /g HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 2100, 431),
     "headers by one": (get(b"GET /g HTTP/1.1", b"X: " + b"y" * (2001 - 16)), 431),
     "trailers too long": (CHUNKED + b"0\r\nX: " + b"y" * 2100 + b"\r\n\r\n", 400),
+    "trailer without end": (CHUNKED + b"0\r\nX: " + b"y" * 2100, 400),
+    "chunk size without end": (CHUNKED + b"1;" + b"y" * 300, 400),
     "extensions in many chunks": (CHUNKED + (b"1;" + b"e" * 250 + b"\r\na\r\n") * 80 + b"0\r\n\r\n", 400),
 }  # fmt: skip
 

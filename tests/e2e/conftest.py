@@ -1,0 +1,33 @@
+"""A gateway as its users run it: a child process on simulated engines, one for each test file, ended by its pid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from loadtest.processes import Gateway, get
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with Gateway(tmp_path_factory.mktemp("gateway") / "log", "--engine", "sim:2") as running:
+        yield running
+        assert running.child.alive, running.child.output()
+        assert "Traceback" not in running.child.output()
+
+
+@pytest.fixture(scope="module")
+def model(gateway: Gateway) -> str:
+    """The model that the simulated engines serve."""
+    (found,) = {engine_model for engine in gateway.fleet()["engines"] for engine_model in engine["models"]}
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def deserted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway whose only engine is not there: nobody listens on the discard port."""
+    log = tmp_path_factory.mktemp("deserted") / "log"
+    with Gateway(log, "--engine", "http://127.0.0.1:9", ready=False) as running:
+        assert get(f"{running.control}/readyz")[0] == 503
+        yield running

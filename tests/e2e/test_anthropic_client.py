@@ -1,0 +1,73 @@
+"""Anthropic's own Python client through the gateway, on /v1/messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import anthropic
+import pytest
+
+from loadtest.processes import Gateway, until
+
+MESSAGES = [{"role": "user", "content": "Why is the river level?"}]
+GREEDY = {"temperature": 0}
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0, timeout=20.0) as ready:
+        yield ready
+
+
+def test_messages_streamed_and_not(client: anthropic.Anthropic, gateway: Gateway, model: str) -> None:
+    raw = client.messages.with_raw_response.create(
+        model=model, messages=MESSAGES, max_tokens=7, system="Be brief.", extra_body=GREEDY
+    )
+    assert raw.headers["x-request-id"]
+    assert raw.headers["x-weir-engine"]
+    whole = raw.parse()
+    assert whole.usage.output_tokens == 7
+    assert whole.stop_reason == "max_tokens"
+    with client.messages.stream(
+        model=model, messages=MESSAGES, max_tokens=7, system="Be brief.", extra_body=GREEDY
+    ) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+        last = stream.get_final_message()
+    assert (last.usage.output_tokens, last.stop_reason) == (7, "max_tokens")
+    assert until(gateway.idle, 1.0) is not None
+    read = gateway.total("weir_tokens_total", kind="prompt", route="/v1/messages")
+    assert read == 2 * whole.usage.input_tokens
+    assert gateway.total("weir_tokens_total", kind="completion", route="/v1/messages") == 14
+
+
+def test_a_stream_that_is_left_frees_the_engine(client: anthropic.Anthropic, gateway: Gateway, model: str) -> None:
+    with client.messages.stream(model=model, messages=MESSAGES, max_tokens=4000) as stream:
+        next(iter(stream))
+        assert not gateway.idle()
+    assert until(gateway.idle, 1.0) is not None
+
+
+def test_errors_are_the_right_classes(client: anthropic.Anthropic, deserted: Gateway, model: str) -> None:
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="no-such-model", messages=MESSAGES, max_tokens=5)
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(model=model, messages=MESSAGES, max_tokens=-5)
+    with (
+        anthropic.Anthropic(base_url=deserted.url, api_key="none", max_retries=0, timeout=20.0) as lost,
+        pytest.raises(anthropic.APIStatusError) as refused,
+    ):
+        lost.messages.create(model=model, messages=MESSAGES, max_tokens=5)
+    assert refused.value.status_code == 503
+
+
+def test_async(gateway: Gateway, model: str) -> None:
+    async def main() -> None:
+        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
+            whole = await client.messages.create(model=model, messages=MESSAGES, max_tokens=5, extra_body=GREEDY)
+            async with client.messages.stream(
+                model=model, messages=MESSAGES, max_tokens=5, extra_body=GREEDY
+            ) as stream:
+                assert "".join([text async for text in stream.text_stream]) == whole.content[0].text
+
+    asyncio.run(main())

@@ -1,0 +1,248 @@
+"""The command line: what it understands, and the one line it has for every mistake."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+import gateway
+from gateway import cli
+from gateway.announce import announcement
+from gateway.core.policy import EngineEntry, Policy, decode
+from gateway.embedded import EmbeddedFleet
+from gateway.serve import Options, StartError
+
+ROOT = Path(__file__).parents[1]
+TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
+ENGINE = ("--engine", "http://127.0.0.1:9")
+
+
+class Ran:
+    """What `main` did: its status, its two outputs, and the options it would have served with."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.options: Options | None = None
+        self._capsys = capsys
+        monkeypatch.setattr(cli, "run", self._run)
+        monkeypatch.delenv(cli.TOKEN_VARIABLE, raising=False)
+
+    def _run(self, options: Options) -> None:
+        self.options = options
+
+    def __call__(self, *argv: str) -> tuple[int, str, str]:
+        try:
+            status = cli.main(argv)
+        except SystemExit as end:
+            status = int(str(end.code))
+        out, err = self._capsys.readouterr()
+        return status, out, err
+
+    def served(self, *argv: str) -> Options:
+        status, out, err = self("serve", *argv)
+        assert (status, out, err) == (0, "", "")
+        assert self.options is not None
+        return self.options
+
+
+@pytest.fixture
+def ran(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ran:
+    return Ran(capsys, monkeypatch)
+
+
+def test_version(ran: Ran) -> None:
+    assert ran("--version") == (0, f"weir {gateway.__version__}\n", "")
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["serve", "--help"], ["check", "--help"]])
+def test_help_teaches_by_examples_that_parse(ran: Ran, argv: list[str]) -> None:
+    status, out, err = ran(*argv)
+    assert (status, err) == (0, "")
+    examples = [line.strip() for line in out.splitlines() if re.match(r"\s+(?:WEIR_\S+ )?gateway \w+ ", line)]
+    assert examples
+    for line in examples:
+        words = shlex.split(re.split(r"\s{3,}", line)[0])
+        words = words[words.index("gateway") + 1 :]
+        cli._parser().parse_args(words)
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_nothing_is_listed_that_does_not_exist(ran: Ran) -> None:
+    _, out, _ = ran("--help")
+    assert not re.search(r"\b(?:bench|simulate|top)\b", out)
+
+
+def test_the_defaults(ran: Ran) -> None:
+    options = ran.served(*ENGINE)
+    assert options.policy == Policy()
+    assert options.engines == (EngineEntry(url="http://127.0.0.1:9"),)
+    assert (options.embedded, options.listen, options.control) == ((), "127.0.0.1:8000", "127.0.0.1:8001")
+    assert (options.tls_cert, options.tls_key, options.admin_token, options.log) == (None, None, None, "-")
+
+
+def test_every_flag(ran: Ran, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    options = ran.served(
+        *("--policy", str(ROOT / "policies" / "demo.yaml")),
+        *("--engine", "unix:///run/a.sock", "--engine", "sim", "--engine", "sim:3", "--engine", "sim:4:a100-8b"),
+        *("--listen", "unix:/run/weir.sock", "--control", "0.0.0.0:8001", "--admin-token-file", str(token)),
+        *("--tls-cert", "c.pem", "--tls-key", "k.pem", "--log", "none"),
+    )
+    assert options.policy.fleet.poll == 0.25
+    assert options.engines == (EngineEntry(url="unix:///run/a.sock"),)
+    assert options.embedded == (EmbeddedFleet(), EmbeddedFleet(3), EmbeddedFleet(4, "a100-8b"))
+    assert (options.listen, options.control, options.admin_token) == ("unix:/run/weir.sock", "0.0.0.0:8001", TOKEN)
+    assert (options.tls_cert, options.tls_key, options.log) == ("c.pem", "k.pem", "none")
+
+
+def test_the_token_comes_from_the_environment_too(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cli.TOKEN_VARIABLE, TOKEN)
+    assert ran.served(*ENGINE, "--control", "[::]:8001").admin_token == TOKEN
+
+
+def test_key_files_are_named_from_the_policys_own_folder(ran: Ran, tmp_path: Path) -> None:
+    policy = tmp_path / "p.yaml"
+    policy.write_text(
+        "fleet: {engines: [{url: 'http://h:1', api_key_file: a.key}, {url: 'http://h:2', api_key_file: /k/b.key}]}"
+    )
+    entries = ran.served("--policy", str(policy)).policy.fleet.engines
+    assert [entry.api_key_file for entry in entries] == [str(tmp_path / "a.key"), "/k/b.key"]
+
+
+MISTAKES = [
+    ([], "the following arguments are required: serve | check"),
+    (["bench"], "invalid choice: 'bench'"),
+    (["serve"], "no engine: give --engine URL, --engine sim, or fleet.engines in the policy"),
+    (["serve", "--frobnicate"], "unrecognized arguments: --frobnicate"),
+    (["serve", "--pol", "x"], "unrecognized arguments: --pol x"),
+    (["serve", "--engine"], "argument --engine: expected one argument"),
+    (["serve", "--engine", "10.0.0.1:8000"], "'10.0.0.1:8000': write http://HOST:PORT"),
+    (["serve", "--engine", "http://h:99999"], "the port is a number from 1 to 65535"),
+    (["serve", "--engine", "http://user:pw@h:1"], "no user, query or fragment"),
+    (["serve", "--engine", "sim:0"], "1 to 64 simulated engines, not 0"),
+    (["serve", "--engine", "sim:two"], "'sim:two' is not sim, sim:N or sim:N:PROFILE"),
+    (["serve", *ENGINE, *ENGINE], "--engine: 127.0.0.1:9 is there twice"),
+    (["serve", *ENGINE, "--listen", "8000"], "argument --listen: '8000' is not HOST:PORT"),
+    (["serve", *ENGINE, "--listen", "h:65536"], "'h:65536' is not HOST:PORT"),
+    (["serve", *ENGINE, "--listen", "unix:"], "unix: needs a path"),
+    (["serve", *ENGINE, "--control", "unix:/run/c.sock"], "argument --control: 'unix:/run/c.sock' is not HOST:PORT"),
+    (["serve", *ENGINE, "--control", "10.0.0.1:8001"], "10.0.0.1:8001 can be reached from other machines"),
+    (["serve", *ENGINE, "--control", "my-host:8001"], "my-host:8001 can be reached from other machines"),
+    (["serve", *ENGINE, "--tls-key", "k.pem"], "--tls-key: there is no --tls-cert for it"),
+    (
+        ["serve", *ENGINE, "--admin-token-file", "/nowhere/t"],
+        "--admin-token-file /nowhere/t: No such file or directory",
+    ),
+    (["serve", *ENGINE, "--admin-token-file", "/dev/null"], "--admin-token-file /dev/null: a token is at least 16"),
+    (["serve", "--policy", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
+    (["serve", "--policy", "/"], "/: Is a directory"),
+    (["check"], "the following arguments are required: FILE"),
+    (["check", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("argv", "expected"), MISTAKES, ids=[" ".join(argv) for argv, _ in MISTAKES])
+def test_a_mistake_is_one_clear_line_and_status_2(ran: Ran, argv: list[str], expected: str) -> None:
+    status, out, err = ran(*argv)
+    assert (status, out) == (2, "")
+    assert expected in err
+    assert err.count("\n") == 1
+    assert ran.options is None
+
+
+@pytest.mark.parametrize("token", ["short", "x" * 15, "with a space in it", "ünïcödé-ünïcödé-ünïcödé", ""])
+def test_a_weak_token_is_refused(ran: Ran, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv(cli.TOKEN_VARIABLE, token)
+    status, _, err = ran("serve", *ENGINE)
+    assert (status, err) == (2, f"gateway: {cli.TOKEN_VARIABLE}: a token is at least 16 visible ASCII characters\n")
+
+
+def test_what_keeps_the_gateway_from_starting_is_told_in_the_same_way(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Options) -> None:
+        raise StartError("cannot listen: address in use")
+
+    monkeypatch.setattr(cli, "run", fails)
+    assert ran("serve", *ENGINE) == (2, "", "gateway: cannot listen: address in use\n")
+
+
+def test_check_names_what_is_good_and_every_problem_of_what_is_not(ran: Ran, tmp_path: Path) -> None:
+    bad = ROOT / "tests" / "policies_bad" / "out_of_bounds.yaml"
+    port = tmp_path / "port.yaml"
+    port.write_text("fleet: {engines: [{url: 'http://h:99999'}]}")
+    good = ROOT / "policies" / "demo.yaml"
+    status, out, err = ran("check", str(bad), str(good), str(port))
+    assert status == 2
+    assert out == f"{good}: ok\n"
+    expected = bad.with_suffix(".txt").read_text().replace(bad.name, str(bad))
+    assert err == f"{expected}{port}: fleet.engines[0].url: 'http://h:99999': the port is a number from 1 to 65535\n"
+
+
+def test_serve_tells_every_problem_of_its_policy(ran: Ran) -> None:
+    bad = ROOT / "tests" / "policies_bad" / "out_of_bounds.yaml"
+    status, _, err = ran("serve", "--policy", str(bad), *ENGINE)
+    assert status == 2
+    assert [line.split(": ")[1] for line in err.splitlines()] == [f"{bad}:{line}" for line in (3, 4, 5)]
+
+
+def test_check_explains_a_policy_in_full(ran: Ran) -> None:
+    file = ROOT / "policies" / "demo.yaml"
+    status, out, err = ran("check", "--explain", str(file))
+    assert (status, err) == (0, "")
+    assert "first_byte: 20s" in out
+    assert "kv_target: 80%" in out
+    assert decode(out.encode()) == decode(file.read_bytes())
+
+
+def test_the_announcement_has_commands_for_what_listens() -> None:
+    text = announcement(["http://127.0.0.1:8000"], "http://127.0.0.1:8001", ["http://e:1"], ["it's a model"])
+    curl = text[text.index("curl") : text.index("\n\nfrom openai")]
+    words = shlex.split(curl.replace("\\\n", " "))
+    assert words[2] == "http://127.0.0.1:8000/v1/chat/completions"
+    assert '"model": "it\'s a model"' in words[-1]
+    compile(text[text.index("from openai") :], "snippet", "exec")
+    unix = announcement(["unix:/run/w.sock"], "http://127.0.0.1:8001", ["http://e:1"], ["m"])
+    assert "curl -N --unix-socket /run/w.sock http://localhost/v1/chat/completions" in unix
+    assert "readyz tells when" in announcement(["http://127.0.0.1:8000"], "http://c", ["http://e:1"], [])
+
+
+def test_a_real_process_serves_announces_and_drains() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        taken.close()
+        command = [sys.executable, "-m", "gateway.cli", "serve", "--engine", nobody, "--log", "none"]
+        ports = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]
+        process = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline().strip() for _ in range(4)]
+            data, control = (line.rpartition(" ")[2] for line in lines[:2])
+            assert lines[:3] == [f"data port {data}", f"control port {control}", f"engines {nobody}"]
+            assert lines[3].startswith("no engine has answered yet")
+            assert [
+                httpx.get(f"{control}/{path}", trust_env=False).status_code for path in ("livez", "readyz", "fleet")
+            ] == [200, 503, 200]
+            assert httpx.get(f"{data}/health", trust_env=False).status_code == 503
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_a_real_process_ends_with_status_2_where_its_address_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "gateway.cli", "serve", *ENGINE, "--control", "127.0.0.1:0", "--listen", where]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert re.fullmatch(r"gateway: cannot listen: .*in use\n", ended.stderr), ended.stderr

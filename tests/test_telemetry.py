@@ -1,0 +1,336 @@
+"""Telemetry against engines on real sockets: what is asked, what the fleet is told, how fast it hears of trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.core.fleet import Engine, Fleet
+from gateway.core.policy import Policy
+from gateway.telemetry import Telemetry, Watcher
+
+METRICS = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:cache_config_info{block_size="16",num_gpu_blocks="1000",engine="0"} 1.0
+"""
+MODELS = json.dumps({"object": "list", "data": [{"id": "m", "max_model_len": 4096}]}).encode()
+FAST = msgspec.structs.replace(
+    Policy(), fleet=msgspec.structs.replace(Policy().fleet, poll=0.02, health=0.05), timeouts=Policy().timeouts
+)
+WITHIN = 10.0  # seconds any of these tests may wait for an event
+
+
+class FakeEngine:
+    """An HTTP server that answers from `answers` (path -> status, body); a path not in it never gets an answer."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, bytes]] = {
+            "/health": (200, b""),
+            "/v1/models": (200, MODELS),
+            "/metrics": (200, METRICS),
+        }
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+        self.port = 0
+
+    async def listen(self, path: Path | None = None) -> None:
+        if path is not None:
+            self._server = await asyncio.start_unix_server(self._answer, path)
+        else:
+            self._server = await asyncio.start_server(self._answer, "127.0.0.1", self.port)
+            self.port = self._server.sockets[0].getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def close(self) -> None:
+        """As if killed: nothing listens and every connection ends."""
+        assert self._server is not None
+        self._server.close()
+        for writer in self._open:
+            writer.transport.abort()
+        await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                first, *lines = head.split("\r\n")
+                path = first.split()[1]
+                pairs = [line.split(": ", 1) for line in lines if line]
+                self.asked.append((path, {name.lower(): value for name, value in pairs}))
+                if path in self.answers:
+                    status, body = self.answers[path]
+                    writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+
+class Scene:
+    """A fleet, its telemetry, and a way to wait until something is so."""
+
+    def __init__(self, *urls: str, policy: Policy = FAST, keys: dict[str, str] | None = None) -> None:
+        self.fleet = Fleet()
+        for index, url in enumerate(urls):
+            self.fleet.add(Engine(f"e{index}", url, policy))
+        self.changes = 0
+        self._changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self.telemetry = Telemetry(self.fleet, policy, self._on_change, loop.time, keys or {})
+        self.telemetry.start()
+
+    def __getitem__(self, id: str) -> Engine:
+        return self.fleet.engines[id]
+
+    def _on_change(self) -> None:
+        self.changes += 1
+        self._changed.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """The fleet changes only before `on_change`, so it is looked at only then."""
+        async with asyncio.timeout(WITHIN):
+            while not holds():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+def play(scene: Callable[[FakeEngine], Awaitable[None]]) -> None:
+    async def main() -> None:
+        engine = FakeEngine()
+        await engine.listen()
+        try:
+            await scene(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+def test_first_contact_tells_models_health_and_a_sample() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        its = Scene(engine.url, keys={"e0": "secret"})
+        await its.telemetry.first_contact()
+        assert its["e0"].up
+        assert list(its.fleet.models) == ["m"]
+        assert its.fleet.context("m") == 4096
+        assert its["e0"].capacity == 16_000
+        assert its["e0"].sample is not None
+        assert (its["e0"].sample.running, its["e0"].sample.waiting) == (3, 1)
+        # The models come before the health that opens the engine, and the key goes with every question.
+        assert [path for path, _ in engine.asked[:3]] == ["/health", "/v1/models", "/metrics"]
+        assert {headers["authorization"] for _, headers in engine.asked} == {"Bearer secret"}
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
+def test_samples_and_checks_go_on_and_wake_what_waits() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        first = its["e0"].sampled_at
+        engine.answers["/metrics"] = (200, METRICS.replace(b" 3.0", b" 7.0"))
+        await its.until(lambda: its["e0"].sample is not None and its["e0"].sample.running == 7)
+        assert its["e0"].sampled_at > first
+        assert its.changes > 2
+        # One list of models is enough while the engine stays up.
+        assert [path for path, _ in engine.asked].count("/v1/models") == 1
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (200, b"garbage\n"),
+        (200, METRICS[:-1]),
+        (200, b""),
+        (500, METRICS),
+        (200, b"#" * (9 * 1024 * 1024) + b"\n" + METRICS),
+    ],
+    ids=["garbage", "cut off", "empty", "500", "huge"],
+)
+def test_a_bad_scrape_is_no_sample(bad: tuple[int, bytes]) -> None:
+    async def scene(engine: FakeEngine) -> None:
+        engine.answers["/metrics"] = bad
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        assert its["e0"].up
+        assert its["e0"].sample is None
+        engine.answers["/metrics"] = (200, METRICS)
+        await its.until(lambda: its["e0"].sample is not None)
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
+def test_an_engine_that_does_not_answer_metrics_still_has_its_health_checked() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        del engine.answers["/metrics"]
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        assert its["e0"].up
+        engine.answers["/health"] = (503, b"")
+        await its.until(lambda: not its["e0"].up)
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("answer", [None, (503, b""), (200, b"{}"), (200, b'{"data": 1}')])
+def test_an_engine_whose_models_are_not_known_is_not_up(answer: tuple[int, bytes] | None) -> None:
+    async def scene(engine: FakeEngine) -> None:
+        if answer is None:
+            await engine.close()  # nothing listens at all
+        else:
+            engine.answers["/v1/models"] = answer
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        assert not its["e0"].up
+        if answer is None:
+            await engine.listen()
+        engine.answers["/v1/models"] = (200, MODELS)
+        await its.until(lambda: its["e0"].up)
+        assert list(its.fleet.models) == ["m"]
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
+def test_three_misses_take_it_out_and_two_hits_bring_it_back_with_its_new_models() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        engine.answers["/health"] = (503, b"")
+        await its.until(lambda: its["e0"].misses == 1)
+        assert its["e0"].up
+        await its.until(lambda: not its["e0"].up)
+        assert its["e0"].misses == 3
+        engine.answers["/v1/models"] = (200, MODELS.replace(b'"m"', b'"other"'))
+        engine.answers["/health"] = (200, b"")
+        await its.until(lambda: its["e0"].hits == 1)
+        assert not its["e0"].up
+        await its.until(lambda: its["e0"].up)
+        assert list(its.fleet.models) == ["other"]
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
+def test_a_killed_engine_goes_out_and_comes_back_and_its_neighbour_does_not_notice() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        other = FakeEngine()
+        await other.listen()
+        its = Scene(engine.url, other.url)
+        await its.telemetry.first_contact()
+        await engine.close()
+        await its.until(lambda: not its["e0"].up)
+        assert its["e1"].up
+        assert its["e1"].misses == 0
+        await engine.listen()
+        await its.until(lambda: its["e0"].up)
+        await its.telemetry.aclose()
+        await other.close()
+
+    play(scene)
+
+
+@pytest.mark.slow
+def test_with_the_default_intervals_a_hung_engine_is_out_within_five_seconds() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        loop = asyncio.get_running_loop()
+        its = Scene(engine.url, policy=Policy())
+        await its.telemetry.first_contact()
+        engine.answers.clear()  # it accepts, and says nothing more: a stopped process
+        began = loop.time()
+        await its.until(lambda: not its["e0"].up)
+        assert loop.time() - began < 5.0
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
+def test_a_check_that_we_were_too_busy_to_follow_counts_for_nothing() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        times = iter([10.0, 11.0, 20.0, 20.25])
+        fleet = Fleet()
+        fleet.add(Engine("e0", engine.url, FAST))
+        watcher = Watcher(fleet.engines["e0"], fleet, FAST.fleet, lambda: None, lambda: next(times), None)
+        engine.answers["/health"] = (503, b"")
+        await watcher._check_health()  # by the clock it took 1 s of the 0.25 s allowed
+        assert fleet.engines["e0"].misses == 0
+        times = iter([20.0, 20.25, 20.25])
+        await watcher._check_health()
+        assert fleet.engines["e0"].misses == 1
+        await watcher.aclose()
+
+    play(scene)
+
+
+def test_unix_sockets_base_paths_and_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+
+    async def scene(engine: FakeEngine) -> None:
+        on_unix = FakeEngine()
+        await on_unix.listen(tmp_path / "e.sock")
+        engine.answers = {f"/base{path}": answer for path, answer in engine.answers.items()}
+        its = Scene(f"unix://{tmp_path}/e.sock", f"{engine.url}/base/")
+        await its.telemetry.first_contact()
+        assert its["e0"].up
+        assert its["e1"].up
+        await its.telemetry.aclose()
+        await on_unix.close()
+
+    play(scene)
+
+
+def test_garbage_instead_of_http_is_a_miss() -> None:
+    async def main() -> None:
+        async def garbage(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"\0\xff" * 4000 + b"\n")
+            writer.close()
+
+        server = await asyncio.start_server(garbage, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        its = Scene(f"http://127.0.0.1:{port}", f"https://127.0.0.1:{port}")
+        await its.telemetry.first_contact()
+        assert [(engine.up, engine.misses) for engine in its.fleet] == [(False, 1)] * 2
+        await its.telemetry.aclose()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
+def test_a_watcher_that_dies_is_reported() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        reported: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.set_result(context))
+        fleet = Fleet()
+        fleet.add(Engine("e0", engine.url, FAST))
+
+        def broken() -> None:
+            raise ZeroDivisionError
+
+        telemetry = Telemetry(fleet, FAST, broken, asyncio.get_running_loop().time, {})
+        telemetry.start()
+        context = await asyncio.wait_for(reported, WITHIN)
+        assert isinstance(context["exception"], ZeroDivisionError)
+        await telemetry.aclose()
+
+    play(scene)
