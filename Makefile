@@ -62,13 +62,10 @@ vllm: $(STAMP) ## install a real vLLM for CPU and a tiny model, outside the tree
 	$(BIN)/python tests/vllm/install.py
 
 test-vllm: vllm ## the tests against that real vLLM
-	$(PYTEST) -m vllm tests/vllm
+	WEIR_REQUIRE_VLLM=1 $(PYTEST) -m vllm tests/vllm
 
-# CPU per request and per event beside nginx and vllm-router, in one run. MEASURE is the harness that all are run by.
-MEASURE ?= ../shared/perf/measure.py
-bench-overhead: $(STAMP) ## the gateway's own CPU cost beside its peers
-	@[ -f "$(MEASURE)" ] || { echo "make: no harness at $(MEASURE); name it: make bench-overhead MEASURE=/path/to/measure.py" >&2; exit 2; }
-	$(BIN)/python "$(MEASURE)" --gateway '$(abspath $(BIN))/gateway serve --engine {engine} --listen 127.0.0.1:{port} --control 127.0.0.1:0 --log none' $(BENCH)
+bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx and vllm-router, where they are installed
+	$(BIN)/python -m loadtest.overhead $(BENCH)
 
 clean: ## remove the environment and every cache
 	rm -rf "$(VENV)" build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage *.egg-info

@@ -161,7 +161,8 @@ async def serve(options: Options) -> None:
         telemetry.start()
         await telemetry.first_contact()
         _freeze()
-        options.announce(Running(server.addresses, control.address, [engine.url for engine in fleet], sorted(fleet.models)))
+        urls = [engine.url for engine in fleet]
+        options.announce(Running(server.addresses, control.address, urls, sorted(fleet.models)))
 
         await signals.first.wait()
         dispatch.refuse_waiting()

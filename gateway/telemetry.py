@@ -101,14 +101,14 @@ class Watcher:
     async def watch_health(self, share: float) -> None:
         interval = self._policy.health
         while True:
-            await self._check_health()
+            well = await self._check_health()
             if not self.tried.is_set():
                 await self._scrape()
                 self.tried.set()
                 await asyncio.sleep(share * interval)
             for _ in range(5):
                 await asyncio.sleep(interval / 5)
-                if not self.engine.up or self.engine.misses:
+                if not (well and self.engine.up):
                     break
 
     async def watch_metrics(self, share: float) -> None:
@@ -119,15 +119,17 @@ class Watcher:
             await self._scrape()
             await asyncio.sleep(max(0.0, began + self._policy.poll - self._clock()))
 
-    async def _check_health(self) -> None:
+    async def _check_health(self) -> bool:
+        """Whether the engine is well; where it is not, or that cannot be told, it is asked again soon."""
         engine, within, began = self.engine, max(LEAST, 0.25 * self._policy.health), self._clock()
         ok = await self._get("/health", within, HEALTH_LIMIT) is not None
-        if not ok and self._clock() - began > 1.1 * within:
-            return  # our own loop was too busy to end the wait in time, so it may have been to see the answer
+        if not ok and self._clock() - began > 1.5 * within:
+            return False  # our own loop was too busy to end the wait in time, so it may have been to see the answer
         if ok and (not engine.up or self._clock() - self._models_at >= MODELS_EVERY):
             ok = await self._ask_models() or engine.up
         self._fleet.health(engine, ok, self._clock())
         self._on_change()
+        return ok
 
     async def _ask_models(self) -> bool:
         body = await self._get("/v1/models", MODELS_WITHIN, BODY_LIMIT)

@@ -40,22 +40,23 @@ class Answer(msgspec.Struct):
 
     @property
     def outcome(self) -> str:
-        """One word: `ok`, the gateway's own reason, or what can be told from outside.
+        """One word, the gateway's own for the same ending where it can be told from outside.
 
-        `truncated` (an error event in a stream), `engine_refused` (an error status without a reason: the engine's own,
-        passed on), `timed_out` (we gave up), `cut` (neither finished nor explained), `unanswered` (not even a status).
+        `ok`; the gateway's reason; `engine_refused` or `upstream` (an error without a reason: the engine's own, passed
+        on; in a stream it is followed by `[DONE]`); `truncated` (an error event, and no `[DONE]`); `timed_out` (we
+        gave up); `cut` (neither finished nor explained); `unanswered` (not even a status).
         """
         if self.timed_out:
             return "timed_out"
         if not self.status:
             return "unanswered"
+        if self.streamed and self.error.startswith("{"):
+            return "upstream" if self.done else "truncated"
         if not self.complete:
-            return "truncated" if self.error.startswith("{") else "cut"
+            return "cut"
         if self.status != 200:
-            return self.reason or "engine_refused"
-        if self.streamed:
-            return "truncated" if self.error else "ok" if self.done else "cut"
-        return "ok"
+            return self.reason or ("engine_refused" if self.status < 500 else "upstream")
+        return "ok" if self.done or not self.streamed else "cut"
 
 
 class Exchange(asyncio.Protocol):

@@ -28,7 +28,7 @@ class Gateway:
         self.fleet = Fleet()
         for index in range(2):
             self.fleet.add(Engine(f"e{index}", f"http://127.0.0.1:{index + 1}", Policy()))
-        self.dispatch = Dispatch(self.fleet, Policy(), random.Random(1), loop.time)  # noqa: S311 # a fixed seed
+        self.dispatch = Dispatch(self.fleet, Policy(), random.Random(1), loop.time)
         app = control_app(self.fleet, self.dispatch, lambda: b"weir_up 1\n", token, loop.time)
         self.port = ControlPort(app, "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False)

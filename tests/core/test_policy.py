@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.checked import Value
@@ -222,6 +222,7 @@ engines = st.lists(
 ).map(tuple)
 
 
+@settings(max_examples=40)
 @given(
     names=st.dictionaries(st.from_regex(r"[a-z][a-z0-9_-]{0,31}", fullmatch=True), classes),
     share=shares,

@@ -12,6 +12,7 @@ import pytest
 from loadtest.processes import Gateway, total, until
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the river level?"}]
+ENDLESS = {"ignore_eos": True}
 TOOLS = [
     {
         "type": "function",
@@ -131,7 +132,9 @@ def test_tools_are_passed_through(client: openai.OpenAI, model: str) -> None:
 
 
 def test_a_stream_that_is_closed_early_frees_the_engine(client: openai.OpenAI, gateway: Gateway, model: str) -> None:
-    stream = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=4000, stream=True)
+    stream = client.chat.completions.create(
+        model=model, messages=MESSAGES, max_tokens=4000, stream=True, extra_body=ENDLESS
+    )
     next(iter(stream))
     assert not gateway.idle()
     stream.close()
@@ -196,7 +199,9 @@ def test_async(gateway: Gateway, model: str) -> None:
 
 def test_async_cancelled_tasks_free_the_engines(gateway: Gateway, model: str) -> None:
     async def endless(client: openai.AsyncOpenAI, begun: asyncio.Event, stream: bool) -> None:
-        answer = await client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=4000, stream=stream)
+        answer = await client.chat.completions.create(
+            model=model, messages=MESSAGES, max_tokens=4000, stream=stream, extra_body=ENDLESS
+        )
         async for _ in answer:
             begun.set()
 

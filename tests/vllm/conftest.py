@@ -44,7 +44,7 @@ class Place:
 
     def close(self) -> None:
         if self._vllm is not None:
-            self._vllm.child.stop()
+            self._vllm.stop()
             self._vllm = None
 
 

@@ -102,7 +102,7 @@ def test_an_engine_killed_in_a_stream_says_so_and_is_used_again_once_it_is_back(
     received = client.recv(65536)
     while b"data: " not in received:
         received += client.recv(65536)
-    vllm.child.kill()
+    vllm.kill()
     while not received.endswith(END) and (more := client.recv(65536)):
         received += more
     client.close()

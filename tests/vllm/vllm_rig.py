@@ -1,19 +1,21 @@
 """A real vLLM on CPU, as a child: start it, ask it, kill it. Installed by install.py.
 
 It is started as operators start it, by its module, in a session of its own, so that the signal that ends it reaches
-EngineCore too: killing the API server alone leaves that alive. One at a time: it takes both cores of a small machine.
+EngineCore and its worker too: killing the API server alone leaves them alive. One at a time: it takes both cores of a
+small machine.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from loadtest.processes import Child, answers, total
 from tests.vllm import install
 
 MODEL = "tiny"
-READY = 180.0  # seconds; 20 to 45 on two idle cores
+READY = 180.0  # seconds; 40 on two idle cores: three processes import torch, one after the other
 CONTEXT = 4096
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -34,15 +36,27 @@ class Vllm:
         argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enforce-eager"]
         argv += ["--max-model-len", str(CONTEXT), *flags]
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "VLLM_"))}
-        self.child = Child(f"vllm on port {port}", argv, log, env=kept | ENVIRONMENT)
+        # It leaves sockets and files in TMPDIR. A short path: a unix socket's has 107 bytes at most.
+        self._scratch = tempfile.TemporaryDirectory(prefix="vllm-")
+        environment = kept | ENVIRONMENT | {"TMPDIR": self._scratch.name}
+        self.child = Child(f"vllm on port {port}", argv, log, env=environment)
         self.url = f"http://127.0.0.1:{port}"
         try:
-            self.started_in = self.child.wait(
-                lambda: answers(f"{self.url}/health"), timeout, "200 on /health", every=0.2
-            )
+            self.started_in = self.child.wait(lambda: answers(f"{self.url}/health"), timeout, "health", every=0.2)
         except BaseException:
-            self.child.kill()
+            self.kill()
             raise
+
+    def kill(self) -> None:
+        """SIGKILL for all of its processes at once."""
+        self.child.kill()
+        self._scratch.cleanup()
+
+    def stop(self) -> int:
+        """SIGTERM, and SIGKILL for what that leaves; the exit status. More calls change nothing."""
+        status = self.child.stop()
+        self._scratch.cleanup()
+        return status
 
     def metric(self, name: str, **labels: str) -> float:
         return total(f"{self.url}/metrics", name, **labels)

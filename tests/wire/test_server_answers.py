@@ -278,6 +278,7 @@ def test_an_answer_that_breaks_its_length_is_reset(written: bytes) -> None:
         responder = await rig.handler.holding()
         responder.start(200, TEXT, 5)
         responder.write(written)
+        assert responder.closed == (len(written) > 5)  # too much is never sent
         responder.end()
         assert responder.closed
         assert (await client.end())[1] == "reset"
@@ -424,9 +425,10 @@ def test_tls(certificate: tuple[str, str]) -> None:
         await slow.send(HOLD)
         responder = await rig.handler.holding(5)
         responder.start(200, TEXT)
-        for _ in range(400):
-            responder.write(b"x" * 65536)
-            await asyncio.sleep(0)
-        await rig.handler.until(lambda: rig.handler.gone == ["client_gone", "slow_client"])
+        async with asyncio.timeout(5):
+            while not responder.closed:  # uvloop does not count what TLS has already handed to the socket's own buffer
+                responder.write(b"x" * 65536)
+                await asyncio.sleep(0.001)
+        assert rig.handler.gone == ["client_gone", "slow_client"]
 
     serve(scenario, tls=server_side, write_stall=0.1, linger=0.2)

@@ -7,12 +7,13 @@ import gc
 import math
 import random
 import socket
+import weakref
 
 import pytest
 
 from gateway.wire.connection import Connection
 from gateway.wire.server import Responder
-from tests.wire.server_harness import ALIVE, TEXT, Client, Rig, serve
+from tests.wire.server_harness import ALIVE, TEXT, Client, Recorder, Rig, serve
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /hold HTTP/1.1\r\nHost: a\r\n"
@@ -348,6 +349,22 @@ def test_nobody_is_told_after_the_end() -> None:
     serve(scenario)
 
 
+def test_a_complete_answer_holds_on_to_nobody() -> None:
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        await client.send(HOLD)
+        responder = await rig.handler.holding()
+        watcher = Recorder()
+        responder.watch(watcher.left)
+        responder.flow(lambda w=watcher: w.left("pause"), lambda w=watcher: w.left("resume"))  # type: ignore[misc]
+        seen = weakref.ref(watcher)
+        responder.send(200, TEXT, b"x")
+        del watcher
+        assert seen() is None
+
+    serve(scenario)
+
+
 def test_half_open_clients_are_probed_for() -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.client()
@@ -522,7 +539,7 @@ def test_drain_of_nothing_is_over_at_once() -> None:
 
 def test_nothing_is_left_after_a_mix_of_everything() -> None:
     """Every kind of ending, many times; then no connection object is alive, without help of the collector."""
-    rng = random.Random(7)  # noqa: S311 - a repeatable mix is wanted
+    rng = random.Random(7)
 
     async def one(rig: Rig) -> None:
         client = await rig.client()

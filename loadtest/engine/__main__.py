@@ -1,0 +1,114 @@
+"""`python -m loadtest.engine`: one simulated vLLM.
+
+Prints `ready URL` once it listens. A bad argument is one line on stderr and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from typing import get_args
+
+import uvloop
+
+from loadtest.engine.latency import profiles
+from loadtest.engine.metrics import Version
+from loadtest.engine.scheduler import Policy
+from loadtest.engine.server import SimConfig, SimServer, sim_config
+
+EPILOG = """examples:
+  python -m loadtest.engine --port 8100                        an H100 with an 8B model
+  python -m loadtest.engine --port 0 --model m --speed 10      any free port, ten times as fast
+  python -m loadtest.engine --num-gpu-blocks 200 --max-num-seqs 8    easily overloaded
+
+It answers the routes of a vLLM API server (chat, completions, responses, messages, embeddings, rerank, score, pooling,
+classify, tokenize, metrics, sleep and wake). To break it while it runs:
+  curl -d '{"errors": 0.1}' URL/_faults      and to heal it      curl -d '{}' URL/_faults
+"""
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.engine",
+        description="A simulated vLLM: real scheduling, invented tokens.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    where = parser.add_argument_group("where it listens")
+    where.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0 (the default): any free one")
+    where.add_argument("--uds", metavar="PATH", help="on a unix socket instead")
+    what = parser.add_argument_group("what it simulates")
+    what.add_argument("--profile", default="h100-8b", choices=list(profiles()), help="speed and limits (h100-8b)")
+    what.add_argument("--model", action="append", metavar="NAME", help="a served name, repeatable (sim)")
+    what.add_argument("--speed", type=float, default=1.0, metavar="X", help="run X times faster than the profile (1)")
+    what.add_argument("--seed", type=int, default=0, help="of the jitter and of the faults drawn by share (0)")
+    limits = parser.add_argument_group("limits, the profile's unless given")
+    limits.add_argument("--num-gpu-blocks", type=int, metavar="N", help="KV blocks of 16 tokens")
+    limits.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences in a batch")
+    limits.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens in a step")
+    limits.add_argument("--max-model-len", type=int, metavar="N", help="tokens of prompt and output")
+    vllm = parser.add_argument_group("as vLLM")
+    vllm.add_argument("--scheduling-policy", default="fcfs", choices=get_args(Policy), help="order of the waiting (fcfs)")
+    vllm.add_argument("--no-enable-prefix-caching", action="store_true", help="find no prefix again")
+    vllm.add_argument("--enable-prompt-tokens-details", action="store_true", help="tell cached tokens in usage")
+    vllm.add_argument("--api-key", metavar="KEY", help="guards /v1 only, as vLLM's does")
+    vllm.add_argument("--metrics-version", default="0.32", choices=get_args(Version), help="names in /metrics (0.32)")
+    parser.add_argument("--die-with-parent", action="store_true", help="exit when standard input ends")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT, or the end of standard input where asked; the exit status."""
+    given = arguments().parse_args(argv)
+    try:
+        config = sim_config(
+            given.profile,
+            models=tuple(given.model or ()),
+            num_gpu_blocks=given.num_gpu_blocks,
+            max_num_seqs=given.max_num_seqs,
+            max_num_batched_tokens=given.max_num_batched_tokens,
+            max_model_len=given.max_model_len,
+            policy=given.scheduling_policy,
+            caching=not given.no_enable_prefix_caching,
+            seed=given.seed,
+            port=given.port,
+            uds=given.uds,
+            speed=given.speed,
+            api_key=given.api_key,
+            metrics_version=given.metrics_version,
+            prompt_details=given.enable_prompt_tokens_details,
+        )
+        uvloop.run(_run(config, die_with_parent=given.die_with_parent))
+    except (ValueError, OSError, OverflowError) as error:
+        print(f"python -m loadtest.engine: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _run(config: SimConfig, *, die_with_parent: bool) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    async with SimServer(config) as url:
+        if die_with_parent:
+            await loop.connect_read_pipe(lambda: _Parent(ended), sys.stdin)
+        print(f"ready {url}", flush=True)
+        await ended.wait()
+
+
+class _Parent(asyncio.Protocol):
+    """Standard input: its end is the end of whoever started us."""
+
+    def __init__(self, ended: asyncio.Event) -> None:
+        self._ended = ended
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""One engine: schedule, run, postprocess. Pure: the driver brings the clock and does the waiting.
+
+    result = engine.step(now)      # what the step wrote is known at once,
+    ...                            # the driver lets result.duration pass,
+    ...                            # and hands out the tokens at result.ends.
+
+`add`, `abort`, `sleep` and `wake` may be called at any time between two steps.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import msgspec
+
+from loadtest.engine.blocks import Blocks
+from loadtest.engine.latency import Profile
+from loadtest.engine.scheduler import Policy, Scheduler
+from loadtest.engine.sequence import BLOCK, Sequence, State
+from loadtest.engine.stats import Stats
+
+SleepMode = Literal["abort", "wait", "keep"]
+Weights = Literal["loaded", "offloaded", "discarded", "blank"]
+TAGS = ("weights", "kv_cache")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits in tokens, sequences and blocks of 16 tokens. Raises ValueError where they contradict each other."""
+
+    profile: Profile
+    num_gpu_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    policy: Policy = "fcfs"
+    caching: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence needs a token per step"
+            )
+        room = (self.num_gpu_blocks - 1) * BLOCK
+        if room < self.max_model_len:
+            raise ValueError(
+                f"max_model_len ({self.max_model_len}) is more than the {room} tokens the KV cache holds: "
+                "raise num_gpu_blocks or lower max_model_len"
+            )
+
+
+def engine_config(
+    profile: Profile,
+    *,
+    num_gpu_blocks: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
+    policy: Policy = "fcfs",
+    caching: bool = True,
+    seed: int = 0,
+) -> EngineConfig:
+    """A profile's own limits where none are given. A `max_model_len` nobody asked for shrinks to what the cache holds,
+    and a batch size nobody asked for to the token budget.
+    """
+    blocks = profile.num_gpu_blocks if num_gpu_blocks is None else num_gpu_blocks
+    budget = profile.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
+    if max_num_batched_tokens is None and max_num_seqs is not None:
+        budget = max(budget, max_num_seqs)
+    return EngineConfig(
+        profile=profile,
+        num_gpu_blocks=blocks,
+        max_num_seqs=min(profile.max_num_seqs, budget) if max_num_seqs is None else max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=min(profile.max_model_len, (blocks - 1) * BLOCK) if max_model_len is None else max_model_len,
+        policy=policy,
+        caching=caching,
+        seed=seed,
+    )
+
+
+class StepResult(msgspec.Struct, gc=False):
+    """What one step wrote, to be handed out at `ends` (seconds, the driver's clock)."""
+
+    duration: float
+    ends: float
+    prefilled: list[Sequence]
+    finished: list[Sequence]
+    decoded: int
+    prefill_tokens: int
+
+
+class Engine:
+    """A simulated EngineCore. `stats` is what it has done, `scheduler` what it is doing."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.stats = Stats(config.max_model_len)
+        self.scheduler = Scheduler(
+            Blocks(config.num_gpu_blocks, caching=config.caching),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            policy=config.policy,
+        )
+        self.asleep: int | None = None  # the level it sleeps at
+        self.weights: Weights = "loaded"
+        self.cache_ready = True
+        self._held: dict[Sequence, None] = {}  # sent while it sleeps
+        self._rng = random.Random(config.seed)  # noqa: S311 - jitter
+        self._ended = -1.0
+
+    def __repr__(self) -> str:
+        return f"<Engine {'awake' if self.asleep is None else f'asleep at level {self.asleep}'}, {self.scheduler!r}>"
+
+    @property
+    def busy(self) -> bool:
+        """Whether another step would do anything."""
+        return self.asleep is None and (self.scheduler.waiting > 0 or bool(self.scheduler.running))
+
+    @property
+    def garbage(self) -> bool:
+        """Whether its weights are memory nobody has written to: woken from level 2 and not reloaded."""
+        return self.weights == "blank"
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Queue a sequence. Sent to a sleeping engine it is held, in no gauge, until the engine is awake."""
+        sequence.arrived_at = now
+        if self.asleep is None:
+            self.scheduler.add(sequence)
+        else:
+            sequence.state = State.HELD
+            self._held[sequence] = None
+
+    def abort(self, sequence: Sequence) -> None:
+        """Drop a sequence, wherever it is; one that has ended stays ended."""
+        if sequence in self._held:
+            del self._held[sequence]
+            sequence.state = State.ABORTED
+        else:
+            self.scheduler.abort(sequence)
+
+    def unfinished(self) -> list[Sequence]:
+        """Every sequence that has not ended: running, waiting, then held."""
+        return [*self.scheduler.running, *self.scheduler.queued(), *self._held]
+
+    def step(self, now: float) -> StepResult:
+        """One step from `now` on. Not to be called while asleep."""
+        if self.asleep is not None:
+            raise RuntimeError("a sleeping engine makes no steps")
+        step = self.scheduler.schedule()
+        duration = self.config.profile.duration(step.prefill_tokens, step.decoded, step.context, self._rng)
+        ends = now + duration
+        stats = self.stats
+        stats.preemptions += step.preempted
+        tokens = step.prefill_tokens + step.decoded
+        if tokens:
+            stats.iteration_tokens.observe(tokens)
+        if step.decoded:
+            stats.generation_tokens += step.decoded
+            # Decoding sequences wrote in the step before, too: they have waited since that one ended.
+            stats.between_tokens.observe(ends - self._ended if self._ended > 0.0 else duration, step.decoded)
+        for sequence in step.admitted:
+            sequence.admitted_at = now
+        for sequence in step.prefilled:
+            stats.generation_tokens += sequence.output > 0
+            if sequence.first_token_at < 0.0:
+                sequence.first_token_at = ends
+                stats.prompt_tokens += sequence.prompt
+                if sequence.output:
+                    stats.first_token.observe(ends - sequence.arrived_at)
+        for sequence in step.finished:
+            self._count(sequence, ends)
+        self._ended = ends
+        return StepResult(duration, ends, step.prefilled, step.finished, step.decoded, step.prefill_tokens)
+
+    def _count(self, sequence: Sequence, ends: float) -> None:
+        stats = self.stats
+        stats.success[sequence.reason] += 1
+        stats.end_to_end.observe(ends - sequence.arrived_at)
+        stats.queue.observe(sequence.admitted_at - sequence.arrived_at)
+        stats.inference.observe(ends - sequence.admitted_at)
+        stats.prefill.observe(sequence.first_token_at - sequence.admitted_at)
+        stats.decode.observe(ends - sequence.first_token_at)
+        stats.request_prompt.observe(sequence.prompt)
+        stats.request_generation.observe(sequence.generated)
+
+    def sleep(self, level: int, mode: SleepMode = "abort") -> list[Sequence]:
+        """Sleep at level 0 (paused), 1 (weights to host memory) or 2 (weights dropped); the sequences it aborted.
+
+        `keep` freezes the unfinished: they wait, and are computed again after waking. For `wait` the driver calls this
+        once nothing is unfinished. An engine already asleep stays as it is.
+        """
+        if self.asleep is not None:
+            return []
+        aborted = []
+        for sequence in self.unfinished():
+            if mode == "keep":
+                continue
+            self.scheduler.abort(sequence)
+            self.stats.success["abort"] += 1
+            aborted.append(sequence)
+        self.asleep = level
+        if level:
+            self.scheduler.preempt_all()
+            self.scheduler.blocks.reset()
+            self.weights = "offloaded" if level == 1 else "discarded"
+            self.cache_ready = False
+        return aborted
+
+    def wake(self, tags: list[str] | None = None) -> bool:
+        """Bring back `weights`, `kv_cache`, or both; True once the engine is fully awake and takes up its work.
+
+        Weights dropped at level 2 come back as unwritten memory: `garbage` until `reload_weights`.
+        """
+        if self.asleep is None:
+            return True
+        for tag in TAGS if tags is None else tags:
+            if tag == "weights" and self.weights in ("offloaded", "discarded"):
+                self.weights = "loaded" if self.weights == "offloaded" else "blank"
+            elif tag == "kv_cache":
+                self.cache_ready = True
+        if not self.cache_ready or self.weights in ("offloaded", "discarded"):
+            return False
+        self.asleep = None
+        self._ended = -1.0
+        for sequence in self._held:
+            self.scheduler.add(sequence)
+        self._held.clear()
+        return True
+
+    def reload_weights(self) -> None:
+        """Read the weights again. Raises RuntimeError where there is no memory for them yet."""
+        if self.weights in ("offloaded", "discarded"):
+            raise RuntimeError("the weights' memory is not mapped: wake the tag weights first")
+        self.weights = "loaded"

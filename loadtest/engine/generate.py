@@ -1,0 +1,287 @@
+"""From a prompt to an answer: the sequences of one request, and what is sent when they get on.
+
+An API module parses its body and builds the prompt (`tokens.py`), `Generation` owns the sequences and the connection,
+and a `Form` says how the API writes it down. The server's driver tells each `Choice` when its sequence wrote a token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from loadtest.engine import tokens
+from loadtest.engine.faults import Plan
+from loadtest.engine.http import Connection
+from loadtest.engine.sequence import Sequence
+
+INVALID = "BadRequestError"
+BROKEN = "InternalServerError"
+DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+encode = msgspec.json.Encoder().encode
+
+
+class ApiError(Exception):
+    """An answer that is an error: vLLM's `{"error": {"message", "type", "param", "code"}}`, code being the status."""
+
+    def __init__(self, status: int, message: str, *, type: str = INVALID, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        return encode({"error": error})
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server holds a request against, and tells about it."""
+
+    models: tuple[str, ...]
+    max_model_len: int
+    priorities: bool  # whether the scheduler looks at `priority`
+    prompt_details: bool  # whether usage says how much of the prompt was cached
+
+
+class StreamOptions(msgspec.Struct):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Choice:
+    """One sequence of a request and the words it will say."""
+
+    __slots__ = ("answer", "index", "reason", "sent", "sequence", "words")
+
+    def __init__(self, index: int, words: list[bytes], sequence: Sequence, answer: Generation | Gathered) -> None:
+        self.index = index
+        self.words = words
+        self.sent = 0
+        self.reason = sequence.reason
+        self.sequence = sequence
+        self.answer = answer
+        sequence.owner = self
+
+
+class Form(Protocol):
+    """How one API writes an answer. Events are complete SSE events, framed as HTTP chunks."""
+
+    def opening(self, generation: Generation) -> bytes: ...
+    def delta(self, choice: Choice, word: bytes) -> bytes: ...
+    def last(self, choice: Choice, word: bytes) -> bytes: ...
+    def closing(self, generation: Generation) -> bytes: ...
+    def failure(self, error: ApiError) -> bytes: ...
+    def whole(self, generation: Generation) -> bytes: ...
+
+
+class Generation:
+    """One generating request under way. `prompt` and `completion` are its tokens; `details`: None where not told."""
+
+    def __init__(
+        self, connection: Connection, form: Form, *, stream: bool, prompt: int, limits: Limits, plan: Plan | None
+    ) -> None:
+        self.connection = connection
+        self.form = form
+        self.stream = stream
+        self.prompt = prompt
+        self.limits = limits
+        self.plan = plan
+        self.choices: list[Choice] = []
+        self.left = 0
+        self.events = 0
+        self.garbled = False
+
+    def add(self, sequence: Sequence, words: list[bytes]) -> None:
+        """One more choice, in the order of their indices."""
+        self.choices.append(Choice(len(self.choices), words, sequence, self))
+        self.left += 1
+
+    @property
+    def completion(self) -> int:
+        return sum(choice.sent for choice in self.choices)
+
+    @property
+    def cached(self) -> int | None:
+        """Prompt tokens found in the cache; None where the server does not tell."""
+        return max(0, self.choices[0].sequence.cached) if self.limits.prompt_details else None
+
+    def token(self, choice: Choice) -> None:
+        """The sequence wrote a token and goes on."""
+        word = choice.words[choice.sent]
+        choice.sent += 1
+        if self.stream:
+            self._write(self.form.delta(choice, tokens.GARBAGE if self.garbled else word))
+
+    def finished(self, choice: Choice) -> None:
+        """The sequence wrote its last token."""
+        word = choice.words[choice.sent]
+        choice.sent += 1
+        self._end(choice, word)
+
+    def aborted(self, choice: Choice) -> None:
+        """The engine dropped the sequence: it is going to sleep. The choice ends where it is."""
+        choice.reason = "abort"
+        self._end(choice, b"")
+
+    def failed(self, error: ApiError) -> None:
+        """The engine died under it: an error, as an event where the answer has begun."""
+        self.left = 0
+        if self.stream:
+            self.connection.write(self.form.failure(error))
+            self.connection.end()
+        else:
+            self.connection.send(error.status, error.body())
+
+    def text(self, choice: Choice) -> str:
+        """What the choice has said so far."""
+        if self.garbled:
+            return (tokens.GARBAGE * choice.sent).decode()
+        return b"".join(choice.words[: choice.sent]).decode()
+
+    def _end(self, choice: Choice, word: bytes) -> None:
+        self.left -= 1
+        if self.stream:
+            self._write(self.form.last(choice, word))
+            if self.left == 0 and not self.connection.closed:
+                self.connection.write(self.form.closing(self))
+                self.connection.end()
+        elif self.left == 0:
+            self.connection.send(200, self.form.whole(self))
+
+    def _write(self, event: bytes) -> None:
+        if self.events == 0:
+            event = self.form.opening(self) + event
+        if self.plan is not None and self.events >= self.plan.after:
+            self._strike(self.plan.kind)
+        self.events += 1
+        self.connection.write(event)
+
+    def _strike(self, kind: str) -> None:
+        if kind == "die_mid_stream":
+            self.connection.reset()
+        elif kind == "truncate":
+            self.connection.cut()
+        elif kind == "error_mid_stream" and not self.connection.closed:
+            self.connection.write(self.form.failure(ApiError(500, DEAD, type=BROKEN)))
+            self.connection.end()
+            self.connection.cut()
+
+
+class Whole(Protocol):
+    """Builds the body of an answer that is sent once everything is read."""
+
+    def __call__(self, gathered: Gathered) -> bytes: ...
+
+
+class Gathered:
+    """A pooling request under way: one sequence per text, one answer when all are read."""
+
+    stream = False
+
+    def __init__(self, connection: Connection, texts: list[bytes], whole: Whole) -> None:
+        self.connection = connection
+        self.texts = texts
+        self.choices: list[Choice] = []
+        self.left = len(texts)
+        self.garbled = False
+        self._whole = whole
+
+    @property
+    def prompt(self) -> int:
+        return sum(choice.sequence.prompt for choice in self.choices)
+
+    def token(self, choice: Choice) -> None:
+        """Pooling sequences write nothing."""
+
+    def finished(self, choice: Choice) -> None:
+        """One text has been read."""
+        self.left -= 1
+        if self.left == 0:
+            self.connection.send(200, self._whole(self))
+
+    def aborted(self, choice: Choice) -> None:
+        """The engine dropped it: it is going to sleep."""
+        if self.left:
+            self.failed(ApiError(500, "The request was aborted.", type=BROKEN))
+
+    def failed(self, error: ApiError) -> None:
+        self.left = 0
+        self.connection.send(error.status, error.body())
+
+
+def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """The parsed body. Raises ApiError 400 for what is not JSON, or not of the right shape."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        param = path.rstrip("`").lstrip(".") or None
+        raise ApiError(400, f"1 validation error:\n  {text}", type="Bad Request", param=param) from None
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"JSON decode error: {error}", type="Bad Request", param="body") from None
+
+
+def check_model(limits: Limits, model: str | None) -> str:
+    """The served name of `model` (absent: the first). Raises ApiError 404."""
+    if not model:
+        return limits.models[0]
+    if model not in limits.models:
+        raise ApiError(404, f"The model `{model}` does not exist.", type="NotFoundError", param="model")
+    return model
+
+
+def output_room(limits: Limits, prompt: int, asked: int | None, param: str) -> int:
+    """Tokens that may be written after `prompt`; `asked` None: all that fit. Raises ApiError 400 beyond the context."""
+    most = limits.max_model_len
+    if prompt >= most:
+        message = (
+            f"This model's maximum context length is {most} tokens. However, your prompt contains {prompt} input "
+            "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input "
+            "prompt."
+        )
+        raise ApiError(400, message, param="input_tokens")
+    if asked is None:
+        return most - prompt
+    if asked < 1:
+        raise ApiError(400, f"{param} must be at least 1, got {asked}.", param=param)
+    if prompt + asked > most:
+        message = (
+            f"This model's maximum context length is {most} tokens. However, you requested {asked} output tokens and "
+            f"your prompt contains {prompt} input tokens, for a total of {prompt + asked} tokens. Please reduce the "
+            "length of the input prompt or the number of requested output tokens."
+        )
+        raise ApiError(400, message, param=param)
+    return asked
+
+
+def spawn(
+    generation: Generation,
+    data: bytes,
+    *,
+    salt: object,
+    most: int,
+    copies: int = 1,
+    least: int = 0,
+    ignore_end: bool = False,
+    priority: int = 0,
+    said: list[bytes] | None = None,
+) -> None:
+    """Give the generation `copies` sequences over one prompt. `said`: exactly these words instead of free ones."""
+    prompt = tokens.count(data)
+    for _ in range(copies):
+        index = len(generation.choices)
+        if said is None:
+            length, reason = tokens.output_length(data, index, most, least=least, ignore_end=ignore_end)
+            words = tokens.words(data, index, length)
+            if reason == "stop":
+                words[-1] = b""  # the end token is counted and says nothing
+        else:
+            words = [*said, b""][:most]
+            reason = "stop" if len(words) > len(said) else "length"
+        hashes = tokens.block_hashes(data + b"".join(words), salt)
+        sequence = Sequence(prompt, len(words), hashes=hashes, reason=reason, priority=priority)
+        generation.add(sequence, words)

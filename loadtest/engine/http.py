@@ -1,0 +1,212 @@
+"""The server's side of one HTTP/1.1 connection, as uvicorn behaves: one answer at a time, pipelined requests wait.
+
+`Connection` parses, and knows how to send a whole answer or a chunked one. What the answer is, `handle` decides; it is
+called once per request, in order, and answers now or later. A client that leaves is noticed at once: the answer's
+`gone` is called, so that its sequences are aborted. Idle connections are closed after five seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import cast
+
+from httptools import HttpParserError, HttpRequestParser
+
+KEEP_ALIVE = 5.0  # seconds, uvicorn's default
+MAX_PIPELINED = 64
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
+_BAD_REQUEST = b"Invalid HTTP request received."
+JSON = b"content-type: application/json\r\n"
+
+
+class Request:
+    """One parsed request. Header names are lower case; `path` has no query."""
+
+    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.path = b""
+        self.query = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.body = b""
+        self.keep_alive = True
+
+
+class Connection(asyncio.Protocol):
+    """`gone` is to be set by whoever answers later; it is cleared when the answer is complete."""
+
+    def __init__(
+        self, handle: Callable[[Request, Connection], None], connections: set[Connection], refused: Callable[[], bool]
+    ) -> None:
+        self._handle = handle
+        self._connections = connections
+        self._refused = refused
+        self._queue: deque[Request] = deque()
+        self._pieces: list[bytes] = []
+        self._url = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
+        self._extra = b""
+        self.current: Request | None = None
+        self.gone: Callable[[], None] | None = None
+        self.closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._loop = asyncio.get_running_loop()
+        self._parser = HttpRequestParser(self)
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._connections.discard(self)
+        self._queue.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        gone, self.gone = self.gone, None
+        if gone is not None:
+            gone()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused() and b"/_faults" not in data[:32]:
+            self.reset()
+            return
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError:
+            if not self.closed:
+                self.closed = True
+                head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+                self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(_BAD_REQUEST), _BAD_REQUEST))
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._next = Request()
+        self._url = b""
+        self._pieces = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._next.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        if self._next.headers.get(b"expect", b"").lower() == b"100-continue" and self.current is None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        request = self._next
+        request.method = self._parser.get_method()
+        request.path, _, request.query = self._url.partition(b"?")
+        request.body = b"".join(self._pieces)
+        request.keep_alive = self._parser.should_keep_alive()
+        if self.current is not None or self._queue:
+            self._queue.append(request)
+            if len(self._queue) >= MAX_PIPELINED:
+                self.transport.pause_reading()
+            return
+        self._begin(request)
+
+    def _begin(self, request: Request) -> None:
+        self.current = request
+        request_id = request.headers.get(b"x-request-id")
+        self._extra = b"" if request_id is None else b"x-request-id: %b\r\n" % request_id
+        self._handle(request, self)
+
+    def send(self, status: int, body: bytes, headers: bytes = JSON) -> None:
+        """A whole answer. `headers` are complete lines, without the length."""
+        if self.closed:
+            return
+        end = b"" if self.current is not None and self.current.keep_alive else b"connection: close\r\n"
+        head = b"HTTP/1.1 %d %b\r\nserver: uvicorn\r\ncontent-length: %d\r\n%b%b%b\r\n" % (
+            *(status, reason(status), len(body)),
+            *(headers, self._extra, end),
+        )
+        sends_body = self.current is None or self.current.method != b"HEAD"
+        self.transport.write(head + body if sends_body else head)
+        self._complete()
+
+    def start(self) -> None:
+        """The head of a stream of events, chunked."""
+        if not self.closed:
+            self.transport.write(
+                b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+                b"%btransfer-encoding: chunked\r\n\r\n" % self._extra
+            )
+
+    def write(self, framed: bytes) -> None:
+        """Bytes of a stream, framed already (`chunk`)."""
+        if not self.closed:
+            self.transport.write(framed)
+
+    def end(self) -> None:
+        """The end of a stream."""
+        if not self.closed:
+            self.transport.write(b"0\r\n\r\n")
+            self._complete()
+
+    def cut(self) -> None:
+        """Close where we are, with an orderly FIN: a truncated answer."""
+        self.closed = True
+        self.transport.close()
+
+    def reset(self) -> None:
+        """Close with RST."""
+        self.closed = True
+        sock: socket.socket | None = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
+
+    def _complete(self) -> None:
+        self.gone = None
+        request, self.current = self.current, None
+        if request is not None and not request.keep_alive:
+            self.closed = True
+            self.transport.close()
+        elif self._queue:
+            # Not from here: a long pipeline would nest as deep as it is long.
+            self._loop.call_soon(self._next_queued)
+        else:
+            self._idle_since = self._loop.time()
+            if self._timer is None:
+                self._timer = self._loop.call_later(KEEP_ALIVE, self._expire)
+
+    def _next_queued(self) -> None:
+        if self.current is None and self._queue and not self.closed:
+            self._begin(self._queue.popleft())
+            if not self.transport.is_reading():
+                self.transport.resume_reading()
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self.current is not None or self.closed:
+            return
+        left = self._idle_since + KEEP_ALIVE - self._loop.time()
+        if left > 0.0:
+            self._timer = self._loop.call_later(left, self._expire)
+        else:
+            self.transport.close()
+
+
+def reason(status: int) -> bytes:
+    """The words behind a status code; the standard's own class where the code has none."""
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b"Client Error" if status < 500 else b"Server Error"
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -1,0 +1,92 @@
+"""The text of /metrics, under the names of vLLM 0.32 or of 0.9. Written by hand: it is a fixed list of series.
+
+Counters and histograms carry what the engine has counted; gauges are read from the scheduler at the scrape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from loadtest.engine.engine import Engine
+from loadtest.engine.sequence import BLOCK
+from loadtest.engine.stats import Histogram
+
+Version = Literal["0.32", "0.9"]
+CONTENT_TYPE = b"content-type: text/plain; version=1.0.0; charset=utf-8\r\n"
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+
+
+def text(engine: Engine, model: str, version: Version) -> bytes:
+    """Every series once, each family with its HELP and TYPE."""
+    labels = f'engine="0",model_name="{model}"'
+    old = version == "0.9"
+    return "\n".join([*_gauges(engine, labels, old), *_counters(engine, labels, old), *_times(engine, labels, old), ""]).encode()
+
+
+def _gauges(engine: Engine, labels: str, old: bool) -> Iterable[str]:
+    scheduler, config = engine.scheduler, engine.config
+    usage = scheduler.blocks.usage
+    yield from _family("num_requests_running", "gauge", [(labels, len(scheduler.running))])
+    yield from _family("num_requests_waiting", "gauge", [(labels, scheduler.waiting)])
+    yield from _family("gpu_cache_usage_perc" if old else "kv_cache_usage_perc", "gauge", [(labels, usage)])
+    info = f'block_size="{BLOCK}",cache_dtype="auto",enable_prefix_caching="{config.caching}",engine="0"'
+    info += f',gpu_memory_utilization="0.9",num_gpu_blocks="{config.num_gpu_blocks}"'
+    if not old:
+        info += f',kv_cache_size_tokens="{config.num_gpu_blocks * BLOCK}"'
+        asleep = SLEEP_STATES[min(2, engine.asleep or 0)]
+        if engine.asleep == 0:
+            asleep = ""
+        states = [(f'{labels},sleep_state="{state}"', int(state == asleep)) for state in SLEEP_STATES]
+        yield from _family("engine_sleep_state", "gauge", states)
+    yield from _family("cache_config_info", "gauge", [(info, 1)])
+
+
+def _counters(engine: Engine, labels: str, old: bool) -> Iterable[str]:
+    stats, scheduler = engine.stats, engine.scheduler
+    prefix = "gpu_prefix_cache" if old else "prefix_cache"
+    yield from _family(f"{prefix}_queries_total", "counter", [(labels, scheduler.queries)])
+    yield from _family(f"{prefix}_hits_total", "counter", [(labels, scheduler.hits)])
+    yield from _family("num_preemptions_total", "counter", [(labels, stats.preemptions)])
+    yield from _family("prompt_tokens_total", "counter", [(labels, stats.prompt_tokens)])
+    yield from _family("generation_tokens_total", "counter", [(labels, stats.generation_tokens)])
+    success = [(f'{labels},finished_reason="{reason}"', count) for reason, count in stats.success.items()]
+    yield from _family("request_success_total", "counter", success)
+
+
+def _times(engine: Engine, labels: str, old: bool) -> Iterable[str]:
+    stats = engine.stats
+    between = "time_per_output_token_seconds" if old else "inter_token_latency_seconds"
+    histograms = {
+        "time_to_first_token_seconds": stats.first_token,
+        between: stats.between_tokens,
+        "e2e_request_latency_seconds": stats.end_to_end,
+        "request_queue_time_seconds": stats.queue,
+        "request_inference_time_seconds": stats.inference,
+        "request_prefill_time_seconds": stats.prefill,
+        "request_decode_time_seconds": stats.decode,
+        "iteration_tokens_total": stats.iteration_tokens,
+        "request_prompt_tokens": stats.request_prompt,
+        "request_generation_tokens": stats.request_generation,
+    }
+    for name, histogram in histograms.items():
+        yield from _histogram(name, labels, histogram)
+
+
+def _family(name: str, kind: str, samples: list[tuple[str, float]]) -> Iterable[str]:
+    yield f"# HELP vllm:{name} Simulated."
+    yield f"# TYPE vllm:{name} {kind}"
+    for labels, value in samples:
+        yield f"vllm:{name}{{{labels}}} {float(value)!r}"
+
+
+def _histogram(name: str, labels: str, histogram: Histogram) -> Iterable[str]:
+    yield f"# HELP vllm:{name} Simulated."
+    yield f"# TYPE vllm:{name} histogram"
+    total = 0
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        total += count
+        upto = "+Inf" if bound == float("inf") else repr(float(bound))
+        yield f'vllm:{name}_bucket{{{labels},le="{upto}"}} {float(total)!r}'
+    yield f"vllm:{name}_count{{{labels}}} {float(total)!r}"
+    yield f"vllm:{name}_sum{{{labels}}} {histogram.sum!r}"

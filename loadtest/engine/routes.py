@@ -1,0 +1,237 @@
+"""The routes of a vLLM API server, and `/_faults`, which no vLLM has: that is where things are made to go wrong.
+
+`Routes.handle` is called once per request, in order, and either answers or submits a request to the engine. Errors are
+vLLM's objects; `--api-key` guards `/v1` only, as in vLLM: `/sleep` without a key works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import parse_qs
+
+import msgspec
+
+from loadtest.engine import anthropic_api, metrics, openai_api, pooling_api, responses_api
+from loadtest.engine.engine import SleepMode
+from loadtest.engine.faults import Faults, Plan, plan
+from loadtest.engine.generate import BROKEN, DEAD, ApiError, Gathered, Generation, Limits, encode
+from loadtest.engine.http import Connection, Request
+
+if TYPE_CHECKING:
+    from loadtest.engine.server import SimServer
+
+Handler = Callable[[Request, Connection], None]
+Api = Callable[[Connection, bytes, str, Limits, Plan | None], Generation | Gathered]
+VERSIONS = {"0.32": "0.32.0", "0.9": "0.9.2"}
+CREATED = 1_700_000_000  # of the models: when they "were loaded"
+NO_NEWLINE = 1024 * 1024  # bytes
+GUARDED = (b"/v1", b"/v2")
+
+
+class Routes:
+    """The route table over one server. `frozen_metrics`: what /metrics keeps saying while it is stale."""
+
+    def __init__(self, server: SimServer) -> None:
+        self._server = server
+        config = server.config
+        self.limits = Limits(
+            models=config.models,
+            max_model_len=config.engine.max_model_len,
+            priorities=config.engine.policy == "priority",
+            prompt_details=config.prompt_details,
+        )
+        self.frozen_metrics: bytes | None = None
+        self._get: dict[bytes, Handler] = {
+            b"/health": self._health,
+            b"/ping": self._health,
+            b"/version": self._version,
+            b"/load": self._load,
+            b"/metrics": self._metrics,
+            b"/v1/models": self._models,
+            b"/is_sleeping": self._is_sleeping,
+            b"/_faults": self._faults,
+        }
+        apis: dict[bytes, Api] = {
+            b"/v1/chat/completions": openai_api.chat,
+            b"/v1/completions": openai_api.completion,
+            b"/v1/responses": responses_api.response,
+            b"/v1/messages": anthropic_api.message,
+            b"/v1/embeddings": pooling_api.embeddings,
+            b"/pooling": pooling_api.pooling,
+            b"/classify": pooling_api.classify,
+            **dict.fromkeys((b"/v1/score", b"/score"), pooling_api.score),
+            **dict.fromkeys((b"/v1/rerank", b"/v2/rerank", b"/rerank"), pooling_api.rerank),
+        }
+        self._post: dict[bytes, Handler] = {path: self._through(api) for path, api in apis.items()} | {
+            b"/ping": self._health,
+            b"/tokenize": self._tokenize,
+            b"/detokenize": self._detokenize,
+            b"/sleep": self._sleep,
+            b"/wake_up": self._wake_up,
+            b"/collective_rpc": self._collective_rpc,
+            b"/reset_prefix_cache": self._reset_prefix_cache,
+            b"/_faults": self._set_faults,
+        }
+
+    def handle(self, request: Request, connection: Connection) -> None:
+        """Answer one request, now or later."""
+        path = request.path
+        key = self._server.config.api_key
+        if key is not None and path.startswith(GUARDED):
+            given = request.headers.get(b"authorization", b"").partition(b" ")
+            if given[0].lower() != b"bearer" or given[2] != key.encode():
+                connection.send(401, b'{"error":"Unauthorized"}')
+                return
+        get = self._get.get(path)
+        post = self._post.get(path)
+        handler = post if request.method == b"POST" else get if request.method in (b"GET", b"HEAD") else None
+        try:
+            if handler is not None:
+                handler(request, connection)
+            elif get is None and post is None:
+                raise ApiError(404, "Not Found", type="Not Found")
+            else:
+                raise ApiError(405, "Method Not Allowed", type="Method Not Allowed")
+        except ApiError as error:
+            body = anthropic_api.error_body(error) if path == b"/v1/messages" else error.body()
+            connection.send(error.status, body)
+
+    def metrics_text(self) -> bytes:
+        config = self._server.config
+        return metrics.text(self._server.engine, config.models[0], config.metrics_version)
+
+    def _through(self, api: Api) -> Handler:
+        """A request to the engine: its fault is drawn first, then it is parsed, then it runs."""
+
+        def handler(request: Request, connection: Connection) -> None:
+            server = self._server
+            if server.dead:
+                raise ApiError(500, DEAD, type=BROKEN)
+            doom = plan(server.faults, server.rng)
+            if doom is not None and doom.kind in _AT_ONCE:
+                _AT_ONCE[doom.kind](connection, doom)
+                return
+            given = request.headers.get(b"x-request-id")
+            request_id = f"{server.rng.getrandbits(128):032x}" if given is None else given.decode("latin-1")
+            server.submit(api(connection, request.body, request_id, self.limits, doom))
+
+        return handler
+
+    def _health(self, request: Request, connection: Connection) -> None:
+        connection.send(503 if self._server.dead else 200, b"", b"")
+
+    def _version(self, request: Request, connection: Connection) -> None:
+        connection.send(200, encode({"version": VERSIONS[self._server.config.metrics_version]}))
+
+    def _load(self, request: Request, connection: Connection) -> None:
+        connection.send(200, b'{"server_load":0}')
+
+    def _metrics(self, request: Request, connection: Connection) -> None:
+        if self._server.faults.garbage_metrics:
+            connection.send(200, b'vllm:num_requests_running{engine="0" 1 2 3\n\xff\xfe{{{ nan\n' * 20, metrics.CONTENT_TYPE)
+            return
+        connection.send(200, self.frozen_metrics or self.metrics_text(), metrics.CONTENT_TYPE)
+
+    def _models(self, request: Request, connection: Connection) -> None:
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": CREATED,
+                "owned_by": "vllm",
+                "root": self.limits.models[0],
+                "parent": None,
+                "max_model_len": self.limits.max_model_len,
+                "permission": [],
+            }
+            for name in self.limits.models
+        ]
+        connection.send(200, encode({"object": "list", "data": models}))
+
+    def _tokenize(self, request: Request, connection: Connection) -> None:
+        connection.send(200, pooling_api.tokenize(request.body, self.limits))
+
+    def _detokenize(self, request: Request, connection: Connection) -> None:
+        connection.send(200, pooling_api.detokenize(request.body, self.limits))
+
+    def _is_sleeping(self, request: Request, connection: Connection) -> None:
+        connection.send(200, encode({"is_sleeping": self._server.engine.asleep is not None}))
+
+    def _sleep(self, request: Request, connection: Connection) -> None:
+        """The query string counts, a JSON body does not: that one surprises people."""
+        query = parse_qs(request.query.decode("latin-1"))
+        level, mode = query.get("level", ["1"])[-1], query.get("mode", ["abort"])[-1]
+        if level not in ("0", "1", "2"):
+            raise ApiError(400, "1 validation error:\n  level must be 0, 1 or 2", type="Bad Request", param="query.level")
+        modes: dict[str, SleepMode] = {name: name for name in get_args(SleepMode)}
+        if mode not in modes:
+            raise ApiError(400, "1 validation error:\n  mode: abort, wait or keep", type="Bad Request", param="query.mode")
+        answer = encode({"status": "sleeping", "level": int(level)})
+        self._server.sleep(int(level), modes[mode], lambda: connection.send(200, answer))
+
+    def _wake_up(self, request: Request, connection: Connection) -> None:
+        tags = parse_qs(request.query.decode("latin-1")).get("tags")
+        awake = self._server.wake(tags)
+        connection.send(200, encode({"status": "awake" if awake else "sleeping", "tags": tags}))
+
+    def _collective_rpc(self, request: Request, connection: Connection) -> None:
+        body = _json_object(request.body)
+        method = body.get("method")
+        if method is None:
+            raise ApiError(400, "Missing 'method' in request body", type="Bad Request")
+        if method != "reload_weights":
+            raise ApiError(500, f"Method '{method}' is not implemented.", type=BROKEN)
+        try:
+            self._server.engine.reload_weights()
+        except RuntimeError as error:
+            raise ApiError(500, str(error), type=BROKEN) from error
+        connection.send(200, b'{"results":[null]}')
+
+    def _reset_prefix_cache(self, request: Request, connection: Connection) -> None:
+        connection.send(200, encode({"success": self._server.engine.scheduler.blocks.reset()}))
+
+    def _faults(self, request: Request, connection: Connection) -> None:
+        connection.send(200, encode(self._server.faults))
+
+    def _set_faults(self, request: Request, connection: Connection) -> None:
+        try:
+            faults = msgspec.json.decode(request.body or b"{}", type=Faults)
+        except msgspec.DecodeError as error:
+            raise ApiError(400, str(error)) from None
+        connection.send(200, encode(faults))
+        self._server.set_faults(faults)
+
+
+def _errors(connection: Connection, doom: Plan) -> None:
+    connection.send(doom.status, ApiError(doom.status, "Injected fault.", type=BROKEN).body())
+
+
+def _die(connection: Connection, doom: Plan) -> None:
+    connection.reset()
+
+
+def _garbage(connection: Connection, doom: Plan) -> None:
+    connection.write(b"\x16\x03\x01 this is not HTTP \xff\xfe\r\n\r\n" * 8)
+    connection.cut()
+
+
+def _no_newline(connection: Connection, doom: Plan) -> None:
+    connection.start()
+    connection.write(b"%x\r\ndata: " % (NO_NEWLINE + 6) + b"x" * NO_NEWLINE + b"\r\n")
+    connection.end()
+
+
+_AT_ONCE: dict[str, Callable[[Connection, Plan], None]] = {
+    "errors": _errors,
+    "die_before_headers": _die,
+    "garbage": _garbage,
+    "no_newline": _no_newline,
+}
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"JSON decode error: {error}", type="Bad Request") from None

@@ -1,0 +1,101 @@
+"""One sequence of tokens on its way through the engine: the baton every part hands to the next.
+
+It carries counts and block hashes, never tokens. The scheduler owns every field below `owner`; nobody else writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Hashes
+from enum import Enum
+from typing import Any
+
+BLOCK = 16  # tokens in one KV block, vLLM's default on GPUs
+
+
+class State(Enum):
+    """Where a sequence is. FINISHED and ABORTED are final and hold no blocks."""
+
+    HELD = "held"  # sent to a sleeping engine: not even counted as waiting
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+    __hash__ = object.__hash__
+
+
+class Sequence:
+    """`prompt` tokens to read, then `output` tokens to write (0: a pooling request, done once its prompt is read).
+
+    `hashes` are the chained hashes of its full blocks, prompt first, as far as they are known; where they go on into
+    the output, a later prompt that repeats this answer finds it cached. `reason` is how it will end: "stop" or
+    "length". `priority`: lower runs sooner, under the priority policy only. `owner` is the driver's own.
+
+    While it decodes, one token per step, its numbers are not touched: `generated` and `computed` were true at step
+    `since`, and what they are now follows from the number of steps since then.
+    """
+
+    __slots__ = (
+        "admitted_at",
+        "arrived_at",
+        "bucket",
+        "cached",
+        "computed",
+        "ends_at",
+        "first_token_at",
+        "generated",
+        "hashes",
+        "held",
+        "key",
+        "output",
+        "owner",
+        "owns",
+        "preemptions",
+        "priority",
+        "prompt",
+        "published",
+        "reason",
+        "since",
+        "state",
+    )
+
+    def __init__(
+        self,
+        prompt: int,
+        output: int,
+        *,
+        hashes: Hashes[int] = (),
+        reason: str = "length",
+        priority: int = 0,
+        owner: Any = None,
+    ) -> None:
+        self.prompt = prompt
+        self.output = output
+        self.hashes = hashes
+        self.reason = reason
+        self.priority = priority
+        self.owner = owner
+
+        self.state = State.WAITING
+        self.key: tuple[float, float, int] = (0.0, 0.0, 0)  # its place among the waiting
+        self.generated = 0  # output tokens written, as of step `since`
+        self.computed = 0  # tokens whose KV is in the cache, as of step `since`
+        self.since = 0
+        self.ends_at = -1  # the step that writes its last token; -1 unless it decodes
+        self.bucket = -1  # the step, modulo BLOCK, at which it needs another block; -1 unless it decodes
+        self.owns = 0  # blocks held, shared ones included, while it does not decode
+        self.held: list[int] = []  # the cached blocks it holds a reference to, by hash
+        self.published = 0  # leading blocks already offered to the cache
+        self.cached = -1  # prompt tokens found in the cache when it first ran; -1: it has not
+        self.preemptions = 0
+        self.arrived_at = 0.0  # seconds, the driver's clock
+        self.admitted_at = -1.0
+        self.first_token_at = -1.0
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.prompt}+{self.output} {self.state.value}, {self.generated} written at {self.since}>"
+
+
+def blocks_for(tokens: int) -> int:
+    """Blocks that hold `tokens` tokens, the last one perhaps not full."""
+    return -(-tokens // BLOCK)

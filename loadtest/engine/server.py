@@ -1,0 +1,263 @@
+"""The simulated engine behind a real socket, in real time.
+
+    async with SimServer(sim_config("h100-8b", models=("m",))) as url: ...
+
+`SimServer` owns the clock: it makes a step, waits until the step ends, hands every sequence that wrote a token to the
+request it belongs to, and makes the next one. No coroutine runs per request or per step. What a request is answered
+with is in `routes.py` and the API modules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import TracebackType
+
+import msgspec
+
+from loadtest.engine.engine import Engine, EngineConfig, SleepMode, StepResult, engine_config
+from loadtest.engine.faults import Faults
+from loadtest.engine.generate import BROKEN, DEAD, ApiError, Choice, Gathered, Generation
+from loadtest.engine.http import Connection
+from loadtest.engine.latency import profiles
+from loadtest.engine.metrics import Version
+from loadtest.engine.routes import Routes
+from loadtest.engine.scheduler import Policy
+from loadtest.engine.sequence import Sequence, State
+
+BACKLOG = 4096
+CATCH_UP = 0.05  # seconds behind the model's clock that later steps may make good; the rest is forgotten
+
+
+class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`speed` 2.0: everything takes half the time. `port` 0: any free one; `uds`: a unix socket instead."""
+
+    engine: EngineConfig
+    models: tuple[str, ...]
+    port: int = 0
+    uds: str | None = None
+    speed: float = 1.0
+    api_key: str | None = None
+    metrics_version: Version = "0.32"
+    prompt_details: bool = False
+
+
+def sim_config(
+    profile: str = "h100-8b",
+    *,
+    models: tuple[str, ...] = (),
+    num_gpu_blocks: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
+    policy: Policy = "fcfs",
+    caching: bool = True,
+    seed: int = 0,
+    port: int = 0,
+    uds: str | None = None,
+    speed: float = 1.0,
+    api_key: str | None = None,
+    metrics_version: Version = "0.32",
+    prompt_details: bool = False,
+) -> SimConfig:
+    """The profile's limits where none are given; the model is called `sim` where it has no name.
+
+    Raises ValueError for an unknown profile, and for limits that contradict each other.
+    """
+    known = profiles()
+    if profile not in known:
+        raise ValueError(f"unknown profile {profile!r}: one of {', '.join(known)}")
+    if speed <= 0.0:
+        raise ValueError(f"speed must be above 0, found {speed}")
+    engine = engine_config(
+        known[profile],
+        num_gpu_blocks=num_gpu_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        policy=policy,
+        caching=caching,
+        seed=seed,
+    )
+    return SimConfig(
+        engine=engine,
+        models=models or ("sim",),
+        port=port,
+        uds=uds,
+        speed=speed,
+        api_key=api_key,
+        metrics_version=metrics_version,
+        prompt_details=prompt_details,
+    )
+
+
+class SimServer:
+    """One engine and its HTTP server. `url` once started; `faults` may be replaced through `set_faults`."""
+
+    def __init__(self, config: SimConfig) -> None:
+        self.config = config
+        self.engine = Engine(config.engine)
+        self.faults = Faults()
+        self.dead = False  # out of memory: EngineCore is gone
+        self.url = ""
+        self.connections: set[Connection] = set()
+        self.rng = random.Random(config.engine.seed)  # noqa: S311 - faults and ids
+        self._routes = Routes(self)
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due = 0.0
+        self._address: tuple[str, int] = ("127.0.0.1", config.port)
+        self._when_idle: list[Callable[[], None]] = []
+        self._late: list[tuple[Sequence, float]] = []
+
+    def __repr__(self) -> str:
+        return f"<SimServer {self.url} {self.engine!r}>"
+
+    async def __aenter__(self) -> str:
+        await self.start()
+        return self.url
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen. Raises OSError where the address is taken."""
+        self._loop = asyncio.get_running_loop()
+        await self._listen()
+        self.url = f"unix://{self.config.uds}" if self.config.uds else f"http://127.0.0.1:{self._address[1]}"
+
+    async def stop(self) -> None:
+        """Stop listening, drop every connection and every sequence."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self.connections):
+            connection.transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.sleep(0)
+
+    def close_listener(self, seconds: float) -> None:
+        """Refuse new connections for a while, as a process that is gone does; then listen at the same address."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            self._loop.call_later(seconds, self._reopen)
+
+    def _reopen(self) -> None:
+        self._opening = self._loop.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        def connection() -> Connection:
+            return Connection(self._routes.handle, self.connections, self._refuses)
+
+        if self.config.uds:
+            self._server = await self._loop.create_unix_server(connection, self.config.uds, backlog=BACKLOG)
+        else:
+            host, port = self._address
+            self._server = await self._loop.create_server(connection, host, port, backlog=BACKLOG)
+            self._address = self._server.sockets[0].getsockname()[:2]
+
+    def _refuses(self) -> bool:
+        return self.faults.refuse
+
+    def set_faults(self, faults: Faults) -> None:
+        """Replace all faults; what has healed works again at once."""
+        before, self.faults = self.faults, faults
+        self._routes.frozen_metrics = self._routes.metrics_text() if faults.stale_metrics else None
+        if faults.out_of_memory and not self.dead:
+            self._die()
+        elif self.dead and not faults.out_of_memory:
+            self.dead = False
+            self.engine = Engine(self.config.engine)
+        if faults.close_listener and faults.close_listener != before.close_listener:
+            self.close_listener(faults.close_listener)
+        self.work()
+
+    def submit(self, answer: Generation | Gathered) -> None:
+        """Put every sequence of a request into the engine; the client leaving takes them out again."""
+        now = self._loop.time()
+        answer.connection.gone = lambda: self.withdraw(answer)
+        answer.garbled = self.engine.garbage
+        if answer.stream:
+            answer.connection.start()
+        for choice in answer.choices:
+            if self._when_idle:
+                self._late.append((choice.sequence, now))
+            else:
+                self.engine.add(choice.sequence, now)
+        self.work()
+
+    def withdraw(self, answer: Generation | Gathered) -> None:
+        """Abort what is left of a request and free its blocks at once."""
+        for choice in answer.choices:
+            self.engine.abort(choice.sequence)
+        if self._late:
+            self._late = [entry for entry in self._late if entry[0].owner.answer is not answer]
+
+    def sleep(self, level: int, mode: SleepMode, done: Callable[[], None]) -> None:
+        """Put the engine to sleep; `done` is called when it is: at once, or in mode `wait` when it has run dry."""
+        if mode == "wait" and self.engine.busy:
+            self._when_idle.append(lambda: self.sleep(level, "wait", done))
+            return
+        for sequence in self.engine.sleep(level, mode):
+            sequence.owner.answer.aborted(sequence.owner)
+        for sequence, at in self._late:
+            self.engine.add(sequence, at)
+        self._late.clear()
+        done()
+
+    def wake(self, tags: list[str] | None) -> bool:
+        """Wake the engine, and take up what was sent to it meanwhile."""
+        awake = self.engine.wake(tags)
+        if awake:
+            for sequence in self.engine.unfinished():
+                sequence.owner.answer.garbled = self.engine.garbage
+        self.work()
+        return awake
+
+    def work(self) -> None:
+        """Make steps while there is something to do. One is under way at most."""
+        if self._timer is None and self.engine.busy and not self.faults.hang and not self.dead:
+            self._due = self._loop.time()
+            # Not at once: what arrived together is scheduled together.
+            self._timer = self._loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        if not self.engine.busy or self.faults.hang:
+            self._timer = None
+            return
+        now = self._loop.time()
+        result = self.engine.step(now)
+        wrote = self.engine.scheduler.decoding()
+        self._due = max(self._due, now - CATCH_UP) + result.duration * self.faults.slow / self.config.speed
+        self._timer = self._loop.call_at(self._due, self._hand_out, wrote, result)
+
+    def _hand_out(self, wrote: list[Sequence], result: StepResult) -> None:
+        for sequence in wrote:
+            # A client may have left while the step ran.
+            if sequence.state is State.RUNNING or sequence.state is State.WAITING:
+                choice: Choice = sequence.owner
+                choice.answer.token(choice)
+        for sequence in result.finished:
+            choice = sequence.owner
+            if not choice.answer.connection.closed:
+                choice.answer.finished(choice)
+        if self._when_idle and not self.engine.busy:
+            waiting, self._when_idle = self._when_idle, []
+            for sleep in waiting:
+                sleep()
+        self._step()
+
+    def _die(self) -> None:
+        self.dead = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for answer in {sequence.owner.answer: None for sequence in self.engine.unfinished()}:
+            for choice in answer.choices:
+                self.engine.abort(choice.sequence)
+            answer.failed(ApiError(500, DEAD, type=BROKEN))

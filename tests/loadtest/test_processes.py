@@ -1,0 +1,59 @@
+"""Child processes: nothing is left behind, and a child that fails says why."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest.processes import Child, ChildError, until
+
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    time.sleep(60)
+print("ready http://here", flush=True)
+time.sleep(60)
+"""
+LEAVES_A_CHILD = """
+import os, time
+if os.fork() == 0:
+    time.sleep(60)
+print("ready http://here", flush=True)
+time.sleep(60)
+"""
+
+
+def child(tmp_path: Path, program: str) -> Child:
+    return Child("child", [sys.executable, "-c", program], tmp_path / "log")
+
+
+@pytest.mark.parametrize(("program", "status"), [(STUBBORN, -signal.SIGKILL), (LEAVES_A_CHILD, -signal.SIGTERM)])
+def test_stop_ends_the_whole_group(tmp_path: Path, program: str, status: int) -> None:
+    started = child(tmp_path, program)
+    assert started.line(r"^ready (\S+)", 10.0) == "http://here"
+    assert until(lambda: len(started.group()) == 2, 5.0) is not None
+    assert started.stop(grace=0.2) == status
+    assert started.group() == []
+    assert not started.alive
+
+
+def test_a_child_that_dies_says_why(tmp_path: Path) -> None:
+    with (
+        child(tmp_path, "import sys; sys.exit('out of cheese')") as started,
+        pytest.raises(ChildError, match=r"(?s)ended before the line.*out of cheese"),
+    ):
+        started.line("ready", 10.0)
+    assert started.process.returncode == 1
+
+
+def test_a_child_that_is_not_ready_in_time(tmp_path: Path) -> None:
+    with (
+        child(tmp_path, "import time; time.sleep(60)") as started,
+        pytest.raises(ChildError, match="did not get to the line"),
+    ):
+        started.line("ready", 0.1)
+    assert started.group() == []
