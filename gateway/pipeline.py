@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import closing
 from itertools import count
+from typing import Any
 
 from gateway.core.call import Call, CallSettings, Route, parse, route_of
 from gateway.core.cost import CostModel
@@ -35,6 +37,15 @@ JSON = b"content-type: application/json\r\n"
 CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
     ("reset", "garbage", "truncated", "stall", "closed"), "reset"
 )
+
+def start_task(life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task that runs at once up to its first wait, where Python can do that (3.12): one turn of the loop less."""
+    loop = asyncio.get_running_loop()
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(life, loop=loop, eager_start=True)
+    return loop.create_task(life)
+
+
 PASSED_ON = (b"traceparent", b"tracestate")  # request headers an engine may see, beside those written here
 
 
@@ -93,7 +104,9 @@ class Pipeline:
             self._answer_here(request, responder, route)
             return
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
-        task = asyncio.get_running_loop().create_task(self._run(request, responder, route, record))
+        task = start_task(self._run(request, responder, route, record))
+        if task.done():
+            return
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
@@ -165,7 +178,7 @@ class Pipeline:
             timeout = min(self.policy.timeouts.first_byte, call.deadline - self.clock())
             try:
                 reply = await self.clients[engine.id].send(
-                    b"POST", call.route.path.encode(), headers, call.body, timeout=timeout
+                    b"POST", request.path, headers, call.body, timeout=timeout
                 )
             except EngineError as error:
                 kind, message = CAUSES[error.kind], str(error)

@@ -75,12 +75,13 @@ class Relay:
 
     def _finish(self) -> None:
         responder, usage = self._responder, self.usage
-        if self.error is None and isinstance(usage, SSEUsage) and not usage.ended(self._call.route.kind):
-            self.error = EngineError("truncated", "the stream ended before its last event")
         if self.error is None:
             rest = usage.finish()
-            if rest:
+            if isinstance(usage, SSEUsage) and not usage.ended(self._call.route.kind):
+                self.error = EngineError("truncated", "the stream ended before its last event")
+            else:
                 responder.write(rest)
+        if self.error is None:
             responder.end()
             # An error event inside a stream is the engine's own ending: passed on, and not counted as a success.
             self.outcome = Outcome.UPSTREAM if isinstance(usage, SSEUsage) and usage.error else Outcome.OK

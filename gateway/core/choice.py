@@ -33,8 +33,6 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 def cached_tokens(engine: Engine, call: Call, now: float) -> int:
     """Prompt tokens of `call` this engine has probably cached, by our own record of what it has read."""
-    if not call.prefix:
-        return 0
     blocks = engine.cached_blocks(call.prefix, now)
     return call.prompt_tokens * blocks // (len(call.prefix) + 1)
 
@@ -77,10 +75,11 @@ def choose(
     if len(open_) > 1:
         limit = routing.imbalance * (sum([e.held for e in usable]) + cost) / len(usable)
         open_ = [e for e in open_ if e.held <= limit] or open_
-        rng.shuffle(open_)
+        first = int(rng.random() * len(open_))  # equals are taken in turn, from anywhere
+        open_ = open_[first:] + open_[:first]
     best: Choice | None = None
     for engine in open_:
-        cached = cached_tokens(engine, call, now) if routing.affinity == "prefix" else 0
+        cached = cached_tokens(engine, call, now) if routing.affinity == "prefix" and call.prefix else 0
         prefill = max(1, call.prompt_tokens - cached)
         ttft = predicted_ttft(engine, prefill, now, routing.slow_start)
         if best is None or ttft < best.ttft:

@@ -28,6 +28,8 @@ COMPLETION_DEFAULT = 16  # vLLM's max_tokens for /v1/completions
 _PRIOR = (0.25, 0.30, 0.40, 4.0, 4.0)
 _VARIANCE = (0.10**2, 0.15**2, 0.25**2, 4.0**2, 8.0**2)
 _NOISE = 0.06**2  # variance of actual / predicted that no linear model explains
+LEARN_ALL = 256
+SAMPLE = 8
 _DRIFT = 2e-5  # share of the spread's variance that comes back per call: memory of about 80 calls
 
 
@@ -38,9 +40,10 @@ class Weights:
     than a short one. A feature that is not seen goes back to its prior spread and no further.
     """
 
-    __slots__ = ("covariance", "values")
+    __slots__ = ("covariance", "seen", "values")
 
     def __init__(self) -> None:
+        self.seen = 0
         self.values = _PRIOR
         a, b, c, d, e = _VARIANCE
         self.covariance = (a, 0.0, 0.0, 0.0, 0.0, b, 0.0, 0.0, 0.0, c, 0.0, 0.0, d, 0.0, e)  # the upper triangle
@@ -146,7 +149,11 @@ class CostModel:
         # Media tokens depend on the model and the picture: such a call says nothing about text.
         if text_bytes and not call.media and text_bytes / 64 < tokens < 1.2 * text_bytes + 64 * call.messages + 4096:
             weights = _entry(self._weights, (call.model, call.route.kind), Weights)
-            weights.learn((call.ascii_bytes, call.cjk_bytes, call.other_bytes, call.messages, 1.0), tokens)
+            weights.seen += 1
+            # Once it knows the tokenizer, one call in SAMPLE keeps it current: learning from each costs 3 us of each.
+            if weights.seen < LEARN_ALL or weights.seen % SAMPLE == 0:
+                features = (call.ascii_bytes, call.cjk_bytes, call.other_bytes, call.messages, 1.0)
+                weights.learn(features, tokens)
         if call.asked and completion_tokens > 0:
             ratio = completion_tokens / (call.asked * call.n)
             _entry(self._alphas, _bucket(call), Quantile).learn(ratio)

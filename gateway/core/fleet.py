@@ -270,6 +270,7 @@ class Fleet:
     def __init__(self) -> None:
         self.engines: dict[str, Engine] = {}
         self._serving: dict[str, tuple[Engine, ...]] = {}
+        self._contexts: dict[str, int | None] = {}
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(self.engines.values())
@@ -291,6 +292,10 @@ class Fleet:
             for model in engine.models:
                 serving.setdefault(model, []).append(engine)
         self._serving = {model: tuple(engines) for model, engines in serving.items()}
+        self._contexts = {
+            model: max(e.models[model].max_model_len or 0 for e in engines) or None
+            for model, engines in serving.items()
+        }
 
     def serving(self, model: str) -> tuple[Engine, ...]:
         """Engines known to have `model`, up or not; empty: nobody has ever had it."""
@@ -309,7 +314,7 @@ class Fleet:
 
     def context(self, model: str) -> int | None:
         """The longest context, in tokens, any engine gives this model; None where none tells."""
-        return max((e.models[model].max_model_len or 0 for e in self.serving(model)), default=0) or None
+        return self._contexts.get(model)
 
     # -- what telemetry reports ---------------------------------------------------------------------------------
 

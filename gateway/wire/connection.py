@@ -140,7 +140,8 @@ class Connection(asyncio.Protocol):
     # -- reading requests
 
     def _consume(self, data: bytes) -> None:
-        """Serve what is in `data`; keep what cannot be served yet."""
+        """Serve what is in `data`, the buffer's bytes among it; keep what cannot be served yet."""
+        self._buffer = b""
         self._running = True
         try:
             while data:

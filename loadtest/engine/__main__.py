@@ -51,7 +51,9 @@ def arguments() -> argparse.ArgumentParser:
     limits.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens in a step")
     limits.add_argument("--max-model-len", type=int, metavar="N", help="tokens of prompt and output")
     vllm = parser.add_argument_group("as vLLM")
-    vllm.add_argument("--scheduling-policy", default="fcfs", choices=get_args(Policy), help="order of the waiting (fcfs)")
+    vllm.add_argument(
+        "--scheduling-policy", default="fcfs", choices=get_args(Policy), help="order of the waiting (fcfs)"
+    )
     vllm.add_argument("--no-enable-prefix-caching", action="store_true", help="find no prefix again")
     vllm.add_argument("--enable-prompt-tokens-details", action="store_true", help="tell cached tokens in usage")
     vllm.add_argument("--api-key", metavar="KEY", help="guards /v1 only, as vLLM's does")

@@ -17,7 +17,11 @@ from loadtest.engine.sequence import Sequence
 
 
 class Blocks:
-    """`usable` blocks, of which `available` can be had now: the free ones and the cached ones nobody refers to."""
+    """`usable` blocks, of which `available` can be had now: the free ones and the cached ones nobody refers to.
+
+    A prompt has tens to hundreds of blocks, nearly all of them its own: they are moved in bulk, and only those that
+    are shared one by one.
+    """
 
     def __init__(self, num_gpu_blocks: int, *, caching: bool = True) -> None:
         if num_gpu_blocks < 2:
@@ -25,8 +29,9 @@ class Blocks:
         self.usable = num_gpu_blocks - 1
         self.caching = caching
         self.free = self.usable
-        self.refs: dict[int, int] = {}  # every cached block; 0: in `idle`
-        self.idle: OrderedDict[int, None] = OrderedDict()  # oldest release first
+        self.busy: set[int] = set()  # cached, and referred to
+        self.extra: dict[int, int] = {}  # of the busy: references beyond the first
+        self.idle: OrderedDict[int, None] = OrderedDict()  # cached, nobody refers to it; oldest release first
 
     def __repr__(self) -> str:
         return f"<Blocks {self.used} used, {self.free} free, {len(self.idle)} idle of {self.usable}>"
@@ -44,58 +49,63 @@ class Blocks:
         """The share in use, 0..1, as vLLM reports it: cached blocks that nobody refers to count as free."""
         return self.used / self.usable
 
+    def references(self, block: int) -> int:
+        """How many sequences hold the cached block; 0 also for one that is not cached."""
+        return 1 + self.extra.get(block, 0) if block in self.busy else 0
+
     def hits(self, hashes: Hashes[int], most: int) -> tuple[int, int]:
         """Leading blocks of `hashes`, at most `most`, that are cached; and how many of these are idle."""
-        found = idle = 0
-        refs = self.refs
+        found = unreferred = 0
+        busy, idle = self.busy, self.idle
         for block in hashes[:most]:
-            count = refs.get(block)
-            if count is None:
+            if block in idle:
+                unreferred += 1
+            elif block not in busy:
                 break
             found += 1
-            idle += count == 0
-        return found, idle
+        return found, unreferred
 
     def share(self, sequence: Sequence, count: int) -> None:
         """Give the sequence, which holds nothing, a reference to its first `count` blocks: `hits` has found them."""
-        refs = self.refs
-        for block in sequence.hashes[:count]:
-            if refs[block] == 0:
+        held = list(sequence.hashes[:count])
+        for block in held:
+            if block in self.idle:
                 del self.idle[block]
-            refs[block] += 1
-        sequence.held = list(sequence.hashes[:count])
+                self.busy.add(block)
+            else:
+                self.extra[block] = self.extra.get(block, 0) + 1
+        sequence.held = held
         sequence.published = count
 
     def take(self, count: int) -> None:
         """Hand out `count` plain blocks, evicting what it needs. The caller has asked `available` first."""
         self.free -= count
-        while self.free < 0:
-            block, _ = self.idle.popitem(last=False)
-            del self.refs[block]
-            self.free += 1
+        if self.free < 0:
+            evict = self.idle.popitem
+            for _ in range(-self.free):
+                evict(False)
+            self.free = 0
 
     def publish(self, sequence: Sequence, computed: int) -> None:
         """Make the first `computed` full blocks of the sequence findable, as far as their hashes are known."""
-        if not self.caching:
+        done = sequence.published
+        if not self.caching or done >= computed:
             return
-        refs, hashes, held = self.refs, sequence.hashes, sequence.held
-        upto = min(computed, len(hashes))
-        for index in range(sequence.published, upto):
-            block = hashes[index]
-            if block not in refs:
-                refs[block] = 1
-                held.append(block)
-        sequence.published = max(upto, sequence.published)
+        new = sequence.hashes[done:computed]
+        sequence.published = done + len(new)
+        if not (self.busy.isdisjoint(new) and self.idle.keys().isdisjoint(new)):
+            new = [block for block in new if block not in self.busy and block not in self.idle]
+        self.busy.update(new)
+        sequence.held += new
 
     def give_back(self, sequence: Sequence, count: int) -> None:
         """Take back all `count` blocks of the sequence; cached ones nobody else refers to become idle, tail first."""
-        refs = self.refs
-        self.free += count - len(sequence.held)
-        for block in reversed(sequence.held):
-            left = refs[block] - 1
-            refs[block] = left
-            if left == 0:
-                self.idle[block] = None
+        held = sequence.held
+        self.free += count - len(held)
+        if not self.extra.keys().isdisjoint(held):
+            held = [block for block in held if not self._still_held(block)]
+        self.busy.difference_update(held)
+        self.idle.update(dict.fromkeys(reversed(held)))
         sequence.held = []
         sequence.published = 0
 
@@ -104,6 +114,16 @@ class Blocks:
         if self.used:
             return False
         self.free = self.usable
-        self.refs.clear()
         self.idle.clear()
+        return True
+
+    def _still_held(self, block: int) -> bool:
+        """Give up one reference of a shared block; False if it was the only one."""
+        more = self.extra.get(block)
+        if more is None:
+            return False
+        if more == 1:
+            del self.extra[block]
+        else:
+            self.extra[block] = more - 1
         return True

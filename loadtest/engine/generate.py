@@ -114,6 +114,7 @@ class Generation:
         word = choice.words[choice.sent]
         choice.sent += 1
         if self.stream:
+            self._open()
             self._write(self.form.delta(choice, tokens.GARBAGE if self.garbled else word))
 
     def finished(self, choice: Choice) -> None:
@@ -145,16 +146,19 @@ class Generation:
     def _end(self, choice: Choice, word: bytes) -> None:
         self.left -= 1
         if self.stream:
-            self._write(self.form.last(choice, word))
+            self._open()
+            self._write(self.form.last(choice, tokens.GARBAGE if self.garbled and word else word))
             if self.left == 0 and not self.connection.closed:
                 self.connection.write(self.form.closing(self))
                 self.connection.end()
         elif self.left == 0:
             self.connection.send(200, self.form.whole(self))
 
-    def _write(self, event: bytes) -> None:
+    def _open(self) -> None:
         if self.events == 0:
-            event = self.form.opening(self) + event
+            self.connection.write(self.form.opening(self))
+
+    def _write(self, event: bytes) -> None:
         if self.plan is not None and self.events >= self.plan.after:
             self._strike(self.plan.kind)
         self.events += 1
@@ -166,8 +170,8 @@ class Generation:
         elif kind == "truncate":
             self.connection.cut()
         elif kind == "error_mid_stream" and not self.connection.closed:
-            self.connection.write(self.form.failure(ApiError(500, DEAD, type=BROKEN)))
-            self.connection.end()
+            # Not `end`: the sequences still run, and are aborted when the connection is lost.
+            self.connection.write(self.form.failure(ApiError(500, DEAD, type=BROKEN)) + b"0\r\n\r\n")
             self.connection.cut()
 
 

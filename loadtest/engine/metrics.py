@@ -5,7 +5,7 @@ Counters and histograms carry what the engine has counted; gauges are read from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from loadtest.engine.engine import Engine
@@ -21,7 +21,9 @@ def text(engine: Engine, model: str, version: Version) -> bytes:
     """Every series once, each family with its HELP and TYPE."""
     labels = f'engine="0",model_name="{model}"'
     old = version == "0.9"
-    return "\n".join([*_gauges(engine, labels, old), *_counters(engine, labels, old), *_times(engine, labels, old), ""]).encode()
+    return "\n".join(
+        [*_gauges(engine, labels, old), *_counters(engine, labels, old), *_times(engine, labels, old), ""]
+    ).encode()
 
 
 def _gauges(engine: Engine, labels: str, old: bool) -> Iterable[str]:
@@ -34,10 +36,9 @@ def _gauges(engine: Engine, labels: str, old: bool) -> Iterable[str]:
     info += f',gpu_memory_utilization="0.9",num_gpu_blocks="{config.num_gpu_blocks}"'
     if not old:
         info += f',kv_cache_size_tokens="{config.num_gpu_blocks * BLOCK}"'
-        asleep = SLEEP_STATES[min(2, engine.asleep or 0)]
-        if engine.asleep == 0:
-            asleep = ""
-        states = [(f'{labels},sleep_state="{state}"', int(state == asleep)) for state in SLEEP_STATES]
+        level = 0 if engine.asleep is None else engine.asleep
+        flags = (engine.asleep is None, level == 1, level == 2)
+        states = [(f'{labels},sleep_state="{state}"', flag) for state, flag in zip(SLEEP_STATES, flags, strict=True)]
         yield from _family("engine_sleep_state", "gauge", states)
     yield from _family("cache_config_info", "gauge", [(info, 1)])
 
@@ -73,7 +74,7 @@ def _times(engine: Engine, labels: str, old: bool) -> Iterable[str]:
         yield from _histogram(name, labels, histogram)
 
 
-def _family(name: str, kind: str, samples: list[tuple[str, float]]) -> Iterable[str]:
+def _family(name: str, kind: str, samples: Sequence[tuple[str, float]]) -> Iterable[str]:
     yield f"# HELP vllm:{name} Simulated."
     yield f"# TYPE vllm:{name} {kind}"
     for labels, value in samples:

@@ -55,7 +55,7 @@ class ChatBody(msgspec.Struct):
 class CompletionBody(msgspec.Struct):
     """The same for `/v1/completions`; several prompts are several choices."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -67,14 +67,8 @@ class CompletionBody(msgspec.Struct):
     cache_salt: str | None = None
 
 
-class Bodies(msgspec.Struct, frozen=True):
-    """The decoders, made once."""
-
-    chat: msgspec.json.Decoder[ChatBody] = msgspec.json.Decoder(ChatBody)
-    completion: msgspec.json.Decoder[Any] = msgspec.json.Decoder(CompletionBody)
-
-
-BODIES = Bodies()
+CHAT = msgspec.json.Decoder(ChatBody)
+COMPLETION = msgspec.json.Decoder(CompletionBody)
 
 
 def usage(generation: Generation) -> dict[str, Any]:
@@ -195,7 +189,7 @@ class OpenAIForm:
 
 def chat(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Generation:
     """A chat completion under way. Raises ApiError."""
-    asked = decode(BODIES.chat, body)
+    asked = decode(CHAT, body)
     model = check_model(limits, asked.model)
     if not asked.messages:
         raise ApiError(400, "messages must not be empty.", param="messages")
@@ -207,12 +201,8 @@ def chat(connection: Connection, body: bytes, request_id: str, limits: Limits, p
     param = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     most = output_room(limits, prompt, own, param)
     named = isinstance(asked.tool_choice, dict)
-    form = OpenAIForm(
-        f"chatcmpl-{request_id}", model, chat=True, options=asked.stream_options, call=call, named=named
-    )
-    generation = Generation(
-        connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan
-    )
+    form = OpenAIForm(f"chatcmpl-{request_id}", model, chat=True, options=asked.stream_options, call=call, named=named)
+    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan)
     spawn(
         generation,
         data,
@@ -229,23 +219,22 @@ def chat(connection: Connection, body: bytes, request_id: str, limits: Limits, p
 
 def completion(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Generation:
     """A text completion under way. Raises ApiError."""
-    asked = decode(BODIES.completion, body)
+    asked = decode(COMPLETION, body)
     model = check_model(limits, asked.model)
     _check(asked, limits)
     prompts = prompts_of(asked.prompt)
     if not prompts or not all(prompts):
         raise ApiError(400, "The decoder prompt cannot be empty.", param="prompt")
-    form = OpenAIForm(
-        f"cmpl-{request_id}", model, chat=False, options=asked.stream_options, call=None, named=False
-    )
+    form = OpenAIForm(f"cmpl-{request_id}", model, chat=False, options=asked.stream_options, call=None, named=False)
     prompt = sum(map(tokens.count, prompts))
-    generation = Generation(
-        connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan
-    )
+    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan)
     for data in prompts:
         # Null means 16 here too: vLLM's default for completions, unlike chat's.
         most = output_room(
-            limits, tokens.count(data), COMPLETION_DEFAULT if asked.max_tokens is None else asked.max_tokens, "max_tokens"
+            limits,
+            tokens.count(data),
+            COMPLETION_DEFAULT if asked.max_tokens is None else asked.max_tokens,
+            "max_tokens",
         )
         spawn(
             generation,
@@ -260,12 +249,12 @@ def completion(connection: Connection, body: bytes, request_id: str, limits: Lim
     return generation
 
 
-def prompts_of(value: str | list[str] | list[int] | list[list[int]]) -> list[bytes]:
+def prompts_of(value: str | list[str | int | list[int]]) -> list[bytes]:
     """One or several texts, or lists of token ids, rendered."""
     if isinstance(value, str):
         return [tokens.units(value)]
     if value and isinstance(value[0], int):
-        return [tokens.ids([int(token) for token in value if isinstance(token, int)])]
+        return [tokens.ids([token for token in value if isinstance(token, int)])]
     return [tokens.units(one) if isinstance(one, str) else tokens.ids(one) for one in value if not isinstance(one, int)]
 
 

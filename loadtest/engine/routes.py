@@ -129,12 +129,14 @@ class Routes:
 
     def _metrics(self, request: Request, connection: Connection) -> None:
         if self._server.faults.garbage_metrics:
-            connection.send(200, b'vllm:num_requests_running{engine="0" 1 2 3\n\xff\xfe{{{ nan\n' * 20, metrics.CONTENT_TYPE)
+            connection.send(
+                200, b'vllm:num_requests_running{engine="0" 1 2 3\n\xff\xfe{{{ nan\n' * 20, metrics.CONTENT_TYPE
+            )
             return
         connection.send(200, self.frozen_metrics or self.metrics_text(), metrics.CONTENT_TYPE)
 
     def _models(self, request: Request, connection: Connection) -> None:
-        models = [
+        models: list[dict[str, Any]] = [
             {
                 "id": name,
                 "object": "model",
@@ -163,10 +165,14 @@ class Routes:
         query = parse_qs(request.query.decode("latin-1"))
         level, mode = query.get("level", ["1"])[-1], query.get("mode", ["abort"])[-1]
         if level not in ("0", "1", "2"):
-            raise ApiError(400, "1 validation error:\n  level must be 0, 1 or 2", type="Bad Request", param="query.level")
+            raise ApiError(
+                400, "1 validation error:\n  level must be 0, 1 or 2", type="Bad Request", param="query.level"
+            )
         modes: dict[str, SleepMode] = {name: name for name in get_args(SleepMode)}
         if mode not in modes:
-            raise ApiError(400, "1 validation error:\n  mode: abort, wait or keep", type="Bad Request", param="query.mode")
+            raise ApiError(
+                400, "1 validation error:\n  mode: abort, wait or keep", type="Bad Request", param="query.mode"
+            )
         answer = encode({"status": "sleeping", "level": int(level)})
         self._server.sleep(int(level), modes[mode], lambda: connection.send(200, answer))
 

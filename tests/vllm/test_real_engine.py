@@ -31,12 +31,11 @@ def connected(gateway: Gateway, request: bytes) -> socket.socket:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_the_engine_within_a_second(gateway: Gateway, vllm: Vllm, stream: bool) -> None:
     gone = gateway.total("weir_requests_total", outcome="client_gone")
-    client = connected(gateway, chat("weir", MODEL, "never mind", max_tokens=ENDLESS, stream=stream))
-    if stream:
-        assert client.recv(65536).startswith(b"HTTP/1.1 200")
-    assert until(lambda: vllm.running() == 1, 30.0) is not None
-    assert not gateway.idle()
-    client.close()
+    with connected(gateway, chat("weir", MODEL, "never mind", max_tokens=ENDLESS, stream=stream)) as client:
+        if stream:
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        assert until(lambda: vllm.running() == 1, 30.0) is not None
+        assert not gateway.idle()
     left = time.monotonic()
     assert until(lambda: vllm.running() == 0, 5.0) is not None
     assert time.monotonic() - left < 1.0
@@ -98,14 +97,13 @@ def test_two_hundred_streams_end_and_leave_nothing(gateway: Gateway, vllm: Vllm)
 def test_an_engine_killed_in_a_stream_says_so_and_is_used_again_once_it_is_back(
     gateway: Gateway, vllm: Vllm, place: Place
 ) -> None:
-    client = connected(gateway, chat("weir", MODEL, "last words", max_tokens=ENDLESS))
-    received = client.recv(65536)
-    while b"data: " not in received:
-        received += client.recv(65536)
-    vllm.kill()
-    while not received.endswith(END) and (more := client.recv(65536)):
-        received += more
-    client.close()
+    with connected(gateway, chat("weir", MODEL, "last words", max_tokens=ENDLESS)) as client:
+        received = client.recv(65536)
+        while b"data: " not in received:
+            received += client.recv(65536)
+        vllm.kill()
+        while not received.endswith(END) and (more := client.recv(65536)):
+            received += more
     assert received.endswith(END), "the error ends a well-formed answer"
     assert received.count(b'data: {"error"') == 1
     assert b"upstream_error" in received

@@ -24,9 +24,10 @@ TEXT = b"content-type: text/plain\r\n"
 
 class Recorder:
     """Answers by path: `/hold...` is left for the test to answer, `/refuse` is refused at its head, the rest is
-    echoed as `METHOD path?query body`."""
+    echoed as `METHOD path?query body`: at once, or if `later` from the loop's next turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, later: bool = False) -> None:
+        self.later = later
         self.requests: list[Request] = []
         self.held: list[Responder] = []
         self.gone: list[str] = []
@@ -46,14 +47,18 @@ class Recorder:
         elif request.path == b"/bug":
             raise ZeroDivisionError("a bug in the handler")
         else:
-            responder.send(200, TEXT, b"%b %b?%b %b" % (request.method, request.path, request.query, request.body))
+            body = b"%b %b?%b %b" % (request.method, request.path, request.query, request.body)
+            if self.later:
+                asyncio.get_running_loop().call_soon(responder.send, 200, TEXT, body)
+            else:
+                responder.send(200, TEXT, body)
 
     def left(self, reason: str) -> None:
         self.gone.append(reason)
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -100,11 +105,11 @@ class Client:
                 await asyncio.sleep(0)
 
     async def exactly(self, expected: bytes) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             assert await self.reader.readexactly(len(expected)) == expected
 
     async def answer(self, *, bodiless: bool = False) -> Answer:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             head = (await self.reader.readuntil(b"\r\n\r\n"))[:-4]
             lower = head.lower()
             body = b""
@@ -122,7 +127,7 @@ class Client:
     async def end(self) -> tuple[bytes, str]:
         """All that still comes, and `closed` or `reset`."""
         rest = b""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             while True:
                 try:
                     data = await self.reader.read(1 << 20)
@@ -168,7 +173,7 @@ class Rig:
 
     async def quiet(self, connections: int = 0) -> None:
         """Until the server has no more connections than that."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             while self.server.connections > connections:  # noqa: ASYNC110 - a gauge: it has no event
                 await asyncio.sleep(0.001)
 
@@ -179,14 +184,15 @@ def serve(
     path: str | None = None,
     tls: ssl.SSLContext | None = None,
     errors: int = 0,
+    later: bool = False,
     **settings: Any,
 ) -> Rig:
-    """Run a scenario. `errors`: how many exceptions the event loop is to have seen."""
+    """Run a scenario. `errors`: how many exceptions the event loop is to have seen. `later`: see Recorder."""
 
     async def main() -> Rig:
         seen: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
-        handler = Recorder()
+        handler = Recorder(later)
         server = Server(handler, ServerSettings(**settings))
         await server.listen(None if path else "127.0.0.1", None if path else 0, path=path, ssl=tls)
         rig = Rig(server, handler)

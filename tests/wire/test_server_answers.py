@@ -141,6 +141,24 @@ def test_a_repeated_connection_header_is_one_list() -> None:
     serve(scenario)
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [b"Content-Length: 2\r\n\r\nab", b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"],
+    ids=["counted", "chunked"],
+)
+@pytest.mark.parametrize("split", [1, 40, 80, 100])
+def test_a_last_request_may_have_a_body(rest: bytes, split: int) -> None:
+    data = b"POST /p HTTP/1.1\r\nHost: a\r\nConnection: close\r\n" + rest
+
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        await client.send(data[:split], data[split:])
+        assert (await client.answer()).body == b"POST /p? ab"
+        assert await client.end() == (b"", "closed")
+
+    serve(scenario)
+
+
 def test_answers_in_order_one_at_a_time() -> None:
     async def scenario(rig: Rig) -> None:
         client = await rig.client()
@@ -431,4 +449,4 @@ def test_tls(certificate: tuple[str, str]) -> None:
                 await asyncio.sleep(0.001)
         assert rig.handler.gone == ["client_gone", "slow_client"]
 
-    serve(scenario, tls=server_side, write_stall=0.1, linger=0.2)
+    serve(scenario, tls=server_side, write_stall=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -279,8 +280,9 @@ def test_refused(name: str) -> None:
     serve(scenario, **LIMITS)
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["now", "later"])
 @pytest.mark.parametrize("name", SERVED)
-def test_served(name: str) -> None:
+def test_served(name: str, later: bool) -> None:
     data, bodies = SERVED[name]
 
     async def scenario(rig: Rig) -> None:
@@ -288,9 +290,10 @@ def test_served(name: str) -> None:
         await check_served(rig, bodies, *splits(data)[-1])
         assert rig.server.refusals == {}
 
-    serve(scenario, **LIMITS)
+    serve(scenario, later=later, **LIMITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [REFUSED, REFUSED_LONG], ids=["short", "long"])
 def test_refused_at_every_split(rows: dict[str, tuple[bytes, int]]) -> None:
     async def scenario(rig: Rig) -> None:
@@ -303,11 +306,45 @@ def test_refused_at_every_split(rows: dict[str, tuple[bytes, int]]) -> None:
     serve(scenario, **LIMITS)
 
 
-def test_served_at_every_split() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("later", [False, True], ids=["now", "later"])
+def test_served_at_every_split(later: bool) -> None:
     async def scenario(rig: Rig) -> None:
         for data, bodies in SERVED.values():
             ways = splits(data)
             for at in range(0, len(ways), 32):
                 await asyncio.gather(*(check_served(rig, bodies, *way) for way in ways[at : at + 32]))
 
-    serve(scenario, **LIMITS)
+    serve(scenario, later=later, **LIMITS)
+
+
+def random_request(rng: random.Random) -> tuple[bytes, bytes]:
+    """A request and the body of its answer."""
+    body = rng.randbytes(rng.choice([0, 1, 7, 100, 1500]))
+    answer = b"POST /p? " + body
+    if rng.random() < 0.5:
+        return post(b"Content-Length: %d" % len(body), body=body), answer
+    chunks = b""
+    while body:
+        size = rng.randint(1, len(body))
+        chunks += b"%x%b\r\n%b\r\n" % (size, rng.choice([b"", b";x=y"]), body[:size])
+        body = body[size:]
+    return post(
+        b"Transfer-Encoding: chunked", body=chunks + b"0\r\n" + rng.choice([b"", b"X: y\r\n"]) + b"\r\n"
+    ), answer
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["now", "later"])
+def test_any_split_of_any_pipeline(later: bool) -> None:
+    """Bodies of random bytes: framing that is off by one anywhere shows."""
+    rng = random.Random(11)
+
+    async def scenario(rig: Rig) -> None:
+        for _ in range(60):
+            requests = [random_request(rng) for _ in range(rng.randint(1, 6))]
+            data = b"".join(sent for sent, _ in requests)
+            cuts = sorted(rng.sample(range(1, len(data)), rng.randint(0, 8)))
+            pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+            await check_served(rig, [body for _, body in requests], *pieces)
+
+    serve(scenario, later=later, **LIMITS)

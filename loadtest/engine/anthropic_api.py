@@ -1,0 +1,177 @@
+"""`/v1/messages`: Anthropic's shape over the same generation, as vLLM translates it.
+
+A stream: message_start, content_block_start, one content_block_delta per token, content_block_stop, message_delta with
+the stop reason and usage, message_stop. Errors are Anthropic's objects; there is no `[DONE]`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadtest.engine import tokens, tools
+from loadtest.engine.faults import Plan
+from loadtest.engine.generate import (
+    ApiError,
+    Choice,
+    Generation,
+    Limits,
+    check_model,
+    decode,
+    encode,
+    output_room,
+    spawn,
+)
+from loadtest.engine.http import Connection, chunk
+
+PLACE = b" @@@"  # where a word goes: as long as one
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "abort": "end_turn"}
+
+
+class MessageBody(msgspec.Struct):
+    """The fields that are read."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int
+    model: str | None = None
+    system: Any = None
+    stream: bool | None = False
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+DECODER = msgspec.json.Decoder(MessageBody)
+
+
+def error_body(error: ApiError) -> bytes:
+    """Anthropic's error object."""
+    return encode({"type": "error", "error": {"type": error.type, "message": error.message}})
+
+
+def event(kind: str, data: bytes) -> bytes:
+    """One named SSE event in a chunk of its own."""
+    return chunk(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+
+
+class MessageForm:
+    """One text block, or one tool_use block where a tool is called."""
+
+    def __init__(self, request_id: str, model: str, call: str | None) -> None:
+        self.id = request_id
+        self.model = model
+        self.call = call
+        self._frame: tuple[bytes, bytes] | None = None
+
+    def opening(self, generation: Generation) -> bytes:
+        message = self._message(generation, [], None, 0)
+        block: dict[str, Any] = {"type": "text", "text": ""}
+        if self.call is not None:
+            block = {"type": "tool_use", "id": tools.call_id(self.id, 0), "name": self.call, "input": {}}
+        begun = {"type": "content_block_start", "index": 0, "content_block": block}
+        return event("message_start", encode({"type": "message_start", "message": message})) + event(
+            "content_block_start", encode(begun)
+        )
+
+    def delta(self, choice: Choice, word: bytes) -> bytes:
+        if self.call is not None or len(word) != tokens.BYTES:
+            return self._said(word)
+        if self._frame is None:
+            before, _, after = self._said(PLACE).rpartition(PLACE)
+            self._frame = (before, after)
+        return self._frame[0] + word + self._frame[1]
+
+    def last(self, choice: Choice, word: bytes) -> bytes:
+        return self._said(word) if word else b""
+
+    def closing(self, generation: Generation) -> bytes:
+        ended = {
+            "type": "message_delta",
+            "delta": {"stop_reason": self._reason(generation), "stop_sequence": None},
+            "usage": self._usage(generation, generation.completion),
+        }
+        return (
+            event("content_block_stop", encode({"type": "content_block_stop", "index": 0}))
+            + event("message_delta", encode(ended))
+            + event("message_stop", b'{"type":"message_stop"}')
+        )
+
+    def failure(self, error: ApiError) -> bytes:
+        return event("error", error_body(error))
+
+    def whole(self, generation: Generation) -> bytes:
+        text = generation.text(generation.choices[0])
+        block: dict[str, Any] = {"type": "text", "text": text}
+        if self.call is not None:
+            try:
+                arguments = msgspec.json.decode(text)
+            except msgspec.DecodeError:  # cut short by max_tokens
+                arguments = {}
+            block = {"type": "tool_use", "id": tools.call_id(self.id, 0), "name": self.call, "input": arguments}
+        return encode(self._message(generation, [block], self._reason(generation), generation.completion))
+
+    def _reason(self, generation: Generation) -> str:
+        reason = generation.choices[0].reason
+        return "tool_use" if self.call is not None and reason == "stop" else STOP_REASONS[reason]
+
+    def _said(self, word: bytes) -> bytes:
+        text = word.decode()
+        delta = {"type": "text_delta", "text": text}
+        if self.call is not None:
+            delta = {"type": "input_json_delta", "partial_json": text}
+        return event("content_block_delta", encode({"type": "content_block_delta", "index": 0, "delta": delta}))
+
+    def _usage(self, generation: Generation, written: int) -> dict[str, int]:
+        cached = generation.cached
+        if cached is None:
+            return {"input_tokens": generation.prompt, "output_tokens": written}
+        read = generation.prompt - cached
+        return {"input_tokens": read, "output_tokens": written, "cache_read_input_tokens": cached}
+
+    def _message(
+        self, generation: Generation, blocks: list[dict[str, Any]], reason: str | None, written: int
+    ) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "content": blocks,
+            "model": self.model,
+            "stop_reason": reason,
+            "stop_sequence": None,
+            "usage": self._usage(generation, written),
+        }
+
+
+def message(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Generation:
+    """A message under way. Raises ApiError."""
+    asked = decode(DECODER, body)
+    model = check_model(limits, asked.model)
+    if not asked.messages:
+        raise ApiError(400, "messages must not be empty.", param="messages")
+    if asked.priority and not limits.priorities:
+        raise ApiError(400, f"Got priority {asked.priority} but Priority scheduling is not enabled.")
+    choice: Any = asked.tool_choice
+    if choice is not None and choice.get("type") != "tool":
+        choice = choice.get("type")
+    call, said = tools.called(asked.tools, choice)
+    data = tokens.chat(asked.messages, tools=asked.tools, system=asked.system)
+    prompt = tokens.count(data)
+    most = output_room(limits, prompt, asked.max_tokens, "max_tokens")
+    form = MessageForm(f"chatcmpl-{request_id}", model, call)
+    generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan)
+    spawn(
+        generation,
+        data,
+        salt=(model, asked.cache_salt),
+        most=most,
+        least=asked.min_tokens,
+        ignore_end=asked.ignore_eos,
+        priority=asked.priority,
+        said=said,
+    )
+    return generation

@@ -1,0 +1,228 @@
+"""Embeddings, scores, ranks, classes: prompts are read by the same scheduler and nothing is written. And tokenize.
+
+Numbers are drawn from the text, so the same text has the same vector and two texts that share words are not closer
+than two that do not: enough to see that answers reach the right caller, not enough to search with.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import hashlib
+import math
+import time
+import zlib
+from typing import Any
+
+import msgspec
+
+from loadtest.engine import tokens
+from loadtest.engine.faults import Plan
+from loadtest.engine.generate import ApiError, Choice, Gathered, Limits, Whole, check_model, decode, encode, output_room
+from loadtest.engine.http import Connection
+from loadtest.engine.openai_api import prompts_of
+from loadtest.engine.sequence import Sequence
+
+DIMENSIONS = 64
+LABELS = ("LABEL_0", "LABEL_1")
+
+
+class PoolingBody(msgspec.Struct):
+    """The fields that are read, of all these routes: which of them are required is the route's business."""
+
+    model: str | None = None
+    input: str | list[str | int | list[int]] | None = None
+    messages: list[dict[str, Any]] | None = None
+    encoding_format: str = "float"
+    dimensions: int | None = None
+    query: Any = None
+    documents: Any = None
+    top_n: int | None = None
+    queries: Any = None
+    text_1: Any = None
+    text_2: Any = None
+    data_1: Any = None
+    data_2: Any = None
+    items: Any = None
+    priority: int = 0
+
+
+class TokenizeBody(msgspec.Struct):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: list[int]
+    model: str | None = None
+
+
+DECODER = msgspec.json.Decoder(PoolingBody)
+TOKENIZE = msgspec.json.Decoder(TokenizeBody)
+DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
+
+
+def _gather(
+    connection: Connection, limits: Limits, model: str, texts: list[bytes], priority: int, whole: Whole
+) -> Gathered:
+    gathered = Gathered(connection, texts, whole)
+    for index, data in enumerate(texts):
+        prompt = tokens.count(data)
+        output_room(limits, prompt, None, "input")
+        sequence = Sequence(prompt, 0, hashes=tokens.block_hashes(data, (model, "pooling")), priority=priority)
+        sequence.reason = "stop"
+        gathered.choices.append(Choice(index, [], sequence, gathered))
+    return gathered
+
+
+def _inputs(asked: PoolingBody) -> list[bytes]:
+    if asked.messages is not None:
+        return [tokens.chat(asked.messages)]
+    if not asked.input:
+        raise ApiError(400, "1 validation error:\n  input: Field required", type="Bad Request", param="input")
+    return prompts_of(asked.input)
+
+
+def vector(data: bytes, dimensions: int) -> list[float]:
+    """The text's point on the unit sphere."""
+    values = [byte - 127.5 for byte in hashlib.shake_128(data).digest(dimensions)]
+    length = math.hypot(*values)
+    return [value / length for value in values]
+
+
+def _usage(gathered: Gathered) -> dict[str, Any]:
+    prompt = gathered.prompt
+    return {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": None}
+
+
+def _vectors(connection: Connection, body: bytes, request_id: str, limits: Limits, field: str, kind: str) -> Gathered:
+    asked = decode(DECODER, body)
+    model = check_model(limits, asked.model)
+    if asked.encoding_format not in ("float", "base64"):
+        raise ApiError(400, "encoding_format must be float or base64.", param="encoding_format")
+    dimensions = asked.dimensions or DIMENSIONS
+    created = int(time.time())
+
+    def one(index: int, data: bytes) -> dict[str, Any]:
+        value: Any = vector(data, dimensions)
+        if asked.encoding_format == "base64":
+            value = base64.b64encode(array.array("f", value).tobytes()).decode()
+        return {"index": index, "object": kind, field: value}
+
+    def whole(gathered: Gathered) -> bytes:
+        rows = [one(index, data) for index, data in enumerate(gathered.texts)]
+        prefix = "embd" if field == "embedding" else "pool"
+        head = {"id": f"{prefix}-{request_id}", "object": "list", "created": created, "model": model}
+        return encode(head | {"data": rows, "usage": _usage(gathered)})
+
+    return _gather(connection, limits, model, _inputs(asked), asked.priority, whole)
+
+
+def embeddings(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
+    """`/v1/embeddings` under way. Raises ApiError."""
+    return _vectors(connection, body, request_id, limits, "embedding", "embedding")
+
+
+def pooling(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
+    """`/pooling` under way. Raises ApiError."""
+    return _vectors(connection, body, request_id, limits, "data", "pooling")
+
+
+def classify(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
+    """`/classify` under way. Raises ApiError."""
+    asked = decode(DECODER, body)
+    model = check_model(limits, asked.model)
+    created = int(time.time())
+
+    def one(index: int, data: bytes) -> dict[str, Any]:
+        share = _score(data)
+        shares = [share, 1.0 - share]
+        return {"index": index, "label": LABELS[share < 0.5], "probs": shares, "num_classes": len(LABELS)}
+
+    def whole(gathered: Gathered) -> bytes:
+        rows = [one(index, data) for index, data in enumerate(gathered.texts)]
+        head = {"id": f"classify-{request_id}", "object": "list", "created": created, "model": model}
+        return encode(head | {"data": rows, "usage": _usage(gathered)})
+
+    return _gather(connection, limits, model, _inputs(asked), asked.priority, whole)
+
+
+def score(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
+    """`/score` under way: one text against each of several, or pairwise. Raises ApiError."""
+    asked = decode(DECODER, body)
+    model = check_model(limits, asked.model)
+    left = _side(asked, ("text_1", "queries", "data_1"))
+    right = _side(asked, ("text_2", "documents", "items", "data_2"))
+    if len(left) not in (1, len(right)):
+        raise ApiError(400, "Input lengths must be either 1:1, 1:N or N:N")
+    pairs = [(left[0] if len(left) == 1 else left[index]) + other for index, other in enumerate(right)]
+    created = int(time.time())
+
+    def whole(gathered: Gathered) -> bytes:
+        rows = [{"index": index, "object": "score", "score": _score(data)} for index, data in enumerate(gathered.texts)]
+        head = {"id": f"score-{request_id}", "object": "list", "created": created, "model": model}
+        return encode(head | {"data": rows, "usage": _usage(gathered)})
+
+    return _gather(connection, limits, model, pairs, asked.priority, whole)
+
+
+def rerank(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
+    """`/rerank` under way: documents by falling score. Raises ApiError."""
+    asked = decode(DECODER, body)
+    model = check_model(limits, asked.model)
+    query = _side(asked, ("query",))[0]
+    documents = asked.documents if isinstance(asked.documents, list) else [asked.documents]
+    pairs = [query + other for other in _side(asked, ("documents",))]
+    top = asked.top_n if asked.top_n is not None and asked.top_n > 0 else len(pairs)
+
+    def whole(gathered: Gathered) -> bytes:
+        scores = sorted(((_score(data), -index) for index, data in enumerate(gathered.texts)), reverse=True)
+        results = [
+            {"index": -index, "document": _document(documents[-index]), "relevance_score": value}
+            for value, index in scores[:top]
+        ]
+        usage = {"prompt_tokens": gathered.prompt, "total_tokens": gathered.prompt}
+        return encode({"id": f"rerank-{request_id}", "model": model, "usage": usage, "results": results})
+
+    return _gather(connection, limits, model, pairs, asked.priority, whole)
+
+
+def tokenize(body: bytes, limits: Limits) -> bytes:
+    """`/tokenize`: the stand-in's token ids. Raises ApiError."""
+    asked = decode(TOKENIZE, body)
+    check_model(limits, asked.model)
+    data = tokens.units(asked.prompt) if asked.prompt is not None else tokens.chat(asked.messages or [])
+    ids = [int.from_bytes(data[at : at + tokens.BYTES], "little") for at in range(0, len(data), tokens.BYTES)]
+    return encode({"count": len(ids), "max_model_len": limits.max_model_len, "tokens": ids, "token_strs": None})
+
+
+def detokenize(body: bytes, limits: Limits) -> bytes:
+    """`/detokenize`: back to text. Raises ApiError."""
+    asked = decode(DETOKENIZE, body)
+    check_model(limits, asked.model)
+    text = tokens.ids(asked.tokens).replace(b"\0", b"").decode("ascii", "replace")
+    return encode({"prompt": text})
+
+
+def _side(asked: PoolingBody, names: tuple[str, ...]) -> list[bytes]:
+    for name in names:
+        value = getattr(asked, name)
+        if value is not None and value != []:
+            return [_text(one) for one in (value if isinstance(value, list) else [value])]
+    raise ApiError(400, f"1 validation error:\n  {names[0]}: Field required", type="Bad Request", param=names[0])
+
+
+def _text(value: Any) -> bytes:
+    if isinstance(value, dict):
+        value = value.get("content", value.get("text", value))
+    return tokens.content(value)
+
+
+def _document(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {"text": value, "multi_modal": None}
+
+
+def _score(data: bytes) -> float:
+    """0..1, from the text."""
+    return zlib.crc32(data) / 0xFFFFFFFF
