@@ -123,6 +123,19 @@ class SSEUsage:
         del held[:end]
         return self._relayed(whole)
 
+    def passes(self, chunk: bytes) -> bool:
+        """Whether a whole HTTP chunk, framing and all, is events of plain deltas that need no look of ours.
+
+        The framing is a size line and CRLF around the data; it holds none of the bytes searched for.
+        """
+        return (
+            chunk.endswith(b"\n\n\r\n")
+            and not self._held
+            and chunk.rfind(b'"usage"') < 0
+            and chunk.rfind(b'"error"') < 0
+            and (68 not in chunk or chunk.rfind(b"[DONE]") < 0)
+        )
+
     def finish(self) -> bytes:
         """The body has ended: what was kept back. A last event whose blank line is missing counts like any other."""
         rest = bytes(self._held)

@@ -148,8 +148,8 @@ class Client:
 
 class _Connection(asyncio.Protocol):
     __slots__ = (
-        "_client", "_data", "_deadline", "_done", "_early", "_error", "_framed", "_head_size", "_headers_over",
-        "_loop", "_parser", "_paused", "_progress_at", "_timer", "_timer_at", "_transport", "_waiter", "bytes_seen",
+        "_chunk_over", "_client", "_data", "_deadline", "_done", "_early", "_error", "_framed", "_head_size", "_headers_over",
+        "_loop", "_parser", "_paused", "_progress_at", "_timer", "_timer_at", "_synced", "_transport", "_waiter", "_whole", "bytes_seen",
         "complete", "headers", "idle", "length", "lost", "reusable", "status",
     )  # fmt: skip
 
@@ -164,6 +164,7 @@ class _Connection(asyncio.Protocol):
         self._deadline = math.inf
         self._data: Callable[[bytes], None] | None = None
         self._done: Callable[[EngineError | None], None] | None = None
+        self._whole: Callable[[bytes], None] | None = None
         self.idle = self.lost = self._paused = False
         self._reset()
 
@@ -172,6 +173,7 @@ class _Connection(asyncio.Protocol):
         self.headers: dict[bytes, bytes] = {}
         self.length: int | None = None
         self.complete = self.reusable = self.bytes_seen = self._headers_over = self._framed = False
+        self._chunk_over = self._synced = False
         self._head_size = 0
         self._early: list[bytes] = []
         self._error: EngineError | None = None
@@ -219,7 +221,7 @@ class _Connection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
         elif done is not None:
-            self._data = self._done = None
+            self._data = self._done = self._whole = None
             done(error)
         self.abort()
 
@@ -234,8 +236,14 @@ class _Connection(asyncio.Protocol):
             self.reusable = False
             self.abort()
             return
-        self.bytes_seen = True
         self._progress_at = self._loop.time()
+        if self._synced:
+            # The usual read of a stream is one whole chunk, and needs no parser: the bytes can go on as they are.
+            line = data.find(b"\r\n", 1, 9)
+            if data[:line] == b"%x" % (len(data) - line - 4) and data[-2:] == b"\r\n" and self._whole is not None:
+                self._whole(data)
+                return
+        self.bytes_seen = True
         if not self._headers_over:
             self._head_size += len(data)
         try:
@@ -250,6 +258,8 @@ class _Connection(asyncio.Protocol):
             else:
                 self._fail("garbage", f"the engine's answer is not HTTP: {error}")
             return
+        # A chunk's end was the last thing read, and no begun size line follows it: that would have no line end yet.
+        self._synced = self._chunk_over and data[-1:] == b"\n"
         if not self._headers_over and self._head_size > self._client.settings.max_head:
             self._fail("garbage", f"the head of the engine's answer is over {self._client.settings.max_head} bytes")
 
@@ -282,7 +292,14 @@ class _Connection(asyncio.Protocol):
         self._headers_over = True
         length = self.headers.get(b"content-length")
         self.length = int(length) if length is not None else None
-        self._framed = length is not None or b"transfer-encoding" in self.headers or self.status in (204, 304)
+        self._chunk_over = b"transfer-encoding" in self.headers
+        self._framed = length is not None or self._chunk_over or self.status in (204, 304)
+
+    def on_chunk_header(self) -> None:
+        self._chunk_over = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_over = True
 
     def on_body(self, data: bytes) -> None:
         sink = self._data
@@ -305,21 +322,26 @@ class _Connection(asyncio.Protocol):
         self.reusable = self._framed and self._parser.should_keep_alive()
         done = self._done
         if done is not None:
-            self._data = self._done = None
+            self._data = self._done = self._whole = None
             done(None)
         else:
             self._first()
 
     # -- for the reply ------------------------------------------------------------------------------------------
 
-    def relay(self, data: Callable[[bytes], None], done: Callable[[EngineError | None], None]) -> None:
+    def relay(
+        self,
+        data: Callable[[bytes], None],
+        done: Callable[[EngineError | None], None],
+        whole: Callable[[bytes], None] | None,
+    ) -> None:
         early, self._early = self._early, []
         for piece in early:
             data(piece)
         if self.complete or self._error is not None:
             done(self._error)
         else:
-            self._data, self._done = data, done
+            self._data, self._done, self._whole = data, done, whole
 
     def pause(self) -> None:
         if not self._paused and not self.lost:
@@ -334,7 +356,7 @@ class _Connection(asyncio.Protocol):
 
     def leave(self) -> None:
         """The reply is closed: keep the connection if its answer is whole, else close it."""
-        self._data = self._done = None
+        self._data = self._done = self._whole = None
         if not self.complete:
             self.reusable = False
         self._client._returned(self)
@@ -404,9 +426,17 @@ class Reply:
         """The whole body is here."""
         return self._connection.complete
 
-    def relay(self, data: Callable[[bytes], None], done: Callable[[EngineError | None], None]) -> None:
-        """Hand over the body: what is here at once, the rest from the socket's own callback. `done` runs once."""
-        self._connection.relay(data, done)
+    def relay(
+        self,
+        data: Callable[[bytes], None],
+        done: Callable[[EngineError | None], None],
+        whole: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """Hand over the body: what is here at once, the rest from the socket's own callback. `done` runs once.
+
+        A read that is exactly one chunk goes to `whole`, if given, with its framing; every other to `data`, without.
+        """
+        self._connection.relay(data, done, whole)
 
     def pause(self) -> None:
         """Stop reading the engine: whoever takes the bytes cannot take more."""

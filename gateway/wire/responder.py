@@ -104,6 +104,13 @@ class Responder:
         elif self._framing == _UNTIL_CLOSE:
             self._transport.write(data)
 
+    def write_chunk(self, chunk: bytes) -> None:
+        """One whole chunk, framed already (size line, data, CRLF), as an engine sent it."""
+        if self._framing == _CHUNKS and not self.closed:
+            self._transport.write(chunk)
+        else:
+            self.write(chunk[chunk.index(b"\r\n") + 2 : -2])
+
     def end(self) -> None:
         """The body is complete. One that is shorter than announced is aborted instead."""
         if self.closed:

@@ -218,7 +218,9 @@ def test_nothing_is_lost_leaked_or_overdrawn(
         assert cached.free >= 0
         assert cached.busy.isdisjoint(cached.idle)
         assert cached.available + cached.used == cached.usable == blocks - 1
-        held = sum(-(-(s.computed + (scheduler.step - s.since if s.ends_at >= 0 else 0)) // BLOCK) for s in scheduler.running)
+        held = sum(
+            -(-(s.computed + (scheduler.step - s.since if s.ends_at >= 0 else 0)) // BLOCK) for s in scheduler.running
+        )
         shared = sum(cached.extra.values())
         assert held - shared == cached.used
         return result.ends

@@ -36,7 +36,10 @@ def test_the_next_turn_goes_on_where_the_answer_ended() -> None:
 
 
 def test_hashes_are_chained_and_salted() -> None:
-    one, two = tokens.block_hashes(b"a" * 128 + b"b" * 64, "m"), tokens.block_hashes(b"c" * 64 + b"a" * 64 + b"b" * 64, "m")
+    one, two = (
+        tokens.block_hashes(b"a" * 128 + b"b" * 64, "m"),
+        tokens.block_hashes(b"c" * 64 + b"a" * 64 + b"b" * 64, "m"),
+    )
     assert len(one) == 3
     assert not set(one) & set(two)
     assert not set(one) & set(tokens.block_hashes(b"a" * 128 + b"b" * 64, "n"))
@@ -44,7 +47,12 @@ def test_hashes_are_chained_and_salted() -> None:
 
 @pytest.mark.parametrize(
     ("most", "least", "ignore", "expected"),
-    [(10_000, 0, False, (21, "stop")), (5, 0, False, (5, "length")), (500, 0, True, (500, "length")), (500, 30, False, (31, "stop"))],
+    [
+        (10_000, 0, False, (21, "stop")),
+        (5, 0, False, (5, "length")),
+        (500, 0, True, (500, "length")),
+        (500, 30, False, (31, "stop")),
+    ],
 )
 def test_output_length(most: int, least: int, ignore: bool, expected: tuple[int, str]) -> None:
     data = next(data for data in (b"%04d" % number for number in range(10_000)) if tokens.natural_length(data, 0) == 21)

@@ -17,6 +17,7 @@ from tests.vllm import install
 MODEL = "tiny"
 READY = 180.0  # seconds; 40 on two idle cores: three processes import torch, one after the other
 CONTEXT = 4096
+STARTUP = Path(__file__).parent / "startup"  # sitecustomize.py: no spinning
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_SERVER_DEV_MODE": "1",
@@ -38,7 +39,7 @@ class Vllm:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "VLLM_"))}
         # It leaves sockets and files in TMPDIR. A short path: a unix socket's has 107 bytes at most.
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-")
-        environment = kept | ENVIRONMENT | {"TMPDIR": self._scratch.name}
+        environment = kept | ENVIRONMENT | {"TMPDIR": self._scratch.name, "PYTHONPATH": str(STARTUP)}
         self.child = Child(f"vllm on port {port}", argv, log, env=environment)
         self.url = f"http://127.0.0.1:{port}"
         try:
