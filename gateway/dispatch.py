@@ -24,6 +24,7 @@ from gateway.core.queues import Queues, Ticket
 
 NOBODY: frozenset[str] = frozenset()
 DRAIN_WINDOW = 5.0  # seconds over which the drain rate is averaged
+DRAIN_EVERY = 0.1  # seconds at least between two readings of it
 
 
 class Grant:
@@ -103,8 +104,9 @@ class Dispatch:
         self._deadlines: list[tuple[float, int, Ticket]] = []
         self._sequence = count()
         self._timer: asyncio.TimerHandle | None = None
+        self._given_back = 0  # tokens since _drained_at
         self._drained = 0.0  # tokens/s given back lately, as of _drained_at
-        self._drained_at = 0.0
+        self._drained_at = clock()
 
     def admitted(self, call: Call) -> Admission:
         """Entering raises Refused: not found, no engine, too large, queue full, expired, draining."""
@@ -196,6 +198,7 @@ class Dispatch:
     def pump(self) -> None:
         """Grant whatever may go now, everywhere: after samples, health, reload."""
         now = self.clock()
+        self._drain_rate(now)
         for engine in self.fleet:
             engine.forget_stale(now)
         for model, queues in list(self.queues.items()):
@@ -204,9 +207,9 @@ class Dispatch:
     def released(self, call: Call, tokens: int, engine: Engine) -> None:
         """A hold came back: account the drain and let the next calls of that engine's models go."""
         self.running[call.class_name] -= 1
-        now = self.clock()
-        self._drained = self._drain_rate(now) + tokens / DRAIN_WINDOW
-        self._drained_at = now
+        self._given_back += tokens
+        if not self._turns:
+            return  # nobody waits
         # A class's own limit may bind a model that another engine serves.
         limited = self.policy.classes[call.class_name].max_concurrency is not None
         for model in self.queues if limited else engine.models:
@@ -295,7 +298,13 @@ class Dispatch:
     # -- estimates ----------------------------------------------------------------------------------------------
 
     def _drain_rate(self, now: float) -> float:
-        return self._drained * math.exp((self._drained_at - now) / DRAIN_WINDOW)
+        """Tokens given back per second, averaged with weights that fall by e in DRAIN_WINDOW."""
+        since = now - self._drained_at
+        if since >= DRAIN_EVERY:
+            kept = math.exp(-since / DRAIN_WINDOW) if self._drained else 0.0  # from idleness: what was seen, at once
+            self._drained = self._drained * kept + self._given_back / since * (1.0 - kept)
+            self._given_back, self._drained_at = 0, now
+        return self._drained
 
     def wait_estimate(self, queues: Queues) -> float:
         """Seconds until what waits now has been served: queued tokens over the measured drain rate (Little's law)."""

@@ -67,14 +67,14 @@ class Metrics(Collector):
 
     def observe(self, record: Record) -> None:
         """Count one ended call."""
-        model = record.model if record.engine or self._fleet.serving(record.model) else "other"
-        key = (record.route, record.class_name, model, record.outcome)
-        row = self._rows.get(key)
+        engine = record.engine
+        model = record.model if engine or self._fleet.serving(record.model) else "other"
+        row = self._rows.get((record.route, record.class_name, model, record.outcome))
         if row is None:
-            row = self._rows[key] = _Row()
+            row = self._rows[record.route, record.class_name, model, record.outcome] = _Row()
         row.requests += 1
         row.duration.observe(record.total)
-        if record.engine:
+        if engine:
             row.queue.observe(record.queue)
             row.ttft.observe(record.ttft)
             if record.settled:

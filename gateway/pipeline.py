@@ -146,7 +146,7 @@ class Pipeline:
     async def _serve(self, request: Request, responder: Responder, route: Route, record: Record) -> None:
         call = parse(
             route,
-            request.headers,
+            request.fields,
             request.body,
             settings=self.call_settings,
             request_id=record.request_id,
@@ -217,16 +217,16 @@ class Pipeline:
 
     def _request_id(self, request: Request) -> str:
         """The client's own id if it is sane (1..128 visible ASCII), else one made here."""
-        given = request.header(b"x-request-id")
+        given = request.fields.get(b"x-request-id")
         if given and len(given) <= 128 and given.isascii() and given.decode().isprintable() and b" " not in given:
             return given.decode()
         return f"{self._id_prefix}-{next(self._ids):x}"
 
     def _engine_headers(self, request: Request, call: Call) -> bytes:
-        content_type = request.header(b"content-type") or b"application/json"
+        content_type = request.fields.get(b"content-type") or b"application/json"
         lines = b"content-type: %b\r\nx-request-id: %b\r\n" % (content_type, call.request_id.encode())
         for name in PASSED_ON:
-            value = request.header(name)
+            value = request.fields.get(name)
             if value is not None:
                 lines += b"%b: %b\r\n" % (name, value)
         return lines

@@ -6,7 +6,7 @@ a body is edited by splicing, never by re-encoding what we did not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -131,10 +131,6 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"no deadline for the classes {', '.join(sorted(unknown))}")
 
 
-_READ_HEADERS = frozenset((
-    b"content-type", b"content-encoding", b"x-weir-class", b"x-weir-deadline-ms", b"x-weir-session",
-    b"x-stainless-read-timeout",
-))  # fmt: skip
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_options = msgspec.json.Decoder(dict[str, Raw] | None).decode
 _INCLUDE_USAGE = b',"stream_options":{"include_usage":true}}'
@@ -142,7 +138,7 @@ _INCLUDE_USAGE = b',"stream_options":{"include_usage":true}}'
 
 def parse(
     route: Route,
-    headers: list[tuple[bytes, bytes]],
+    headers: Mapping[bytes, bytes],
     body: bytes,
     *,
     settings: CallSettings,
@@ -153,13 +149,12 @@ def parse(
 ) -> Call:
     """The call a client made on a forwarded route, or Refused (400) naming the header or field at fault.
 
-    `headers` have lower-cased names. `salt` separates prefix hashes and sessions; None: the tenant. The routes
-    answered here (`models`, `health`) have no body to parse and are not accepted.
+    `headers` maps lower-cased names to their first value. `salt` separates prefix hashes and sessions; None: the
+    tenant. The routes answered here (`models`, `health`) have no body to parse and are not accepted.
     """
-    wanted = {name: value for name, value in headers if name in _READ_HEADERS}
-    if b"content-encoding" in wanted and wanted[b"content-encoding"].lower() != b"identity":
+    if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise bad("content-encoding: this gateway reads uncompressed bodies only", "content-encoding")
-    content_type = wanted.get(b"content-type", b"application/json")
+    content_type = headers.get(b"content-type", b"application/json")
     if salt is None:
         salt = tenant
 
@@ -197,8 +192,8 @@ def parse(
                 body = _with_usage(body)
     ascii_bytes, cjk_bytes, other_bytes = scripts(data)
 
-    class_name = _class_name(wanted.get(b"x-weir-class"), fields.service_tier, settings)
-    session = wanted.get(b"x-weir-session") or fields.prompt_cache_key or fields.user or fields.safety_identifier
+    class_name = _class_name(headers.get(b"x-weir-class"), fields.service_tier, settings)
+    session = headers.get(b"x-weir-session") or fields.prompt_cache_key or fields.user or fields.safety_identifier
     if session is None and route.kind == "message":
         session = _user_id(fields.metadata)
     return Call(
@@ -208,7 +203,7 @@ def parse(
         tenant=tenant,
         class_name=class_name,
         arrived=now,
-        deadline=now + _time_allowed(wanted, settings.class_deadlines[class_name], settings.max_deadline),
+        deadline=now + _time_allowed(headers, settings.class_deadlines[class_name], settings.max_deadline),
         stream=stream,
         wants_usage=wants_usage,
         max_tokens=max_tokens,
@@ -375,9 +370,9 @@ def _class_name(asked: bytes | None, tier: str | None, settings: CallSettings) -
     return settings.default_class
 
 
-def _time_allowed(wanted: dict[bytes, bytes], allowed: float, at_most: float) -> float:
+def _time_allowed(headers: Mapping[bytes, bytes], allowed: float, at_most: float) -> float:
     """Seconds until the deadline. A header of ours that makes no sense is refused; the SDK's is ignored."""
-    asked = wanted.get(b"x-weir-deadline-ms")
+    asked = headers.get(b"x-weir-deadline-ms")
     if asked is not None:
         milliseconds = _decimal(asked)
         if not 0.0 < milliseconds <= at_most * 1000.0:
@@ -387,7 +382,7 @@ def _time_allowed(wanted: dict[bytes, bytes], allowed: float, at_most: float) ->
                 "x-weir-deadline-ms",
             )
         allowed = milliseconds / 1000.0
-    patience = _decimal(wanted.get(b"x-stainless-read-timeout", b""))
+    patience = _decimal(headers.get(b"x-stainless-read-timeout", b""))
     return min(allowed, patience) if patience > 0.0 else allowed
 
 

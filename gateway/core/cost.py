@@ -96,17 +96,21 @@ class Quantile:
     A step up weighs `QUANTILE`, a step down the rest, so it rests where that share lies below. Steps start large.
     """
 
-    __slots__ = ("log", "seen")
+    __slots__ = ("log", "seen", "value")
 
     def __init__(self) -> None:
         self.log = math.log(COLD_ALPHA)
+        self.value = COLD_ALPHA
         self.seen = 0
 
     def learn(self, ratio: float) -> None:
         self.seen += 1
-        step = max(0.05, 1.0 / (1.0 + self.seen / 20.0))
-        above = ratio > math.exp(self.log)
-        self.log = max(-12.0, min(0.0, self.log + step * (QUANTILE if above else QUANTILE - 1.0)))
+        step = 0.05 if self.seen >= 380 else 1.0 / (1.0 + self.seen / 20.0)
+        log = self.log + step * (QUANTILE if ratio > self.value else QUANTILE - 1.0)
+        if not -12.0 <= log <= 0.0:
+            log = max(-12.0, min(0.0, log))
+        self.log = log
+        self.value = math.exp(log)
 
 
 class CostModel:
@@ -139,7 +143,7 @@ class CostModel:
         alpha = self.alpha
         if alpha is None:
             known = self._alphas.get(_bucket(call))
-            alpha = COLD_ALPHA if known is None else math.exp(known.log)
+            alpha = COLD_ALPHA if known is None else known.value
         call.output_tokens = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
 
     def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:
@@ -150,8 +154,9 @@ class CostModel:
         if text_bytes and not call.media and text_bytes / 64 < tokens < 1.2 * text_bytes + 64 * call.messages + 4096:
             weights = _entry(self._weights, (call.model, call.route.kind), Weights)
             weights.seen += 1
-            # Once it knows the tokenizer, one call in SAMPLE keeps it current: learning from each costs 3 us of each.
-            if weights.seen < LEARN_ALL or weights.seen % SAMPLE == 0:
+            # Where the estimate was right, one call in SAMPLE keeps the model current: each lesson costs 3 us.
+            wrong = abs(call.prompt_tokens - prompt_tokens) > 0.05 * prompt_tokens
+            if wrong or weights.seen < LEARN_ALL or weights.seen % SAMPLE == 0:
                 features = (call.ascii_bytes, call.cjk_bytes, call.other_bytes, call.messages, 1.0)
                 weights.learn(features, tokens)
         if call.asked and completion_tokens > 0:

@@ -94,12 +94,13 @@ def refusal(error: WireError) -> bytes:
 class Request:
     """One HTTP request. `method`, `path` (no query), `query` are raw bytes as sent.
 
-    `headers` are in wire order, names lower-cased, values stripped; a repeated name appears repeatedly. `body` is
+    `headers` are in wire order, names lower-cased, values stripped; a repeated name appears repeatedly. `fields` maps
+    each name to its first value. `body` is
     empty until the request is complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds
     at the first byte (of a pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED.
     """
 
-    __slots__ = ("_index", "at", "body", "expects", "headers", "keep_alive", "length", "method", "minor", "path",
+    __slots__ = ("at", "body", "expects", "fields", "headers", "keep_alive", "length", "method", "minor", "path",
                  "peer", "query")  # fmt: skip
 
     def __init__(
@@ -108,7 +109,7 @@ class Request:
         path: bytes,
         query: bytes,
         headers: list[tuple[bytes, bytes]],
-        index: dict[bytes, bytes],
+        fields: dict[bytes, bytes],
         minor: int,
         length: int,
         keep_alive: bool,
@@ -118,7 +119,7 @@ class Request:
         self.path = path
         self.query = query
         self.headers = headers
-        self._index = index
+        self.fields = fields
         self.minor = minor
         self.length = length
         self.keep_alive = keep_alive
@@ -129,4 +130,4 @@ class Request:
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, or None. `name` in lower case."""
-        return self._index.get(name)
+        return self.fields.get(name)

@@ -25,10 +25,10 @@ def call(
     salt: str | None = None,
 ) -> Call:
     data = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
-    pairs = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+    fields = {name.encode(): value.encode("latin-1") for name, value in (headers or {}).items()}
     return parse(
         ROUTES[path.encode()],
-        pairs,
+        fields,
         data,
         settings=settings or CallSettings(),
         request_id="r",
