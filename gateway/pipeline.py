@@ -21,6 +21,7 @@ from itertools import count
 from typing import Any
 
 from gateway.core.call import Call, CallSettings, Route, parse, route_of
+from gateway.core.cors import preflight, shared_lines
 from gateway.core.cost import CostModel
 from gateway.core.fleet import Fleet
 from gateway.core.models import model_list
@@ -87,19 +88,26 @@ class Pipeline:
         if route is None:
             refused = Refused(Outcome.NOT_FOUND, "There is no such route here.", code="route_not_found")
         elif request.method.decode() not in route.methods:
+            if request.method == b"OPTIONS":
+                allowed = preflight(request.fields, self.policy.cors.origins, route.methods)
+                if allowed is not None:
+                    return answer(204, allowed, b"")
             allow = b"allow: %b\r\n" % ", ".join(route.methods).encode()
             refused = Refused(Outcome.METHOD_NOT_ALLOWED, f"{route.path} takes {route.methods[0]}.", headers=allow)
         else:
             return None
         record = Record(request_id=self._request_id(request), route=route.path if route else "other")
-        headers = self._refusal(refused, record)
+        record.method = request.method.decode()
+        headers = self._refusal(refused, record) + shared_lines(request.fields, self.policy.cors.origins)
         self._finish(record, request.at)
         return answer(refused.status, headers, refused.body())
 
     def call(self, request: Request, responder: Responder) -> None:
         """A request, whole. GETs are answered here; a call gets a task, which its client's leaving cancels."""
         route = route_of(request.path)
-        assert route is not None  # head() has refused the others
+        assert route is not None  # noqa: S101 # head() has refused the others
+        if self.policy.cors.origins:
+            responder.lines = shared_lines(request.fields, self.policy.cors.origins)
         if route.kind in ("models", "health"):
             self._answer_here(request, responder, route)
             return
@@ -122,7 +130,7 @@ class Pipeline:
         else:
             up = not self.dispatch.draining and any(engine.up for engine in self.fleet)
             status, body = (200, b"{}") if up else (503, b'{"status":"no engine is up, or shutting down"}')
-        responder.send(status, JSON, body)
+        responder.send(status, JSON + b"x-request-id: %b\r\n" % self._request_id(request).encode(), body)
 
     # -- the life of a call -------------------------------------------------------------------------------------
 

@@ -40,10 +40,10 @@ class Weights:
     than a short one. A feature that is not seen goes back to its prior spread and no further.
     """
 
-    __slots__ = ("covariance", "seen", "values")
+    __slots__ = ("calls", "covariance", "values")
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.calls = 0
         self.values = _PRIOR
         a, b, c, d, e = _VARIANCE
         self.covariance = (a, 0.0, 0.0, 0.0, 0.0, b, 0.0, 0.0, 0.0, c, 0.0, 0.0, d, 0.0, e)  # the upper triangle
@@ -96,9 +96,10 @@ class Quantile:
     A step up weighs `QUANTILE`, a step down the rest, so it rests where that share lies below. Steps start large.
     """
 
-    __slots__ = ("log", "seen", "value")
+    __slots__ = ("calls", "log", "seen", "value")
 
     def __init__(self) -> None:
+        self.calls = 0
         self.log = math.log(COLD_ALPHA)
         self.value = COLD_ALPHA
         self.seen = 0
@@ -147,21 +148,31 @@ class CostModel:
         call.output_tokens = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
 
     def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:
-        """The engine's own numbers for an estimated call that it answered. Numbers that cannot be are ignored."""
+        """The engine's own numbers for an estimated call that it answered. Numbers that cannot be are ignored.
+
+        Each lesson costs 3 us, so a model that knows its traffic takes one call in SAMPLE, and every surprise.
+        """
+        if call.asked and completion_tokens > 0:
+            quantile = self._alphas.get(_bucket(call))
+            if quantile is None or _teaches(quantile):
+                quantile = _entry(self._alphas, _bucket(call), Quantile)
+                quantile.learn(completion_tokens / (call.asked * call.n))
         text_bytes = call.ascii_bytes + call.cjk_bytes + call.other_bytes
         tokens = prompt_tokens - call.token_ids
         # Media tokens depend on the model and the picture: such a call says nothing about text.
         if text_bytes and not call.media and text_bytes / 64 < tokens < 1.2 * text_bytes + 64 * call.messages + 4096:
-            weights = _entry(self._weights, (call.model, call.route.kind), Weights)
-            weights.seen += 1
-            # Where the estimate was right, one call in SAMPLE keeps the model current: each lesson costs 3 us.
+            weights = self._weights.get((call.model, call.route.kind))
             wrong = abs(call.prompt_tokens - prompt_tokens) > 0.05 * prompt_tokens
-            if wrong or weights.seen < LEARN_ALL or weights.seen % SAMPLE == 0:
+            if weights is None or _teaches(weights) or wrong:
+                weights = _entry(self._weights, (call.model, call.route.kind), Weights)
                 features = (call.ascii_bytes, call.cjk_bytes, call.other_bytes, call.messages, 1.0)
                 weights.learn(features, tokens)
-        if call.asked and completion_tokens > 0:
-            ratio = completion_tokens / (call.asked * call.n)
-            _entry(self._alphas, _bucket(call), Quantile).learn(ratio)
+
+
+def _teaches(learner: Weights | Quantile) -> bool:
+    """Whether this call is one to learn from: each of the first, then one in SAMPLE."""
+    learner.calls += 1
+    return learner.calls < LEARN_ALL or learner.calls % SAMPLE == 0
 
 
 def _bucket(call: Call) -> tuple[str, str, int]:

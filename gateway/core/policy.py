@@ -29,6 +29,14 @@ Buffer = Annotated[Bytes, Bounds(ge=1024, le=1024**3)]
 Name = Annotated[str, Text(r"[a-z][a-z0-9_-]{0,31}", "a lower-case name of letters, digits, _ and -")]
 ModelName = Annotated[str, Text(r"[!-~]{1,200}", "a model name without spaces")]
 FileName = Annotated[str, Text(r"[^\x00-\x1f]{1,4096}", "a file name")]
+# As browsers write it: lower case, no path, no default port.
+WebOrigin = Annotated[
+    str,
+    Text(
+        r"\*|https?://(?:[a-z0-9._-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?",
+        "https://HOST, https://HOST:PORT in lower case without a path, or * for all",
+    ),
+]
 EngineUrl = Annotated[
     str,
     Text(
@@ -39,13 +47,12 @@ EngineUrl = Annotated[
 
 
 class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
-    """`weight`: share of tokens under contention. `ttft`, `deadline`: seconds to the first and to the last token.
+    """`weight`: share of tokens under contention. `deadline`: seconds to the last token.
 
     `max_queue`: calls that may wait, per model. `max_concurrency`: calls that may run, in the whole fleet.
     """
 
     weight: Annotated[Factor, Bounds(ge=0.01, le=1000)] = 1.0
-    ttft: Moment | None = None
     deadline: Moment = 300.0
     max_queue: Annotated[Count, Bounds(ge=0, le=1_000_000)] = 512
     max_concurrency: Positive | None = None
@@ -54,8 +61,8 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
 def default_classes() -> Mapping[str, TrafficClass]:
     """Most important first."""
     return {
-        "interactive": TrafficClass(weight=8, ttft=2.0, deadline=60.0, max_queue=256),
-        "default": TrafficClass(weight=4, ttft=10.0, deadline=300.0, max_queue=512),
+        "interactive": TrafficClass(weight=8, deadline=60.0, max_queue=256),
+        "default": TrafficClass(weight=4, deadline=300.0, max_queue=512),
         "long_context": TrafficClass(weight=2, deadline=600.0, max_queue=64, max_concurrency=8),
         "batch": TrafficClass(weight=1, deadline=3600.0, max_queue=4096),
     }
@@ -149,6 +156,12 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     write_high_water: Buffer = 256 * 1024
 
 
+class Cors(msgspec.Struct, frozen=True, kw_only=True):
+    """Which web pages may call the data port, by their origin; empty: none. Browsers obey it, nothing else does."""
+
+    origins: tuple[WebOrigin, ...] = ()
+
+
 class Logging(msgspec.Struct, frozen=True, kw_only=True):
     """`calls`: the share of calls that get a log line."""
 
@@ -168,6 +181,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     body: Body = Body()
     fleet: FleetPolicy = FleetPolicy()
     server: ServerPolicy = ServerPolicy()
+    cors: Cors = Cors()
     logging: Logging = Logging()
 
 
@@ -227,10 +241,6 @@ def _whole(policy: Policy, root: Value, reader: Reader) -> Policy:
             known = ", ".join(policy.classes)
             line = _line(root, "service_tiers", tier)
             reader.problem(line, f"service_tiers.{tier}", name, f"one of {known}", nearest(name, policy.classes))
-    for name, settings in policy.classes.items():
-        if settings.ttft is not None and settings.ttft > settings.deadline:
-            found = f"a ttft of {settings.ttft:g}s after the deadline of {settings.deadline:g}s"
-            reader.problem(_line(root, "classes", name), f"classes.{name}", found, "ttft at most the deadline")
     first: dict[str, int] = {}
     for index, engine in enumerate(policy.fleet.engines):
         if first.setdefault(engine.url, index) != index:

@@ -32,10 +32,11 @@ class Responder:
     """Answers one request: `send`, or `start`, `write`..., `end`.
 
     `closed`: the client is gone, or the answer is complete or aborted. `started`: a part of the answer was sent.
+    `lines`: preformatted header lines that the answer carries whoever gives it and however it ends; set before.
     """
 
     __slots__ = ("_close", "_framing", "_gone", "_left", "_owner", "_pause", "_reason", "_request", "_resume",
-                 "_transport", "closed", "started")  # fmt: skip
+                 "_transport", "closed", "lines", "started")  # fmt: skip
 
     def __init__(self, owner: Owner, transport: asyncio.Transport, request: Request) -> None:
         self._owner: Owner | None = owner
@@ -50,6 +51,7 @@ class Responder:
         self._reason = ""
         self.closed = False
         self.started = False
+        self.lines = b""
 
     # -- for whoever answers
 
@@ -185,7 +187,7 @@ class Responder:
         connection = b"" if request.minor else b"connection: keep-alive\r\n"
         if not keep:
             connection = b"connection: close\r\n"
-        return b"%b%b%b%b\r\n" % (status_line(status), headers, size, connection)
+        return b"%b%b%b%b%b\r\n" % (status_line(status), headers, self.lines, size, connection)
 
     def _finish(self) -> None:
         close = self._close

@@ -73,7 +73,7 @@ def test_a_file_changes_what_it_says_and_nothing_else() -> None:
         b"""
 budget: {kv_target: 0.7, alpha: 50%}
 classes:
-  default: {weight: 1.5, ttft: null, max_concurrency: 2k}
+  default: {weight: 1.5, max_concurrency: 2k}
   night: {}
 retries: {on: [connect], budget: 0%}
 fleet:
