@@ -39,6 +39,7 @@ CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
     ("reset", "garbage", "truncated", "stall", "closed"), "reset"
 )
 
+
 def start_task(life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """A task that runs at once up to its first wait, where Python can do that (3.12): one turn of the loop less."""
     loop = asyncio.get_running_loop()
@@ -185,9 +186,7 @@ class Pipeline:
             engine = grant.engine
             timeout = min(self.policy.timeouts.first_byte, call.deadline - self.clock())
             try:
-                reply = await self.clients[engine.id].send(
-                    b"POST", request.path, headers, call.body, timeout=timeout
-                )
+                reply = await self.clients[engine.id].send(b"POST", request.path, headers, call.body, timeout=timeout)
             except EngineError as error:
                 kind, message = CAUSES[error.kind], str(error)
                 if kind == "connect":

@@ -10,7 +10,6 @@ import random
 
 from gateway.core.policy import Retries
 
-
 WINDOW = 10  # seconds
 BACKOFF = 0.025  # seconds, doubled per attempt
 

@@ -148,9 +148,34 @@ class Client:
 
 class _Connection(asyncio.Protocol):
     __slots__ = (
-        "_chunk_over", "_client", "_data", "_deadline", "_done", "_early", "_error", "_framed", "_head_size", "_headers_over",
-        "_loop", "_parser", "_paused", "_progress_at", "_timer", "_timer_at", "_synced", "_transport", "_waiter", "_whole", "bytes_seen",
-        "complete", "headers", "idle", "length", "lost", "reusable", "status",
+        "_chunk_over",
+        "_client",
+        "_data",
+        "_deadline",
+        "_done",
+        "_early",
+        "_error",
+        "_framed",
+        "_head_size",
+        "_headers_over",
+        "_loop",
+        "_parser",
+        "_paused",
+        "_progress_at",
+        "_synced",
+        "_timer",
+        "_timer_at",
+        "_transport",
+        "_waiter",
+        "_whole",
+        "bytes_seen",
+        "complete",
+        "headers",
+        "idle",
+        "length",
+        "lost",
+        "reusable",
+        "status",
     )  # fmt: skip
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
@@ -240,7 +265,8 @@ class _Connection(asyncio.Protocol):
         if self._synced:
             # The usual read of a stream is one whole chunk, and needs no parser: the bytes can go on as they are.
             line = data.find(b"\r\n", 1, 9)
-            if data[:line] == b"%x" % (len(data) - line - 4) and data[-2:] == b"\r\n" and self._whole is not None:
+            size = len(data) - line - 4
+            if size and data[:line] == b"%x" % size and data[-2:] == b"\r\n" and self._whole is not None:
                 self._whole(data)
                 return
         self.bytes_seen = True

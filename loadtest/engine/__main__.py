@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
             prompt_details=given.enable_prompt_tokens_details,
         )
         uvloop.run(_run(config, die_with_parent=given.die_with_parent))
-    except (ValueError, OSError, OverflowError) as error:
+    except (ValueError, OSError) as error:
         print(f"python -m loadtest.engine: {error}", file=sys.stderr)
         return 2
     return 0

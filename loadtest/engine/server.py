@@ -70,6 +70,8 @@ def sim_config(
         raise ValueError(f"unknown profile {profile!r}: one of {', '.join(known)}")
     if speed <= 0.0:
         raise ValueError(f"speed must be above 0, found {speed}")
+    if not 0 <= port <= 65535:  # uvloop would take it modulo 65,536
+        raise ValueError(f"port must be 0 to 65535, found {port}")
     engine = engine_config(
         known[profile],
         num_gpu_blocks=num_gpu_blocks,

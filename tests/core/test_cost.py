@@ -62,7 +62,7 @@ def mixed(rng: random.Random) -> tuple[float, float, float]:
 def test_prompt_error_after_200_calls(
     mix: Callable[[random.Random], tuple[float, float, float]], tokenizer: tuple[float, float, float, int, int]
 ) -> None:
-    rng = random.Random(1)  # noqa: S311 # a seeded test
+    rng = random.Random(1)  # a seeded test
     model = CostModel()
     errors = []
     for count in range(400):
@@ -134,7 +134,7 @@ def test_media_and_token_ids_are_counted() -> None:
 
 
 def test_weights_stay_within_what_tokenizers_do() -> None:
-    rng = random.Random(3)  # noqa: S311 # a seeded test
+    rng = random.Random(3)  # a seeded test
     weights = Weights()
     for _ in range(5000):
         size = rng.choice([10, 1000, 1_000_000])
@@ -220,7 +220,7 @@ def test_a_fixed_alpha_is_not_learned_over(alpha: float, output: int) -> None:
     ],
 )
 def test_alpha_is_the_090_quantile(actual: Callable[[random.Random], int], expected: int) -> None:
-    rng = random.Random(5)  # noqa: S311 # a seeded test
+    rng = random.Random(5)  # a seeded test
     model = CostModel()
     seen = []
     for count in range(600):
@@ -246,7 +246,7 @@ def test_alpha_is_learned_by_model_class_and_size_asked() -> None:
 
 
 def test_quantile_rests_where_nine_in_ten_lie_below() -> None:
-    rng = random.Random(2)  # noqa: S311 # a seeded test
+    rng = random.Random(2)  # a seeded test
     quantile = Quantile()
     below = 0
     for count in range(3000):

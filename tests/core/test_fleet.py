@@ -17,10 +17,10 @@ def engine(capacity: int | None = 1000, **settings: int) -> Engine:
     return made
 
 
-def sample(running: int = 0, waiting: int = 0, kv_usage: float = 0.0, preemptions: int = 0, **more: int) -> EngineSample:
-    return EngineSample(
-        running=running, waiting=waiting, kv_usage=kv_usage, preemptions_total=preemptions, **more
-    )
+def sample(
+    running: int = 0, waiting: int = 0, kv_usage: float = 0.0, preemptions: int = 0, **more: int
+) -> EngineSample:
+    return EngineSample(running=running, waiting=waiting, kv_usage=kv_usage, preemptions_total=preemptions, **more)
 
 
 def test_a_hold_is_given_back_once() -> None:

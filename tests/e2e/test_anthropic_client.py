@@ -12,6 +12,7 @@ from loadtest.processes import Gateway, until
 
 MESSAGES = [{"role": "user", "content": "Why is the river level?"}]
 GREEDY = {"temperature": 0}
+ENDLESS = {"ignore_eos": True}
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_messages_streamed_and_not(client: anthropic.Anthropic, gateway: Gateway
 
 
 def test_a_stream_that_is_left_frees_the_engine(client: anthropic.Anthropic, gateway: Gateway, model: str) -> None:
-    with client.messages.stream(model=model, messages=MESSAGES, max_tokens=4000) as stream:
+    with client.messages.stream(model=model, messages=MESSAGES, max_tokens=4000, extra_body=ENDLESS) as stream:
         next(iter(stream))
         assert not gateway.idle()
     assert until(gateway.idle, 1.0) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -256,8 +257,6 @@ def test_nothing_is_lost_leaked_or_overdrawn(
 
 @pytest.mark.slow
 def test_a_hundred_thousand_calls_take_less_than_a_minute_of_processor_time() -> None:
-    import time
-
     rng = random.Random(1)
     it = Engine(engine_config(profiles()["h100-8b"]))
     arrives, now, done = 0.0, 0.0, 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import socket
 import subprocess
@@ -15,6 +14,10 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest.engine.__main__ import main
+
+from loadtest.engine.__main__ import main
 
 Start = Callable[..., Any]
 WITHIN = 20.0
@@ -310,29 +313,15 @@ def test_the_program_says_where_it_listens_and_dies_with_its_parent(tmp_path: Pa
         (["--num-gpu-blocks", "10", "--max-model-len", "1000"], "more than the 144 tokens"),
         (["--profile", "abacus"], "invalid choice: 'abacus'"),
         (["--uds", "/nowhere/at/all"], "No such file"),
-        (["--port", "99999"], "port must be 0-65535"),
+        (["--port", "99999"], "port must be 0 to 65535"),
     ],
 )
-def test_bad_arguments_are_one_line_and_status_2(arguments: list[str], says: str) -> None:
-    from loadtest.engine.__main__ import main
-
-    read, write = os.pipe()
-    saved = os.dup(2)
+def test_bad_arguments_are_one_line_and_status_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
-        os.dup2(write, 2)
-        sys.stderr, kept = os.fdopen(os.dup(2), "w"), sys.stderr
-        try:
-            status = main(arguments)
-        except SystemExit as error:
-            status = int(error.code or 0)
-        finally:
-            sys.stderr.close()
-            sys.stderr = kept
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(write)
-    with os.fdopen(read) as told:
-        text = told.read()
+        status = main(arguments)
+    except SystemExit as error:
+        status = int(error.code or 0)
     assert status == 2
-    assert says in text.splitlines()[-1]
+    assert says in capsys.readouterr().err.splitlines()[-1]

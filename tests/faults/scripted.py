@@ -25,7 +25,8 @@ def chunk(data: bytes) -> bytes:
 
 
 def answer(status: int, body: bytes) -> bytes:
-    return b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
+    head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, len(body)) + body
 
 
 PLAIN = answer(200, b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}')
@@ -93,8 +94,9 @@ class ScriptedEngine:
             writer.write(b"\x00\x01 this is not HTTP\r\n\r\n")
             await writer.drain()
             return False
-        if not stream:
-            return await self._plain(name, writer)
+        return await (self._stream(name, reader, writer) if stream else self._plain(name, writer))
+
+    async def _stream(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         writer.write(SSE)
         if name == "die_after_headers":
             await writer.drain()
@@ -121,7 +123,11 @@ class ScriptedEngine:
         if name == "no_done":
             writer.write(b"0\r\n\r\n")
             return True
-        writer.write(chunk(USAGE + DONE) + b"0\r\n\r\n")
+        writer.write(chunk(USAGE + DONE))
+        if name == "late_end":  # the end of the body is a read of its own
+            await writer.drain()
+            await asyncio.sleep(0.005)
+        writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import resource
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -14,10 +16,27 @@ import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.faults.scripted import Answer, ScriptedEngine, ask, fds_at_rest, gateway_over, open_fds, port_of, request, settled
 
+from gateway.core.fleet import Hold
 from gateway.core.policy import Policy, Timeouts
+from gateway.core.queues import Ticket
+from gateway.dispatch import Grant
+from gateway.relay import Relay
 from gateway.serve import Gateway
+from gateway.wire.client import Reply
+from gateway.wire.connection import Connection
+from gateway.wire.server import Request, Responder
+from tests.faults.scripted import (
+    Answer,
+    ScriptedEngine,
+    ask,
+    fds_at_rest,
+    gateway_over,
+    open_fds,
+    port_of,
+    request,
+    settled,
+)
 
 QUICK = Policy(timeouts=Timeouts(first_byte=0.3, stall=0.3, write_stall=0.3))
 
@@ -52,8 +71,8 @@ def scenario(engines: list[str], body: Callable[[Gateway, list[ScriptedEngine]],
     uvloop.run(main())
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_good_engine(stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "behaviour"), [(False, "good"), (True, "good"), (True, "late_end")])
+def test_a_good_engine(stream: bool, behaviour: str) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         answer = await ask(port_of(gateway), request(stream))
         assert (answer.status, answer.complete) == (200, True)
@@ -68,7 +87,7 @@ def test_a_good_engine(stream: bool) -> None:
         await settled(gateway)
         assert outcomes(gateway) == {"ok": 1}
 
-    scenario(["good"], body)
+    scenario([behaviour], body)
 
 
 def test_usage_stays_for_a_client_that_asked() -> None:
@@ -241,6 +260,8 @@ def test_a_call_in_the_queue_of_a_full_engine_is_cancelled_with_its_client() -> 
     scenario(["hang"], body)
 
 
+# What lives as long as one call or one connection, and holds memory while it does.
+HOLDERS = (Connection, Responder, Request, Reply, Relay, Ticket, Hold, Grant)
 BEHAVIOURS = [
     *("good", "good", "good", "die_before_headers", "die_after_headers", "die_mid_body", "garbage", "no_done"),
     *("no_newline", "stall", "hang", "400", "500", "503"),
@@ -301,3 +322,6 @@ def test_after_a_random_mix_of_everything_nothing_is_left(seed: int) -> None:
         assert len(asyncio.all_tasks()) == 1
 
     uvloop.run(main())
+    gc.collect()
+    left = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, HOLDERS))
+    assert not left, "objects of ended calls that something still holds"

@@ -174,7 +174,7 @@ class Rig:
     async def quiet(self, connections: int = 0) -> None:
         """Until the server has no more connections than that."""
         async with asyncio.timeout(10):
-            while self.server.connections > connections:  # noqa: ASYNC110 - a gauge: it has no event
+            while self.server.connections > connections:
                 await asyncio.sleep(0.001)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
-from tests.faults.scripted import Answer, ScriptedEngine, ask, gateway_over, port_of, request
 
 from gateway.core.policy import Cors, Policy
+from tests.faults.scripted import Answer, ScriptedEngine, ask, gateway_over, port_of, request
 
 PAGE = "https://chat.example.com"
 SHARED = Policy(cors=Cors(origins=(PAGE,)))
