@@ -41,11 +41,14 @@ class Grant:
     def _take(self, choice: Choice, now: float) -> None:
         self.choice = choice
         self.engine: Engine = choice.engine
-        self.hold = choice.engine.hold(self.call.prompt_tokens + self.call.output_tokens, choice.prefill, now)
+        call = self.call
+        self.hold = choice.engine.hold(call.prompt_tokens + call.output_tokens, choice.prefill, now)
+        if not call.stream:
+            choice.engine.expect_first_byte(self.hold, now + choice.ttft)
 
     def first_byte(self, now: float) -> None:
         """The engine has answered: it has read the prompt, and has it cached."""
-        self.hold.first_byte(now)
+        self.hold.first_byte(now, teach=self.call.stream)
         self.engine.remember(self.call.prefix, now)
 
     async def move(self, exclude: frozenset[str]) -> None:

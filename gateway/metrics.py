@@ -8,7 +8,7 @@ policy and the fleet, never from a client: a model nobody serves is `other`, a r
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -57,10 +57,17 @@ LABELS = ("route", "class", "model", "outcome")
 class Metrics(Collector):
     """Counts records and reads fleet, queues and connections at scrape. `exposition` is the body of /metrics."""
 
-    def __init__(self, fleet: Fleet, dispatch: Dispatch, connections: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatch: Dispatch,
+        connections: Callable[[], int],
+        refusals: Callable[[], Mapping[int, int]],
+    ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch
         self._connections = connections
+        self._refusals = refusals
         self._rows: dict[tuple[str, str, str, Outcome], _Row] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -107,6 +114,12 @@ class Metrics(Collector):
         for name, count in self._dispatch.running.items():
             running.add_metric((name,), count)
         yield from (queued, tokens, running)
+        refusals = CounterMetricFamily(
+            "weir_wire_refusals", "Requests refused for their bytes alone, before they were calls.", labels=("status",)
+        )
+        for status, count in self._refusals().items():
+            refusals.add_metric((str(status),), count)
+        yield refusals
         yield GaugeMetricFamily("weir_connections", "Open connections of the data port.", value=self._connections())
 
     def _calls(self) -> Iterable[Metric]:

@@ -171,7 +171,8 @@ class Pipeline:
                 now = self.clock()
                 record.ttft = now - request.at
                 record.engine = grant.engine.id
-                grant.first_byte(now)
+                if reply.status < 400:
+                    grant.first_byte(now)
                 relay = Relay(call, reply, responder, self._answer_headers(call, grant, record, reply))
                 await relay.finished()
         self._settle(call, relay, record)

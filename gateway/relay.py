@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.core.call import Call
-from gateway.core.outcome import STATUS, Outcome, error_body
+from gateway.core.outcome import STATUS, Outcome, Refused, error_body
 from gateway.core.usage import JSONUsage, SSEUsage, UsageError
 from gateway.core.vllm import error_object
 from gateway.wire.client import EngineError, Reply
@@ -107,7 +107,11 @@ class Relay:
             responder.abort()
 
     async def _pass_error(self) -> None:
-        """An engine's own error: its message goes on, in the one form our callers know."""
-        body = await self._reply.read(ERROR_BODY_AT_MOST)
+        """An engine's own error: its message goes on, in the one form our callers know. Raises Refused."""
+        try:
+            body = await self._reply.read(ERROR_BODY_AT_MOST)
+        except EngineError as error:
+            message = f"The engine answered {self.status} and failed in the middle of saying why: {error}."
+            raise Refused(Outcome.UPSTREAM, message, retry_after=1.0) from error
         self._responder.send(self.status, self._headers, error_object(self.status, body))
         self.outcome = Outcome.ENGINE_REFUSED if self.status < 500 else Outcome.UPSTREAM

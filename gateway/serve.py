@@ -98,7 +98,9 @@ class Gateway:
             rng,
         )
         self.server = Server(self.pipeline, server_settings(policy))
-        self.metrics = Metrics(self.fleet, self.dispatch, lambda: self.server.connections)
+        self.metrics = Metrics(
+            self.fleet, self.dispatch, lambda: self.server.connections, lambda: self.server.refusals
+        )
 
     def _add(self, entry: EngineEntry) -> None:
         engine = Engine(

@@ -42,7 +42,7 @@ def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) 
 
     An engine just back from failure or sleep counts as slower, falling linearly to nothing over `slow_start`.
     """
-    seconds = (engine.prefill_queued + prefill) / engine.prefill_rate * (1.0 + engine.load / max(1, engine.budget))
+    seconds = (engine.prefill_ahead(now) + prefill) / engine.prefill_rate * (1.0 + engine.load / max(1, engine.budget))
     young = slow_start - (now - engine.back_at)
     if young > 0:
         seconds += 10.0 * seconds * young / slow_start

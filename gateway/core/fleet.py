@@ -35,12 +35,17 @@ class Hold:
         self.taken_at = taken_at
         self.live = True
 
-    def first_byte(self, now: float) -> None:
-        """The engine has read the prompt: it leaves the prefill queue and teaches the engine's prefill rate."""
+    def first_byte(self, now: float, *, teach: bool) -> None:
+        """The engine has read the prompt: it leaves the prefill queue. Where that is what the first byte tells (in a
+        stream; a whole answer's comes after its last token), it teaches the engine's prefill rate."""
         if self.prefill:
-            self.engine.prefill_queued -= self.prefill
-            self.engine.learn_first_byte(self.prefill, now - self.taken_at)
-            self.prefill = 0
+            if teach:
+                self.engine.learn_first_byte(self.prefill, now - self.taken_at)
+            self.prefill_done()
+
+    def prefill_done(self) -> None:
+        self.engine.prefill_queued -= self.prefill
+        self.prefill = 0
 
     def release(self) -> None:
         if self.live:
@@ -48,8 +53,7 @@ class Hold:
             engine = self.engine
             engine.held -= self.tokens
             engine.in_flight -= 1
-            engine.prefill_queued -= self.prefill
-            self.prefill = 0
+            self.prefill_done()
 
 
 class Engine:
@@ -63,6 +67,7 @@ class Engine:
         "_first_bytes",
         "_pressed_slots",
         "_pressed_tokens",
+        "_unseen",
         "_unsorted",
         "back_at",
         "capacity",
@@ -118,6 +123,7 @@ class Engine:
         self.sample: EngineSample | None = None
         self.sampled_at = -math.inf
         self.prefill_rate = PREFILL_RATE
+        self._unseen: deque[tuple[float, Hold]] = deque()  # in order of their predicted first bytes, roughly
         self._unsorted = 0  # first bytes since the rate was last computed
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._pressed_tokens = self._pressed_slots = False
@@ -162,6 +168,17 @@ class Engine:
         if self.in_flight >= self.slots:
             self._pressed_slots = True
         return Hold(self, cost, prefill, now)
+
+    def expect_first_byte(self, hold: Hold, at: float) -> None:
+        """A call whose first byte will not tell when its prompt was read: it counts as read at the predicted time."""
+        self._unseen.append((at, hold))
+
+    def prefill_ahead(self, now: float) -> int:
+        """Prompt tokens that wait to be read on this engine."""
+        unseen = self._unseen
+        while unseen and (unseen[0][0] <= now or not unseen[0][1].prefill):
+            unseen.popleft()[1].prefill_done()
+        return self.prefill_queued
 
     # -- what the engine tells ----------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def arguments() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_argument_group("where it listens")
-    where.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0 (the default): any free one")
+    where.add_argument("--port", type=_port, default=0, help="on 127.0.0.1; 0 (the default): any free one")
     where.add_argument("--uds", metavar="PATH", help="on a unix socket instead")
     what = parser.add_argument_group("what it simulates")
     what.add_argument("--profile", default="h100-8b", choices=list(profiles()), help="speed and limits (h100-8b)")
@@ -60,6 +60,14 @@ def arguments() -> argparse.ArgumentParser:
     vllm.add_argument("--metrics-version", default="0.32", choices=get_args(Version), help="names in /metrics (0.32)")
     parser.add_argument("--die-with-parent", action="store_true", help="exit when standard input ends")
     return parser
+
+
+def _port(text: str) -> int:
+    """uvloop takes a port modulo 65,536."""
+    port = int(text)
+    if not 0 <= port <= 65_535:
+        raise argparse.ArgumentTypeError(f"port must be 0 to 65535, not {port}")
+    return port
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -53,6 +53,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
         self._extra = b""
+        self._admin = False  # let through to /_faults while everybody else is refused
         self.current: Request | None = None
         self.gone: Callable[[], None] | None = None
         self.closed = False
@@ -74,9 +75,11 @@ class Connection(asyncio.Protocol):
             gone()
 
     def data_received(self, data: bytes) -> None:
-        if self._refused() and b"/_faults" not in data[:32]:
-            self.reset()
-            return
+        if not self._admin and self._refused():
+            if b" /_faults " not in data[:32]:
+                self.reset()
+                return
+            self._admin = True
         try:
             self._parser.feed_data(data)
         except HttpParserError:

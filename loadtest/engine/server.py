@@ -108,6 +108,7 @@ class SimServer:
         self._routes = Routes(self)
         self._server: asyncio.Server | None = None
         self._timer: asyncio.Handle | None = None
+        self._reopens: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._address: tuple[str, int] = ("127.0.0.1", config.port)
         self._when_idle: list[Callable[[], None]] = []
@@ -133,6 +134,8 @@ class SimServer:
 
     async def stop(self) -> None:
         """Stop listening, drop every connection and every sequence."""
+        if self._reopens is not None:
+            self._reopens.cancel()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -147,10 +150,14 @@ class SimServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-            self._loop.call_later(seconds, self._reopen)
+            self._reopens = self._loop.call_later(seconds, self.open_listener)
 
-    def _reopen(self) -> None:
-        self._opening = self._loop.create_task(self._listen())
+    def open_listener(self) -> None:
+        """Listen again, before the time is over."""
+        if self._reopens is not None:
+            self._reopens.cancel()
+            self._reopens = None
+            self._opening = self._loop.create_task(self._listen())
 
     async def _listen(self) -> None:
         def connection() -> Connection:

@@ -27,8 +27,8 @@ def test_a_hold_is_given_back_once() -> None:
     e = engine()
     hold = e.hold(300, 100, 0.0)
     assert (e.held, e.in_flight, e.prefill_queued) == (300, 1, 100)
-    hold.first_byte(0.5)
-    hold.first_byte(0.6)
+    hold.first_byte(0.5, teach=True)
+    hold.first_byte(0.6, teach=True)
     assert e.prefill_queued == 0
     hold.release()
     hold.release()
@@ -39,6 +39,21 @@ def test_a_hold_released_before_the_first_byte_leaves_the_prefill_queue() -> Non
     e = engine()
     e.hold(300, 100, 0.0).release()
     assert e.prefill_queued == 0
+
+
+def test_a_prompt_whose_first_byte_tells_nothing_counts_as_read_when_predicted() -> None:
+    e = engine(100_000)
+    late, early, ended = (e.hold(100, 100, 0.0) for _ in range(3))
+    for hold in (ended, early, late):
+        e.expect_first_byte(hold, 1.0 if hold is not late else 2.0)
+    ended.release()
+    assert e.prefill_ahead(0.5) == 200
+    assert e.prefill_ahead(1.0) == 100
+    rate = e.prefill_rate
+    for _ in range(8):
+        e.hold(100, 100, 0.0).first_byte(9.0, teach=False)
+    assert e.prefill_rate == rate
+    assert e.prefill_ahead(2.0) == 0
 
 
 def test_promises_stay_within_the_budget() -> None:
@@ -146,9 +161,9 @@ def test_prefill_rate_is_the_ninetieth_percentile_of_the_last_first_bytes() -> N
     e = engine(1_000_000)
     before = e.prefill_rate
     for number in range(1, 8):
-        e.hold(100, 100, 0.0).first_byte(100 / (number * 100))
+        e.hold(100, 100, 0.0).first_byte(100 / (number * 100), teach=True)
         assert e.prefill_rate == before
-    e.hold(100, 100, 0.0).first_byte(100 / 800)
+    e.hold(100, 100, 0.0).first_byte(100 / 800, teach=True)
     assert e.prefill_rate == pytest.approx(800)
 
 

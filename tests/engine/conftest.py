@@ -57,7 +57,8 @@ class Sim:
 @contextmanager
 def started(**config: Any) -> Iterator[Sim]:
     """`sim_config(**config)` served from a thread until the block ends. Ten times as fast unless told otherwise."""
-    server = SimServer(sim_config(**({"models": ("m",), "speed": 10.0} | config)))
+    given: dict[str, Any] = {"models": ("m",), "speed": 10.0} | config
+    server = SimServer(sim_config(**given))
     ready: Future[asyncio.AbstractEventLoop] = Future()
 
     async def serve() -> None:

@@ -17,8 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.engine.__main__ import main
 
-from loadtest.engine.__main__ import main
-
 Start = Callable[..., Any]
 WITHIN = 20.0
 
@@ -31,7 +29,7 @@ def request(body: dict[str, Any], path: str = "/v1/chat/completions", headers: s
 def ask(
     server: Any, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
 ) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(*server.address, timeout=WITHIN)
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=WITHIN)
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers or {})
         response = connection.getresponse()

@@ -90,6 +90,10 @@ class ScriptedEngine:
         if name.isdigit():
             writer.write(answer(int(name), b'{"error":{"message":"scripted","type":"x","param":null,"code":null}}'))
             return True
+        if name == "500_cut":
+            writer.write(answer(500, b"x" * 100)[:-50])
+            await writer.drain()
+            return False
         if name == "garbage":
             writer.write(b"\x00\x01 this is not HTTP\r\n\r\n")
             await writer.drain()
@@ -127,6 +131,8 @@ class ScriptedEngine:
         if name == "late_end":  # the end of the body is a read of its own
             await writer.drain()
             await asyncio.sleep(0.005)
+            if writer.is_closing():
+                return False
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True

@@ -165,6 +165,14 @@ def test_an_engines_own_error_passes_through_once(status: str) -> None:
     scenario([status, status], body)
 
 
+def test_an_engine_that_dies_in_its_own_error_is_a_502() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        answer = await ask(port_of(gateway), request())
+        assert (answer.status, error(answer)["code"]) == (502, "upstream_error")
+
+    scenario(["500_cut"], body)
+
+
 def test_unknown_model_no_engine_and_bad_input() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         port = port_of(gateway)
@@ -264,7 +272,7 @@ def test_a_call_in_the_queue_of_a_full_engine_is_cancelled_with_its_client() -> 
 HOLDERS = (Connection, Responder, Request, Reply, Relay, Ticket, Hold, Grant)
 BEHAVIOURS = [
     *("good", "good", "good", "die_before_headers", "die_after_headers", "die_mid_body", "garbage", "no_done"),
-    *("no_newline", "stall", "hang", "400", "500", "503"),
+    *("no_newline", "stall", "hang", "400", "500", "500_cut", "503", "late_end"),
 ]
 
 

@@ -1,0 +1,159 @@
+"""The exposition: what a Prometheus server reads is what was recorded, and no client chooses a label."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.core.fleet import Engine, Fleet
+from gateway.core.outcome import Outcome, Record
+from gateway.core.policy import Policy
+from gateway.core.vllm import EngineSample, ModelCard
+from gateway.dispatch import Dispatch
+from gateway.metrics import BOUNDS, Metrics
+
+Labels = dict[str, str]
+
+
+class World:
+    """Metrics over one engine, `e0`, that is up with the model `m`."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet()
+        self.engine = Engine("e0", "http://127.0.0.1:1", Policy(), capacity=1000)
+        self.fleet.add(self.engine)
+        self.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
+        self.fleet.health(self.engine, True, 0.0)
+        self.dispatch = Dispatch(self.fleet, Policy(), random.Random(1), lambda: 0.0)
+        self.metrics = Metrics(self.fleet, self.dispatch, lambda: 7)
+
+    def samples(self) -> list[tuple[str, Labels, float]]:
+        families = text_string_to_metric_families(self.metrics.exposition().decode())
+        return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
+
+    def total(self, name: str, **labels: str) -> float:
+        return sum(v for n, has, v in self.samples() if n == name and all(has[key] == labels[key] for key in labels))
+
+
+def play(scene: Callable[[World], None]) -> None:
+    async def main() -> None:
+        scene(World())
+
+    asyncio.run(main())
+
+
+def record(**more: object) -> Record:
+    known = {"request_id": "r", "route": "/v1/chat/completions", "class_name": "default", "model": "m", "engine": "e0"}
+    return Record(**{**known, "outcome": Outcome.OK, "attempts": 1, **more})  # type: ignore[arg-type]  # by name
+
+
+def test_counters_are_the_records() -> None:
+    rng = random.Random(5)
+    outcomes = [Outcome.OK, Outcome.OK, Outcome.UPSTREAM, Outcome.QUEUE_FULL, Outcome.CLIENT_GONE]
+    records = [
+        record(
+            outcome=rng.choice(outcomes),
+            class_name=rng.choice(["default", "batch"]),
+            engine=rng.choice(["e0", "e0", ""]),
+            attempts=rng.randrange(4),
+            settled=rng.random() < 0.7,
+            prompt_tokens=rng.randrange(500),
+            completion_tokens=rng.randrange(500),
+            cached_tokens=rng.randrange(50),
+            queue=rng.uniform(0, 400),
+            ttft=rng.uniform(0, 1),
+            total=rng.uniform(0, 400),
+        )
+        for _ in range(500)
+    ]
+
+    def scene(world: World) -> None:
+        for each in records:
+            world.metrics.observe(each)
+        counted = {
+            (labels["outcome"], labels["class"]): value
+            for name, labels, value in world.samples()
+            if name == "weir_requests_total"
+        }
+        assert counted == Counter((each.outcome.value, each.class_name) for each in records)
+        served = [each for each in records if each.engine]
+        settled = [each for each in served if each.settled]
+        for kind in ("prompt", "completion", "cached"):
+            told = world.total("weir_tokens_total", kind=kind)
+            assert told == sum(getattr(each, f"{kind}_tokens") for each in settled)
+        assert world.total("weir_retries_total") == sum(max(0, each.attempts - 1) for each in records)
+        for name, told in (("request", records), ("queue", served), ("ttft", served)):
+            assert world.total(f"weir_{name}_seconds_count") == len(told)
+        assert round(world.total("weir_request_seconds_sum") - sum(each.total for each in records), 6) == 0
+        for bound in (*map(str, BOUNDS), "+Inf"):
+            below = sum(each.total <= float(bound) for each in records)
+            assert world.total("weir_request_seconds_bucket", le=bound) == below
+        ended = Counter(each.outcome.value for each in records)
+        assert world.metrics.outcomes() == ended
+
+    play(scene)
+
+
+def test_a_model_that_nobody_serves_is_other() -> None:
+    def scene(world: World) -> None:
+        hostile = ["nobody", 'x"} 1\nweir_requests_total 9', "\\", "é\u202e", "a" * 10_000, *(f"m{i}" for i in range(200))]
+        for model in hostile:
+            world.metrics.observe(record(model=model, engine="", outcome=Outcome.NOT_FOUND))
+        world.metrics.observe(record(engine="", outcome=Outcome.QUEUE_FULL))
+        models = {labels["model"] for _, labels, _ in world.samples() if "model" in labels}
+        assert models == {"other", "m"}
+        assert world.total("weir_requests_total", model="other") == len(hostile)
+
+    play(scene)
+
+
+def test_a_call_that_was_served_keeps_its_model_when_the_engine_has_gone() -> None:
+    def scene(world: World) -> None:
+        world.fleet.has_models(world.engine, [])
+        world.metrics.observe(record())
+        assert world.total("weir_requests_total", model="m") == 1
+
+    play(scene)
+
+
+def test_gauges_are_what_the_fleet_holds_now() -> None:
+    def scene(world: World) -> None:
+        engine = world.engine
+        hold = engine.hold(300, 200, 0.0)
+        world.fleet.sampled(engine, EngineSample(running=1, waiting=0, kv_usage=0.25, capacity_tokens=1000), 0.0)
+        told = {name: value for name, labels, value in world.samples() if labels.get("engine") == "e0"}
+        assert told == {
+            "weir_engine_up": 1,
+            "weir_engine_capacity_tokens": 1000,
+            "weir_engine_budget_tokens": engine.budget,
+            "weir_engine_held_tokens": 300,
+            "weir_engine_in_flight": 1,
+            "weir_engine_slots": engine.slots,
+            "weir_engine_trim_ratio": engine.trim,
+            "weir_engine_kv_usage_ratio": 0.25,
+            "weir_engine_prefill_tokens_per_second": engine.prefill_rate,
+        }
+        assert world.total("weir_connections") == 7
+        assert {labels["class"] for name, labels, _ in world.samples() if name == "weir_running_calls"} == set(
+            Policy().classes
+        )
+        hold.release()
+        engine.down()
+        assert world.total("weir_engine_held_tokens") == world.total("weir_engine_up") == 0
+
+    play(scene)
+
+
+def test_every_metric_has_a_help_text_and_a_type() -> None:
+    def scene(world: World) -> None:
+        world.metrics.observe(record())
+        for family in text_string_to_metric_families(world.metrics.exposition().decode()):
+            assert family.name.startswith("weir_")
+            assert family.documentation.endswith(".")
+            assert family.type in {"counter", "gauge", "histogram"}
+
+    play(scene)
