@@ -2,14 +2,17 @@
 
 A call costs one encoding; lines are gathered and handed to a thread a few times a second, so a slow disk or a full
 pipe never stops the event loop. If the writer falls behind by more than `LIMIT` bytes, lines are dropped and the
-number of them is logged: bounded memory comes before completeness.
+number of them is logged: bounded memory comes before completeness. Nor can it keep the process from ending: the
+threads are daemons, and the last lines get `CLOSE_WITHIN` seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
+from threading import Thread
 
 import msgspec
 
@@ -17,6 +20,7 @@ from gateway.core.outcome import Record
 
 EVERY = 0.25  # seconds between writes
 LIMIT = 8 * 1024 * 1024  # bytes waiting to be written
+CLOSE_WITHIN = 2.0  # seconds
 
 
 class CallLog:
@@ -57,17 +61,27 @@ class CallLog:
             self._lines.append(b'{"ts":%.3f,"dropped_lines":%d}\n' % (time.time(), self._dropped))
             self._dropped = 0
         data, self._lines, self._size = b"".join(self._lines), [], 0
-        self._writing = loop.run_in_executor(None, write_all, self._fd, data)
+        self._writing = loop.create_future()
+        Thread(target=_write_and_tell, args=(self._fd, data, self._writing), daemon=True).start()
 
     async def aclose(self) -> None:
-        """Write what is left."""
+        """Write what is left, in bounded time."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._writing is not None:
-            await self._writing
-        self._flush()
-        if self._writing is not None:
-            await self._writing
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_WITHIN):
+                if self._writing is not None:
+                    await asyncio.shield(self._writing)
+                self._flush()
+                if self._writing is not None:
+                    await asyncio.shield(self._writing)
+
+
+def _write_and_tell(fd: int, data: bytes, written: asyncio.Future[None]) -> None:
+    """A thread's work; the loop may have ended before it."""
+    write_all(fd, data)
+    with contextlib.suppress(RuntimeError):
+        written.get_loop().call_soon_threadsafe(written.set_result, None)
 
 
 def write_all(fd: int, data: bytes) -> None:

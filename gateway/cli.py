@@ -22,6 +22,7 @@ from gateway.core.policy import MAX_BYTES, EngineEntry, Policy, PolicyError, dec
 from gateway.embedded import EmbeddedFleet, parse_embedded
 from gateway.serve import Options, Running, StartError, engine_id, run
 from gateway.wire.client import parse_origin
+from loadtest.engine.latency import profiles
 
 TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
 TOKEN_LENGTH = 16
@@ -169,6 +170,8 @@ def _argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
 def _engine(text: str) -> EngineEntry | EmbeddedFleet:
     embedded = parse_embedded(text)
     if embedded is not None:
+        if embedded.profile not in profiles():
+            raise ValueError(f"{text!r}: there is no profile {embedded.profile!r}, only {', '.join(profiles())}")
         return embedded
     if text.startswith("sim") and "://" not in text:
         raise ValueError(f"{text!r} is not sim, sim:N or sim:N:PROFILE")

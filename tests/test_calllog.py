@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_a_pipe_that_nobody_reads_blocks_nobody_and_is_bounded(monkeypatch: pyte
         dropped = log._dropped
         closing = asyncio.create_task(log.aclose())
         data = b""
-        while not closing.done() or select_ready(read):
+        while not closing.done() or select.select([read], [], [], 0)[0]:
             data += await asyncio.to_thread(os.read, read, 1 << 20)
         await closing
         told = lines(data)
@@ -108,14 +109,16 @@ def test_a_pipe_that_nobody_reads_blocks_nobody_and_is_bounded(monkeypatch: pyte
     with_pipe(scene)
 
 
-def select_ready(fd: int) -> bool:
-    os.set_blocking(fd, False)
-    try:
-        return os.readv(fd, []) > 0
-    except BlockingIOError:
-        return False
-    finally:
-        os.set_blocking(fd, True)
+def test_a_pipe_that_nobody_reads_does_not_keep_the_process_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calllog, "CLOSE_WITHIN", 0.1)
+
+    async def scene(log: CallLog, read: int) -> None:
+        for _ in range(100):
+            log.write(record(reason="x" * 1000), time.monotonic())
+        async with asyncio.timeout(5):
+            await log.aclose()
+
+    with_pipe(scene)
 
 
 def test_a_reader_that_went_away_loses_the_log_and_nothing_else() -> None:

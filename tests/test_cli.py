@@ -129,6 +129,7 @@ MISTAKES = [
     (["serve", "--engine", "http://user:pw@h:1"], "no user, query or fragment"),
     (["serve", "--engine", "sim:0"], "1 to 64 simulated engines, not 0"),
     (["serve", "--engine", "sim:two"], "'sim:two' is not sim, sim:N or sim:N:PROFILE"),
+    (["serve", "--engine", "sim:2:abacus"], "'sim:2:abacus': there is no profile 'abacus', only a100-8b, h100-8b"),
     (["serve", *ENGINE, *ENGINE], "--engine: 127.0.0.1:9 is there twice"),
     (["serve", *ENGINE, "--listen", "8000"], "argument --listen: '8000' is not HOST:PORT"),
     (["serve", *ENGINE, "--listen", "h:65536"], "'h:65536' is not HOST:PORT"),

@@ -29,7 +29,7 @@ class World:
         self.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
         self.fleet.health(self.engine, True, 0.0)
         self.dispatch = Dispatch(self.fleet, Policy(), random.Random(1), lambda: 0.0)
-        self.metrics = Metrics(self.fleet, self.dispatch, lambda: 7)
+        self.metrics = Metrics(self.fleet, self.dispatch, lambda: 7, lambda: {400: 3, 503: 2})
 
     def samples(self) -> list[tuple[str, Labels, float]]:
         families = text_string_to_metric_families(self.metrics.exposition().decode())
@@ -138,6 +138,7 @@ def test_gauges_are_what_the_fleet_holds_now() -> None:
             "weir_engine_prefill_tokens_per_second": engine.prefill_rate,
         }
         assert world.total("weir_connections") == 7
+        assert world.total("weir_wire_refusals_total", status="400") == 3
         assert {labels["class"] for name, labels, _ in world.samples() if name == "weir_running_calls"} == set(
             Policy().classes
         )

@@ -54,6 +54,8 @@ class Hold:
             engine.held -= self.tokens
             engine.in_flight -= 1
             self.prefill_done()
+            if not engine.in_flight:
+                engine.unseen.clear()
 
 
 class Engine:
@@ -67,7 +69,6 @@ class Engine:
         "_first_bytes",
         "_pressed_slots",
         "_pressed_tokens",
-        "_unseen",
         "_unsorted",
         "back_at",
         "capacity",
@@ -90,6 +91,7 @@ class Engine:
         "sampled_at",
         "slots",
         "trim",
+        "unseen",
         "up",
         "url",
     )
@@ -123,7 +125,7 @@ class Engine:
         self.sample: EngineSample | None = None
         self.sampled_at = -math.inf
         self.prefill_rate = PREFILL_RATE
-        self._unseen: deque[tuple[float, Hold]] = deque()  # in order of their predicted first bytes, roughly
+        self.unseen: deque[tuple[float, Hold]] = deque()  # in order of their predicted first bytes, roughly
         self._unsorted = 0  # first bytes since the rate was last computed
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._pressed_tokens = self._pressed_slots = False
@@ -171,11 +173,11 @@ class Engine:
 
     def expect_first_byte(self, hold: Hold, at: float) -> None:
         """A call whose first byte will not tell when its prompt was read: it counts as read at the predicted time."""
-        self._unseen.append((at, hold))
+        self.unseen.append((at, hold))
 
     def prefill_ahead(self, now: float) -> int:
         """Prompt tokens that wait to be read on this engine."""
-        unseen = self._unseen
+        unseen = self.unseen
         while unseen and (unseen[0][0] <= now or not unseen[0][1].prefill):
             unseen.popleft()[1].prefill_done()
         return self.prefill_queued

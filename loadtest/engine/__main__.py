@@ -13,10 +13,11 @@ from typing import get_args
 
 import uvloop
 
+from loadtest.engine.config import SimConfig, sim_config
 from loadtest.engine.latency import profiles
 from loadtest.engine.metrics import Version
 from loadtest.engine.scheduler import Policy
-from loadtest.engine.server import SimConfig, SimServer, sim_config
+from loadtest.engine.server import SimServer
 
 EPILOG = """examples:
   python -m loadtest.engine --port 8100                        an H100 with an 8B model

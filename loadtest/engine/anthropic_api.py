@@ -11,18 +11,9 @@ from typing import Any
 import msgspec
 
 from loadtest.engine import tokens, tools
+from loadtest.engine.checks import ApiError, Limits, check_model, decode, encode, output_room
 from loadtest.engine.faults import Plan
-from loadtest.engine.generate import (
-    ApiError,
-    Choice,
-    Generation,
-    Limits,
-    check_model,
-    decode,
-    encode,
-    output_room,
-    spawn,
-)
+from loadtest.engine.generate import Choice, Generation, spawn
 from loadtest.engine.http import Connection, chunk
 
 PLACE = b" @@@"  # where a word goes: as long as one

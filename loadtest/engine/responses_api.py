@@ -14,18 +14,9 @@ import msgspec
 
 from loadtest.engine import tokens, tools
 from loadtest.engine.anthropic_api import event
+from loadtest.engine.checks import ApiError, Limits, check_model, decode, encode, output_room
 from loadtest.engine.faults import Plan
-from loadtest.engine.generate import (
-    ApiError,
-    Choice,
-    Generation,
-    Limits,
-    check_model,
-    decode,
-    encode,
-    output_room,
-    spawn,
-)
+from loadtest.engine.generate import Choice, Generation, spawn
 from loadtest.engine.http import Connection
 
 

@@ -13,9 +13,10 @@ from urllib.parse import parse_qs
 import msgspec
 
 from loadtest.engine import anthropic_api, metrics, openai_api, pooling_api, responses_api
+from loadtest.engine.checks import BROKEN, DEAD, ApiError, Limits, encode
 from loadtest.engine.engine import SleepMode
 from loadtest.engine.faults import Faults, Plan, plan
-from loadtest.engine.generate import BROKEN, DEAD, ApiError, Gathered, Generation, Limits, encode
+from loadtest.engine.generate import Gathered, Generation
 from loadtest.engine.http import Connection, Request
 
 if TYPE_CHECKING:

@@ -14,84 +14,17 @@ import random
 from collections.abc import Callable
 from types import TracebackType
 
-import msgspec
-
-from loadtest.engine.engine import Engine, EngineConfig, SleepMode, StepResult, engine_config
+from loadtest.engine.checks import BROKEN, DEAD, ApiError
+from loadtest.engine.config import SimConfig
+from loadtest.engine.engine import Engine, SleepMode, StepResult
 from loadtest.engine.faults import Faults
-from loadtest.engine.generate import BROKEN, DEAD, ApiError, Choice, Gathered, Generation
+from loadtest.engine.generate import Choice, Gathered, Generation
 from loadtest.engine.http import Connection
-from loadtest.engine.latency import profiles
-from loadtest.engine.metrics import Version
 from loadtest.engine.routes import Routes
-from loadtest.engine.scheduler import Policy
 from loadtest.engine.sequence import Sequence, State
 
 BACKLOG = 4096
 CATCH_UP = 0.05  # seconds behind the model's clock that later steps may make good; the rest is forgotten
-
-
-class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`speed` 2.0: everything takes half the time. `port` 0: any free one; `uds`: a unix socket instead."""
-
-    engine: EngineConfig
-    models: tuple[str, ...]
-    port: int = 0
-    uds: str | None = None
-    speed: float = 1.0
-    api_key: str | None = None
-    metrics_version: Version = "0.32"
-    prompt_details: bool = False
-
-
-def sim_config(
-    profile: str = "h100-8b",
-    *,
-    models: tuple[str, ...] = (),
-    num_gpu_blocks: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    max_model_len: int | None = None,
-    policy: Policy = "fcfs",
-    caching: bool = True,
-    seed: int = 0,
-    port: int = 0,
-    uds: str | None = None,
-    speed: float = 1.0,
-    api_key: str | None = None,
-    metrics_version: Version = "0.32",
-    prompt_details: bool = False,
-) -> SimConfig:
-    """The profile's limits where none are given; the model is called `sim` where it has no name.
-
-    Raises ValueError for an unknown profile, and for limits that contradict each other.
-    """
-    known = profiles()
-    if profile not in known:
-        raise ValueError(f"unknown profile {profile!r}: one of {', '.join(known)}")
-    if speed <= 0.0:
-        raise ValueError(f"speed must be above 0, found {speed}")
-    if not 0 <= port <= 65535:  # uvloop would take it modulo 65,536
-        raise ValueError(f"port must be 0 to 65535, found {port}")
-    engine = engine_config(
-        known[profile],
-        num_gpu_blocks=num_gpu_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        policy=policy,
-        caching=caching,
-        seed=seed,
-    )
-    return SimConfig(
-        engine=engine,
-        models=models or ("sim",),
-        port=port,
-        uds=uds,
-        speed=speed,
-        api_key=api_key,
-        metrics_version=metrics_version,
-        prompt_details=prompt_details,
-    )
 
 
 class SimServer:

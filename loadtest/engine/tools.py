@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from loadtest.engine.generate import ApiError, encode
+from loadtest.engine.checks import ApiError, encode
 from loadtest.engine.tokens import BYTES
 
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from loadtest.engine.server import SimServer, sim_config
+from loadtest.engine.config import sim_config
+from loadtest.engine.server import SimServer
 
 T = TypeVar("T")
 WITHIN = 10.0  # seconds for anything to happen

@@ -232,3 +232,18 @@ def test_the_aborted_do_not_pile_up_in_the_queue() -> None:
 def test_a_budget_below_the_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="every running sequence needs a token"):
         scheduler(seqs=8, budget=4)
+
+
+def test_idle_blocks_that_are_hit_are_not_room_for_the_rest() -> None:
+    it = scheduler(blocks=7)
+    cached = added(it, 64, 1, hashes=range(4))
+    it.schedule()
+    assert (cached.state, it.blocks.free, len(it.blocks.idle)) == (State.FINISHED, 2, 4)
+    held = added(it, 16, 50)
+    it.schedule()
+    longer = added(it, 96, 1, hashes=range(6))  # 4 of its 6 blocks are cached, one of the other 2 is free
+    it.schedule()
+    assert (longer.state, it.blocks.hits(range(6), 6)) == (State.WAITING, (4, 4))
+    it.abort(held)
+    it.schedule()
+    assert longer.cached == 64

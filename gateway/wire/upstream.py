@@ -1,0 +1,361 @@
+"""One connection to an engine: writes a request, reads its answer, strictly. No pool, no retry.
+
+llhttp (httptools) reads the answer and refuses what is malformed. What it lets through is refused here: versions other
+than HTTP/1.0 and 1.1, switched protocols, codings other than exactly `chunked`, heads over their limit, anything after
+the end of an answer. The end of an answer is acted upon only once its read is parsed: what follows it is then known.
+
+No coroutine and no timer per chunk: the bytes go to the reader of the answer from the socket's own callback, and there
+is one timer per connection, compared lazily, so that progress only stores a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Literal, cast
+
+import msgspec
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+Kind = Literal["connect", "reset", "timeout", "garbage", "stall", "truncated", "closed"]
+
+
+class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds and bytes. `idle_for` stays below the engine's own keep-alive (vLLM: 5 s)."""
+
+    connect_timeout: float = 2.0
+    stall_timeout: float = 60.0
+    max_idle: int = 256
+    idle_for: float = 4.0
+    max_head: int = 16 * 1024  # status line and headers, interim answers included; trailers likewise
+
+
+class EngineError(Exception):
+    """The engine failed at the level of HTTP. `before_bytes`: no byte of the answer had come, so it may be repeated."""
+
+    def __init__(self, kind: Kind, message: str, *, before_bytes: bool = False) -> None:
+        super().__init__(message)
+        self.kind: Kind = kind
+        self.before_bytes = before_bytes
+
+
+class Connection(asyncio.Protocol):
+    """To one engine. `gone` is called when it ends while idle. `lost`: it has ended."""
+
+    __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_ended", "_error", "_excess", "_framed",
+                 "_framing", "_gone", "_headers_over", "_keep", "_loop", "_parser", "_paused", "_progress_at", "_seen",
+                 "_settings", "_synced", "_timer", "_timer_at", "_transport", "_waiter", "_whole", "complete",
+                 "headers", "idle", "length", "lost", "status")  # fmt: skip
+
+    def __init__(
+        self, settings: ClientSettings, gone: Callable[[Connection], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._settings = settings
+        self._gone = gone
+        self._loop = loop
+        self._parser = HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._progress_at = 0.0
+        self._deadline = math.inf
+        self._data: Callable[[bytes], None] | None = None
+        self._done: Callable[[EngineError | None], None] | None = None
+        self._whole: Callable[[bytes], None] | None = None
+        self.idle = self.lost = self._paused = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.length: int | None = None
+        self.complete = self._seen = self._headers_over = self._framed = False
+        self._ended = self._excess = self._keep = self._chunk_over = self._synced = False
+        self._framing = 0  # bytes read in a row, up to now, that held nothing of a body
+        self._early: list[bytes] = []
+        self._error: EngineError | None = None
+
+    # -- one exchange -------------------------------------------------------------------------------------------
+
+    async def exchange(self, message: bytes | None, head: bytes, body: bytes, deadline: float) -> None:
+        """Write the request and wait for the head and the first body bytes, or the end. Raises EngineError.
+
+        `message`: head and body in one, where that is worth the copy.
+        """
+        if self.lost:
+            raise EngineError("reset", "the engine closed the connection", before_bytes=True)
+        self.idle = False
+        self._progress_at = self._loop.time()
+        transport = self._transport
+        if message is not None:
+            transport.write(message)
+        else:
+            transport.write(head)
+            transport.write(body)
+        self._waiter = waiter = self._loop.create_future()
+        self._deadline = deadline
+        self._arm(deadline)
+        try:
+            await waiter
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._waiter = None
+
+    def _first(self) -> None:
+        """Head and first bytes are here: wake the sender, once."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            self._deadline = math.inf
+            self._arm(self._progress_at + self._settings.stall_timeout)
+            waiter.set_result(None)
+
+    def _fail(self, kind: Kind, message: str) -> None:
+        """The exchange is over, badly: tell whoever waits, and close."""
+        if self.complete or self._error is not None:
+            return
+        error = self._error = EngineError(kind, message, before_bytes=not self._seen)
+        self.abort()
+        waiter, done = self._waiter, self._done
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+        elif done is not None:
+            self.let_go()
+            done(error)
+
+    # -- asyncio's side -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.idle or self.complete:
+            # Nothing is owed to us: whatever this is, the framing of this connection cannot be trusted any more.
+            self._excess = True
+            self.abort()
+            return
+        self._progress_at = self._loop.time()
+        if self._synced:
+            # The usual read of a stream is one whole chunk, and needs no parser: the bytes can go on as they are.
+            line = data.find(b"\r\n", 1, 9)
+            size = len(data) - line - 4
+            if size and data[:line] == b"%x" % size and data[-2:] == b"\r\n" and self._whole is not None:
+                try:
+                    self._whole(data)
+                except BaseException:
+                    self._fail("closed", "the reader of the answer failed")
+                    raise
+                return
+        self._seen = True
+        if not self._headers_over:
+            room = self._settings.max_head - self._framing
+            if len(data) > room:  # whether a head is over its limit must not depend on what came with it
+                self._feed(data[:room])
+                if not self._headers_over:
+                    self._fail("garbage", f"the head of the engine's answer is over {self._settings.max_head} bytes")
+                    return
+                data = data[room:]
+        self._feed(data)
+        # A chunk's end was the last thing read, and no begun size line follows it: that would have no line end yet.
+        self._synced = self._chunk_over and data[-1:] == b"\n"
+        if self._ended and self._error is None:
+            self._finish()
+        elif self._framing > self._settings.max_head:
+            self._fail("garbage", f"over {self._settings.max_head} bytes of framing in the engine's answer")
+
+    def _feed(self, data: bytes) -> None:
+        self._framing += len(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserCallbackError:  # a bug of whoever takes the bytes, not of the engine
+            self._fail("closed", "the reader of the answer failed")
+            raise
+        except (HttpParserError, HttpParserUpgrade) as error:
+            if self._ended:
+                self._excess = True
+            else:
+                self._fail("garbage", f"the engine's answer is not HTTP: {error}")
+
+    def eof_received(self) -> bool:
+        if self._headers_over and not self._framed and self._error is None and not self.complete:
+            self._finish()  # a body that ends with the connection
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.idle:
+            self._gone(self)
+        elif not self.complete:
+            kind: Kind = "truncated" if self._headers_over else "reset"
+            where = "in the middle of its answer" if self._headers_over else "before answering"
+            self._fail(kind, f"the engine closed the connection {where}")
+        del self._parser  # it and its callbacks are a cycle
+
+    # -- httptools' side ----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._ended:
+            self._excess = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._headers_over:  # trailers, or what follows the end of the answer
+            return
+        name, headers = name.lower(), self.headers
+        if name == b"transfer-encoding" and name in headers:
+            value = headers[name] + b", " + value
+        headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        if self._headers_over:
+            return
+        status = self.status = self._parser.get_status_code()
+        if self._parser.get_http_version() not in ("1.1", "1.0") or status < 100 or status == 101:
+            self._fail("garbage", f"the engine's answer is not of HTTP/1.1: status {status}")
+            return
+        if status < 200:
+            return
+        self._headers_over = True
+        self._framing = 0
+        headers = self.headers
+        coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
+        if coding is not None:
+            if coding.lower() != b"chunked" or self._parser.get_http_version() == "1.0":
+                self._fail("garbage", "the engine's answer has a transfer coding other than `chunked` in HTTP/1.1")
+                return
+            self._chunk_over = True
+        elif length is not None:
+            self.length = int(length)
+        self._framed = coding is not None or length is not None or status in (204, 304)
+
+    def on_chunk_header(self) -> None:
+        self._chunk_over = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_over = True
+
+    def on_body(self, data: bytes) -> None:
+        self._framing = 0
+        sink = self._data
+        if sink is not None:
+            sink(data)
+        elif not self._ended and self._error is None:
+            self._early.append(data)
+            self._first()
+
+    def on_message_complete(self) -> None:
+        if self.status >= 200:
+            if not self._ended:
+                self._keep = self._parser.should_keep_alive()
+            self._ended = True
+        else:  # 100 Continue, 103 Early Hints: the answer is still to come
+            self.headers = {}
+
+    def _finish(self) -> None:
+        self.complete = True
+        done = self._done
+        if done is not None:
+            self.let_go()
+            done(None)
+        else:
+            self._first()
+
+    # -- for the reply and the pool -----------------------------------------------------------------------------
+
+    def relay(
+        self,
+        data: Callable[[bytes], None],
+        done: Callable[[EngineError | None], None],
+        whole: Callable[[bytes], None] | None,
+    ) -> None:
+        """See Reply.relay."""
+        early, self._early = self._early, []
+        self._data, self._done, self._whole = data, done, whole
+        for piece in early:
+            data(piece)
+            if self._done is None:  # the reply was closed by who took the piece
+                return
+        if self.complete or self._error is not None:
+            self.let_go()
+            done(self._error)
+
+    def let_go(self) -> None:
+        """Forget who takes the answer."""
+        self._data = self._done = self._whole = None
+
+    def pause(self) -> None:
+        if not self._paused and not self.lost:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self.lost:
+            self._paused = False
+            self._progress_at = self._loop.time()
+            self._transport.resume_reading()
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request may follow: both directions are over, and nothing else has come."""
+        return (
+            self.complete
+            and self._framed
+            and self._keep
+            and not self._excess
+            and not self.lost
+            and not self._transport.is_closing()
+            and not self._transport.get_write_buffer_size()
+        )
+
+    def rest(self) -> None:
+        """Into the pool."""
+        self.resume()
+        self._reset()
+        self.idle = True
+        self._progress_at = self._loop.time()
+        self._arm(self._progress_at + self._settings.idle_for)
+
+    def abort(self) -> None:
+        if self.idle:
+            self.idle = False
+            self.complete = True  # nothing is under way
+            self._gone(self)
+        if not self.lost:
+            self._transport.abort()
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        now, settings = self._loop.time() + 0.002, self._settings
+        if self.idle:
+            at = self._progress_at + settings.idle_for
+            if at <= now:
+                self.abort()
+                return
+        elif self.complete or self._error is not None:
+            return
+        elif self._deadline < math.inf:
+            at = self._deadline
+            if at <= now:
+                self._fail("timeout", "the engine did not begin its answer in time")
+                return
+        else:
+            at = math.inf if self._paused else self._progress_at + settings.stall_timeout
+            if at <= now:
+                self._fail("stall", f"the engine sent nothing for {settings.stall_timeout:g} s")
+                return
+            at = min(at, now + settings.stall_timeout)
+        self._arm(at)
