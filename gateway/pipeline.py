@@ -174,7 +174,12 @@ class Pipeline:
                 if reply.status < 400:
                     grant.first_byte(now)
                 relay = Relay(call, reply, responder, self._answer_headers(call, grant, record, reply))
-                await relay.finished()
+                try:
+                    await relay.finished()
+                except asyncio.CancelledError:
+                    # OpenAI's own client closes at `[DONE]`, before the chunk that ends the body: it has its answer.
+                    if record.reason != "client_gone" or not relay.delivered():
+                        raise
         self._settle(call, relay, record)
 
     async def _first_byte(self, request: Request, call: Call, grant: Grant, record: Record) -> Reply:
@@ -276,7 +281,7 @@ class Pipeline:
                 responder.send(refused.status, headers, refused.body())
             elif record.stream:
                 responder.write(b"data: %b\n\n" % refused.body())
-                responder.end()
+                responder.end(close=True)
             else:
                 responder.abort()
             return

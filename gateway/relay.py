@@ -60,6 +60,14 @@ class Relay:
         await self._end
         self._finish()
 
+    def delivered(self) -> bool:
+        """Whether the client has the whole stream, though its body has not been ended: then that is its outcome."""
+        usage = self.usage
+        if isinstance(usage, SSEUsage) and usage.ended(self._call.route.kind) and not usage.error:
+            self.outcome = Outcome.OK
+            return True
+        return False
+
     def data(self, data: bytes) -> None:
         """Body bytes from the engine: the hot path."""
         try:
@@ -102,7 +110,7 @@ class Relay:
             advice = STATUS[Outcome.TRUNCATED]
             message = f"The engine failed in the middle of the answer: {self.error}. What came so far is incomplete."
             responder.write(b"data: %b\n\n" % error_body(message, advice.type, advice.code))
-            responder.end()
+            responder.end(close=True)
         else:
             responder.abort()
 

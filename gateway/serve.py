@@ -11,6 +11,7 @@ import asyncio
 import gc
 import os
 import random
+import resource
 import signal
 import ssl
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class StartError(Exception):
 
 def run(options: Options) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
+    _allow_open_files()
     uvloop.run(serve(options))
 
 
@@ -98,9 +100,7 @@ class Gateway:
             rng,
         )
         self.server = Server(self.pipeline, server_settings(policy))
-        self.metrics = Metrics(
-            self.fleet, self.dispatch, lambda: self.server.connections, lambda: self.server.refusals
-        )
+        self.metrics = Metrics(self.fleet, self.dispatch, lambda: self.server.connections, lambda: self.server.refusals)
 
     def _add(self, entry: EngineEntry) -> None:
         engine = Engine(
@@ -167,8 +167,9 @@ async def serve(options: Options) -> None:
         options.announce(Running(server.addresses, control.address, urls, sorted(fleet.models)))
 
         await signals.first.wait()
-        dispatch.refuse_waiting()
+        # The server first: whoever is refused now is also told that the connection ends.
         drained = asyncio.ensure_future(server.drain(policy.timeouts.drain))
+        dispatch.refuse_waiting()
         hurried = asyncio.ensure_future(signals.second.wait())
         await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
@@ -240,6 +241,12 @@ async def _listen(server: Server, options: Options) -> None:
     else:
         host, _, port = options.listen.rpartition(":")
         await server.listen(host.strip("[]"), int(port), ssl=context)
+
+
+def _allow_open_files() -> None:
+    """Every connection is an open file, and the usual soft limit of 1,024 is there for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _freeze() -> None:

@@ -100,7 +100,14 @@ def test_counters_are_the_records() -> None:
 
 def test_a_model_that_nobody_serves_is_other() -> None:
     def scene(world: World) -> None:
-        hostile = ["nobody", 'x"} 1\nweir_requests_total 9', "\\", "é\u202e", "a" * 10_000, *(f"m{i}" for i in range(200))]
+        hostile = [
+            "nobody",
+            'x"} 1\nweir_requests_total 9',
+            "\\",
+            "é\u202e",
+            "a" * 10_000,
+            *(f"m{i}" for i in range(200)),
+        ]
         for model in hostile:
             world.metrics.observe(record(model=model, engine="", outcome=Outcome.NOT_FOUND))
         world.metrics.observe(record(engine="", outcome=Outcome.QUEUE_FULL))

@@ -113,10 +113,11 @@ class Responder:
         else:
             self.write(chunk[chunk.index(b"\r\n") + 2 : -2])
 
-    def end(self) -> None:
-        """The body is complete. One that is shorter than announced is aborted instead."""
+    def end(self, *, close: bool = False) -> None:
+        """The body is complete; one that is shorter than announced is aborted instead. `close`: no request follows."""
         if self.closed:
             return
+        self._close = self._close or close
         if not self.started:
             raise RuntimeError("answer was ended before it was started")
         if self._framing == _CHUNKS:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import cast
 
-from httptools import HttpParserError, HttpRequestParser
+from httptools import HttpParserCallbackError, HttpParserError, HttpRequestParser
 
 KEEP_ALIVE = 5.0  # seconds, uvicorn's default
 MAX_PIPELINED = 64
@@ -82,6 +82,8 @@ class Connection(asyncio.Protocol):
             self._admin = True
         try:
             self._parser.feed_data(data)
+        except HttpParserCallbackError:  # our own bug, not the client's
+            raise
         except HttpParserError:
             if not self.closed:
                 self.closed = True

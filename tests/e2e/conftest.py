@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from loadtest.processes import Gateway, get
+from tests.e2e.children import SimEngine
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +33,11 @@ def deserted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     with Gateway(log, "--engine", "http://127.0.0.1:9", ready=False) as running:
         assert get(f"{running.control}/readyz")[0] == 503
         yield running
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[SimEngine]:
+    """A simulated engine of the test's own."""
+    started = SimEngine(tmp_path / "engine.log")
+    with started.child:
+        yield started

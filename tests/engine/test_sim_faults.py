@@ -354,9 +354,9 @@ def test_out_of_memory(sim: Start) -> None:
 
 
 def test_random_leaving_leaves_nothing(sim: Start) -> None:
-    """Sixty clients, a third of which leave mid-stream, on an engine that must preempt."""
-    server = sim(num_gpu_blocks=60, max_num_seqs=8)
-    sockets = [send(server, stream=True, max_tokens=50 + 10 * number) for number in range(60)]
+    """Thirty clients, a third of which leave mid-stream, on an engine that must preempt."""
+    server = sim(num_gpu_blocks=60, max_num_seqs=8, speed=100.0)
+    sockets = [send(server, stream=True, max_tokens=50 + 20 * number) for number in range(30)]
     for sock in sockets[::3]:
         sock.close()
     for number, sock in enumerate(sockets):
@@ -365,7 +365,7 @@ def test_random_leaving_leaves_nothing(sim: Start) -> None:
                 data = head(sock)
                 while not data.endswith(b"0\r\n\r\n"):
                     data += sock.recv(65536)
-                assert data.count(b'"content":" ') == 50 + 10 * number
+                assert data.count(b'"content":" ') == 50 + 20 * number
     server.until(lambda it: not it.engine.unfinished())
     assert server.idle()
     assert server.do(lambda it: it.engine.stats.preemptions) > 0

@@ -1,0 +1,73 @@
+"""What the tests of a gateway process are made of: an engine that can be stopped, calls that are read later."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from loadtest.client import chat
+from loadtest.processes import Child, Gateway, get
+
+ONE_AT_A_TIME = "budget: {max_concurrency: 1}\nfleet: {poll: 100ms, health: 200ms}\n"
+
+
+class SimEngine:
+    """A simulated engine in a process of its own, whose steps can be stopped and let go on."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        argv = [sys.executable, "-m", "loadtest.engine", "--profile", "h100-8b", *arguments]
+        self.child = Child("engine", argv, log)
+        self.url = self.child.line(r"^ready (\S+)", 30.0)
+
+    def faults(self, **faults: object) -> None:
+        post(self.url + "/_faults", faults)
+
+    def running(self) -> float:
+        lines = get(self.url + "/metrics")[1].decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running{"))
+
+
+def post(url: str, body: object, **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    try:
+        connection.request("POST", parts.path, json.dumps(body), {"content-type": "application/json", **headers})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+class Call:
+    """One chat call on a connection of its own, sent at once and read later."""
+
+    def __init__(self, url: str, *, stream: bool, max_tokens: int = 8) -> None:
+        parts = urlsplit(url)
+        self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20)
+        self.socket.sendall(chat("x", "sim", "hello", max_tokens=max_tokens, stream=stream))
+        self.answer = http.client.HTTPResponse(self.socket)
+
+    def read(self) -> tuple[int, bytes]:
+        """Status and all that is left to read of the body."""
+        if self.answer.fp.closed or not hasattr(self.answer, "status") or self.answer.status == "UNKNOWN":
+            self.answer.begin()
+        try:
+            return int(self.answer.status), self.answer.read()
+        finally:
+            self.answer.close()
+            self.socket.close()
+
+
+@contextlib.contextmanager
+def gateway(tmp_path: Path, engine: SimEngine, policy: str = ONE_AT_A_TIME, *more: str) -> Iterator[Gateway]:
+    (tmp_path / "policy.yaml").write_text(policy)
+    arguments = ("--policy", str(tmp_path / "policy.yaml"), "--engine", engine.url, *more)
+    with Gateway(tmp_path / "gateway.log", *arguments) as started:
+        yield started
+    assert "Traceback" not in started.child.output()
