@@ -77,9 +77,10 @@ def choose(
         open_ = [e for e in open_ if e.held <= limit] or open_
         first = int(rng.random() * len(open_))  # equals are taken in turn, from anywhere
         open_ = open_[first:] + open_[:first]
+    affine = routing.affinity == "prefix" and bool(call.prefix)
     best: Choice | None = None
     for engine in open_:
-        cached = cached_tokens(engine, call, now) if routing.affinity == "prefix" and call.prefix else 0
+        cached = cached_tokens(engine, call, now) if affine else 0
         prefill = max(1, call.prompt_tokens - cached)
         ttft = predicted_ttft(engine, prefill, now, routing.slow_start)
         if best is None or ttft < best.ttft:

@@ -54,7 +54,6 @@ class Connection(asyncio.Protocol):
         self._settings = settings
         self._gone = gone
         self._loop = loop
-        self._parser = HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -129,6 +128,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._parser = HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         if self.idle or self.complete:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -18,8 +19,8 @@ ANSWERS = {
     "empty": (OK + b"content-length: 0\r\n\r\n", 200, b"", True),
     "chunked": (CHUNKED + chunk(b"data: 1\n\n") + chunk(TRICKY) + chunk(b"\r\n") + b"0\r\n\r\n", 200,
                 b"data: 1\n\n" + TRICKY + b"\r\n", True),
-    "extensions": (CHUNKED + b'5;a=b;c="d\\"e"\r\nhello\r\n00A\r\n0123456789\r\n0000;x\r\ncontent-type: no\r\nt: u\r\n\r\n',
-                   200, b"hello0123456789", True),
+    "extensions": (CHUNKED + b'5;a=b;c="d\\"e"\r\nhello\r\n00A\r\n0123456789\r\n0000;x\r\ncontent-type: no\r\n\r\n', 200,
+                   b"hello0123456789", True),
     "empty chunked": (CHUNKED + b"0\r\n\r\n", 200, b"", True),
     "until close": (OK + b"x: y\r\n\r\n5\r\nhello\r\n", 200, b"5\r\nhello\r\n", False),
     "interim": (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n" + PLAIN, 200, b"ok", True),
@@ -70,7 +71,7 @@ def test_every_split_reads_the_same(name: str) -> None:
 
 def cut(raw: bytes, at: set[int]) -> list[bytes]:
     places = [0, *sorted(place for place in at if 0 < place < len(raw)), len(raw)]
-    return [raw[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [raw[a:b] for a, b in pairwise(places)]
 
 
 payloads = st.one_of(
@@ -93,7 +94,7 @@ sizes = st.sampled_from([b"%x", b"%X", b"0%x", b"%x;a=b", b'%X;q="\\"z"'])
 def test_chunks_however_they_come(
     chunks: list[tuple[bytes, bytes]], end: bytes, by_chunk: bool, splits: set[int], taker: bool
 ) -> None:
-    """`by_chunk`: every chunk in a read of its own, and the splits on top of it. `taker`: someone takes whole chunks."""
+    """`by_chunk`: every chunk in a read of its own, and the splits beside. `taker`: someone takes whole chunks."""
     framed = [form % len(data) + b"\r\n" + data + b"\r\n" for data, form in chunks]
     raw, bounds = CHUNKED, set(splits)
     for part in (*framed, end):
@@ -184,7 +185,6 @@ HEADS = {
     "space after size": CHUNKED + b"5 \r\nhello\r\n",
     "huge chunk": CHUNKED + b"fffffffffffffffff\r\nhello\r\n",
     "bare line feed after size": CHUNKED + b"5\nhello\r\n",
-    "empty answer with line ends": b"\n\n\n\n",
 }  # fmt: skip
 
 
@@ -196,12 +196,8 @@ def test_what_is_not_strictly_http_is_garbage(name: str) -> None:
             peer = await rig.peer()
             await peer.request()
             await peer.send(*pieces)
-            if name == "empty answer with line ends":  # skipped by the parser, and then there is no answer
-                peer.close()
             error = await failure(sending)
-            assert (error.kind, error.before_bytes) == (
-                ("reset", False) if name == "empty answer with line ends" else ("garbage", False)
-            )
+            assert (error.kind, error.before_bytes) == ("garbage", False)
             await peer.ended()
             assert (rig.client.active, rig.client.idle) == (0, 0)
 
@@ -270,7 +266,7 @@ def test_bytes_after_the_end_of_an_answer_close_the_connection(extra: bytes, end
 
 
 def test_a_closed_reply_in_the_callback_that_ends_it_with_more_to_come() -> None:
-    """Who takes the answer may close it at once, inside `done`; what follows in the same read must not reach the pool."""
+    """Who takes it may close it at once, inside `done`; what follows in the same read must not reach the pool."""
 
     async def scenario(rig: Rig) -> None:
         peer, reply = await rig.reply(CHUNKED + chunk(b"a"))
@@ -311,7 +307,13 @@ def test_a_head_at_its_limit_and_one_byte_over(place: str, body: bytes) -> None:
         for over in (0, 1):
             raw = head(limit + over) + body
             assert len(raw) == limit + over + len(body)
-            for pieces in ([raw], cut(raw, {500, 990}), cut(raw, {limit}), cut(raw, {limit - 1}), cut(raw, {limit + 1})):
+            for pieces in (
+                [raw],
+                cut(raw, {500, 990}),
+                cut(raw, {limit}),
+                cut(raw, {limit - 1}),
+                cut(raw, {limit + 1}),
+            ):
                 sending = rig.sending()
                 peer = await rig.peer()
                 await peer.request()
@@ -331,7 +333,9 @@ def test_a_head_at_its_limit_and_one_byte_over(place: str, body: bytes) -> None:
     run(scenario, max_head=limit)
 
 
-@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nx: ", CHUNKED + b"5;", CHUNKED + chunk(b"a") + b"0\r\nx: "])
+@pytest.mark.parametrize(
+    "start", [b"", b"HTTP/1.1 200 OK\r\nx: ", CHUNKED + b"5;", CHUNKED + chunk(b"a") + b"0\r\nx: "]
+)
 def test_a_mebibyte_without_a_newline_is_garbage_long_before_its_end(start: bytes) -> None:
     async def scenario(rig: Rig) -> None:
         sending = rig.sending()

@@ -1,0 +1,410 @@
+"""The pool: what is kept, what is not, which is taken, and the one repetition nobody sees. TCP, unix sockets, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from gateway.wire.client import Client, ClientSettings, parse_origin
+from tests.wire.client_harness import CHUNKED, OK, PLAIN, Peer, Rig, Taken, chunk, failure, open_fds, run
+
+
+def test_the_request_as_it_is_sent() -> None:
+    async def scenario(rig: Rig) -> None:
+        port = rig.client.origin.port
+        for size in (2, 70_000):  # in one write with its head, and in one of its own
+            sending = rig.sending(b"x" * size)
+            peer = await rig.peer()
+            assert await peer.request() == (
+                b"POST /base/v1/x HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nauthorization: Bearer k3y\r\n"
+                b"a: b\r\ncontent-length: %d\r\n\r\n%b" % (port, size, b"x" * size)
+            )
+            await peer.send(PLAIN[:-2] + b"ok")
+            reply = await sending
+            peer.close()
+            await peer.reader.read()
+            reply.close()
+        assert "k3y" not in repr(rig.client)
+
+    run(scenario, api_key="k3y", base="/base")
+
+
+async def resting(rig: Rig, count: int) -> list[Peer]:
+    """So many connections in the pool, in the order in which they went there."""
+    pairs = [await rig.reply(PLAIN) for _ in range(count)]
+    for _, reply in pairs:
+        reply.close()
+    return [peer for peer, _ in pairs]
+
+
+def test_repr_states_the_state() -> None:
+    async def scenario(rig: Rig) -> None:
+        url = rig.client.origin.url
+        assert repr(rig.client) == f"<Client {url} 0 active 0 idle>"
+        _, peer = await resting(rig, 2)
+        reply = await rig.again(peer, PLAIN)
+        assert repr(rig.client) == f"<Client {url} 1 active 1 idle>"
+        reply.close()
+        assert repr(rig.client) == f"<Client {url} 0 active 2 idle>"
+
+    run(scenario)
+
+
+def test_the_connection_used_last_is_used_next() -> None:
+    async def scenario(rig: Rig) -> None:
+        first, second, third = await resting(rig, 3)
+        third_reply = await rig.again(third, PLAIN)
+        second_reply = await rig.again(second, PLAIN)
+        third_reply.close()
+        second_reply.close()
+        (await rig.again(second, PLAIN)).close()
+        assert rig.peers.empty()
+        assert rig.client.idle == 3
+        assert not first.reader.at_eof()
+
+    run(scenario)
+
+
+def test_no_more_than_max_idle_are_kept() -> None:
+    async def scenario(rig: Rig) -> None:
+        first, second, third = await resting(rig, 3)
+        assert (rig.client.active, rig.client.idle) == (0, 2)
+        await third.ended()
+        assert not first.reader.at_eof()
+        assert not second.reader.at_eof()
+
+    run(scenario, max_idle=2)
+
+
+def test_a_connection_rests_for_so_long_and_is_closed() -> None:
+    async def scenario(rig: Rig) -> None:
+        loop = asyncio.get_running_loop()
+        (peer,) = await resting(rig, 1)
+        rested = loop.time()
+        await peer.ended()
+        assert 0.03 < loop.time() - rested < 1.0
+        assert rig.client.idle == 0
+        # Use puts it off.
+        (peer,) = await resting(rig, 1)
+        began = loop.time()
+        while loop.time() < began + 0.12:
+            (await rig.again(peer, PLAIN)).close()
+            await asyncio.sleep(0.005)
+        assert rig.client.idle == 1
+
+    run(scenario, idle_for=0.04)
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_a_connection_that_the_engine_closes_while_it_rests_leaves_the_pool(how: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        first, second = await resting(rig, 2)
+        getattr(first, how)()
+        await rig.until(lambda: rig.client.idle == 1)
+        (await rig.again(second, PLAIN)).close()
+        assert rig.peers.empty()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_a_connection_that_the_engine_closes_before_its_reply_is_closed_does_not_rest(how: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        peer, reply = await rig.reply(PLAIN)
+        getattr(peer, how)()
+        await rig.until(lambda: reply._connection is not None and reply._connection.lost)
+        assert await reply.read(10) == b"ok"
+        reply.close()
+        assert (rig.client.active, rig.client.idle) == (0, 0)
+
+    run(scenario)
+
+
+# -- the repetition ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_a_stale_connection_is_replaced_once_and_nobody_sees_it(how: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        older, stale = await resting(rig, 2)
+        sending = rig.sending(b"again")
+        first = await stale.request()
+        getattr(stale, how)()
+        fresh = await rig.peer()
+        assert await fresh.request() == first
+        await older.ended()  # it is as old as the stale one
+        assert rig.client.active == 1
+        await fresh.send(PLAIN)
+        reply = await sending
+        assert await reply.read(10) == b"ok"
+        reply.close()
+        assert (rig.client.active, rig.client.idle) == (0, 1)
+
+    run(scenario)
+
+
+def test_closed_in_the_same_turn_as_it_is_used() -> None:
+    """The engine's FIN is in the kernel, and the pool does not know yet."""
+
+    async def scenario(rig: Rig) -> None:
+        (stale,) = await resting(rig, 1)
+        with socket.socket(fileno=os.dup(stale.writer.get_extra_info("socket").fileno())) as own:
+            own.shutdown(socket.SHUT_RDWR)
+        assert rig.client.idle == 1
+        sending = rig.sending()
+        fresh = await rig.peer()
+        await fresh.request()
+        await fresh.send(PLAIN)
+        (await sending).close()
+
+    run(scenario)
+
+
+def test_the_repetition_is_not_repeated() -> None:
+    async def scenario(rig: Rig) -> None:
+        (stale,) = await resting(rig, 1)
+        sending = rig.sending()
+        await stale.request()
+        stale.close()
+        fresh = await rig.peer()
+        await fresh.request()
+        fresh.close()
+        error = await failure(sending)
+        assert (error.kind, error.before_bytes) == ("reset", True)
+        assert rig.peers.empty()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("sent", [b"H", CHUNKED, b"HTTP/1.1 100 \r\n\r\n"])
+def test_no_repetition_once_a_byte_of_the_answer_has_come(sent: bytes) -> None:
+    async def scenario(rig: Rig) -> None:
+        (peer,) = await resting(rig, 1)
+        sending = rig.sending()
+        await peer.request()
+        await peer.send(sent)
+        peer.close()
+        assert not (await failure(sending)).before_bytes
+        assert rig.peers.empty()
+
+    run(scenario)
+
+
+def test_no_repetition_of_a_request_on_a_new_connection() -> None:
+    async def scenario(rig: Rig) -> None:
+        sending = rig.sending()
+        peer = await rig.peer()
+        await peer.request()
+        peer.close()
+        assert (await failure(sending)).before_bytes
+        assert rig.peers.empty()
+
+    run(scenario)
+
+
+# -- both directions --------------------------------------------------------------------------------------------------
+
+BIG = b"x" * (16 << 20)
+
+
+def test_an_answer_before_the_request_is_written_is_delivered_and_ends_the_connection() -> None:
+    async def scenario(rig: Rig) -> None:
+        sending = rig.sending(BIG)
+        peer = await rig.peer()
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.send(OK.replace(b"200", b"413") + b"content-length: 3\r\n\r\nbig")
+        reply = await sending
+        assert (reply.status, reply.complete) == (413, True)
+        assert await reply.read(10) == b"big"
+        reply.close()
+        assert (rig.client.active, rig.client.idle) == (0, 0)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await peer.reader.readexactly(len(BIG))
+
+    run(scenario)
+
+
+def test_a_stream_that_begins_before_the_request_is_written_may_end_after_it() -> None:
+    async def scenario(rig: Rig) -> None:
+        sending = rig.sending(BIG)
+        peer = await rig.peer()
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.send(CHUNKED + chunk(b"a"))
+        taken = Taken().of(reply := await sending)
+        assert await peer.reader.readexactly(len(BIG)) == BIG
+        await peer.send(chunk(b"b") + b"0\r\n\r\n")
+        assert (await taken.end(), taken.body) == (None, b"ab")
+        reply.close()
+        assert rig.client.idle == 1
+        (await rig.again(peer, PLAIN)).close()
+
+    run(scenario)
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_aclose_closes_what_rests_and_lets_the_rest_finish() -> None:
+    async def scenario(rig: Rig) -> None:
+        rests, busy = await resting(rig, 2)
+        reply = await rig.again(busy, CHUNKED + chunk(b"a"))
+        waiting = rig.sending(b"waits")  # takes the one that rests
+        await rests.request()
+        last, whole = await rig.reply(PLAIN)
+        whole.close()
+        assert (rig.client.active, rig.client.idle) == (2, 1)
+        await rig.client.aclose()
+        await rig.client.aclose()
+        assert (rig.client.active, rig.client.idle) == (2, 0)
+        await last.ended()
+        error = await failure(rig.sending())
+        assert (error.kind, error.before_bytes) == ("closed", True)
+        taken = Taken().of(reply)
+        await busy.send(chunk(b"b"), b"0\r\n\r\n")
+        assert (await taken.end(), taken.body) == (None, b"ab")
+        reply.close()
+        await busy.ended()
+        await rests.send(PLAIN)
+        (await waiting).close()
+        await rests.ended()
+        assert (rig.client.active, rig.client.idle) == (0, 0)
+
+    run(scenario)
+
+
+# -- transports -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The engine's context, with a certificate of its own for localhost, and that of a client who trusts it."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+         "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return server, ssl.create_default_context(cafile=str(folder / "cert.pem"))
+
+
+@pytest.mark.parametrize("transport", ["tcp", "unix", "tls"])
+def test_every_transport(transport: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        # A stream, and the same connection again.
+        peer, reply = await rig.reply(CHUNKED, chunk(b"a"))
+        taken = Taken().of(reply)
+        await peer.send(chunk(b"b"), chunk(b"c"), b"0\r\n\r\n")
+        assert (await taken.end(), taken.body) == (None, b"abc")
+        reply.close()
+        reply = await rig.again(peer, PLAIN)
+        assert await reply.read(10) == b"ok"
+        reply.close()
+        # A large body both ways, paused on its way.
+        sending = rig.sending(BIG[: 1 << 20])
+        await peer.request()
+        peer.writer.write(OK + b"content-length: %d\r\n\r\n" % len(BIG) + BIG)
+        taken = Taken().of(reply := await sending)
+        reply.pause()
+        before = len(taken.body)
+        await asyncio.sleep(0.01)
+        assert len(taken.body) == before < len(BIG)
+        reply.resume()
+        assert (await taken.end(), len(taken.body)) == (None, len(BIG))
+        reply.close()
+        # A stale connection.
+        assert rig.client.idle == 1
+        sending = rig.sending()
+        await peer.request()
+        peer.writer.transport.abort()
+        fresh = await rig.peer()
+        await fresh.request()
+        await fresh.send(CHUNKED + chunk(b"x"))
+        reply = await sending
+        # Left in the middle.
+        reply.close()
+        await fresh.ended()
+        # Cancelled.
+        sending = rig.sending()
+        third = await rig.peer()
+        await third.request()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        await third.ended()
+        # Until close.
+        fourth, reply = await rig.reply(OK + b"\r\n", b"a")
+        taken = Taken().of(reply)
+        await fourth.send(b"b")
+        fourth.close()
+        assert (await taken.end(), taken.body) == (None, b"ab")
+        reply.close()
+
+    if transport == "tls":
+        run(scenario, tls=request.getfixturevalue("tls"))
+    else:
+        run(scenario, path=str(tmp_path / "engine.sock") if transport == "unix" else None)
+
+
+def test_a_certificate_nobody_here_trusts_is_no_connection(tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    async def scenario(rig: Rig) -> None:
+        error = await failure(rig.sending())
+        assert (error.kind, error.before_bytes, rig.client.active) == ("connect", True, 0)
+        assert "CERTIFICATE_VERIFY_FAILED" in str(error)
+        assert rig.peers.empty()
+
+    run(scenario, tls=(tls[0], ssl.create_default_context()))
+
+
+def test_a_certificate_for_another_host_is_no_connection(tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    async def scenario(rig: Rig) -> None:
+        url = rig.client.origin.url.replace("localhost", "127.0.0.1")
+        client = Client(parse_origin(url), ClientSettings(), ssl=tls[1])
+        error = await failure(client.send(b"POST", b"/", b"", b"", timeout=5))
+        assert (error.kind, error.before_bytes, client.active) == ("connect", True, 0)
+
+    run(scenario, tls=tls)
+
+
+def test_tls_is_the_default_for_https_and_a_plain_engine_is_no_connection() -> None:
+    async def scenario(rig: Rig) -> None:
+        url = rig.client.origin.url.replace("http:", "https:")
+        client = Client(parse_origin(url), ClientSettings())
+        sending = asyncio.create_task(client.send(b"POST", b"/", b"", b"", timeout=5))
+        peer = await rig.peer()
+        assert (await peer.reader.readexactly(1)) == b"\x16"  # a TLS handshake
+        peer.writer.write(PLAIN)
+        error = await failure(sending)
+        assert (error.kind, error.before_bytes, client.active) == ("connect", True, 0)
+
+    run(scenario)
+
+
+def test_refused_and_absent(tmp_path: Path) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        (tmp_path / "file").write_text("no socket")
+        fds = open_fds()
+        for url in (f"http://127.0.0.1:{port}", f"unix://{tmp_path}/none", f"unix://{tmp_path}/file"):
+            client = Client(parse_origin(url), ClientSettings())
+            for _ in range(2):
+                error = await failure(client.send(b"POST", b"/", b"", b"", timeout=5))
+                assert (error.kind, error.before_bytes, client.active) == ("connect", True, 0)
+            await client.aclose()
+        assert open_fds() <= fds + 3  # uvloop keeps a few for itself from the first connect on
+
+    uvloop.run(main())
