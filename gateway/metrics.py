@@ -83,7 +83,8 @@ class Metrics(Collector):
         row.duration.observe(record.total)
         if engine:
             row.queue.observe(record.queue)
-            row.ttft.observe(record.ttft)
+            if record.ttft:
+                row.ttft.observe(record.ttft)
             if record.settled:
                 row.prompt += record.prompt_tokens
                 row.completion += record.completion_tokens

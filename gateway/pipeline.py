@@ -14,11 +14,9 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from itertools import count
-from typing import Any
 
 from gateway.core.call import Call, CallSettings, Route, parse, route_of
 from gateway.core.cors import preflight, shared_lines
@@ -38,15 +36,6 @@ JSON = b"content-type: application/json\r\n"
 CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
     ("reset", "garbage", "truncated", "stall", "closed"), "reset"
 )
-
-
-def start_task(life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """A task that runs at once up to its first wait, where Python can do that (3.12): one turn of the loop less."""
-    loop = asyncio.get_running_loop()
-    if sys.version_info >= (3, 12):
-        return asyncio.Task(life, loop=loop, eager_start=True)
-    return loop.create_task(life)
-
 
 PASSED_ON = (b"traceparent", b"tracestate")  # request headers an engine may see, beside those written here
 
@@ -113,9 +102,7 @@ class Pipeline:
             self._answer_here(request, responder, route)
             return
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
-        task = start_task(self._run(request, responder, route, record))
-        if task.done():
-            return
+        task = asyncio.get_running_loop().create_task(self._run(request, responder, route, record))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
@@ -170,7 +157,6 @@ class Pipeline:
             with closing(reply):
                 now = self.clock()
                 record.ttft = now - request.at
-                record.engine = grant.engine.id
                 if reply.status < 400:
                     grant.first_byte(now)
                 relay = Relay(call, reply, responder, self._answer_headers(call, grant, record, reply))
@@ -190,6 +176,7 @@ class Pipeline:
         while True:
             record.attempts += 1
             engine = grant.engine
+            record.engine = engine.id
             timeout = min(self.policy.timeouts.first_byte, call.deadline - self.clock())
             try:
                 reply = await self.clients[engine.id].send(b"POST", request.path, headers, call.body, timeout=timeout)

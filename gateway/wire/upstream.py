@@ -214,7 +214,8 @@ class Connection(asyncio.Protocol):
         if self._headers_over:
             return
         status = self.status = self._parser.get_status_code()
-        if self._parser.get_http_version() not in ("1.1", "1.0") or status < 100 or status == 101:
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0") or status < 100 or status == 101:
             self._fail("garbage", f"the engine's answer is not of HTTP/1.1: status {status}")
             return
         if status < 200:
@@ -224,7 +225,7 @@ class Connection(asyncio.Protocol):
         headers = self.headers
         coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
         if coding is not None:
-            if coding.lower() != b"chunked" or self._parser.get_http_version() == "1.0":
+            if coding.lower() != b"chunked" or version == "1.0":
                 self._fail("garbage", "the engine's answer has a transfer coding other than `chunked` in HTTP/1.1")
                 return
             self._chunk_over = True

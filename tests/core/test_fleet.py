@@ -233,3 +233,23 @@ def test_repr_states_the_state() -> None:
     assert repr(e) == "<Engine e up held=300/800 in_flight=1/256>"
     e.down()
     assert "down" in repr(e)
+
+
+def test_the_card_with_the_longest_context_speaks_for_a_model_whichever_comes_first() -> None:
+    fleet = Fleet()
+    for id, context in (("a", 200), ("b", 100)):
+        e = Engine(id, "http://127.0.0.1:1", POLICY)
+        fleet.add(e)
+        fleet.has_models(e, [ModelCard(id="m", max_model_len=context)])
+    assert fleet.models["m"].max_model_len == 200
+
+
+def test_what_telemetry_reports_reaches_the_engine() -> None:
+    fleet = Fleet()
+    e = Engine("e", "http://127.0.0.1:1", POLICY)
+    fleet.add(e)
+    fleet.health(e, True, 1.0)
+    assert e.up
+    told = sample(running=3, capacity_tokens=777)
+    fleet.sampled(e, told, 2.0)
+    assert (e.sample, e.sampled_at, e.capacity) == (told, 2.0, 777)

@@ -290,3 +290,21 @@ def test_a_delta_costs_next_to_nothing() -> None:
             reader.feed(data)
         best = min(best, time.perf_counter() - began)
     assert best / 1000 < 4e-6
+
+
+@pytest.mark.parametrize(
+    ("event", "held", "expected"),
+    [
+        (b'data: {"choices":[]}\n\n', b"", True),
+        (b'data: {"text":"DO"}\n\n', b"", True),
+        (b'data: {"choices":[]}\n\n', b"data: {", False),  # the end of what came before
+        (b'data: {"choices":[]}\n', b"", False),  # not whole events
+        (b'data: {"choices":[],"usage":{}}\n\n', b"", False),
+        (b'data: {"error":{}}\n\n', b"", False),
+        (b"data: [DONE]\n\n", b"", False),
+    ],
+)
+def test_a_chunk_passes_unread_only_if_nothing_in_it_concerns_us(event: bytes, held: bytes, expected: bool) -> None:
+    usage = SSEUsage(hide=True)
+    usage.feed(held)
+    assert usage.passes(b"%x\r\n%b\r\n" % (len(event), event)) is expected

@@ -22,6 +22,8 @@ from loadtest.client import chat
 from loadtest.processes import Child, Gateway, answers, get, until
 from tests.e2e.children import ONE_AT_A_TIME, SimEngine, gateway, post
 
+pytestmark = pytest.mark.slow  # a second for each process started
+
 # -- engines' keys ----------------------------------------------------------------------------------------------------
 
 

@@ -58,8 +58,9 @@ class Peer:
 
     def reset(self) -> None:
         """RST."""
-        own: socket.socket = self.writer.get_extra_info("socket")
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        own: socket.socket | None = self.writer.get_extra_info("socket")
+        if own is not None:  # else the client was first
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def ended(self) -> None:

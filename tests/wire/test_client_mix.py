@@ -84,9 +84,9 @@ async def taken(reply: Reply, body: bytes, how: str) -> str:
         reply.pause()
         await asyncio.sleep(0.002)
         reply.resume()
-    error = await got.end()
+    ended = await got.end()
     assert (body * 6).startswith(got.body.rstrip(b"\0"))
-    return "good" if error is None else error.kind
+    return "good" if ended is None else ended.kind
 
 
 def mix(seed: int, calls: int) -> set[str]:
@@ -126,6 +126,7 @@ def mix(seed: int, calls: int) -> set[str]:
     return endings
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_after_a_mix_of_everything_nothing_is_left(seed: int) -> None:

@@ -19,7 +19,7 @@ ANSWERS = {
     "empty": (OK + b"content-length: 0\r\n\r\n", 200, b"", True),
     "chunked": (CHUNKED + chunk(b"data: 1\n\n") + chunk(TRICKY) + chunk(b"\r\n") + b"0\r\n\r\n", 200,
                 b"data: 1\n\n" + TRICKY + b"\r\n", True),
-    "extensions": (CHUNKED + b'5;a=b;c="d\\"e"\r\nhello\r\n00A\r\n0123456789\r\n0000;x\r\ncontent-type: no\r\n\r\n', 200,
+    "extensions": (CHUNKED + b'5;a=b;c="d\\"e"\r\nhello\r\n00A\r\n0123456789\r\n00;x\r\ncontent-type: no\r\n\r\n', 200,
                    b"hello0123456789", True),
     "empty chunked": (CHUNKED + b"0\r\n\r\n", 200, b"", True),
     "until close": (OK + b"x: y\r\n\r\n5\r\nhello\r\n", 200, b"5\r\nhello\r\n", False),

@@ -1,0 +1,55 @@
+"""GET /v1/models: one list for the whole fleet."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.core.fleet import Engine, Fleet
+from gateway.core.models import model_list
+from gateway.core.policy import Policy
+from gateway.core.vllm import ModelCard
+
+
+def fleet() -> Fleet:
+    made = Fleet()
+    for id, cards in (
+        ("a", [ModelCard(id="org/m", max_model_len=100), ModelCard(id="é b")]),
+        ("b", [ModelCard(id="org/m", max_model_len=200)]),
+    ):
+        engine = Engine(id, "http://127.0.0.1:1", Policy())
+        made.add(engine)
+        made.has_models(engine, cards)
+    return made
+
+
+@pytest.mark.parametrize("path", [b"/v1/models", b"/v1/models/"])
+def test_the_list(path: bytes) -> None:
+    status, body = model_list(fleet(), path)
+    told = json.loads(body)
+    assert (status, told["object"]) == (200, "list")
+    assert {card["id"]: card["max_model_len"] for card in told["data"]} == {"org/m": 200, "é b": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "id"),
+    [
+        (b"/v1/models/org/m", "org/m"),
+        (b"/v1/models/org%2Fm", "org/m"),
+        (b"/v1/models/org%2fm", "org/m"),
+        ("/v1/models/é%20b".encode(), "é b"),
+        (b"/v1/models/%C3%A9%20b", "é b"),
+    ],
+)
+def test_one_model(path: bytes, id: str) -> None:
+    status, body = model_list(fleet(), path)
+    assert (status, json.loads(body)["id"]) == (200, id)
+
+
+@pytest.mark.parametrize("id", [b"nobody", b"org", b"%ff", b"%00", b"x" * 5000])
+def test_a_model_that_is_not_there(id: bytes) -> None:
+    status, body = model_list(fleet(), b"/v1/models/" + id)
+    error = json.loads(body)["error"]
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert len(error["message"]) < 400

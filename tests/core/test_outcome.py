@@ -1,0 +1,70 @@
+"""How calls end: one row of the table for each ending, and what a refused caller is told."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from gateway.core.outcome import STATUS, Outcome, Record, Refused, refusal_headers
+
+
+def headers(refused: Refused, seed: int = 0) -> dict[str, str]:
+    lines = refusal_headers(refused, random.Random(seed)).decode()
+    assert lines.endswith("\r\n")
+    return dict(line.split(": ", 1) for line in lines.split("\r\n")[:-1])
+
+
+def test_every_ending_that_we_answer_has_a_row() -> None:
+    passed_on = {Outcome.OK, Outcome.ENGINE_REFUSED}
+    assert set(STATUS) == set(Outcome) - passed_on
+    assert all(400 <= advice.status < 600 for advice in STATUS.values())
+
+
+def test_a_record_begins_as_our_fault() -> None:
+    assert Record(request_id="r", route="/").outcome is Outcome.BUG
+
+
+@pytest.mark.parametrize("outcome", STATUS)
+def test_the_error_object_has_all_four_fields_and_the_tables_words(outcome: Outcome) -> None:
+    refused = Refused(outcome, "what happened")
+    advice = STATUS[outcome]
+    assert refused.status == advice.status
+    error = {"message": "what happened", "type": advice.type, "param": None, "code": advice.code}
+    assert json.loads(refused.body()) == {"error": error}
+    assert headers(refused)["x-weir-reason"] == outcome.value
+
+
+def test_param_and_code_of_ones_own() -> None:
+    error = json.loads(Refused(Outcome.BAD_REQUEST, "no", param="n", code="c").body())["error"]
+    assert (error["param"], error["code"]) == ("n", "c")
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in STATUS if not STATUS[outcome].retry])
+def test_what_no_retry_helps_says_so_and_names_no_time(outcome: Outcome) -> None:
+    told = headers(Refused(outcome, "no", retry_after=5.0))
+    assert told == {"x-weir-reason": outcome.value, "x-should-retry": "false"}
+
+
+def test_no_advice_where_none_is_known() -> None:
+    refused = Refused(Outcome.EXPIRED, "late", headers=b"x-more: 1\r\n")
+    assert headers(refused) == {"x-more": "1", "x-weir-reason": "expired"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "least", "most"),
+    [(0.0, 1.0, 1.25), (0.3, 1.0, 1.25), (8.0, 8.0, 10.0), (55.0, 55.0, 60.0), (1e9, 60, 60)],
+)
+def test_retry_after_is_whole_seconds_within_a_minute_jittered_upwards(
+    wanted: float, least: float, most: float
+) -> None:
+    seen = set()
+    for seed in range(50):
+        told = headers(Refused(Outcome.QUEUE_FULL, "full", retry_after=wanted), seed)
+        seconds, milliseconds = int(told["retry-after"]), int(told["retry-after-ms"])
+        assert least * 1000 - 1 <= milliseconds <= most * 1000
+        assert 1 <= seconds <= 60
+        assert 0 <= seconds * 1000 - milliseconds <= 1000
+        seen.add(milliseconds)
+    assert len(seen) > 10 or wanted == 1e9
