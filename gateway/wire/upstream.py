@@ -1,7 +1,7 @@
 """One connection to an engine: writes a request, reads its answer, strictly. No pool, no retry.
 
 llhttp (httptools) reads the answer and refuses what is malformed. What it lets through is refused here: versions other
-than HTTP/1.0 and 1.1, switched protocols, codings other than exactly `chunked`, heads over their limit, anything after
+than HTTP/1.0 and 1.1, codings other than exactly `chunked`, heads over their limit, anything after
 the end of an answer. The end of an answer is acted upon only once its read is parsed: what follows it is then known.
 
 No coroutine and no timer per chunk: the bytes go to the reader of the answer from the socket's own callback, and there
@@ -133,7 +133,6 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.idle or self.complete:
             # Nothing is owed to us: whatever this is, the framing of this connection cannot be trusted any more.
-            self._excess = True
             self.abort()
             return
         self._progress_at = self._loop.time()
@@ -173,9 +172,7 @@ class Connection(asyncio.Protocol):
             self._fail("closed", "the reader of the answer failed")
             raise
         except (HttpParserError, HttpParserUpgrade) as error:
-            if self._ended:
-                self._excess = True
-            else:
+            if not self._ended:  # else it is what follows the answer, and on_message_begin has seen it
                 self._fail("garbage", f"the engine's answer is not HTTP: {error}")
 
     def eof_received(self) -> bool:
@@ -215,7 +212,7 @@ class Connection(asyncio.Protocol):
             return
         status = self.status = self._parser.get_status_code()
         version = self._parser.get_http_version()
-        if version not in ("1.1", "1.0") or status < 100 or status == 101:
+        if version not in ("1.1", "1.0") or status < 100:
             self._fail("garbage", f"the engine's answer is not of HTTP/1.1: status {status}")
             return
         if status < 200:
@@ -304,7 +301,6 @@ class Connection(asyncio.Protocol):
         """Whether another request may follow: both directions are over, and nothing else has come."""
         return (
             self.complete
-            and self._framed
             and self._keep
             and not self._excess
             and not self.lost

@@ -173,25 +173,25 @@ def test_a_stall_ends_an_answer_and_progress_puts_it_off() -> None:
     run(scenario, stall_timeout=0.05)
 
 
-def test_a_paused_reply_does_not_stall_and_a_resumed_one_does() -> None:
+def test_a_paused_reply_does_not_stall_and_a_resumed_one_has_all_its_time() -> None:
     async def scenario(rig: Rig) -> None:
-        peer, reply = await rig.reply(CHUNKED, chunk(b"first"))
+        loop = asyncio.get_running_loop()
+        _, reply = await rig.reply(CHUNKED, chunk(b"first"))
         taken = Taken().of(reply)
         reply.pause()
         reply.pause()
-        await peer.send(chunk(b"more"))
-        await asyncio.sleep(0.12)  # several times the stall time-out: what must not happen has no event
-        assert (taken.ends, taken.body) == ([], b"first")
-        resumed = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.1)  # twice and a half the stall time-out: what must not happen has no event
+        assert taken.ends == []
+        resumed = loop.time()
         reply.resume()
         reply.resume()
         error = await taken.end()
         assert error is not None
-        assert (error.kind, taken.body) == ("stall", b"firstmore")
-        assert asyncio.get_running_loop().time() - resumed > 0.02
+        assert error.kind == "stall"
+        assert loop.time() - resumed > 0.035
         reply.close()
 
-    run(scenario, stall_timeout=0.03)
+    run(scenario, stall_timeout=0.04)
 
 
 def test_a_stall_time_out_counts_from_the_first_byte_also_before_anybody_takes_the_answer() -> None:

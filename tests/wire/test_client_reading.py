@@ -121,6 +121,32 @@ def test_chunks_however_they_come(
     run(scenario)
 
 
+LOOKS = chunk(b"abc")  # 8 bytes
+
+
+@pytest.mark.parametrize(
+    ("reads", "body"),
+    [
+        ([chunk(b"a") + b"1", b"3\r\nabc\r\n", b"x" * 14 + b"\r\n"], b"aabc\r\n" + b"x" * 14),  # behind a begun size
+        ([chunk(b"a") + b"8\r\n", LOOKS, b"\r\n"], b"a" + LOOKS),  # behind a size
+        ([b"b\r\nx\r\n", LOOKS, b"\r\n"], b"x\r\n" + LOOKS),  # behind data that ends in a line end
+        ([b"9\r\n\n", LOOKS, b"\r\n"], b"\n" + LOOKS),
+        ([chunk(b"a") + b"8;x\r\n", LOOKS, b"\r\n"], b"a" + LOOKS),
+        ([chunk(b"a") + b"8\r\n" + LOOKS + b"\r", b"\n", LOOKS], b"a" + LOOKS + b"abc"),
+    ],
+)
+def test_a_read_that_only_looks_like_a_chunk(reads: list[bytes], body: bytes) -> None:
+    async def scenario(rig: Rig) -> None:
+        peer, reply = await rig.reply(CHUNKED, chunk(b"-"))
+        taken = Taken().of(reply)
+        await peer.send(*reads, b"0\r\n\r\n")
+        assert (await taken.end(), taken.body) == (None, b"-" + body)
+        reply.close()
+        assert rig.client.idle == 1
+
+    run(scenario)
+
+
 def test_the_usual_read_is_one_whole_chunk_and_goes_on_as_it_came() -> None:
     async def scenario(rig: Rig) -> None:
         events = [b"data: %d\n\n" % i for i in range(20)]
@@ -376,6 +402,17 @@ def test_long_extensions_and_trailers_within_reason_are_dropped() -> None:
         reply.close()
 
     run(scenario, max_head=2000)
+
+
+def test_a_head_as_large_as_it_may_be_leaves_room_for_chunks() -> None:
+    async def scenario(rig: Rig) -> None:
+        head = CHUNKED[:-2] + b"a: " + b"x" * (1000 - len(CHUNKED) - 5) + b"\r\n\r\n"
+        assert len(head) == 1000
+        _, reply = await rig.reply(head + b"1;", b"ab=c\r\n", b"x\r\n0\r\n\r\n")
+        assert await reply.read(10) == b"x"
+        reply.close()
+
+    run(scenario, max_head=1000)
 
 
 def test_header_names_are_lower_case_and_the_framing_is_told() -> None:
