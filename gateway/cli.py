@@ -231,7 +231,10 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 def _announce(running: Running) -> None:
-    print(announcement(running.data, running.control, running.engines, running.models), flush=True)
+    try:
+        print(announcement(running.data, running.control, running.engines, running.models), flush=True)
+    except BrokenPipeError:  # `gateway serve | head -1`: whoever read it has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check(given: argparse.Namespace) -> int:

@@ -100,6 +100,7 @@ class Dispatch:
         self.policy = policy
         self.rng = rng
         self.clock = clock
+        self.leaving = False  # balancers are told to go elsewhere; calls are still taken
         self.draining = False
         self.queues: dict[str, Queues] = {}
         self.running = dict.fromkeys(policy.classes, 0)
@@ -293,7 +294,7 @@ class Dispatch:
 
     def refuse_waiting(self) -> None:
         """Drain: what waits is refused, what runs goes on."""
-        self.draining = True
+        self.leaving = self.draining = True
         for queues in self.queues.values():
             for ticket in list(queues):
                 self._refuse(ticket, Refused(Outcome.DRAINING, "This gateway is shutting down.", retry_after=1.0))

@@ -116,7 +116,7 @@ class Pipeline:
         if route.kind == "models":
             status, body = model_list(self.fleet, request.path)
         else:
-            up = not self.dispatch.draining and any(engine.up for engine in self.fleet)
+            up = not self.dispatch.leaving and any(engine.up for engine in self.fleet)
             status, body = (200, b"{}") if up else (503, b'{"status":"no engine is up, or shutting down"}')
         responder.send(status, JSON + b"x-request-id: %b\r\n" % self._request_id(request).encode(), body)
 

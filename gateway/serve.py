@@ -1,8 +1,8 @@
 """Builds every object once, runs the background tasks, drains on SIGTERM.
 
-Start: embedded engines, engine clients, core, data port, control port, telemetry. End, in this order: `/readyz` fails,
-what waits is refused, new connections are refused, what streams finishes within `timeouts.drain`, the rest is told so;
-then telemetry, clients and embedded engines go. A second signal cuts the drain short.
+Start: embedded engines, engine clients, core, data port, control port, telemetry. End, in this order: `/readyz` fails;
+after `timeouts.drain_grace` new connections and what waits are refused; what streams finishes within `timeouts.drain`;
+the rest is told so; then telemetry, clients and embedded engines go. A second signal cuts it short.
 """
 
 from __future__ import annotations
@@ -167,6 +167,8 @@ async def serve(options: Options) -> None:
         options.announce(Running(server.addresses, control.address, urls, sorted(fleet.models)))
 
         await signals.first.wait()
+        dispatch.leaving = True
+        await signals.hurried(policy.timeouts.drain_grace)
         # The server first: whoever is refused now is also told that the connection ends.
         drained = asyncio.ensure_future(server.drain(policy.timeouts.drain))
         dispatch.refuse_waiting()
@@ -189,6 +191,13 @@ class Signals:
 
     def _arrived(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+    async def hurried(self, within: float) -> None:
+        """Until the second signal, or for `within` seconds."""
+        try:
+            await asyncio.wait_for(self.second.wait(), within)
+        except TimeoutError:
+            return
 
     def close(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -41,7 +41,7 @@ def control_app(
         return Response(b"ok\n", media_type="text/plain")
 
     async def readyz(_: Request) -> Response:
-        if dispatch.draining:
+        if dispatch.leaving:
             return Response(b"shutting down\n", 503, media_type="text/plain")
         up = sum(engine.up for engine in fleet)
         if not up:

@@ -61,7 +61,7 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
     """Everything /fleet says; `now` in monotonic seconds."""
     return FleetView(
-        draining=dispatch.draining,
+        draining=dispatch.leaving,
         engines=[_engine(engine, now) for engine in fleet],
         models=[_model(id, card.max_model_len, fleet, dispatch) for id, card in sorted(fleet.models.items())],
         queues=[

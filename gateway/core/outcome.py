@@ -163,7 +163,6 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     ttft: float = 0.0
     total: float = 0.0
     bytes_in: int = 0
-    bytes_out: int = 0
 
 
 def refusal_headers(refused: Refused, rng: random.Random) -> bytes:

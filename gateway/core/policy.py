@@ -105,7 +105,8 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. `connect`, `first_byte`, `stall` bound an engine; `drain` bounds our own end; the others a client."""
+    """Seconds. `connect`, `first_byte`, `stall` bound an engine; `drain_grace` and `drain` are our own end's;
+    the others bound a client."""
 
     connect: Moment = 2.0
     first_byte: Moment = 60.0
@@ -115,6 +116,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: Moment = 75.0
     write_stall: Moment = 15.0
     half_open: Annotated[Seconds, Bounds(ge=3, le=3600)] = 15.0
+    drain_grace: Annotated[Seconds, Bounds(ge=0, le=3600)] = 0.0
     drain: Moment = 60.0
 
 

@@ -41,7 +41,7 @@ class EngineError(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """To one engine. `gone` is called when it ends while idle. `lost`: it has ended."""
+    """To one engine. `idle`: open, and nothing under way. `gone` is called when it ends while idle. `lost`: ended."""
 
     __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_ended", "_error", "_excess", "_framed",
                  "_framing", "_gone", "_headers_over", "_keep", "_loop", "_parser", "_paused", "_progress_at", "_seen",
@@ -62,7 +62,8 @@ class Connection(asyncio.Protocol):
         self._data: Callable[[bytes], None] | None = None
         self._done: Callable[[EngineError | None], None] | None = None
         self._whole: Callable[[bytes], None] | None = None
-        self.idle = self.lost = self._paused = False
+        self.idle = True
+        self.lost = self._paused = False
         self._reset()
 
     def _reset(self) -> None:
@@ -82,7 +83,7 @@ class Connection(asyncio.Protocol):
 
         `message`: head and body in one, where that is worth the copy.
         """
-        if self.lost:
+        if not self.idle:
             raise EngineError("reset", "the engine closed the connection", before_bytes=True)
         self.idle = False
         self._progress_at = self._loop.time()
@@ -186,6 +187,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         if self.idle:
+            self.idle = False
             self._gone(self)
         elif not self.complete:
             kind: Kind = "truncated" if self._headers_over else "reset"
@@ -249,7 +251,8 @@ class Connection(asyncio.Protocol):
         if self.status >= 200:
             if not self._ended:
                 self._keep = self._parser.should_keep_alive()
-            self._ended = True
+                self._ended = True
+                self._data = self._whole = None  # what may follow in this read is nobody's
         else:  # 100 Continue, 103 Early Hints: the answer is still to come
             self.headers = {}
 
@@ -257,7 +260,6 @@ class Connection(asyncio.Protocol):
         self.complete = True
         done = self._done
         if done is not None:
-            self.let_go()
             done(None)
         else:
             self._first()
@@ -278,7 +280,6 @@ class Connection(asyncio.Protocol):
             if self._done is None:  # the reply was closed by who took the piece
                 return
         if self.complete or self._error is not None:
-            self.let_go()
             done(self._error)
 
     def let_go(self) -> None:

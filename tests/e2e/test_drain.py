@@ -82,6 +82,17 @@ def test_what_cannot_finish_is_told_so(tmp_path: Path, engine: SimEngine, hurrie
 
 
 @pytest.mark.slow
+def test_in_the_grace_period_balancers_are_told_and_calls_are_taken(tmp_path: Path, engine: SimEngine) -> None:
+    with gateway(tmp_path, engine, ONE_AT_A_TIME + "timeouts: {drain_grace: 1m}\n") as running:
+        running.child.process.send_signal(signal.SIGTERM)
+        assert until(lambda: draining(running), 5.0) is not None
+        assert get(f"{running.url}/health")[0] == 503
+        assert Call(running.url, stream=False).read()[0] == 200
+        running.child.process.send_signal(signal.SIGTERM)
+        assert running.child.process.wait(10) == 0
+
+
+@pytest.mark.slow
 def test_a_plain_answer_that_cannot_finish_is_a_503(tmp_path: Path, engine: SimEngine) -> None:
     with gateway(tmp_path, engine, ONE_AT_A_TIME + "timeouts: {drain: 100ms}\n") as running:
         engine.faults(hang=True)

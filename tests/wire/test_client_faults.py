@@ -97,6 +97,57 @@ def test_a_read_of_an_answer_that_is_cut_raises() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("first", [b"", b"SSH-2.0-x\r\n", PLAIN])
+def test_an_engine_that_speaks_first_or_not_at_all(first: bytes) -> None:
+    """It does so as soon as it has accepted: its bytes are there before the request is, or soon after."""
+
+    async def scenario(rig: Rig) -> None:
+        engine = rig.accepted
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            engine(reader, writer)
+            writer.write(first)
+            if not first:
+                rig.all[-1].reset()
+
+        rig.accepted = accepted  # type: ignore[method-assign] # the harness calls what is here
+        for _ in range(20):
+            try:
+                reply = await rig.sending(timeout=5)
+            except EngineError as error:
+                assert (error.kind in ("reset", "garbage"), rig.client.active) == (True, 0)  # noqa: PT017 # or an answer
+            else:
+                assert first == PLAIN
+                reply.close()
+            await rig.client.aclose()
+            rig.client._closed = False
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("at_rest", [True, False])
+def test_a_connection_that_is_over_is_kept_by_nothing(at_rest: bool) -> None:
+    """Not by its timer, which would be due in a minute."""
+
+    async def scenario(rig: Rig) -> None:
+        def connections() -> int:
+            gc.collect()
+            return sum(isinstance(thing, Connection) for thing in gc.get_objects())
+
+        assert connections() == 0
+        if at_rest:
+            (await rig.pooled()).close()
+            await rig.until(lambda: rig.client.idle == 0)
+        else:
+            peer, reply = await rig.reply(CHUNKED, chunk(b"x"))
+            reply.close()
+            await peer.ended()
+            del reply
+        assert connections() == 0
+
+    run(scenario, idle_for=60.0)
+
+
 # -- time -------------------------------------------------------------------------------------------------------------
 
 

@@ -296,15 +296,16 @@ def test_a_closed_reply_in_the_callback_that_ends_it_with_more_to_come() -> None
 
     async def scenario(rig: Rig) -> None:
         peer, reply = await rig.reply(CHUNKED + chunk(b"a"))
+        got: list[bytes] = []
         ends = []
 
         def done(error: EngineError | None) -> None:
             ends.append(error)
             reply.close()
 
-        reply.relay(lambda _: None, done)
+        reply.relay(got.append, done, got.append)
         await peer.send(b"0\r\n\r\n" + PLAIN)
-        assert ends == [None]
+        assert (got, ends) == ([b"a"], [None])
         await peer.ended()
         assert rig.client.idle == 0
 
