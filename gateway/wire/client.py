@@ -26,6 +26,8 @@ class Client:
     def __init__(
         self, origin: Origin, settings: ClientSettings, *, ssl: tls.SSLContext | None = None, api_key: str | None = None
     ) -> None:
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("an engine's API key is printable ASCII")
         self.origin = origin
         self.settings = settings
         self.active = 0
@@ -127,12 +129,13 @@ class Client:
 class Reply:
     """An engine's answer: its head and first bytes are here. `close` it, whatever happens."""
 
-    __slots__ = ("_connection", "_leave", "_was_complete", "headers", "length", "status")
+    __slots__ = ("_connection", "_leave", "_reading", "_was_complete", "headers", "length", "status")
 
     def __init__(self, connection: Connection, leave: Callable[[Connection], None]) -> None:
         self._connection: Connection | None = connection  # None once closed: it may have another answer by then
         self._leave = leave
         self._was_complete = False
+        self._reading: asyncio.Future[None] | None = None
         self.status = connection.status
         self.headers = connection.headers
         self.length = connection.length
@@ -189,6 +192,7 @@ class Reply:
                 else:
                     over.set_exception(error)
 
+        self._reading = over
         self.relay(data, done)
         await over
         return b"".join(parts)
@@ -199,3 +203,5 @@ class Reply:
         if connection is not None:
             self._was_complete = connection.complete
             self._leave(connection)
+            if self._reading is not None and not self._reading.done():
+                self._reading.set_exception(EngineError("closed", "the reply was closed before its end"))

@@ -28,6 +28,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     stall_timeout: float = 60.0
     max_idle: int = 256
     idle_for: float = 4.0
+    buffer: int = 256 * 1024  # of body that nobody relays yet; beyond, the socket is not read
     max_head: int = 16 * 1024  # status line and headers, interim answers included; trailers likewise
 
 
@@ -43,10 +44,11 @@ class EngineError(Exception):
 class Connection(asyncio.Protocol):
     """To one engine. `idle`: open, and nothing under way. `gone` is called when it ends while idle. `lost`: ended."""
 
-    __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_ended", "_error", "_excess", "_framed",
-                 "_framing", "_gone", "_headers_over", "_keep", "_loop", "_parser", "_paused", "_progress_at", "_seen",
-                 "_settings", "_synced", "_timer", "_timer_at", "_transport", "_waiter", "_whole", "complete",
-                 "headers", "idle", "length", "lost", "status")  # fmt: skip
+    __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_early_size", "_ended", "_error",
+                 "_excess", "_framed", "_framing", "_full", "_gone", "_headers_over", "_keep", "_last", "_loop",
+                 "_parser", "_paused", "_progress_at", "_seen", "_settings", "_synced", "_tail", "_timer",
+                 "_timer_at", "_transport", "_waiter", "_whole", "complete", "headers", "idle", "length", "lost",
+                 "status")  # fmt: skip
 
     def __init__(
         self, settings: ClientSettings, gone: Callable[[Connection], None], loop: asyncio.AbstractEventLoop
@@ -74,6 +76,9 @@ class Connection(asyncio.Protocol):
         self._ended = self._excess = self._keep = self._chunk_over = self._synced = False
         self._framing = 0  # bytes read in a row, up to now, that held nothing of a body
         self._early: list[bytes] = []
+        self._early_size = 0
+        self._full = False  # reading is paused because nobody relays
+        self._tail = self._last = b""  # the end of what was read, at least 5 bytes; the last piece of body
         self._error: EngineError | None = None
 
     # -- one exchange -------------------------------------------------------------------------------------------
@@ -160,10 +165,24 @@ class Connection(asyncio.Protocol):
         self._feed(data)
         # A chunk's end was the last thing read, and no begun size line follows it: that would have no line end yet.
         self._synced = self._chunk_over and data[-1:] == b"\n"
+        self._tail = data if len(data) > 4 else self._tail[-4:] + data
         if self._ended and self._error is None:
+            self._excess = self._excess or not self._ends_here(data)
             self._finish()
         elif self._framing > self._settings.max_head:
             self._fail("garbage", f"over {self._settings.max_head} bytes of framing in the engine's answer")
+
+    def _ends_here(self, data: bytes) -> bool:
+        """Whether no blank lines follow the answer, which llhttp would skip without a word. In doubt: no.
+
+        A counted body ends what was read if the read ends with the body's last piece, unless that piece is itself
+        white space. Any other message ends with a blank line: it is the only one if no line end precedes it twice.
+        """
+        last = self._last
+        if self.length and last:
+            return data.endswith(last) and not last.isspace()
+        tail = self._tail[-5:]
+        return len(tail) == 5 and tail[1:] == b"\r\n\r\n" and tail[0] not in b"\r\n"
 
     def _feed(self, data: bytes) -> None:
         self._framing += len(data)
@@ -179,7 +198,14 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         if self._headers_over and not self._framed and self._error is None and not self.complete:
             self._finish()  # a body that ends with the connection
+        elif not self.idle and not self.complete:
+            self._left()  # now: the transport itself closes only once all of the request is written
         return False
+
+    def _left(self) -> None:
+        kind: Kind = "truncated" if self._headers_over else "reset"
+        where = "in the middle of its answer" if self._headers_over else "before answering"
+        self._fail(kind, f"the engine closed the connection {where}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -190,9 +216,7 @@ class Connection(asyncio.Protocol):
             self.idle = False
             self._gone(self)
         elif not self.complete:
-            kind: Kind = "truncated" if self._headers_over else "reset"
-            where = "in the middle of its answer" if self._headers_over else "before answering"
-            self._fail(kind, f"the engine closed the connection {where}")
+            self._left()
         del self._parser  # it and its callbacks are a cycle
 
     # -- httptools' side ----------------------------------------------------------------------------------------
@@ -240,12 +264,17 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         self._framing = 0
+        self._last = data
         sink = self._data
         if sink is not None:
             sink(data)
         elif not self._ended and self._error is None:
             self._early.append(data)
+            self._early_size += len(data)
             self._first()
+            if self._early_size > self._settings.buffer and not self._paused:
+                self._full = True
+                self.pause()
 
     def on_message_complete(self) -> None:
         if self.status >= 200:
@@ -281,6 +310,8 @@ class Connection(asyncio.Protocol):
                 return
         if self.complete or self._error is not None:
             done(self._error)
+        elif self._full:
+            self.resume()
 
     def let_go(self) -> None:
         """Forget who takes the answer."""
