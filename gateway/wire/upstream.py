@@ -304,14 +304,15 @@ class Connection(asyncio.Protocol):
         """See Reply.relay."""
         early, self._early = self._early, []
         self._data, self._done, self._whole = data, done, whole
+        if self._full:
+            self._full = False
+            self.resume()  # before the pieces: who takes them may pause
         for piece in early:
             data(piece)
             if self._done is None:  # the reply was closed by who took the piece
                 return
         if self.complete or self._error is not None:
             done(self._error)
-        elif self._full:
-            self.resume()
 
     def let_go(self) -> None:
         """Forget who takes the answer."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -187,14 +188,16 @@ def test_a_time_out_that_is_over_already() -> None:
 
 
 def test_a_first_byte_that_comes_with_the_time_out_is_an_answer() -> None:
+    """The timer may be due in the very turn of the loop in which the sender has been woken."""
+
     async def scenario(rig: Rig) -> None:
-        sending = rig.sending(timeout=5.0)
+        sending = rig.sending(timeout=0.02)
         peer = await rig.peer()
         await peer.request()
-        peer.writer.write(CHUNKED + chunk(b"x"))
         (connection,) = [thing for thing in gc.get_objects() if isinstance(thing, Connection) and thing._waiter]
-        await rig.until(lambda: bool(connection._early))
-        connection._wake()  # as if the timer were due in the same turn of the loop
+        time.sleep(0.03)  # noqa: ASYNC251 # the loop stands still while time passes
+        connection.data_received(CHUNKED + chunk(b"x"))
+        connection._wake()
         reply = await sending
         await peer.send(b"0\r\n\r\n")
         assert await reply.read(10) == b"x"
@@ -293,6 +296,35 @@ def test_a_paused_reply_blocks_the_engine_and_loses_nothing() -> None:
         assert rig.client.idle == 1
 
     run(scenario)
+
+
+def test_who_takes_what_came_early_may_pause() -> None:
+    """Also where so much had come that the socket was not read any more."""
+
+    async def scenario(rig: Rig) -> None:
+        peer, reply = await rig.reply(CHUNKED, chunk(b"first"))
+        for _ in range(40):
+            peer.writer.write(chunk(b"x" * 1000))
+        await rig.until(lambda: reply._connection is not None and reply._connection._full)
+        taken = Taken()
+
+        def data(data: bytes) -> None:
+            taken.data(data)
+            reply.pause()
+
+        reply.relay(data, taken.done)
+        early = len(taken.body)
+        peer.writer.write(chunk(b"last") + b"0\r\n\r\n")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (len(taken.body), taken.ends) == (early, [])
+        while not taken.ends:
+            reply.resume()
+            await asyncio.sleep(0)
+        assert (await taken.end(), len(taken.body)) == (None, 5 + 40_000 + 4)
+        reply.close()
+
+    run(scenario, buffer=10_000)
 
 
 def test_a_reply_closed_while_paused_leaves_no_paused_connection() -> None:
