@@ -26,6 +26,7 @@ from gateway.serve import Gateway
 from gateway.wire.client import Reply
 from gateway.wire.connection import Connection
 from gateway.wire.server import Request, Responder
+from gateway.wire.upstream import Connection as EngineConnection
 from tests.faults.scripted import (
     Answer,
     ScriptedEngine,
@@ -269,7 +270,7 @@ def test_a_call_in_the_queue_of_a_full_engine_is_cancelled_with_its_client() -> 
 
 
 # What lives as long as one call or one connection, and holds memory while it does.
-HOLDERS = (Connection, Responder, Request, Reply, Relay, Ticket, Hold, Grant)
+HOLDERS = (Connection, EngineConnection, Responder, Request, Reply, Relay, Ticket, Hold, Grant)
 BEHAVIOURS = [
     *("good", "good", "good", "die_before_headers", "die_after_headers", "die_mid_body", "garbage", "no_done"),
     *("no_newline", "stall", "hang", "400", "500", "500_cut", "503", "late_end"),
