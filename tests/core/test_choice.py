@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from gateway.core.call import ROUTES, Call
+from gateway.core.call import Call
 from gateway.core.choice import SCAN_AT_MOST, Choice, cached_tokens, choose, predicted_ttft
 from gateway.core.fleet import Engine
 from gateway.core.policy import Policy, Routing
+from tests.calls import a_call
 
 POLICY = Policy()
 NOW = 1000.0
@@ -24,28 +25,7 @@ def engine(id: str, held: int = 0, up_since: float = 0.0) -> Engine:
 
 
 def call(prompt: int = 1000, prefix: tuple[int, ...] = ()) -> Call:
-    return Call(
-        request_id="r",
-        route=ROUTES[b"/v1/chat/completions"],
-        model="m",
-        tenant="t",
-        class_name="default",
-        arrived=NOW,
-        deadline=NOW + 60,
-        stream=False,
-        wants_usage=False,
-        max_tokens=None,
-        n=1,
-        ascii_bytes=0,
-        cjk_bytes=0,
-        other_bytes=0,
-        media=0,
-        messages=1,
-        prefix=prefix,
-        session=0,
-        body=b"",
-        prompt_tokens=prompt,
-    )
+    return a_call(arrived=NOW, deadline=NOW + 60, prefix=prefix, prompt_tokens=prompt)
 
 
 def chosen(engines: list[Engine], made: Call | None = None, exclude: frozenset[str] = frozenset()) -> Choice | None:

@@ -5,36 +5,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from gateway.core.call import ROUTES, Call
 from gateway.core.policy import TrafficClass
 from gateway.core.queues import Queues, Ticket
+from tests.calls import a_call
 
 CLASSES = {"interactive": TrafficClass(weight=8), "default": TrafficClass(weight=4), "batch": TrafficClass(weight=1)}
 
 
 def ticket(class_name: str, tokens: int = 100, at: float = 0.0, deadline: float = 1000.0) -> Ticket:
-    call = Call(
-        request_id="r",
-        route=ROUTES[b"/v1/chat/completions"],
-        model="m",
-        tenant="t",
-        class_name=class_name,
-        arrived=at,
-        deadline=deadline,
-        stream=False,
-        wants_usage=False,
-        max_tokens=None,
-        n=1,
-        ascii_bytes=0,
-        cjk_bytes=0,
-        other_bytes=0,
-        media=0,
-        messages=1,
-        prefix=(),
-        session=0,
-        body=b"",
-        prompt_tokens=tokens,
-    )
+    call = a_call(class_name=class_name, arrived=at, deadline=deadline, prompt_tokens=tokens)
     return Ticket(call, at)
 
 

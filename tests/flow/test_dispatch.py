@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.core.call import ROUTES, Call
+from gateway.core.call import Call
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy import Policy, TrafficClass
 from gateway.core.vllm import ModelCard
 from gateway.dispatch import Dispatch
 from loadtest import vtime
+from tests.calls import a_call
 
 POLICY = Policy(
     classes={
@@ -43,28 +44,7 @@ class World:
 
     def call(self, tokens: int = 400, class_name: str = "interactive", within: float = 100.0, model: str = "m") -> Call:
         now = self.loop.time()
-        return Call(
-            request_id="r",
-            route=ROUTES[b"/v1/chat/completions"],
-            model=model,
-            tenant="t",
-            class_name=class_name,
-            arrived=now,
-            deadline=now + within,
-            stream=False,
-            wants_usage=False,
-            max_tokens=None,
-            n=1,
-            ascii_bytes=0,
-            cjk_bytes=0,
-            other_bytes=0,
-            media=0,
-            messages=1,
-            prefix=(),
-            session=0,
-            body=b"",
-            prompt_tokens=tokens,
-        )
+        return a_call(model=model, class_name=class_name, arrived=now, deadline=now + within, prompt_tokens=tokens)
 
     async def use(self, call: Call, seconds: float) -> str:
         async with self.dispatch.admitted(call) as grant:
