@@ -30,21 +30,16 @@ DRAIN_EVERY = 0.1  # seconds at least between two readings of it
 class Grant:
     """Permission to use one engine, until closed. Its engine changes only through `move`, before the first byte."""
 
-    __slots__ = ("_dispatch", "call", "choice", "engine", "hold")
+    __slots__ = ("_dispatch", "call", "engine", "hold")
 
     def __init__(self, dispatch: Dispatch, call: Call, choice: Choice, now: float) -> None:
         self._dispatch = dispatch
         self.call = call
-        self._take(choice, now)
-        dispatch.running[call.class_name] += 1
-
-    def _take(self, choice: Choice, now: float) -> None:
-        self.choice = choice
         self.engine: Engine = choice.engine
-        call = self.call
-        self.hold = choice.engine.hold(call.prompt_tokens + call.output_tokens, choice.prefill, now)
+        self.hold = choice.engine.hold(call.cost, choice.prefill, now)
         if not call.stream:
             choice.engine.expect_first_byte(self.hold, now + choice.ttft)
+        dispatch.running[call.class_name] += 1
 
     def first_byte(self, now: float) -> None:
         """The engine has answered: it has read the prompt, and has it cached."""
@@ -55,7 +50,7 @@ class Grant:
         """Give the hold back and take one elsewhere, waiting at the head of the line where there is no room."""
         self.close()
         other = await self._dispatch.enter(self.call, exclude, front=True)
-        self.engine, self.choice, self.hold = other.engine, other.choice, other.hold
+        self.engine, self.hold = other.engine, other.hold
 
     def close(self) -> None:
         """Give the hold back; a second time changes nothing."""
@@ -154,7 +149,7 @@ class Dispatch:
         if not engines:
             self._unknown(call.model)
         self._up(engines, call.model)
-        cost, largest = call.prompt_tokens + call.output_tokens, max(e.largest for e in engines)
+        cost, largest = call.cost, max(e.largest for e in engines)
         if cost > largest:
             raise Refused(
                 Outcome.TOO_LARGE,

@@ -282,7 +282,7 @@ class Pipeline:
         record.model = call.model
         record.stream = call.stream
         record.prompt_tokens = record.estimated_prompt_tokens = call.prompt_tokens
-        record.held_tokens = call.prompt_tokens + call.output_tokens
+        record.held_tokens = call.cost
 
     def _finish(self, record: Record, began: float) -> None:
         record.total = self.clock() - began

@@ -101,6 +101,11 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     prompt_tokens: int = 0  # estimate, filled in by cost.py
     output_tokens: int = 0  # estimate, filled in by cost.py
 
+    @property
+    def cost(self) -> int:
+        """KV tokens it may take: what is held for it, and what it counts in the queues."""
+        return self.prompt_tokens + self.output_tokens
+
 
 class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Policy of what a client may ask. Deadlines are seconds; `class_deadlines` names the classes there are.

@@ -65,7 +65,7 @@ def choose(
     """
     if len(engines) > SCAN_AT_MOST:
         engines = rng.sample(engines, SCAN_AT_MOST)
-    cost = call.prompt_tokens + call.output_tokens
+    cost = call.cost
     usable = [e for e in engines if e.up and not e.draining]
     if exclude:
         usable = [e for e in usable if e.id not in exclude] or usable

@@ -1,4 +1,4 @@
-"""What a call will cost in KV tokens, before any engine has seen it: `prompt_tokens + output_tokens`.
+"""What a call will cost in KV tokens, before any engine has seen it: prompt and output, whose sum is `Call.cost`.
 
 Prompt: a linear model per (model, kind of route) over the prompt's bytes by script, its messages and a constant (the
 chat template), learned from the engines' own usage. Output: what was asked times alpha, the learned 0.9 quantile of

@@ -21,6 +21,8 @@ FIRST_BYTES_NEEDED = 8
 PREFIX_BLOCKS_REMEMBERED = 200_000  # per engine; an entry is about 100 bytes
 PREFILL_RATE = 10_000.0  # tokens/s until first bytes teach better
 STALE_POLLS = 3
+HITS_IN = 2  # good health checks that bring an engine back
+MISSES_OUT = 3  # bad ones that take it out
 
 
 class Hold:
@@ -241,17 +243,17 @@ class Engine:
             self._unsorted = 0
             self.prefill_rate = max(1.0, sorted(rates)[int(len(rates) * 0.9)])
 
-    def health(self, ok: bool, now: float, *, hits_in: int = 2, misses_out: int = 3) -> None:
+    def health(self, ok: bool, now: float) -> None:
         """One answer of GET /health: three misses take the engine out, two hits (one at first contact) bring it in."""
         if ok:
             self.hits, self.misses = self.hits + 1, 0
             first_contact = self.back_at == -math.inf
-            if not self.up and (first_contact or self.hits >= hits_in):
+            if not self.up and (first_contact or self.hits >= HITS_IN):
                 self.up = True
                 self.back_at = now - self.policy.routing.slow_start if first_contact else now
         else:
             self.hits, self.misses = 0, self.misses + 1
-            if self.misses >= misses_out:
+            if self.misses >= MISSES_OUT:
                 self.down()
 
     def down(self) -> None:

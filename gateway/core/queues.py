@@ -24,7 +24,7 @@ class Ticket:
 
     def __init__(self, call: Call, pushed_at: float, exclude: frozenset[str] = frozenset()) -> None:
         self.call = call
-        self.cost = call.prompt_tokens + call.output_tokens
+        self.cost = call.cost
         self.pushed_at = pushed_at
         self.exclude = exclude  # engines that have failed this call
         self.waiting = True
