@@ -8,20 +8,23 @@ A scalar is text until a field says what it is, so `on`, `no` and `0x10` mean no
 from __future__ import annotations
 
 import difflib
-import re
 import types
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_args, get_origin
 
 import msgspec
 
+from gateway.core.kinds import Structs, Text, Words, expected, form_of, is_struct, options_of, scalar
 from gateway.core.units import Unit
 
-_NO = object()  # a scalar that is not what was asked for; None is a value
+Path = tuple[str | int, ...]  # fields by name, entries of lists by number
+LISTED = 40  # names in one message
+_NO = object()  # not what was asked for; None is a value
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file; lines from 1."""
+    """One mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `line` counts
+    from 1; 0: not known."""
 
     file: str
     line: int
@@ -31,16 +34,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     nearest: str | None = None
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}: " + (f"{self.path}: " if self.path else "")
+        place = f"{self.file}:{self.line}: " if self.line else f"{self.file}: "
+        where = place + (f"{self.path}: " if self.path else "")
         hint = f" (did you mean {self.nearest}?)" if self.nearest else ""
         return f"{where}found {self.found}, expected {self.expected}{hint}"
-
-
-class Text(msgspec.Struct, frozen=True):
-    """Metadata of a str field: the regular expression it must match in full, and how to say so."""
-
-    pattern: str
-    what: str
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +45,14 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
     line: int
     text: str | None = None
+    quoted: bool = False
     items: tuple[Value, ...] | None = None
     fields: dict[str, tuple[int, Value]] | None = None
     size: int = 1  # nodes in this subtree
+
+    @property
+    def empty(self) -> bool:
+        return self.text is None and self.items is None and self.fields is None
 
     def describe(self) -> str:
         if self.fields is not None:
@@ -59,6 +61,19 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
             return "a list"
         return "nothing" if self.text is None else shortened(self.text)
 
+    def line_of(self, path: Path) -> int | None:
+        """The line where `path` begins, or of as much of it as is written; None: nothing of it, so it is a default."""
+        line, value = None, self
+        for step in path:
+            if isinstance(step, str) and step in (value.fields or {}):
+                line, value = (value.fields or {})[step]
+            elif isinstance(step, int) and step < len(value.items or ()):
+                value = (value.items or ())[step]
+                line = value.line
+            else:
+                break
+        return line
+
 
 class Reader:
     """Reads one file's tree, gathering `problems`. What it returns is meaningful only while there are none."""
@@ -66,6 +81,7 @@ class Reader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[Problem] = []
+        self._structs = Structs()
 
     def problem(self, line: int, path: str, found: str, expected: str, nearest: str | None = None) -> None:
         self.problems.append(
@@ -73,69 +89,115 @@ class Reader:
         )
 
     def read(self, value: Value, kind: Any, path: str) -> Any:
-        """`value` as `kind`: a Struct, `tuple[T, ...]`, `Mapping[K, V]`, or a scalar type."""
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            return self._struct(value, kind, path)
-        if get_origin(kind) is tuple:
-            if value.items is None:
-                return self._unexpected(value, "a list", path)
-            item = get_args(kind)[0]
-            return tuple(self.read(entry, item, f"{path}[{index}]") for index, entry in enumerate(value.items))
-        if get_origin(kind) is Mapping:
-            return self._mapping(value, get_args(kind), path)
-        if value.fields is None and value.items is None:
-            for option in _options(kind):
-                scalar = _scalar(value.text, option)
-                if scalar is not _NO:
-                    return scalar
-        words = [word for option in _options(kind) if get_origin(option) is Literal for word in get_args(option)]
-        return self._unexpected(value, _expected(kind), path, nearest(value.text or "", words))
+        """`value` as `kind`, which is what kinds.py says kinds are."""
+        if kind is Any:
+            return json_of(value)
+        options = options_of(kind)
+        if value.empty and types.NoneType in options:
+            return None
+        for option in options:
+            read = self._option(value, option, path)
+            if read is not _NO:
+                return read
+        forms = [form_of(option) for option in options]
+        words = [word for form in forms if isinstance(form, Words) for word in form.values]
+        secret = value.text is not None and any(isinstance(form, Text) and form.secret for form in forms)
+        found = f"{len(value.text or '')} characters that are not" if secret else value.describe()
+        self.problem(value.line, path, found, expected(kind), nearest(value.text or "", words))
+        return None
 
-    def _unexpected(self, value: Value, expected: str, path: str, hint: str | None = None) -> None:
-        self.problem(value.line, path, value.describe(), expected, hint)
+    def _option(self, value: Value, kind: Any, path: str) -> Any:
+        """`value` as one option, its own problems told; _NO where it is of another kind."""
+        if value.text is not None:
+            return self._text(value.text, kind)
+        if is_struct(kind):
+            return _NO if value.items is not None else self._struct(value, kind, path)
+        origin, kinds = get_origin(kind), get_args(kind)
+        if origin is tuple and value.items is not None:
+            return tuple(self.read(item, kinds[0], f"{path}[{index}]") for index, item in enumerate(value.items))
+        if origin is Mapping and value.fields is not None:
+            return self._mapping(value.fields, kinds[0], kinds[1], path)
+        return _NO
 
-    def _struct(self, value: Value, kind: type[msgspec.Struct], path: str) -> Any:
-        known = msgspec.structs.fields(kind)
-        names = [field.name for field in known]
-        if value.text is not None or value.items is not None:
-            return self._unexpected(value, f"a mapping with {', '.join(names)}", path)
+    def _text(self, text: str, kind: Any) -> Any:
+        if is_struct(kind) and hasattr(kind, "shorthand"):
+            read = scalar(text, self._structs.fields(kind)[kind.shorthand].type)
+            return _NO if read is None else kind(**{kind.shorthand: read})
+        read = scalar(text, kind)
+        return _NO if read is None else read
+
+    def _struct(self, value: Value, kind: Any, path: str) -> Any:
+        known = self._structs.fields(kind)
         fields = value.fields or {}
         for name, (line, _) in fields.items():
-            if name not in names:
+            if name not in known:
                 found = f"unknown field {shortened(name)}"
-                self.problem(line, path, found, f"one of {', '.join(names)}", nearest(name, names))
-        hints = get_type_hints(kind, include_extras=True)
+                self.problem(line, path, found, f"one of {listed(known)}", nearest(name, known))
         read = {}
-        for field in known:
-            if field.name in fields:
-                read[field.name] = self.read(fields[field.name][1], hints[field.name], dotted(path, field.name))
+        for name, field in known.items():
+            if name in fields:
+                read[field.name] = self.read(fields[name][1], field.type, dotted(path, name))
             elif field.required:
-                self.problem(value.line, path, f"no {field.name}", f"{field.name}: {_expected(hints[field.name])}")
+                self.problem(value.line, path, f"no {name}", f"{name}: {expected(field.type)}")
         return None if self.problems else kind(**read)
 
-    def _mapping(self, value: Value, kinds: tuple[Any, ...], path: str) -> Any:
-        key, item = kinds
-        if value.fields is None:
-            return self._unexpected(value, "a mapping", path)
-        for name, (line, _) in value.fields.items():
-            if _scalar(name, key) is _NO:
-                self.problem(line, path, f"the name {shortened(name)}", _expected(key))
-        return {name: self.read(entry, item, dotted(path, name)) for name, (_, entry) in value.fields.items()}
+    def _mapping(self, fields: dict[str, tuple[int, Value]], key: Any, item: Any, path: str) -> Any:
+        for name, (line, _) in fields.items():
+            if scalar(name, key) is None:
+                self.problem(line, path, f"the name {shortened(name)}", expected(key))
+        return {name: self.read(entry, item, dotted(path, name)) for name, (_, entry) in fields.items()}
 
 
-def plain(value: object, kind: Any) -> Any:
-    """The reverse of reading: a tree of dicts, lists, text and None, with numbers in their units."""
-    if isinstance(value, msgspec.Struct):
-        hints = get_type_hints(value.__class__, include_extras=True)
-        return {name: plain(getattr(value, name), hints[name]) for name in value.__struct_fields__}
+def json_of(value: Value) -> Any:
+    """A value as JSON has it: what is written without quotes and is a JSON number, true or false, is that. Numbers that
+    nobody can send, beyond 64 bits, stay text."""
+    if value.fields is not None:
+        return {name: json_of(item) for name, (_, item) in value.fields.items()}
+    if value.items is not None:
+        return [json_of(item) for item in value.items]
+    if value.text is None or value.quoted:
+        return value.text
+    try:
+        read = msgspec.json.decode(value.text)
+    except msgspec.DecodeError:
+        return value.text
+    return value.text if isinstance(read, int) and not -(2**63) <= read < 2**64 else read
+
+
+def plain(value: Any, kind: Any, json: Callable[[Any], Any] = lambda value: value) -> Any:
+    """The reverse of reading: dicts, lists, None and text, with numbers in their units. JSON is what `json` makes of
+    it."""
+    return _plain(value, kind, json, Structs())
+
+
+def _plain(value: Any, kind: Any, json: Callable[[Any], Any], structs: Structs) -> Any:
+    if kind is Any:
+        return json(value)
+    if value is None:
+        return None
+    if is_struct(type(value)):
+        fields = structs.fields(type(value)).items()
+        return {name: _plain(getattr(value, field.name), field.type, json, structs) for name, field in fields}
     if isinstance(value, Mapping):
-        return {name: plain(item, get_args(kind)[1]) for name, item in value.items()}
+        return {name: _plain(entry, get_args(kind)[1], json, structs) for name, entry in value.items()}
     if isinstance(value, tuple):
-        return [plain(item, get_args(kind)[0]) for item in value]
-    units = [unit for option in _options(kind) if (unit := _metadata(option, Unit)) is not None]
-    if units and isinstance(value, int | float):
-        return units[0].show(value)
-    return None if value is None else str(value)
+        item = next(get_args(option)[0] for option in options_of(kind) if get_origin(option) is tuple)
+        return [_plain(entry, item, json, structs) for entry in value]
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    unit = next((form for form in map(form_of, options_of(kind)) if isinstance(form, Unit)), None)
+    return unit.show(value) if unit is not None and isinstance(value, int | float) else str(value)
+
+
+def shown(struct: msgspec.Struct, name: str) -> str:
+    """One scalar field's value as a file has it."""
+    kind = next(field.type for field in msgspec.structs.fields(struct) if field.encode_name == name)
+    return str(plain(getattr(struct, name), kind))
+
+
+def spelled(path: Path) -> str:
+    """A path as messages say it: `shaping[0].except`."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
 def dotted(path: str, name: str) -> str:
@@ -147,52 +209,13 @@ def shortened(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
+def listed(names: Iterable[str]) -> str:
+    """Names as a message may show them: as many as LISTED."""
+    every = list(names)
+    more = f" and {len(every) - LISTED} more" if len(every) > LISTED else ""
+    return ", ".join(every[:LISTED]) + more
+
+
 def nearest(name: str, known: Iterable[object]) -> str | None:
     """The known name a person most probably meant, if any is near."""
     return next(iter(difflib.get_close_matches(name[:60], [str(word) for word in known], n=1, cutoff=0.7)), None)
-
-
-# -- scalars: what a type accepts, and how to say it ------------------------------------------------------------------
-
-
-def _options(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def _metadata(kind: Any, wanted: type[Any]) -> Any:
-    return next((meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, wanted)), None)
-
-
-def _scalar(text: str | None, kind: Any) -> Any:
-    """The text as one scalar type (Literal, str with Text, number with Unit and msgspec.Meta bounds), else _NO."""
-    if text is None or kind is type(None):
-        return None if text is None and kind is type(None) else _NO
-    if get_origin(kind) is Literal:
-        return next((word for word in get_args(kind) if str(word) == text), _NO)
-    unit = _metadata(kind, Unit)
-    if unit is None:
-        pattern = _metadata(kind, Text).pattern
-        return text if re.fullmatch(pattern, text) else _NO
-    number = unit.parse(text)
-    bounds = _metadata(kind, msgspec.Meta)
-    if number is None or (bounds is not None and not _within(number, bounds)):
-        return _NO
-    return number
-
-
-def _within(number: float, bounds: msgspec.Meta) -> bool:
-    return (bounds.ge is None or number >= bounds.ge) and (bounds.le is None or number <= bounds.le)
-
-
-def _expected(kind: Any) -> str:
-    """What a scalar type accepts, in words."""
-    if get_origin(kind) is Literal:
-        return " or ".join(str(word) for word in get_args(kind))
-    options = [option for option in _options(kind) if option is not type(None)]
-    if options != [kind]:
-        return " or ".join(_expected(option) for option in options)
-    unit, bounds = _metadata(kind, Unit), _metadata(kind, msgspec.Meta)
-    if unit is None:
-        return str(_metadata(kind, Text).what)
-    limits = [("at least", bounds.ge), ("at most", bounds.le)] if bounds else []
-    return ", ".join([unit.what, *(f"{words} {unit.show(limit)}" for words, limit in limits if limit is not None)])

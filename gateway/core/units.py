@@ -19,12 +19,14 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """How one kind of number is written.
 
     `scales` maps a suffix to what one of it is worth, in the unit the code uses, the one to prefer in print last;
-    the empty suffix is a bare number. `words` are names for values. `whole` numbers come out as int, others as float.
+    the empty suffix is a bare number. `before` is what stands before the number. `words` are names for values. `whole`
+    numbers come out as int, others as float.
     """
 
     what: str
     scales: tuple[tuple[str, Decimal], ...]
     whole: bool = False
+    before: str = ""
     words: tuple[tuple[str, float], ...] = ()
 
     def parse(self, text: str) -> float | None:
@@ -32,7 +34,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
         named = dict(self.words).get(text)
         if named is not None:
             return named
-        match = _NUMBER.fullmatch(text)
+        match = _NUMBER.fullmatch(text.removeprefix(self.before)) if text.startswith(self.before) else None
         scale = dict(self.scales).get(match[2]) if match else None
         if match is None or scale is None:
             return None
@@ -41,11 +43,18 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
             return float(value)
         return int(value) if value == int(value) else None
 
+    @property
+    def pattern(self) -> str:
+        """A regular expression that text of this kind matches in full."""
+        suffixes = "|".join(suffix for suffix, _ in self.scales)
+        words = "".join(f"|{word}" for word, _ in self.words)
+        return f"{self.before}[0-9]{{1,15}}([.][0-9]{{1,9}})?({suffixes}){words}"
+
     def show(self, value: float) -> str:
         """Text that parses to `value`: in the last suffix that needs no fraction, else the last; 0 in the first."""
         exact = Decimal(repr(value))
         scales = reversed(self.scales) if value else self.scales
-        texts = [f"{(exact / scale).normalize():f}{suffix}" for suffix, scale in scales]
+        texts = [f"{self.before}{(exact / scale).normalize():f}{suffix}" for suffix, scale in scales]
         return min((text for text in texts if self.parse(text) == value), key=_fractional, default=repr(value))
 
 
@@ -69,6 +78,8 @@ COUNT = Unit(what="a number such as 256, 200k, 1M", scales=_BARE + _scales(k="10
 SHARE = Unit(what="a share such as 80%", scales=(*_BARE, ("%", Decimal("0.01"))))
 SAMPLE = Unit(what="true, false or a share such as 10%", scales=SHARE.scales, words=(("true", 1.0), ("false", 0.0)))
 FACTOR = Unit(what="a number such as 1.5", scales=_BARE)
+TIMES = Unit(what="a multiple such as 1.2x, 2x", scales=(("x", Decimal(1)),))
+ABOVE = Unit(what='a bound such as "> 8000"', scales=COUNT.scales, whole=True, before="> ")
 
 Seconds = Annotated[float, SECONDS]
 Bytes = Annotated[int, BYTES]

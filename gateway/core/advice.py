@@ -1,0 +1,249 @@
+"""What is legal in a policy but unwise: starved classes, targets nobody can meet, limits nobody can reach.
+
+Each rule yields where and why, and states its arithmetic. The figures it reckons with are orders of magnitude: what one
+GPU with a model of some 8B parameters does. Nothing here keeps a policy from being used. The defaults need no advice.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import msgspec
+
+from gateway.core.advice_tenants import USUAL, Found, tenant_rules
+from gateway.core.checked import Path, Value, listed, shown, spelled
+from gateway.core.policy import Policy
+from gateway.core.policy_rules import bands_of, modes_of, signals_of
+from gateway.core.policy_traffic import Modes, ShapingTier, Threshold
+from gateway.core.units import COUNT, SECONDS, SHARE
+
+PREFILL = 10_000  # tokens of prompt that one engine reads in a second
+BYTES_PER_TOKEN = 4
+LEAST_SHARE = 0.02
+TIERS = 50  # of shaping, that are reasonable
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to reconsider. `line`: where it stands in the file; None: it is a default, or there is no file."""
+
+    path: str
+    text: str
+    line: int | None = None
+
+    def told(self, file: str) -> str:
+        """The line for people."""
+        where = file if self.line is None else f"{file}:{self.line}"
+        return f"{where}: warning: {self.path}: {self.text}"
+
+
+def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
+    """What is unwise in a policy, in the order of its lines where `written`, the file's tree, is given."""
+    rules = (_weights, _prompts, _queues, tenant_rules, _shaping, _modes, _steps, _attempts, _doors)
+    found = [
+        Advice(path=spelled(path), text=text, line=None if written is None else written.line_of(path))
+        for rule in rules
+        for path, text in rule(policy)
+    ]
+    return sorted(found, key=lambda advice: advice.line or 0)
+
+
+# -- classes ----------------------------------------------------------------------------------------------------------
+
+
+def _weights(policy: Policy) -> Found:
+    """Classes that others leave nothing."""
+    bands = bands_of(policy)
+    for index, band in enumerate(bands):
+        total = sum(policy.classes[name].weight for name in band)
+        for name in band:
+            share = policy.classes[name].weight / total
+            if share < LEAST_SHARE:
+                text = (
+                    f"{share:.1%} of the tokens while all classes have work; below {SHARE.show(LEAST_SHARE)} it starves"
+                )
+                yield ("classes", name, "weight"), text
+        after = [name for later in bands[index + 1 :] for name in later]
+        if after and policy.classes[band[-1]].max_concurrency is None:
+            text = (
+                f"its calls go before all of {listed(after)}, and nothing bounds how many of them run: "
+                "without max_concurrency a flood of them starves the others"
+            )
+            yield ("classes", band[-1], "strict"), text
+
+
+def _prompts(policy: Policy) -> Found:
+    """Targets below the time it takes to read the prompts they are for."""
+    longest, reason = _longest_prompt(policy)
+    first_byte = policy.timeouts.first_byte
+    if first_byte < longest / PREFILL:
+        text = f"{SECONDS.show(first_byte)} is too short to read the longest prompt: {_reading(longest)} ({reason})"
+        yield ("timeouts", "first_byte"), text
+    # The shortest prompt that a class takes away from all the others, for its length alone.
+    taken = {
+        each.when.prompt_tokens: f"longer ones go to {name}"
+        for name, each in policy.classes.items()
+        if each.when is not None and each.when.prompt_tokens is not None and not each.when.routes + each.when.models
+    }
+    rest = min(taken, default=longest)
+    for name, each in policy.classes.items():
+        long = rest >= longest or (each.when is not None and each.when.prompt_tokens is not None)
+        tokens, why = (longest, reason) if long else (rest, taken[rest])
+        for field, seconds in (("ttft", each.ttft), ("deadline", each.deadline)):
+            if seconds is not None and seconds < tokens / PREFILL:
+                text = f"{SECONDS.show(seconds)} is too short to read its longest prompts: {_reading(tokens)} ({why})"
+                yield ("classes", name, field), text
+        if each.ttft is not None and first_byte < each.ttft:
+            text = (
+                f"{SECONDS.show(first_byte)} ends an attempt before {name}'s ttft, {SECONDS.show(each.ttft)}, is over"
+            )
+            yield ("timeouts", "first_byte"), text
+
+
+def _longest_prompt(policy: Policy) -> tuple[int, str]:
+    """Tokens of the longest prompt that can be taken, and what bounds it: the body's bytes or an engine's room."""
+    body = policy.body.max // BYTES_PER_TOKEN
+    budget = policy.budget
+    capacity = max((engine.capacity or budget.capacity for engine in policy.fleet.engines), default=budget.capacity)
+    room = int(capacity * budget.kv_target)
+    if body < room:
+        return body, f"body.max at {BYTES_PER_TOKEN} bytes a token"
+    return room, f"{SHARE.show(budget.kv_target)} of an engine's {COUNT.show(capacity)}"
+
+
+def _reading(tokens: int) -> str:
+    return f"{COUNT.show(tokens)} tokens / {COUNT.show(PREFILL)} tokens/s = {_seconds(tokens / PREFILL)}"
+
+
+def _seconds(seconds: float) -> str:
+    return SECONDS.show(float(math.ceil(seconds)) if seconds >= 10 else round(seconds, 1))
+
+
+def _queues(policy: Policy) -> Found:
+    """Queues whose last call can only expire."""
+    engines = max(1, len(policy.fleet.engines))
+    on = f"{engines} engines" if engines > 1 else "one engine"
+    for name, each in policy.classes.items():
+        above = each.when.prompt_tokens if each.when is not None else None
+        usual = max(USUAL, above or 0)
+        full = each.max_queue * usual
+        tokens = min(full, each.max_queued_tokens or full)
+        seconds = tokens / (PREFILL * engines)
+        if seconds > each.deadline:
+            text = (
+                f"the last of a full queue waits in vain for its deadline, {SECONDS.show(each.deadline)}: on {on} "
+                f"{COUNT.show(tokens)} tokens / {COUNT.show(PREFILL * engines)} tokens/s = {_seconds(seconds)} "
+                f"({COUNT.show(usual)} tokens a call)"
+            )
+            yield ("classes", name, "max_queue" if tokens == full else "max_queued_tokens"), text
+    if not policy.deadlines.predict and not policy.deadlines.shed_late:
+        text = "without predict and shed_late, calls that will be too late run in place of calls that would not"
+        yield ("deadlines",), text
+
+
+# -- what gives way under pressure ------------------------------------------------------------------------------------
+
+
+def _shaping(policy: Policy) -> Found:
+    order = list(policy.classes)
+    target = policy.budget.kv_target
+    tiers = policy.shaping[:TIERS]
+    if len(policy.shaping) > TIERS:
+        yield ("shaping",), f"{len(policy.shaping)} tiers, each of which is looked at for every call"
+    for index, tier in enumerate(tiers):
+        path: Path = ("shaping", index)
+        if tier.except_ is not None and not set(order) - set(tier.except_):
+            yield path, "it spares every class"
+        for place, other in enumerate(tiers):
+            twins = _covers(tier, other, order)
+            if place != index and _covers(other, tier, order) and (place < index or not twins):
+                yield path, f"whenever it applies shaping[{place}] does too, and cuts to {COUNT.show(other.max_tokens)}"
+                break
+        if tier.kv_above is not None and tier.kv_above < target:
+            text = (
+                f"{SHARE.show(tier.kv_above)} is below budget.kv_target, to which engines are filled on purpose "
+                f"({SHARE.show(target)}): answers are cut whenever the fleet is busy"
+            )
+            yield (*path, "kv_above"), text
+        if tier.mode is not None and tier.kv_above is None and _never(policy, tier.mode):
+            yield (*path, "mode"), f"{tier.mode} is never entered: its enter is empty"
+
+
+def _spared(tier: ShapingTier, order: list[str]) -> set[str]:
+    return set(order[:1] if tier.except_ is None else tier.except_)
+
+
+def _covers(wide: ShapingTier, tier: ShapingTier, order: list[str]) -> bool:
+    """Whether `wide` applies whenever `tier` does, to all classes `tier` applies to, and leaves no more."""
+    levels = Modes.__struct_fields__
+    by_kv = tier.kv_above is None or (wide.kv_above is not None and wide.kv_above <= tier.kv_above)
+    by_mode = tier.mode is None or (wide.mode is not None and levels.index(wide.mode) <= levels.index(tier.mode))
+    return by_kv and by_mode and wide.max_tokens <= tier.max_tokens and _spared(wide, order) <= _spared(tier, order)
+
+
+def _never(policy: Policy, mode: str) -> bool:
+    """Whether neither the mode nor a worse one, which is reached through it, says when it begins."""
+    names = Modes.__struct_fields__
+    return all(getattr(policy.modes, name).enter == Threshold() for name in names[names.index(mode) :])
+
+
+def _modes(policy: Policy) -> Found:
+    order = list(policy.classes)
+    target = policy.budget.kv_target
+    for name, rule in modes_of(policy):
+        path: Path = ("modes", name)
+        if rule.enter.kv is not None and rule.enter.kv <= target:
+            text = (
+                f"{SHARE.show(rule.enter.kv)} is not above budget.kv_target, to which engines are filled on purpose "
+                f"({SHARE.show(target)}): a busy fleet is always in this mode"
+            )
+            yield (*path, "enter", "kv"), text
+        no_targets = all(each.ttft is None for each in policy.classes.values())
+        if no_targets and rule.enter.ttft is not None and rule.enter == Threshold(ttft=rule.enter.ttft):
+            yield (*path, "enter", "ttft"), "never reached: no class has a ttft"
+        for signal, enter in signals_of(rule.enter).items():
+            if enter is not None and signals_of(rule.leave)[signal] is None:
+                text = (
+                    f"no {signal} in it: the mode may end as soon as {signal} is below the "
+                    f"{shown(rule.enter, signal)} of enter, and begin again at once"
+                )
+                yield (*path, "leave"), text
+        refused = set(order[1:][-1:] if rule.refuse is None else rule.refuse)
+        only = set(order[:1] if rule.only is None else rule.only or order)
+        if not only - refused:
+            yield path, "it refuses every class"
+        if (refused or only < set(order) or rule.max_prompt_tokens is not None) and _never(policy, name):
+            yield (*path, "enter"), "it is empty, so the mode is never entered and its rules never hold"
+
+
+def _steps(policy: Policy) -> Found:
+    for (milder, mild), (worse, bad) in pairwise(modes_of(policy)):
+        for signal, enter in signals_of(mild.enter).items():
+            above = signals_of(bad.enter)[signal]
+            if enter is not None and above is not None and enter >= above:
+                text = (
+                    f"{shown(mild.enter, signal)} is not below the {shown(bad.enter, signal)} of modes.{worse}: "
+                    f"{milder} is only passed through"
+                )
+                yield ("modes", milder, "enter", signal), text
+
+
+# -- engines and strangers --------------------------------------------------------------------------------------------
+
+
+def _attempts(policy: Policy) -> Found:
+    retries = policy.retries
+    none = {"per_call": not retries.per_call, "on": not retries.on, "budget": not retries.budget + retries.at_least}
+    for field in [field for field, zero in none.items() if zero][:1]:
+        yield ("retries", field), "no call is ever tried again: clients see every restart of an engine"
+    if policy.hedging.enabled and none["budget"]:
+        yield ("hedging", "enabled"), "second attempts come out of the budget of retries, which is nothing"
+
+
+def _doors(policy: Policy) -> Found:
+    if policy.body.media == "any":
+        yield ("body", "media"), "engines fetch whatever URL a client names, also from hosts that only they can reach"
+    for index, address in enumerate(policy.trusted_proxies.addresses):
+        if address.endswith("/0"):
+            text = f"{address} is everybody: whoever reaches the data port is whatever tenant they say they are"
+            yield ("trusted_proxies", "addresses", index), text

@@ -1,0 +1,115 @@
+"""What a file's fields may hold, read from their annotations: what the reader, the printer and the schema share.
+
+A kind is a union of options. An option is a mapping (a Struct, or `Mapping[K, V]`), a list (`tuple[T, ...]`), nothing
+(`None`), JSON (`Any`) or a scalar. A scalar has a form: how its text becomes a value, and how to say so. Forms are the
+metadata of a type (`Text`, `Unit`), a Struct that has `parse`, or follow from `Literal` and `bool`. A Struct with a
+`shorthand` may be written as that field's value alone.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from gateway.core.units import Unit
+
+
+class Text(msgspec.Struct, frozen=True):
+    """Form of a str: the regular expression it must match in full, and how to say so. `secret`: what does not match may
+    be something that nobody should see."""
+
+    pattern: str
+    what: str
+    secret: bool = False
+
+    def parse(self, text: str) -> str | None:
+        return text if re.fullmatch(self.pattern, text) else None
+
+
+class Words(msgspec.Struct, frozen=True):
+    """Form of a few values, each with a word of its own."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def what(self) -> str:
+        return " or ".join(self.values)
+
+    def parse(self, text: str) -> Any:
+        return self.values.get(text)
+
+
+class Structs:
+    """The fields of Structs by their names in the file. Resolving annotations is slow, so each is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, dict[str, msgspec.structs.FieldInfo]] = {}
+
+    def fields(self, struct: Any) -> dict[str, msgspec.structs.FieldInfo]:
+        known = self._known.get(struct)
+        if known is None:
+            known = self._known[struct] = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+        return known
+
+
+def options_of(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def is_struct(kind: Any) -> bool:
+    """A Struct that is a mapping in the file; one with `parse` is a scalar."""
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and not hasattr(kind, "parse")
+
+
+def form_of(kind: Any) -> Any:
+    """The form of a scalar kind: it has `what` and `parse`. None: the kind is no scalar."""
+    if kind is bool:
+        return Words({"true": True, "false": False})
+    if get_origin(kind) is Literal:
+        return Words({str(word): word for word in get_args(kind)})
+    if hasattr(kind, "parse"):
+        return kind
+    return next((meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, Text | Unit)), None)
+
+
+def bounds_of(kind: Any) -> tuple[float | None, float | None]:
+    """What a number must be at least and at most; None: no such bound."""
+    bounds = next(
+        (meta for meta in getattr(kind, "__metadata__", ()) if isinstance(meta, msgspec.Meta)), msgspec.Meta()
+    )
+    return bounds.ge, bounds.le
+
+
+def scalar(text: str, kind: Any) -> Any:
+    """The text as one scalar kind within its bounds; None where it is not that."""
+    form = form_of(kind)
+    value = None if form is None else form.parse(text)
+    if value is None:
+        return None
+    least, most = bounds_of(kind)
+    return value if (least is None or value >= least) and (most is None or value <= most) else None
+
+
+def expected(kind: Any) -> str:
+    """What a kind accepts, in words."""
+    options = [option for option in options_of(kind) if option is not types.NoneType]
+    return " or ".join(_expected(option) for option in sorted(options, key=is_struct))
+
+
+def _expected(kind: Any) -> str:
+    form = form_of(kind)
+    if form is not None:
+        limits = zip(("at least", "at most"), bounds_of(kind), strict=True)
+        shown = [f"{word} {form.show(bound).removeprefix(form.before)}" for word, bound in limits if bound is not None]
+        return ", ".join([form.what, *shown])
+    if get_origin(kind) is tuple:
+        return "a list"
+    if get_origin(kind) is Mapping:
+        return "a mapping"
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    mapping = f"a mapping with {', '.join(fields)}"
+    return f"{expected(fields[kind.shorthand])} or {mapping}" if hasattr(kind, "shorthand") else mapping

@@ -1,0 +1,105 @@
+"""The kinds of value a policy's fields hold: each a type that carries its unit, its bounds and how to say them."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from gateway.core.kinds import Text
+from gateway.core.units import ABOVE, TIMES, Bytes, Count, Factor, Seconds, Share
+
+Bounds = msgspec.Meta
+Moment = Annotated[Seconds, Bounds(ge=0.001, le=86_400)]
+Positive = Annotated[Count, Bounds(ge=1, le=1_000_000_000)]
+Buffer = Annotated[Bytes, Bounds(ge=1024, le=1024**3)]
+Weight = Annotated[Factor, Bounds(ge=0.01, le=1000)]
+Part = Annotated[Share, Bounds(ge=0, le=1)]
+Times = Annotated[float, TIMES, Bounds(ge=0.01, le=1000)]
+Above = Annotated[int, ABOVE, Bounds(ge=0, le=1_000_000_000)]
+# Class and tenant names are metric labels and header values; model names appear in both too.
+Name = Annotated[str, Text(r"[a-z][a-z0-9_-]{0,31}", "a lower-case name of letters, digits, _ and -")]
+TenantName = Annotated[str, Text(r"[a-z0-9][a-z0-9_.-]{0,63}", "a lower-case name of letters, digits, _ . and -")]
+ModelName = Annotated[str, Text(r"[!-~]{1,200}", "a model name without spaces")]
+FileName = Annotated[str, Text(r"[^\x00-\x1f]{1,4096}", "a file name")]
+HeaderName = Annotated[str, Text(r"[a-z0-9][a-z0-9-]{0,63}", "a header's name in lower case")]
+KeyHash = Annotated[
+    str, Text(r"[0-9a-f]{64}", "the SHA-256 of a key: 64 digits, 0-9 and a-f; see gateway key add", secret=True)
+]
+Network = Annotated[
+    str,
+    Text(
+        r"unix|[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?|[0-9a-f:]{2,39}(?:/[0-9]{1,3})?",
+        "an IP address, a CIDR block or unix",
+    ),
+]
+# As browsers write it: lower case, no path, no default port.
+WebOrigin = Annotated[
+    str,
+    Text(
+        r"\*|https?://(?:[a-z0-9._-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?",
+        "https://HOST, https://HOST:PORT in lower case without a path, or * for all",
+    ),
+]
+EngineUrl = Annotated[
+    str,
+    Text(
+        r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~%/-]*)?|unix:///[^\x00-\x20?#]+",
+        "http://HOST:PORT, https://HOST:PORT or unix:///PATH",
+    ),
+]
+EventsUrl = Annotated[
+    str,
+    Text(
+        r"tcp://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}|ipc://[^\x00-\x20]+", "tcp://HOST:PORT or ipc://PATH"
+    ),
+]
+Level = Literal["tight", "brownout", "closed"]
+# As gateway.core.call has them; what it answers itself has no class.
+RouteKind = Literal[
+    "chat",
+    "completion",
+    "response",
+    "message",
+    "embedding",
+    "rerank",
+    "score",
+    "pooling",
+    "classify",
+    "tokenize",
+    "audio",
+]
+
+_PERIODS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86_400.0}
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """`amount` per `period` seconds, written `600/min`. `parse` and `str` are each other's reverse."""
+
+    pattern: ClassVar[str] = r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([kM]?)/(s|min|h|day)"
+    what: ClassVar[str] = "a whole number above 0 over time such as 10/s, 600/min, 200k/h, 2M/day"
+
+    amount: int
+    period: float
+
+    @classmethod
+    def parse(cls, text: str) -> Rate | None:
+        """The rate, or None where the text is not one, or not a whole amount of at least 1."""
+        match = re.fullmatch(cls.pattern, text)
+        if match is None:
+            return None
+        amount = Decimal(match[1]) * {"": 1, "k": 1_000, "M": 1_000_000}[match[2]]
+        return cls(int(amount), _PERIODS[match[3]]) if amount >= 1 and amount == int(amount) else None
+
+    def __str__(self) -> str:
+        scale, suffix = next(
+            (scale, suffix) for scale, suffix in ((1_000_000, "M"), (1_000, "k"), (1, "")) if not self.amount % scale
+        )
+        period = next(name for name, seconds in _PERIODS.items() if seconds == self.period)
+        return f"{self.amount // scale}{suffix}/{period}"
+
+
+JsonName = Annotated[str, Text(r"[^\x00-\x1f]{1,200}", "the name of a JSON field")]
+Json = Any  # a value of a JSON document, as YAML writes it

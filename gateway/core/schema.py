@@ -1,0 +1,129 @@
+"""The policy file as a JSON Schema (2020-12), so that editors complete, explain and check it while it is written.
+
+Made of the same annotations as the reader, and of the Structs' docstrings: what stands there after a field's name and
+a colon describes that field. What takes the whole file to see, as whether a class exists, only `gateway check` finds.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from gateway.core.checked import plain
+from gateway.core.kinds import Words, bounds_of, expected, form_of, options_of
+from gateway.core.policy import Policy
+from gateway.core.units import Unit
+
+Schema = dict[str, Any]
+
+_FIELDS = re.compile(r"((?:`\w+`, )*`\w+`): ")
+
+
+def schema_text() -> str:
+    """The schema as policies/schema.json holds it."""
+    return msgspec.json.format(msgspec.json.encode(schema()), indent=2).decode() + "\n"
+
+
+def schema() -> Schema:
+    """The schema of a whole policy file."""
+    structs = _Structs()
+    top = structs.schema(Policy)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Weir policy"}
+    return {**head, **top, "$defs": dict(sorted(structs.made.items()))}
+
+
+def described(struct: type[msgspec.Struct]) -> tuple[str, dict[str, str]]:
+    """What a Struct's docstring says of all of it, and of each field it names."""
+    general, *rest = _FIELDS.split(" ".join((struct.__doc__ or "").split()))
+    fields: dict[str, str] = {}
+    for names, text in zip(rest[::2], rest[1::2], strict=True):
+        fields.update(dict.fromkeys(re.findall(r"\w+", names), text[:1].upper() + text[1:].strip(" ;.")))
+    return general.strip(), fields
+
+
+class _Structs:
+    """Makes schemas; those of Structs stand once each in `made`, and others refer to them."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Schema] = {}
+
+    def schema(self, struct: type[msgspec.Struct]) -> Schema:
+        general, words = described(struct)
+        known = msgspec.structs.fields(struct)
+        required = [field.encode_name for field in known if field.required]
+        return {
+            # A section with nothing in it is all defaults.
+            "type": "object" if required else ["object", "null"],
+            **({"description": general} if general else {}),
+            "properties": {
+                field.encode_name: {**self._kind(field.type), **_annotations(field, words.get(field.encode_name))}
+                for field in known
+            },
+            **({"required": required} if required else {}),
+            "additionalProperties": False,
+        }
+
+    def _kind(self, kind: Any) -> Schema:
+        schemas = [schema for option in options_of(kind) for schema in self._option(option)]
+        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+    def _option(self, kind: Any) -> list[Schema]:
+        """One option, which YAML may read as several of JSON's types."""
+        form = form_of(kind)
+        if form is not None:
+            return _scalar(form, *bounds_of(kind))
+        if kind is Any:
+            return [{}]
+        if kind is types.NoneType:
+            return [{"type": "null"}]
+        if get_origin(kind) is tuple:
+            return [{"type": "array", "items": self._kind(get_args(kind)[0])}]
+        if get_origin(kind) is Mapping:
+            key, item = get_args(kind)
+            names = {"pattern": f"^(?:{form_of(key).pattern})$"}
+            return [{"type": "object", "propertyNames": names, "additionalProperties": self._kind(item)}]
+        if kind.__name__ not in self.made:
+            self.made[kind.__name__] = self.schema(kind)
+        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        short = self._option(fields[kind.shorthand]) if hasattr(kind, "shorthand") else []
+        return [*short, {"$ref": f"#/$defs/{kind.__name__}"}]
+
+
+def _scalar(form: Any, least: float | None, most: float | None) -> list[Schema]:
+    if isinstance(form, Words):
+        values = [reading for value in form.values.values() for reading in dict.fromkeys((_unquoted(value), value))]
+        return [{"type": "boolean"} if set(values) == {True, False} else {"enum": values}]
+    text = {"type": "string", "pattern": f"^(?:{form.pattern})$"}
+    if not isinstance(form, Unit):
+        return [text]
+    schemas: list[Schema] = [{"type": "boolean"}] if form.words else []
+    if "" in dict(form.scales) and not form.before:
+        bounds = {name: bound for name, bound in (("minimum", least), ("maximum", most)) if bound is not None}
+        schemas.append({"type": "integer" if form.whole else "number", **bounds})
+    return [*schemas, text]
+
+
+def _annotations(field: msgspec.structs.FieldInfo, words: str | None) -> Schema:
+    """What people see of one field, and what an editor fills in for it."""
+    sentences = [words or ""]
+    default: Schema = {}
+    if any(form_of(option) is not None or hasattr(option, "shorthand") for option in options_of(field.type)):
+        sentences.append(f"Expected: {expected(field.type)}")
+        if not field.required:
+            shown = plain(field.default, field.type)
+            sentences.append("" if shown is None else f"Default: {shown}")
+            default = {"default": _unquoted(shown)}
+    text = ". ".join(filter(None, sentences))
+    return {**({"description": f"{text}."} if text else {}), **default}
+
+
+def _unquoted(value: Any) -> Any:
+    """What YAML reads where a value's text stands without quotes."""
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, TypeError):  # a word, or no text
+        return value

@@ -1,0 +1,453 @@
+"""What `gateway check` warns of: each row is a policy and all that is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.core.advice import PREFILL, Advice, advise
+from gateway.core.policy import Policy
+from gateway.core.policy_file import decode_with_lines
+from gateway.core.policy_traffic import TrafficClass
+
+ROOT = Path(__file__).parents[2]
+TOP = "classes: {top: {}, default: {}, low: {}}\nservice_tiers: {}\n"
+
+
+def told(text: str) -> list[str]:
+    policy, written = decode_with_lines(text.encode(), "p")
+    return [advice.told("p") for advice in advise(policy, written)]
+
+
+def test_the_defaults_need_no_advice() -> None:
+    assert advise(Policy()) == []
+
+
+def test_a_warning_has_the_line_where_that_is_known() -> None:
+    assert Advice(path="a.b", text="no", line=3).told("p.yaml") == "p.yaml:3: warning: a.b: no"
+    assert Advice(path="a.b", text="no").told("p.yaml") == "p.yaml: warning: a.b: no"
+
+
+def test_warnings_come_in_the_order_of_lines_and_those_of_defaults_first() -> None:
+    lines = told("body: {media: any}\nretries: {on: []}\nbudget: {kv_target: 95%}\n")
+    assert [line.split(": ")[0] for line in lines] == ["p"] * 4 + ["p:1", "p:2"]
+    assert [line.split(": ")[2] for line in lines[:4]] == [
+        "shaping[0].kv_above",
+        "shaping[1].kv_above",
+        "modes.tight.enter.kv",
+        "modes.brownout.enter.kv",
+    ]
+
+
+def test_without_the_file_the_advice_is_the_same() -> None:
+    policy, written = decode_with_lines(b"body: {media: any}\n")
+    (with_lines,) = advise(policy, written)
+    (without,) = advise(policy)
+    assert (with_lines.line, without.line) == (1, None)
+    assert msgspec.structs.replace(with_lines, line=None) == without
+
+
+CLASSES = [
+    ("classes: {default: {weight: 98}, batch: {weight: 2}}", []),
+    (
+        "classes: {default: {weight: 98}, batch: {weight: 1}}",
+        ["p:1: warning: classes.batch.weight: 1.0% of the tokens while all classes have work; below 2% it starves"],
+    ),
+    # What a strict class leaves is shared by the rest alone.
+    ("classes: {top: {weight: 1000, strict: true, max_concurrency: 9}, default: {}, low: {}}", []),
+    ("classes: {default: {}, low: {strict: true}}", []),
+    (
+        "classes:\n  top: {strict: true}\n  default: {}\n  low: {}",
+        [
+            "p:2: warning: classes.top.strict: its calls go before all of default, low, and nothing bounds how many of "
+            "them run: without max_concurrency a flood of them starves the others"
+        ],
+    ),
+    # 80k tokens are what fits: 80 % of 100k. 8 s at 10k tokens/s.
+    ("classes: {default: {ttft: 8s, deadline: 8s, max_queue: 30}}", []),
+    (
+        "classes:\n  default:\n    ttft: 2s\n    deadline: 7s\n    max_queue: 30",
+        [
+            "p:3: warning: classes.default.ttft: 2s is too short to read its longest prompts: "
+            "80k tokens / 10k tokens/s = 8s (80% of an engine's 100k)",
+            "p:4: warning: classes.default.deadline: 7s is too short to read its longest prompts: "
+            "80k tokens / 10k tokens/s = 8s (80% of an engine's 100k)",
+        ],
+    ),
+    (
+        "classes: {default: {ttft: 2s}}\nbody: {max: 100KiB}",
+        [
+            "p:1: warning: classes.default.ttft: 2s is too short to read its longest prompts: "
+            "25600 tokens / 10k tokens/s = 2600ms (body.max at 4 bytes a token)"
+        ],
+    ),
+    (
+        "classes: {default: {ttft: 500ms}, long: {ttft: 8s, max_queue: 64, when: {prompt_tokens: '> 6000'}}}",
+        [
+            "p:1: warning: classes.default.ttft: 500ms is too short to read its longest prompts: "
+            "6k tokens / 10k tokens/s = 600ms (longer ones go to long)"
+        ],
+    ),
+    # A class that takes only some of the long prompts leaves the others where they were.
+    (
+        "classes: {default: {ttft: 1s}, long: {max_queue: 64, when: {prompt_tokens: '> 6000', routes: [chat]}}}",
+        [
+            "p:1: warning: classes.default.ttft: 1s is too short to read its longest prompts: "
+            "80k tokens / 10k tokens/s = 8s (80% of an engine's 100k)"
+        ],
+    ),
+    (
+        "classes: {default: {}, long: {ttft: 1s, max_queue: 64, when: {prompt_tokens: '> 6000'}}}",
+        [
+            "p:1: warning: classes.long.ttft: 1s is too short to read its longest prompts: "
+            "80k tokens / 10k tokens/s = 8s (80% of an engine's 100k)"
+        ],
+    ),
+    ("classes: {default: {ttft: 1s}, long: {max_queue: 64, when: {prompt_tokens: '> 10000'}}}", []),
+    ("classes: {default: {ttft: 8s}, long: {max_queue: 8, when: {prompt_tokens: '> 100000'}}}", []),
+    (
+        "fleet: {engines: [{url: 'http://a:1', capacity: 1M}, {url: 'http://b:1'}]}\ntimeouts: {first_byte: 60s}",
+        [
+            "p:2: warning: timeouts.first_byte: 1m is too short to read the longest prompt: "
+            "800k tokens / 10k tokens/s = 80s (80% of an engine's 1M)"
+        ],
+    ),
+    ("classes: {default: {}}\ntimeouts: {first_byte: 8s}", []),
+    ("classes: {default: {ttft: 20s}}\ntimeouts: {first_byte: 20s}", []),
+    (
+        "classes: {default: {ttft: 30s}}\ntimeouts: {first_byte: 20s}",
+        ["p:2: warning: timeouts.first_byte: 20s ends an attempt before default's ttft, 30s, is over"],
+    ),
+    # 2,000 tokens a call, 10k tokens/s an engine.
+    ("classes: {default: {deadline: 60s, max_queue: 300}}", []),
+    (
+        "classes: {default: {deadline: 60s, max_queue: 301}}",
+        [
+            "p:1: warning: classes.default.max_queue: the last of a full queue waits in vain for its deadline, 1m: "
+            "on one engine 602k tokens / 10k tokens/s = 61s (2k tokens a call)"
+        ],
+    ),
+    ("classes: {default: {deadline: 60s, max_queue: 9k, max_queued_tokens: 600k}}", []),
+    (
+        "classes: {default: {deadline: 60s, max_queue: 9k, max_queued_tokens: 700k}}",
+        [
+            "p:1: warning: classes.default.max_queued_tokens: the last of a full queue waits in vain for its deadline, "
+            "1m: on one engine 700k tokens / 10k tokens/s = 70s (2k tokens a call)"
+        ],
+    ),
+    (
+        "classes: {default: {}, long: {max_queue: 512, when: {prompt_tokens: '> 12k'}}}\n"
+        "fleet: {engines: [{url: 'http://a:1'}, {url: 'http://b:1'}]}",
+        [
+            "p:1: warning: classes.long.max_queue: the last of a full queue waits in vain for its deadline, 5m: "
+            "on 2 engines 6144k tokens / 20k tokens/s = 308s (12k tokens a call)"
+        ],
+    ),
+    ("deadlines: {predict: false}", []),
+    (
+        "deadlines: {predict: false, shed_late: false}",
+        [
+            "p:1: warning: deadlines: without predict and shed_late, calls that will be too late run in place of calls "
+            "that would not"
+        ],
+    ),
+]
+
+TENANTS = [
+    ("tenants: {}", ["p:1: warning: tenants: there are none, so every call is refused with 401"]),
+    (
+        "tenants: {acme: {}}",
+        ["p:1: warning: tenants.acme: nobody can be this tenant: no keys, no keys_file, no trusted proxy"],
+    ),
+    ("tenants: {acme: {}}\nkeys_file: k", []),
+    ("tenants: {acme: {}}\ntrusted_proxies: {addresses: [10.0.0.1]}", []),
+    (f"tenants: {{acme: {{keys: [{'0' * 64}]}}}}", []),
+    ("tenants: {anonymous: {class: batch, best_class: batch}}", []),
+    ("tenants: {anonymous: {best_class: default}}", []),
+    (
+        "tenants:\n  anonymous:\n    best_class: batch",
+        [
+            "p:3: warning: tenants.anonymous.best_class: calls that ask for no class are of class default, which is "
+            "above it: add class: batch"
+        ],
+    ),
+    (
+        "keys_file: k\ntenants: {acme: {}, anonymous: {}}",
+        [
+            "p:2: warning: tenants.anonymous: callers without a key may ask for any class and have no limit: "
+            "give it best_class and limits"
+        ],
+    ),
+    (
+        "keys_file: k\ntenants: {acme: {}, anonymous: {best_class: interactive}}",
+        [
+            "p:2: warning: tenants.anonymous: callers without a key may ask for any class and have no limit: "
+            "give it best_class and limits"
+        ],
+    ),
+    ("keys_file: k\ntenants: {acme: {}, anonymous: {best_class: default}}", []),
+    ("keys_file: k\ntenants: {acme: {}, anonymous: {limits: {requests: 1/s}}}", []),
+    ("keys_file: k\ntenants: {acme: {}, anonymous: {}}\nlimits: {per_tenant: {tokens: 10k/s}}", []),
+    ("tenants: {anonymous: {refusal: {body: {a: '{tenant} {class} {model} {limit} {retry_after} {request_id}'}}}}", []),
+    ("tenants: {anonymous: {refusal: {body: {a: '{} {a b}'}}}}", []),
+    (
+        "tenants: {anonymous: {refusal: {body: {a: ['{retry_afer} {retry_afer}', {b: '{x}'}]}}}}",
+        [
+            "p:1: warning: tenants.anonymous.refusal.body: {retry_afer} stands for nothing and is sent as it is "
+            "(did you mean retry_after?)",
+            "p:1: warning: tenants.anonymous.refusal.body: {x} stands for nothing and is sent as it is",
+        ],
+    ),
+]
+
+LIMITS = [
+    ("limits: {global: {tokens: 1M/min}, per_tenant: {tokens: 1M/min}}", []),
+    ("limits: {global: {tokens: 1M/min}, per_tenant: {tokens: 60M/h}}", []),
+    (
+        "limits: {global: {tokens: 1M/min}, per_tenant: {tokens: 61M/h, requests: 1000/s}}\n"
+        "keys_file: k\ntenants: {a: {}, b: {}}",
+        ["p:1: warning: limits.per_tenant.tokens: 61M/h is never reached: limits.global.tokens is 1M/min"],
+    ),
+    (
+        "tenants:\n  anonymous:\n    limits:\n      requests: 20/s\n"
+        "      models: {m: {requests: 11/s}, n: {requests: 9/s}}\n"
+        "      classes:\n        batch: {requests: 30/s}\n        default: {requests: 6/s}\n"
+        "limits:\n  global: {requests: 10/s}\n  classes: {default: {requests: 5/s}}\n",
+        [
+            "p:4: warning: tenants.anonymous.limits.requests: 20/s is never reached: limits.global.requests is 10/s",
+            "p:5: warning: tenants.anonymous.limits.models.m.requests: 11/s is never reached: "
+            "limits.global.requests is 10/s",
+            "p:7: warning: tenants.anonymous.limits.classes.batch.requests: 30/s is never reached: "
+            "tenants.anonymous.limits.requests is 20/s",
+            "p:8: warning: tenants.anonymous.limits.classes.default.requests: 6/s is never reached: "
+            "limits.classes.default.requests is 5/s",
+        ],
+    ),
+    (
+        "limits:\n  global: {requests: 10/s}\n  per_class: {requests: 11/s}\n  classes: {batch: {requests: 12/s}}\n"
+        "  models: {m: {requests: 13/s}, n: {requests: unlimited}}\n",
+        [
+            "p:3: warning: limits.per_class.requests: 11/s is never reached: limits.global.requests is 10/s",
+            "p:4: warning: limits.classes.batch.requests: 12/s is never reached: limits.global.requests is 10/s",
+            "p:5: warning: limits.models.m.requests: 13/s is never reached: limits.global.requests is 10/s",
+        ],
+    ),
+    ("limits: {per_tenant: {tokens: 2k/s, requests: 1/day}}", []),
+    (
+        "limits:\n  per_tenant: {tokens: 1k/s}\n  models: {m: {tokens: {rate: 9M/h, burst: 1999}}}\n"
+        "tenants: {anonymous: {limits: {tokens: 1/s, classes: {batch: {tokens: 2/s}}}}}",
+        [
+            "p:2: warning: limits.per_tenant.tokens: a call of more than 1k tokens is always refused; many have 2k",
+            "p:3: warning: limits.models.m.tokens: a call of more than 1999 tokens is always refused; many have 2k",
+            "p:4: warning: tenants.anonymous.limits.classes.batch.tokens: 2/s is never reached: "
+            "tenants.anonymous.limits.tokens is 1/s",
+            "p:4: warning: tenants.anonymous.limits.tokens: a call of more than 1 tokens is always refused; "
+            "many have 2k",
+            "p:4: warning: tenants.anonymous.limits.classes.batch.tokens: a call of more than 2 tokens is always "
+            "refused; many have 2k",
+        ],
+    ),
+]
+
+MODELS = [
+    ("tenants: {anonymous: {models: [x]}}\nfleet: {engines: [{url: 'http://a:1'}]}", []),
+    (
+        "tenants: {anonymous: {models: [x]}}\nfleet: {engines: [{url: 'http://a:1', models: [y]}, {url: 'http://b:1'}]}",
+        [],
+    ),
+    (
+        "fleet: {engines: [{url: 'http://a:1', models: [llama-3-8b]}]}\n"
+        "tenants: {anonymous: {models: [llama-3-8b, llama-3-80b], limits: {models: {x: {}}}}}\n"
+        "limits: {models: {qwen: {}}}\n"
+        "classes: {default: {}, fast: {when: {models: [llama-3-8b, phi]}}}",
+        [
+            "p:2: warning: tenants.anonymous.models[1]: no engine of fleet.engines serves llama-3-80b "
+            "(did you mean llama-3-8b?)",
+            "p:2: warning: tenants.anonymous.limits.models.x: no engine of fleet.engines serves x",
+            "p:3: warning: limits.models.qwen: no engine of fleet.engines serves qwen",
+            "p:4: warning: classes.fast.when.models[1]: no engine of fleet.engines serves phi",
+        ],
+    ),
+]
+
+SHAPING = [
+    (TOP + "shaping: [{kv_above: 85%, max_tokens: 100}, {kv_above: 90%, max_tokens: 50}]", []),
+    (TOP + "shaping: [{kv_above: 90%, max_tokens: 50}, {kv_above: 85%, max_tokens: 100}]", []),
+    (
+        TOP + "shaping:\n  - {kv_above: 85%, max_tokens: 50}\n  - {kv_above: 90%, max_tokens: 100}",
+        ["p:5: warning: shaping[1]: whenever it applies shaping[0] does too, and cuts to 50"],
+    ),
+    (
+        TOP + "shaping:\n  - {kv_above: 90%, max_tokens: 100}\n  - {kv_above: 85%, max_tokens: 100}",
+        ["p:4: warning: shaping[0]: whenever it applies shaping[1] does too, and cuts to 100"],
+    ),
+    (
+        TOP + "shaping:\n  - {kv_above: 90%, max_tokens: 100}\n  - {kv_above: 90%, max_tokens: 100}",
+        ["p:5: warning: shaping[1]: whenever it applies shaping[0] does too, and cuts to 100"],
+    ),
+    # A tier that spares a class does not stand in for one that does not.
+    (TOP + "shaping: [{kv_above: 85%, max_tokens: 50, except: [low]}, {kv_above: 90%, max_tokens: 100}]", []),
+    (
+        TOP + "shaping: [{kv_above: 85%, max_tokens: 50, except: []}, {kv_above: 90%, max_tokens: 100, except: [low]}]",
+        ["p:3: warning: shaping[1]: whenever it applies shaping[0] does too, and cuts to 50"],
+    ),
+    # Nor does one condition stand in for another.
+    (TOP + "shaping: [{kv_above: 85%, max_tokens: 50}, {mode: closed, max_tokens: 100}]", []),
+    (TOP + "shaping: [{mode: closed, max_tokens: 50}, {mode: tight, max_tokens: 100}]", []),
+    (
+        TOP + "shaping: [{mode: tight, max_tokens: 50}, {mode: closed, max_tokens: 100}]",
+        ["p:3: warning: shaping[1]: whenever it applies shaping[0] does too, and cuts to 50"],
+    ),
+    (
+        TOP + "shaping: [{mode: tight, max_tokens: 50}, {mode: tight, max_tokens: 100}]",
+        ["p:3: warning: shaping[1]: whenever it applies shaping[0] does too, and cuts to 50"],
+    ),
+    (TOP + "shaping: [{kv_above: 85%, max_tokens: 50, except: [top, default]}, {kv_above: 90%, max_tokens: 100}]", []),
+    (TOP + "shaping: [{kv_above: 85%, max_tokens: 50}, {kv_above: 90%, mode: tight, max_tokens: 100}]", []),
+    (
+        TOP + "shaping: [{kv_above: 85%, mode: tight, max_tokens: 50}, {kv_above: 90%, max_tokens: 100}]",
+        ["p:3: warning: shaping[1]: whenever it applies shaping[0] does too, and cuts to 50"],
+    ),
+    (
+        TOP + "shaping: [{kv_above: 90%, max_tokens: 50, except: [low, top, default]}]",
+        ["p:3: warning: shaping[0]: it spares every class"],
+    ),
+    (
+        "classes: {default: {}}\nshaping: [{kv_above: 90%, max_tokens: 9}]",
+        [],
+    ),
+    (TOP + "budget: {kv_target: 80%}\nshaping: [{kv_above: 80%, max_tokens: 9}]", []),
+    (
+        TOP + "shaping: [{kv_above: 75%, max_tokens: 9}]",
+        [
+            "p:3: warning: shaping[0].kv_above: 75% is below budget.kv_target, to which engines are filled on purpose "
+            "(80%): answers are cut whenever the fleet is busy"
+        ],
+    ),
+    (
+        TOP + "shaping: [{mode: closed, max_tokens: 9}]\nmodes: {closed: {enter: {}, leave: {}}}",
+        ["p:3: warning: shaping[0].mode: closed is never entered: its enter is empty"],
+    ),
+    (TOP + "shaping: [{mode: tight, max_tokens: 9}]\nmodes: {tight: {enter: {}, leave: {}}}", []),
+    (
+        TOP + "shaping: [{mode: closed, kv_above: 90%, max_tokens: 9}]\nmodes: {closed: {enter: {}, leave: {}}}",
+        [],
+    ),
+]
+
+MODES = [
+    ("modes: {tight: {enter: {}, leave: {}}, brownout: {enter: {}, leave: {}}, closed: {enter: {}, leave: {}}}", []),
+    ("modes: {tight: {enter: {}, leave: {}, refuse: [batch]}}", []),
+    *[
+        (
+            f"modes: {{closed: {{enter: {{}}, leave: {{}}, {rule}}}}}",
+            ["p:1: warning: modes.closed.enter: it is empty, so the mode is never entered and its rules never hold"],
+        )
+        for rule in ("refuse: [batch]", "refuse: null", "only: [interactive]", "only: null", "max_prompt_tokens: 9")
+    ],
+    ("modes: {tight: {enter: {kv: 81%}, leave: {kv: 70%}}}", []),
+    (
+        "modes: {tight: {enter: {kv: 80%}, leave: {kv: 70%}}}",
+        [
+            "p:1: warning: modes.tight.enter.kv: 80% is not above budget.kv_target, to which engines are filled on "
+            "purpose (80%): a busy fleet is always in this mode"
+        ],
+    ),
+    (
+        "modes: {tight: {enter: {kv: 85%, waiting: 8}, leave: {kv: 75%}}}",
+        [
+            "p:1: warning: modes.tight.leave: no waiting in it: the mode may end as soon as waiting is below the 8 of "
+            "enter, and begin again at once"
+        ],
+    ),
+    (
+        "modes: {tight: {enter: {kv: 93%, errors: 50%}, leave: {kv: 75%, errors: 1%}}}",
+        [
+            "p:1: warning: modes.tight.enter.kv: 93% is not below the 93% of modes.brownout: "
+            "tight is only passed through",
+            "p:1: warning: modes.tight.enter.errors: 50% is not below the 10% of modes.brownout: "
+            "tight is only passed through",
+        ],
+    ),
+    ("classes: {default: {}}", []),  # brownout has other signals than ttft
+    (
+        "classes: {default: {}}\nshaping: []\nmodes: {tight: {enter: {ttft: 2x}, leave: {ttft: 1x}}}",
+        [
+            "p:3: warning: modes.tight.enter.ttft: never reached: no class has a ttft",
+            "p:3: warning: modes.tight.enter.ttft: 2x is not below the 2x of modes.brownout: "
+            "tight is only passed through",
+        ],
+    ),
+    *[
+        (
+            "classes: {top: {}, default: {}}\nservice_tiers: {}\n"
+            f"modes: {{closed: {{enter: {{kv: 97%}}, leave: {{kv: 90%}}, {rule}}}}}",
+            ["p:3: warning: modes.closed: it refuses every class"],
+        )
+        for rule in ("refuse: [top, default]", "only: [top], refuse: [top]", "only: null, refuse: [top]")
+    ],
+    ("classes: {default: {}}\nshaping: []\nmodes: {tight: {enter: {kv: 85%}, leave: {kv: 80%}, refuse: null}}", []),
+]
+
+REST = [
+    *[
+        (
+            f"retries: {{{rule}}}",
+            [f"p:1: warning: retries.{field}: no call is ever tried again: clients see every restart of an engine"],
+        )
+        for rule, field in (
+            ("per_call: 0", "per_call"),
+            ("on: []", "on"),
+            ("budget: 0%, at_least: 0", "budget"),
+            ("on: [], budget: 0%, at_least: 0, per_call: 0", "per_call"),
+        )
+    ],
+    ("retries: {budget: 0%}", []),
+    ("retries: {at_least: 0}", []),
+    ("hedging: {enabled: true}", []),
+    (
+        "hedging: {enabled: true}\nretries: {budget: 0%, at_least: 0}",
+        [
+            "p:1: warning: hedging.enabled: second attempts come out of the budget of retries, which is nothing",
+            "p:2: warning: retries.budget: no call is ever tried again: clients see every restart of an engine",
+        ],
+    ),
+    (
+        "body: {media: any}",
+        [
+            "p:1: warning: body.media: engines fetch whatever URL a client names, also from hosts that only "
+            "they can reach",
+        ],
+    ),
+    ("body: {media: none}\ntrusted_proxies: {addresses: [10.0.0.0/8, unix]}", []),
+    (
+        'trusted_proxies: {addresses: [unix, 0.0.0.0/0, "::/0"]}',
+        [
+            f"p:1: warning: trusted_proxies.addresses[{index}]: {address} is everybody: whoever reaches the data port "
+            "is whatever tenant they say they are"
+            for index, address in ((1, "0.0.0.0/0"), (2, "::/0"))
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), [*CLASSES, *TENANTS, *LIMITS, *MODELS, *SHAPING, *MODES, *REST])
+def test_what_is_said(text: str, expected: list[str]) -> None:
+    assert told(text) == expected
+
+
+def test_more_tiers_than_anybody_can_mean_are_not_compared() -> None:
+    tier = "{kv_above: 90%, max_tokens: 9}"
+    lines = told(f"shaping: [{', '.join([tier] * 50)}]")
+    assert len(lines) == 49
+    lines = told(f"shaping: [{', '.join([tier] * 51)}]")
+    assert lines[0] == "p:1: warning: shaping: 51 tiers, each of which is looked at for every call"
+    assert len(lines) == 1 + 49
+
+
+def test_the_arithmetic_is_about_orders_of_magnitude() -> None:
+    assert PREFILL == 10_000
+    slow = msgspec.structs.replace(Policy(), classes={"default": TrafficClass(deadline=86_400.0, max_queue=432_000)})
+    assert advise(slow) == []

@@ -1,0 +1,54 @@
+"""Every policy that is shipped: it is good, it is wise, and what its first lines tell people to type works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gateway import cli
+from gateway.core.advice import advise
+from gateway.core.policy_file import decode, decode_with_lines, explain
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted((ROOT / "policies").glob("*.yaml"))
+NAMES = ["batch-night", "default", "demo", "embeddings", "interactive-first", "multi-tenant"]
+
+each = pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])
+
+
+def test_what_is_shipped() -> None:
+    assert [file.stem for file in SHIPPED] == NAMES
+
+
+@each
+def test_it_is_good_and_nothing_in_it_is_unwise(file: Path) -> None:
+    policy, written = decode_with_lines(file.read_bytes(), file.name)
+    assert [advice.told(file.name) for advice in advise(policy, written)] == []
+    assert decode(explain(policy).encode()) == policy
+
+
+@each
+def test_its_first_lines_say_what_it_is_for_and_how_to_try_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    head = file.read_text().split("\nversion: 1")[0]
+    assert len(head.splitlines()) >= 5
+    commands = re.findall(r"\b(gateway (?:serve|check|key) [^`\n]+)", head)
+    assert any(f"gateway serve --policy policies/{file.name} --engine sim" in command for command in commands)
+    for command in commands:
+        words = shlex.split(re.split(r"\s{2,}#|\s{3,}", command)[0])[1:]
+        if "FILE" in words:
+            continue
+        given = cli._parser().parse_args(words)
+        if words[0] == "check":
+            assert given.command(given) == 0
+            assert capsys.readouterr().out.startswith("tenant ")
+
+
+@each
+def test_its_lines_are_short_enough_to_read(file: Path) -> None:
+    assert max(map(len, file.read_text().splitlines())) <= 120
