@@ -6,6 +6,7 @@ a body is edited by splicing, never by re-encoding what we did not change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -75,6 +76,10 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     `cjk_bytes`, `other_bytes` are the prompt's UTF-8 bytes by script, `media` counts its images and audio parts;
     `token_ids` counts prompt tokens the client sent as numbers. `messages` counts messages, prompts, inputs or
     documents; `n` is the number of sequences to generate, over all prompts.
+
+    `asked_class` is what the client asked for by name or tier, empty where it left that to the policy: `classify` in
+    classes.py decides. `within` is the deadline it gave, `patience` how long its SDK will wait, both in seconds from
+    `arrived`, 0 where it said nothing.
     """
 
     request_id: str
@@ -97,9 +102,15 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     session: int  # 0: none
     body: bytes  # as it is sent to the engine (usage injected where we need it)
     token_ids: int = 0
+    asked_class: str = ""
+    within: float = 0.0
+    patience: float = 0.0
+    ttft_by: float = math.inf  # when its first token should be there at the latest
     asked: int = 0  # tokens each sequence may generate, filled in by cost.py
     prompt_tokens: int = 0  # estimate, filled in by cost.py
     output_tokens: int = 0  # estimate, filled in by cost.py
+    shaped: int = 0  # what `asked` was cut to, 0: as asked
+    predicted_wait: float = 0.0  # seconds, where it had to wait
 
     @property
     def cost(self) -> int:
@@ -197,7 +208,10 @@ def parse(
                 body = _with_usage(body)
     ascii_bytes, cjk_bytes, other_bytes = scripts(data)
 
-    class_name = _class_name(headers.get(b"x-weir-class"), fields.service_tier, settings)
+    asked_class = _class_asked(headers.get(b"x-weir-class"), fields.service_tier, settings)
+    class_name = asked_class or settings.default_class
+    within = _deadline_asked(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
+    patience = max(0.0, _decimal(headers.get(b"x-stainless-read-timeout", b"")))
     session = headers.get(b"x-weir-session") or fields.prompt_cache_key or fields.user or fields.safety_identifier
     if session is None and route.kind == "message":
         session = _user_id(fields.metadata)
@@ -208,7 +222,7 @@ def parse(
         tenant=tenant,
         class_name=class_name,
         arrived=now,
-        deadline=now + _time_allowed(headers, settings.class_deadlines[class_name], settings.max_deadline),
+        deadline=now + time_allowed(within, patience, settings.class_deadlines[class_name]),
         stream=stream,
         wants_usage=wants_usage,
         max_tokens=max_tokens,
@@ -222,6 +236,9 @@ def parse(
         session=(hash((salt, session)) or 1) if session else 0,
         body=body,
         token_ids=len(prompt.ids),
+        asked_class=asked_class,
+        within=within,
+        patience=patience,
     )
 
 
@@ -363,31 +380,34 @@ def _user_id(metadata: Any) -> str | None:
     return user if isinstance(user, str) else None
 
 
-def _class_name(asked: bytes | None, tier: str | None, settings: CallSettings) -> str:
+def _class_asked(asked: bytes | None, tier: str | None, settings: CallSettings) -> str:
+    """The class a client asks for: by the header, else by OpenAI's tier where the policy maps it; empty: none."""
     if asked is not None:
         name = asked.decode("latin-1")
         if name not in settings.class_deadlines:
             classes = ", ".join(settings.class_deadlines)
             raise bad(f"x-weir-class must be one of {classes}, found {name[:80]}", "x-weir-class")
         return name
-    if tier is not None:
-        return settings.service_tiers.get(tier, settings.default_class)
-    return settings.default_class
+    return "" if tier is None else settings.service_tiers.get(tier, "")
 
 
-def _time_allowed(headers: Mapping[bytes, bytes], allowed: float, at_most: float) -> float:
-    """Seconds until the deadline. A header of ours that makes no sense is refused; the SDK's is ignored."""
-    asked = headers.get(b"x-weir-deadline-ms")
-    if asked is not None:
-        milliseconds = _decimal(asked)
-        if not 0.0 < milliseconds <= at_most * 1000.0:
-            found = asked[:80].decode("latin-1")
-            raise bad(
-                f"x-weir-deadline-ms must be a number above 0 and up to {at_most * 1000.0:.0f}, found {found}",
-                "x-weir-deadline-ms",
-            )
-        allowed = milliseconds / 1000.0
-    patience = _decimal(headers.get(b"x-stainless-read-timeout", b""))
+def _deadline_asked(asked: bytes | None, at_most: float) -> float:
+    """Seconds, 0 where none is given. A header of ours that makes no sense is refused; the SDK's is ignored."""
+    if asked is None:
+        return 0.0
+    milliseconds = _decimal(asked)
+    if not 0.0 < milliseconds <= at_most * 1000.0:
+        found = asked[:80].decode("latin-1")
+        raise bad(
+            f"x-weir-deadline-ms must be a number above 0 and up to {at_most * 1000.0:.0f}, found {found}",
+            "x-weir-deadline-ms",
+        )
+    return milliseconds / 1000.0
+
+
+def time_allowed(within: float, patience: float, otherwise: float) -> float:
+    """Seconds until the deadline: what the client gave, else its class's; never after its SDK has hung up."""
+    allowed = within or otherwise
     return min(allowed, patience) if patience > 0.0 else allowed
 
 

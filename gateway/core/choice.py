@@ -10,15 +10,19 @@ Synchronous and pure; ties are broken by `rng`.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
 import msgspec
 
+from gateway.core.breaker import BreakerState, panicked
 from gateway.core.call import Call
 from gateway.core.fleet import Engine
 from gateway.core.policy import Routing
 
+CLOSED = BreakerState.CLOSED
+LOOKED_AT = 4  # engines whose state says enough of all
 SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: power of d choices
 
 
@@ -33,6 +37,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 def cached_tokens(engine: Engine, call: Call, now: float) -> int:
     """Prompt tokens of `call` this engine has probably cached, by our own record of what it has read."""
+    if engine.policy.routing.affinity == "session":
+        return min(call.prompt_tokens, engine.session_tokens(call.session, now)) if call.session else 0
     blocks = engine.cached_blocks(call.prefix, now)
     return call.prompt_tokens * blocks // (len(call.prefix) + 1)
 
@@ -47,6 +53,31 @@ def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) 
     if young > 0:
         seconds += 10.0 * seconds * young / slow_start
     return seconds
+
+
+def usable_of(engines: Sequence[Engine], now: float) -> list[Engine]:
+    """Those that may be given calls: up, not leaving, their breaker closed or due for a probe.
+
+    With more of them open than the policy's panic threshold, breakers are ignored.
+    """
+    closed = [e for e in engines if e.up and not e.draining and e.breaker.state is CLOSED]
+    if len(closed) == len(engines):
+        return closed
+    usable = [e for e in engines if e.up and not e.draining]
+    allowed = [e for e in usable if e.breaker.allows(now)]
+    shut = len(usable) - len(allowed)
+    return usable if shut and panicked(shut, len(usable), usable[0].policy.breaker.panic) else allowed
+
+
+def least_ttft(engines: Sequence[Engine], call: Call, now: float) -> tuple[float, float, float]:
+    """Of the engine that would answer first, were there room: predicted TTFT, the part of it that is reading the
+    call's own prompt, and its time per output token; in seconds. Looks at a few, for calls that have to wait."""
+    best = (math.inf, 0.0, 0.0)
+    for engine in engines[:LOOKED_AT]:
+        ttft = predicted_ttft(engine, call.prompt_tokens, now, 0.0)
+        if ttft < best[0]:
+            best = (ttft, call.prompt_tokens / engine.prefill_rate, engine.tpot)
+    return best
 
 
 def choose(
@@ -66,18 +97,21 @@ def choose(
     if len(engines) > SCAN_AT_MOST:
         engines = rng.sample(engines, SCAN_AT_MOST)
     cost = call.cost
-    usable = [e for e in engines if e.up and not e.draining]
+    usable = usable_of(engines, now)
     if exclude:
         usable = [e for e in usable if e.id not in exclude] or usable
-    open_ = [e for e in usable if e.fits(cost)]
+    class_name = call.class_name
+    open_ = [e for e in usable if e.fits(cost, class_name)]
     if not open_:
         return None
-    if len(open_) > 1:
+    if len(open_) > 1 and routing.gateways > 1:
+        open_ = rng.sample(open_, 2)  # what others send is not known here: never the whole herd to one engine
+    elif len(open_) > 1:
         limit = routing.imbalance * (sum([e.held for e in usable]) + cost) / len(usable)
         open_ = [e for e in open_ if e.held <= limit] or open_
         first = int(rng.random() * len(open_))  # equals are taken in turn, from anywhere
         open_ = open_[first:] + open_[:first]
-    affine = routing.affinity == "prefix" and bool(call.prefix)
+    affine = (routing.affinity == "prefix" and bool(call.prefix)) or (routing.affinity == "session" and call.session)
     best: Choice | None = None
     for engine in open_:
         cached = cached_tokens(engine, call, now) if affine else 0

@@ -118,28 +118,43 @@ class CostModel:
     """Estimates calls and learns from their usage. `alpha`: `auto`, or a fixed share of the tokens asked."""
 
     def __init__(self, alpha: float | Literal["auto"] = "auto", *, media_tokens: int = MEDIA_TOKENS) -> None:
-        self.alpha = None if alpha == "auto" else alpha
+        self.fix(alpha)
         self.media_tokens = media_tokens
         self._weights: dict[tuple[str, str], Weights] = {}
         self._alphas: dict[tuple[str, str, int], Quantile] = {}
+
+    def fix(self, alpha: float | Literal["auto"]) -> None:
+        """Go by this share from now on, or by what is learned; that goes on in either case."""
+        self.alpha = None if alpha == "auto" else alpha
 
     def estimate(self, call: Call, context: int | None) -> None:
         """Fill in `prompt_tokens`, `output_tokens` (of all its sequences) and `asked` (of each).
 
         `context` is the longest the model's engines take, in tokens; None: not known.
         """
+        self.estimate_prompt(call)
+        self.estimate_output(call, context)
+
+    def estimate_prompt(self, call: Call) -> None:
+        """Fill in `prompt_tokens`."""
         weights = self._weights.get((call.model, call.route.kind))
         v, w, x, y, z = _PRIOR if weights is None else weights.values
         text = v * call.ascii_bytes + w * call.cjk_bytes + x * call.other_bytes + y * call.messages
-        prompt = int(text + z) + 1 + call.token_ids + call.media * self.media_tokens
-        call.prompt_tokens = prompt
+        call.prompt_tokens = int(text + z) + 1 + call.token_ids + call.media * self.media_tokens
+
+    def estimate_output(self, call: Call, context: int | None) -> None:
+        """Fill in `asked` and `output_tokens`, which depend on the prompt's tokens and on the class."""
         if not call.route.generates:
             return
         asked = call.max_tokens
         if asked is None:
             asked = COMPLETION_DEFAULT if call.route.kind == "completion" else context or OUTPUT_UNKNOWN
-        if context is not None and asked > context - prompt:
-            asked = max(1, context - prompt)
+        if context is not None and asked > context - call.prompt_tokens:
+            asked = max(1, context - call.prompt_tokens)
+        self.expect(call, asked)
+
+    def expect(self, call: Call, asked: int) -> None:
+        """Fill in `output_tokens` for `asked` tokens of each sequence: what the client wants, or what it is cut to."""
         call.asked = asked
         alpha = self.alpha
         if alpha is None:

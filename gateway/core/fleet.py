@@ -13,13 +13,20 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from gateway.core.policy import Policy
+from gateway.core.breaker import CircuitBreaker
+from gateway.core.kv_events import Residency
+from gateway.core.policy import EngineEntry, Policy
 from gateway.core.vllm import EngineSample, ModelCard
 
 FIRST_BYTES_REMEMBERED = 64
 FIRST_BYTES_NEEDED = 8
 PREFIX_BLOCKS_REMEMBERED = 200_000  # per engine; an entry is about 100 bytes
+SESSIONS_REMEMBERED = 50_000  # per engine
 PREFILL_RATE = 10_000.0  # tokens/s until first bytes teach better
+UNUSED = (0, 0)
+TPOT = 0.03  # seconds per output token until answers teach better
+TPOT_TOKENS = 8  # fewer say more of the network than of the engine
+TPOT_WEIGHT = 0.1  # of one answer in the mean
 STALE_POLLS = 3
 HITS_IN = 2  # good health checks that bring an engine back
 MISSES_OUT = 3  # bad ones that take it out
@@ -28,11 +35,12 @@ MISSES_OUT = 3  # bad ones that take it out
 class Hold:
     """KV tokens reserved on one engine for one call. `release` gives them back, once; more calls change nothing."""
 
-    __slots__ = ("engine", "live", "prefill", "taken_at", "tokens")
+    __slots__ = ("class_name", "engine", "live", "prefill", "taken_at", "tokens")
 
-    def __init__(self, engine: Engine, tokens: int, prefill: int, taken_at: float) -> None:
+    def __init__(self, engine: Engine, tokens: int, prefill: int, taken_at: float, class_name: str) -> None:
         self.engine = engine
         self.tokens = tokens
+        self.class_name = class_name
         self.prefill = prefill  # prompt tokens the engine has yet to read for this call; 0 after the first byte
         self.taken_at = taken_at
         self.live = True
@@ -55,6 +63,9 @@ class Hold:
             engine = self.engine
             engine.held -= self.tokens
             engine.in_flight -= 1
+            used = engine.used[self.class_name]
+            used[0] -= self.tokens
+            used[1] -= 1
             self.prefill_done()
             if not engine.in_flight:
                 engine.unseen.clear()
@@ -73,6 +84,7 @@ class Engine:
         "_pressed_tokens",
         "_unsorted",
         "back_at",
+        "breaker",
         "capacity",
         "draining",
         "excess",
@@ -89,13 +101,18 @@ class Engine:
         "prefill_queued",
         "prefill_rate",
         "prefixes",
+        "reserves",
+        "residency",
         "sample",
         "sampled_at",
+        "sessions",
         "slots",
+        "tpot",
         "trim",
         "unseen",
         "up",
         "url",
+        "used",
     )
 
     def __init__(
@@ -132,6 +149,31 @@ class Engine:
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._pressed_tokens = self._pressed_slots = False
         self.prefixes: dict[int, float] = {}  # block hash -> last use; insertion order is LRU order
+        self.sessions: dict[int, tuple[int, float]] = {}  # session -> tokens of its last prompt, when; in LRU order
+        self.residency: Residency | None = None  # where the engine publishes what becomes of its cache
+        self.tpot = TPOT
+        self.breaker = CircuitBreaker(policy.breaker)
+        self.used: dict[str, list[int]] = {}  # class -> tokens and calls that are held
+        self.reserves: tuple[tuple[str, float], ...] = ()
+        self.apply(policy)
+
+    def apply(self, policy: Policy) -> None:
+        """Go by `policy` from now on. What is learned and what is held stays."""
+        self.policy = policy
+        self.breaker.policy = policy.breaker
+        self.reserves = tuple((name, each.reserve) for name, each in policy.classes.items() if each.reserve)
+
+    def go_by(self, entry: EngineEntry) -> None:
+        """What the policy says of this engine. What it no longer says is learned anew from what is known."""
+        self.fixed_capacity = entry.capacity is not None
+        if entry.capacity is not None:
+            self.capacity = entry.capacity
+        elif self.sample is not None and self.sample.capacity_tokens:
+            self.capacity = self.sample.capacity_tokens
+        self.max_slots = entry.max_concurrency
+        if entry.max_concurrency is not None:
+            self.slots = entry.max_concurrency
+        self.only_models = frozenset(entry.models)
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
@@ -154,24 +196,49 @@ class Engine:
         """Tokens promised, plus what the engine measured above the ledger at its last sample."""
         return self.held + self.excess
 
-    def fits(self, cost: int) -> bool:
-        """Whether a call of `cost` tokens may start now. An idle engine takes anything up to `largest`."""
+    @property
+    def watermark(self) -> float:
+        """Share of the KV cache in use: as measured, or what the holds of now will come to, whichever is more."""
+        held = self.held / self.trim / self.capacity
+        return held if self.sample is None else max(held, self.sample.kv_usage)
+
+    def fits(self, cost: int, class_name: str = "") -> bool:
+        """Whether a call of `cost` tokens may start now. An idle engine takes anything up to `largest`.
+
+        What other classes have in reserve and do not use is not there for this one.
+        """
         if self.in_flight >= self.slots:
             self._pressed_slots = True
             return False
-        if self.load + cost <= self.budget or (not self.in_flight and cost <= self.largest):
+        if not self.in_flight and cost <= self.largest:
             return True
-        self._pressed_tokens = True
-        return False
+        budget = self.budget
+        if self.load + cost > budget:
+            self._pressed_tokens = True
+            return False
+        for name, share in self.reserves:
+            if name != class_name:
+                tokens, calls = self.used.get(name, UNUSED)
+                if (
+                    self.load + cost + max(0.0, share * budget - tokens) > budget
+                    or self.in_flight + max(0, round(share * self.slots) - calls) >= self.slots
+                ):
+                    return False
+        return True
 
-    def hold(self, cost: int, prefill: int, now: float) -> Hold:
+    def hold(self, cost: int, prefill: int, now: float, class_name: str = "") -> Hold:
         """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read. The caller asked `fits`."""
         self.held += cost
         self.in_flight += 1
+        used = self.used.get(class_name)
+        if used is None:
+            used = self.used[class_name] = [0, 0]
+        used[0] += cost
+        used[1] += 1
         self.prefill_queued += prefill
         if self.in_flight >= self.slots:
             self._pressed_slots = True
-        return Hold(self, cost, prefill, now)
+        return Hold(self, cost, prefill, now, class_name)
 
     def expect_first_byte(self, hold: Hold, at: float) -> None:
         """A call whose first byte will not tell when its prompt was read: it counts as read at the predicted time."""
@@ -243,6 +310,11 @@ class Engine:
             self._unsorted = 0
             self.prefill_rate = max(1.0, sorted(rates)[int(len(rates) * 0.9)])
 
+    def learn_tpot(self, tokens: float, seconds: float) -> None:
+        """`tokens` of one sequence took `seconds` to write: a mean over answers, weights falling by a tenth."""
+        if tokens >= TPOT_TOKENS:
+            self.tpot += TPOT_WEIGHT * (seconds / tokens - self.tpot)
+
     def health(self, ok: bool, now: float) -> None:
         """One answer of GET /health: three misses take the engine out, two hits (one at first contact) bring it in."""
         if ok:
@@ -261,13 +333,23 @@ class Engine:
         self.up = False
         self.hits = 0
         self.excess = 0
+        self.forget_cache()
+
+    def forget_cache(self) -> None:
+        """Its KV cache is empty now: restarted, slept, or reset."""
         self.prefixes.clear()
+        self.sessions.clear()
 
     # -- prefix index -------------------------------------------------------------------------------------------
 
+    def trusted_since(self, now: float) -> float:
+        """What it has read since then it has still cached: by its own events, or else for `affinity_ttl`."""
+        ttl = self.policy.routing.affinity_ttl
+        return now - ttl if self.residency is None else self.residency.trusted_since(now, ttl)
+
     def cached_blocks(self, prefix: tuple[int, ...], now: float) -> int:
-        """How many leading blocks of `prefix` this engine has probably cached (trusted for `affinity_ttl`)."""
-        index, oldest, count = self.prefixes, now - self.policy.routing.affinity_ttl, 0
+        """How many leading blocks of `prefix` this engine has probably cached (see `trusted_since`)."""
+        index, oldest, count = self.prefixes, self.trusted_since(now), 0
         for block in prefix:
             used = index.get(block)
             if used is None or used < oldest:
@@ -283,6 +365,18 @@ class Engine:
             index[block] = now
         while len(index) > PREFIX_BLOCKS_REMEMBERED:
             del index[next(iter(index))]
+
+    def remember_session(self, session: int, tokens: int, now: float) -> None:
+        """The engine has read a prompt of this session, of `tokens`. Bounded, least recent out first."""
+        self.sessions.pop(session, None)
+        self.sessions[session] = tokens, now
+        if len(self.sessions) > SESSIONS_REMEMBERED:
+            del self.sessions[next(iter(self.sessions))]
+
+    def session_tokens(self, session: int, now: float) -> int:
+        """Tokens of the session's last prompt here, while they are trusted; 0: it was not here."""
+        tokens, at = self.sessions.get(session, (0, -math.inf))
+        return tokens if at >= self.trusted_since(now) else 0
 
 
 class Fleet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -16,9 +17,12 @@ class _ModelList(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
-def model_list(fleet: Fleet, path: bytes) -> tuple[int, bytes]:
-    """Status and JSON for `/v1/models` or `/v1/models/{id}` (percent-encoded or raw; ids may hold slashes)."""
-    cards = fleet.models
+def model_list(fleet: Fleet, path: bytes, allowed: Container[str] = ()) -> tuple[int, bytes]:
+    """Status and JSON for `/v1/models` or `/v1/models/{id}` (percent-encoded or raw; ids may hold slashes).
+
+    `allowed`: the models the caller may use, empty: all.
+    """
+    cards = {id: card for id, card in fleet.models.items() if not allowed or id in allowed}
     id = unquote_to_bytes(path.removeprefix(b"/v1/models").removeprefix(b"/")).decode("utf-8", "replace")
     if not id:
         return 200, msgspec.json.encode(_ModelList(list(cards.values())))

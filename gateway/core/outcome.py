@@ -103,7 +103,9 @@ class Refused(Exception):
 
     `message` says what happened, whose limit it was and what to do. `retry_after` is in seconds, None where a retry
     cannot help. `code` replaces the table's code where one outcome has several. `headers` are extra answer lines,
-    preformatted as `name: value\\r\\n`.
+    preformatted as `name: value\\r\\n`. `retry` False: no retry of this call can help, whatever the table says of its
+    outcome. `limit` is the rate limit that was reached, as `600/min requests`. `kept`: at `retry_after` a place is kept
+    for the call, so it is not told a later time.
     """
 
     def __init__(
@@ -115,6 +117,9 @@ class Refused(Exception):
         code: str | None = None,
         retry_after: float | None = None,
         headers: bytes = b"",
+        retry: bool = True,
+        limit: str = "",
+        kept: bool = False,
     ) -> None:
         super().__init__(message)
         self.outcome = outcome
@@ -123,13 +128,23 @@ class Refused(Exception):
         self.code = code
         self.retry_after = retry_after
         self.headers = headers
+        self.retry = retry
+        self.limit = limit
+        self.kept = kept
+        self._own: tuple[int, bytes] | None = None
+
+    def replace(self, status: int, body: bytes) -> None:
+        """Answer this status and JSON instead: a tenant's own words."""
+        self._own = status, body
 
     @property
     def status(self) -> int:
-        return STATUS[self.outcome].status
+        return STATUS[self.outcome].status if self._own is None else self._own[0]
 
     def body(self) -> bytes:
         """The error object as the caller receives it."""
+        if self._own is not None:
+            return self._own[1]
         advice = STATUS[self.outcome]
         return error_body(self.message, advice.type, self.code or advice.code, self.param)
 
@@ -163,19 +178,26 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     ttft: float = 0.0
     total: float = 0.0
     bytes_in: int = 0
+    arrived: float = 0.0  # monotonic
+    deadline: float = 0.0  # monotonic
+    predicted_wait: float = 0.0
+    affinity_tokens: int = 0  # of the prompt, expected to be cached where it was sent
+    shaped_tokens: int = 0  # asked for and cut
 
 
 def refusal_headers(refused: Refused, rng: random.Random) -> bytes:
     """The answer lines of a refusal: `x-weir-reason`, and either Retry-After (whole seconds, 1..60) or "do not".
 
-    Jittered upwards by up to a quarter, so that callers refused together do not come back together. openai-python
-    obeys `retry-after-ms` before `retry-after`, and `x-should-retry` before either.
+    Jittered upwards by up to a quarter, so that callers refused together do not come back together, unless places are
+    kept for them, which are spread already. openai-python obeys `retry-after-ms` before `retry-after`, and
+    `x-should-retry` before either.
     """
     reason = b"x-weir-reason: %b\r\n" % refused.outcome.value.encode()
-    if not STATUS[refused.outcome].retry:
+    if not (refused.retry and STATUS[refused.outcome].retry):
         return refused.headers + reason + b"x-should-retry: false\r\n"
     if refused.retry_after is None:
         return refused.headers + reason
-    seconds = min(60.0, max(1.0, refused.retry_after) * rng.uniform(1.0, 1.25))
+    jitter = 1.0 if refused.kept else rng.uniform(1.0, 1.25)
+    seconds = min(60.0, max(1.0, refused.retry_after) * jitter)
     lines = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(seconds), seconds * 1000)
     return refused.headers + reason + lines

@@ -1,57 +1,88 @@
-"""The order of the calls that wait for one model: shares between classes by weight, arrival order within a class.
+"""The order of the calls that wait for one model: shares between classes by weight; `fairness.py` within a class.
 
 Late binding: calls wait here and not inside vLLM, so order can still be decided. Between classes this is fair
 queueing by virtual counters: each class counts the tokens it was served over its weight, and the class with the
 smallest counter goes next. A class that comes back from idleness is lifted to the smallest active counter, so nobody
 saves up credit by staying away. Two backlogged classes stay within one call's tokens over weight of each other
-(Start-time Fair Queueing, Goyal 1996). Work-conserving: a head that does not fit lets other classes' heads pass,
-until it has waited half of its time; then nothing passes it, and the engine drains until it fits.
+(Start-time Fair Queueing, Goyal 1996). These are estimates for good: they are what is held on the engines.
+
+Bands: a strict class ends its band. Classes of one band share by weight; a later band gets what they leave.
+Work-conserving: a head that does not fit lets other classes' heads pass, until it has waited half of its time
+(`max_wait`, else until its deadline); then, in its turn, nothing passes it, and the engine drains until it fits. A head
+whose class was not served for as long either (only strict classes or a tiny weight can do that) is next, whatever the
+order. That is one call per class in half its time: a class of old calls does not turn importance upside down.
+
+Room: `max_queue` and `max_queued_tokens` are places that a class always has. Where they are taken, a newcomer may take
+the place of a waiting call of a less important class that has taken more than half of its own, so the least important
+are refused first and none is driven out. All classes together
+never hold more than the sum of their places, so what a class lent is not filled again behind it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from itertools import count, islice, takewhile
+from math import inf
 
 from gateway.core.call import Call
-from gateway.core.policy import TrafficClass
+from gateway.core.fairness import Line, turns_before
+from gateway.core.policy_traffic import TrafficClass
+from gateway.core.ticket import Ticket
 
+__all__ = ["Queues", "Ticket"]
 
-class Ticket:
-    """One call in a queue. `waiting` turns false exactly once: granted, refused, expired or withdrawn."""
-
-    __slots__ = ("call", "cost", "exclude", "pushed_at", "waiting")
-
-    def __init__(self, call: Call, pushed_at: float, exclude: frozenset[str] = frozenset()) -> None:
-        self.call = call
-        self.cost = call.cost
-        self.pushed_at = pushed_at
-        self.exclude = exclude  # engines that have failed this call
-        self.waiting = True
-
-
-class _Line:
-    __slots__ = ("served", "tickets", "tokens", "weight")
-
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
-        self.tickets: deque[Ticket] = deque()
-        self.tokens = 0
-        self.served = 0.0  # tokens granted / weight
+DEFAULT = "default"  # the class that every policy has
+LOOKED_AT = 64  # newest tickets of a class that may be pushed out
 
 
 class Queues:
-    """The waiting calls of one model. Not empty means every later arrival of its class waits too."""
+    """The waiting calls of one model. Not empty means every later arrival of its class waits too.
 
-    def __init__(self, classes: Mapping[str, TrafficClass]) -> None:
-        self._lines = {name: _Line(traffic_class.weight) for name, traffic_class in classes.items()}
+    `classes` are in order of importance; `weights` are tenants' shares within a class, 1 where absent.
+    """
+
+    def __init__(self, classes: Mapping[str, TrafficClass], weights: Mapping[str, float] = {}) -> None:
+        self._lines: dict[str, Line] = {}
         self._length = 0
+        self._sequence = count(1)
+        self._floors: list[float] = [0.0]  # per band: no class that comes back has less
+        self.apply(classes, weights)
+
+    def apply(self, classes: Mapping[str, TrafficClass], weights: Mapping[str, float]) -> None:
+        """Take a new policy. What waits keeps its place, and a class's lead over the least served of its band stays
+        the same number of tokens. Tickets of a class that is gone move to `default`, whose name their calls get."""
+        weights = dict(weights)
+        levels = [self._level(band) for band in range(len(self._floors))]
+        old, self._lines, band = self._lines, {}, 0
+        for name, settings in classes.items():
+            line = old.pop(name, None)
+            if line is None:
+                line = Line()
+            else:
+                line.served = max(0.0, line.served - levels[line.band]) * line.weight / settings.weight
+            line.configure(settings, band, weights)
+            self._lines[name] = line
+            band += settings.strict
+        self._floors = [0.0] * (band + 1)
+        self._places = sum(settings.max_queue for settings in classes.values())
+        self._token_places = sum(settings.max_queued_tokens or inf for settings in classes.values())
+        for line in old.values():
+            for ticket in line.tickets:
+                ticket.call.class_name = DEFAULT
+                self._enter(self._lines[DEFAULT], ticket)
+        if old:
+            self._lines[DEFAULT].merge()
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Ticket]:
         return (ticket for line in self._lines.values() for ticket in line.tickets)
+
+    @property
+    def classes(self) -> Mapping[str, TrafficClass]:
+        """The classes by name, most important first."""
+        return {name: line.settings for name, line in self._lines.items()}
 
     def length(self, class_name: str) -> int:
         return len(self._lines[class_name].tickets)
@@ -63,44 +94,146 @@ class Queues:
     def total_tokens(self) -> int:
         return sum(line.tokens for line in self._lines.values())
 
+    # -- coming and going ---------------------------------------------------------------------------------------
+
     def push(self, ticket: Ticket, *, front: bool = False) -> None:
-        """Take a place at the end of the line, or at its head (a call that had been granted and lost its engine)."""
-        line = self._lines[ticket.call.class_name]
-        if not line.tickets:
-            self._lift(line)
-        if front:
-            line.tickets.appendleft(ticket)
-        else:
-            line.tickets.append(ticket)
-        line.tokens += ticket.cost
+        """Take a place in the order. `front`: a call that had been granted and lost its engine goes first within its
+        tenant, and nobody is charged for it again. Whether there is `room` is the caller's to ask."""
+        ticket.sequence = next(self._sequence)
+        ticket.paid = front
+        self._enter(self._lines[ticket.call.class_name], ticket)
         self._length += 1
 
-    def _lift(self, line: _Line) -> None:
-        active = [other.served for other in self._lines.values() if other.tickets]
-        if active:
-            line.served = max(line.served, min(active))
+    def _enter(self, line: Line, ticket: Ticket) -> None:
+        if not line.tickets:
+            line.served = max(line.served, self._level(line.band))
+        line.push(ticket)
 
-    def pop(self, fits: Callable[[Ticket], bool], now: float) -> Ticket | None:
-        """The next ticket in order for which `fits` holds, removed and accounted; None if none may go now."""
-        for line in sorted((line for line in self._lines.values() if line.tickets), key=lambda line: line.served):
-            ticket = line.tickets[0]
+    def _level(self, band: int) -> float:
+        """The counter to which a class of that band is lifted: the least of those that wait, else of the last."""
+        if self._length:
+            waiting = self._waiting(band)
+            if waiting:
+                self._floors[band] = max(self._floors[band], min(waiting))
+        return self._floors[band]
+
+    def _waiting(self, band: int) -> list[float]:
+        return [line.served for line in self._lines.values() if line.tickets and line.band == band]
+
+    def pop(self, fits: Callable[[Ticket], bool], now: float, paused: Container[str] = ()) -> Ticket | None:
+        """The next ticket in order for which `fits` holds, removed and accounted; None if none may go now.
+
+        `paused` are classes that may not start a call whatever room there is (their `max_concurrency`): they are left
+        out, and a head of theirs holds nobody up.
+        """
+        for line in self._order(now, paused):
+            ticket = line.head(now)
             if fits(ticket):
-                self._remove(line, ticket)
-                line.served += ticket.cost / line.weight
+                line.take(ticket, now)
+                self._left(line)
                 return ticket
-            if now - ticket.pushed_at > (ticket.call.deadline - ticket.pushed_at) / 2:
+            if line.starving(ticket, now):
                 return None
         return None
 
-    def remove(self, ticket: Ticket) -> None:
-        """Withdraw a waiting ticket: its client left, or it was refused."""
-        self._remove(self._lines[ticket.call.class_name], ticket)
+    def heads(self, now: float) -> Iterator[Ticket]:
+        """Each class's next ticket, in order. To drop the hopeless: remove them and ask again."""
+        return (line.head(now) for line in self._order(now, ()))
 
-    def _remove(self, line: _Line, ticket: Ticket) -> None:
-        if line.tickets[0] is ticket:
-            line.tickets.popleft()
-        else:
-            line.tickets.remove(ticket)
-        line.tokens -= ticket.cost
+    def _order(self, now: float, paused: Container[str]) -> list[Line]:
+        lines = [line for name, line in self._lines.items() if line.tickets and name not in paused]
+        if len(lines) > 1:
+            lines.sort(key=lambda line: line.rank(now))
+        return lines
+
+    def remove(self, ticket: Ticket) -> None:
+        """Withdraw a waiting ticket: its client left, or it was refused. Nobody is charged for it."""
+        line = self._lines[ticket.call.class_name]
+        line.remove(ticket)
+        self._left(line)
+
+    def _left(self, line: Line) -> None:
         self._length -= 1
-        ticket.waiting = False
+        if not line.tickets and (not self._length or not self._waiting(line.band)):
+            self._floors[line.band] = line.served
+
+    def correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
+        """What a popped ticket really used, in place of what its tenant was charged. Without effect on a ticket
+        that was never charged, on one whose class or tenant is forgotten, and the second time."""
+        line = self._lines.get(ticket.call.class_name)
+        if line is not None and ticket.paid and not ticket.waiting:
+            line.correct(ticket, prompt_tokens, completion_tokens)
+
+    # -- room ---------------------------------------------------------------------------------------------------
+
+    def room(self, call: Call) -> str | None:
+        """None where the newcomer may enter, else in words what is full: `256 calls`, `200000 tokens`."""
+        line = self._lines[call.class_name]
+        settings = line.settings
+        if len(line.tickets) >= settings.max_queue or self._length >= self._places:
+            return f"{settings.max_queue} calls"
+        return None if self._tokens_fit(line, call) else f"{settings.max_queued_tokens} tokens"
+
+    def _tokens_fit(self, line: Line, call: Call) -> bool:
+        own = line.settings.max_queued_tokens
+        if own is None:
+            return True
+        return line.tokens + call.cost <= own and self.total_tokens + call.cost <= self._token_places
+
+    def victim(self, call: Call) -> Ticket | None:
+        """The ticket to refuse so that the newcomer may have its place, where there is no `room`; None: there is none.
+
+        Of the least important class, below the newcomer's, that has one: its newest that was never granted, and if
+        tokens are what is short, one at least as large. A class with `max_queue: 0` waits in nobody's place.
+        """
+        line = self._lines[call.class_name]
+        if not line.settings.max_queue or self.room(call) is None:
+            return None
+        least = 0 if self._tokens_fit(line, call) else call.cost
+        for other in takewhile(lambda other: other is not line, reversed(self._lines.values())):
+            for ticket in islice(reversed(other.tickets), LOOKED_AT):
+                if not ticket.paid and ticket.cost >= least:
+                    return ticket
+        return None
+
+    # -- estimates ----------------------------------------------------------------------------------------------
+
+    def ahead(self, call: Call, now: float, paused: Container[str] = (), booked: float = 0.0) -> float:
+        """Tokens that go before `call` if it came now, by the order above, if nobody else came but the `booked` tokens
+        of its class.
+
+        Within its class: `Line.ahead`. Earlier bands whole; of its band what gets its turn meanwhile; later bands and
+        `paused` classes nothing. Starving heads are not foreseen.
+        """
+        line = self._lines[call.class_name]
+        return self._ahead(line, line.ahead(call, now) + booked, paused)
+
+    def own_ahead(self, call: Call, now: float, ticket: Ticket | None = None) -> tuple[float, float]:
+        """Of the call's class alone: the tokens that go before it, and the class's share of the drain by weight among
+        the classes that wait (0 behind a strict class that does)."""
+        own = self._lines[call.class_name]
+        weights = own.weight
+        for line in self._lines.values():
+            if line.tickets and line is not own:
+                if line.band < own.band:
+                    return own.ahead(call, now, ticket), 0.0
+                weights += line.weight if line.band == own.band else 0.0
+        return own.ahead(call, now, ticket), own.weight / weights
+
+    def ahead_of(self, ticket: Ticket, now: float, paused: Container[str] = ()) -> float:
+        """The same for a ticket that waits."""
+        line = self._lines[ticket.call.class_name]
+        return self._ahead(line, line.ahead(ticket.call, now, ticket), paused)
+
+    def _ahead(self, line: Line, own: float, paused: Container[str]) -> float:
+        start = (line.served if line.tickets else max(line.served, self._level(line.band))) + own / line.weight
+        tokens, ties = own, True  # equal counters: the more important class goes first
+        for name, other in self._lines.items():
+            if other is line:
+                ties = False
+            elif other.band < line.band and name not in paused:
+                tokens += other.tokens
+            elif other.band == line.band and other.tickets and name not in paused:
+                behind = (start - other.served) * other.weight
+                tokens += turns_before(behind, other.tokens, len(other.tickets), ties=ties) * other.tokens
+        return tokens

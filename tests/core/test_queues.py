@@ -1,42 +1,63 @@
-"""The order between and within classes."""
+"""The order between classes, between tenants and within one; room, estimates, reload."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
+from typing import Any
 
-from gateway.core.policy import TrafficClass
+import pytest
+
+from gateway.core import fairness
+from gateway.core.policy_traffic import TrafficClass
 from gateway.core.queues import Queues, Ticket
 from tests.calls import a_call
 
 CLASSES = {"interactive": TrafficClass(weight=8), "default": TrafficClass(weight=4), "batch": TrafficClass(weight=1)}
+ONE = {"default": TrafficClass()}
+NEVER = 1e9  # so late that nothing starves
 
 
-def ticket(class_name: str, tokens: int = 100, at: float = 0.0, deadline: float = 1000.0) -> Ticket:
-    call = a_call(class_name=class_name, arrived=at, deadline=deadline, prompt_tokens=tokens)
-    return Ticket(call, at)
+def ticket(class_name: str = "default", tokens: int = 100, at: float = 0.0, **fields: Any) -> Ticket:
+    """Its call's `fields`, and `place`."""
+    place = fields.pop("place", None)
+    call = a_call(**{"class_name": class_name, "arrived": at, "prompt_tokens": tokens, "deadline": 1000.0, **fields})
+    return Ticket(call, at, place=place)
 
 
 def yes(_: Ticket) -> bool:
     return True
 
 
+def no(_: Ticket) -> bool:
+    return False
+
+
+def pushed(queues: Queues, *tickets: Ticket, front: bool = False) -> list[Ticket]:
+    for each in tickets:
+        queues.push(each, front=front)
+    return list(tickets)
+
+
+def popped(queues: Queues, number: int | None = None, now: float = 0.0) -> list[Ticket]:
+    found = (queues.pop(yes, now) for _ in range(len(queues) if number is None else number))
+    return [each for each in found if each is not None]
+
+
+def tenants(tickets: list[Ticket]) -> str:
+    return "".join(each.call.tenant for each in tickets)
+
+
+# -- between classes --------------------------------------------------------------------------------------------------
+
+
 def test_first_come_first_served_within_a_class() -> None:
     queues = Queues(CLASSES)
-    tickets = [ticket("default") for _ in range(5)]
-    for t in tickets:
-        queues.push(t)
-    assert [queues.pop(yes, 0.0) for _ in range(5)] == tickets
+    tickets = pushed(queues, *(ticket() for _ in range(5)))
+    assert popped(queues) == tickets
     assert queues.pop(yes, 0.0) is None
     assert (len(queues), queues.total_tokens) == (0, 0)
-
-
-def test_front_goes_before_those_who_came_earlier() -> None:
-    queues = Queues(CLASSES)
-    first, moved = ticket("default"), ticket("default")
-    queues.push(first)
-    queues.push(moved, front=True)
-    assert queues.pop(yes, 0.0) is moved
 
 
 def test_backlogged_classes_share_tokens_by_weight_within_one_call() -> None:
@@ -44,51 +65,502 @@ def test_backlogged_classes_share_tokens_by_weight_within_one_call() -> None:
     queues = Queues(CLASSES)
     largest = 500
     for name in CLASSES:
-        for _ in range(3000):
-            queues.push(ticket(name, rng.randint(1, largest)))
+        pushed(queues, *(ticket(name, rng.randint(1, largest)) for _ in range(3000)))
     served: Counter[str] = Counter()
     for _ in range(2000):
-        popped = queues.pop(yes, 0.0)
-        assert popped is not None
-        served[popped.call.class_name] += popped.cost
+        (each,) = popped(queues, 1)
+        served[each.call.class_name] += each.cost
         shares = [served[name] / settings.weight for name, settings in CLASSES.items()]
         assert max(shares) - min(shares) <= largest / 1 + largest / 4
 
 
 def test_an_idle_class_saves_no_credit() -> None:
     queues = Queues(CLASSES)
-    for _ in range(1000):
-        queues.push(ticket("default"))
-    for _ in range(500):
-        queues.pop(yes, 0.0)
-    for _ in range(100):
-        queues.push(ticket("interactive"))
-    first = [queues.pop(yes, 0.0) for _ in range(30)]
-    names = Counter(t.call.class_name for t in first if t)
+    pushed(queues, *(ticket() for _ in range(1000)))
+    popped(queues, 500)
+    pushed(queues, *(ticket("interactive") for _ in range(100)))
+    names = Counter(each.call.class_name for each in popped(queues, 30))
     assert names["default"] >= 9, "a class just back must not take more than its share (8 of 12)"
+
+
+@pytest.mark.parametrize("another", [0, 1])
+def test_a_class_that_comes_back_first_to_an_empty_band_saves_no_credit_either(another: int) -> None:
+    queues = Queues({"first": TrafficClass(strict=True), "default": TrafficClass(), "batch": TrafficClass()})
+    pushed(queues, *(ticket("first") for _ in range(another)), *(ticket() for _ in range(50)))
+    while queues.length("default"):
+        queues.pop(yes, 0.0, {"first"})
+    pushed(queues, *(ticket("batch") for _ in range(50)))
+    pushed(queues, *(ticket() for _ in range(50)))
+    assert queues.length("first") == another
+    popped(queues, another)
+    assert Counter(each.call.class_name for each in popped(queues, 20)) == {"batch": 10, "default": 10}
 
 
 def test_a_head_that_does_not_fit_lets_others_pass_until_half_its_time() -> None:
     queues = Queues(CLASSES)
-    large = ticket("interactive", 1000, at=0.0, deadline=10.0)
-    small = ticket("batch", 1, at=0.0)
-    queues.push(large)
-    queues.push(small)
+    pushed(queues, ticket("interactive", 1000, deadline=10.0))
+    (small,) = pushed(queues, ticket("batch", 1))
 
-    def fits(t: Ticket) -> bool:
-        return t.cost < 100
+    def fits(each: Ticket) -> bool:
+        return each.cost < 100
 
     assert queues.pop(fits, 5.1) is None, "past half of its time nothing passes it"
     assert queues.pop(fits, 4.9) is small
     assert len(queues) == 1
 
 
+@pytest.mark.parametrize(("place", "now", "passes"), [(None, 1.9, True), (None, 2.1, False), (-1.0, 1.1, False)])
+def test_max_wait_and_a_booked_place_say_when_half_its_time_is_over(
+    place: float | None, now: float, passes: bool
+) -> None:
+    queues = Queues({"default": TrafficClass(weight=9, max_wait=4.0), "batch": TrafficClass()})
+    pushed(queues, ticket(tokens=1000, place=place), ticket("batch", 1))
+    assert (queues.pop(lambda each: each.cost < 100, now) is not None) is passes
+
+
+def test_a_paused_class_is_left_out_and_holds_nobody_up() -> None:
+    queues = Queues(CLASSES)
+    pushed(queues, ticket("interactive", deadline=10.0))
+    (other,) = pushed(queues, ticket("batch"))
+    assert queues.pop(yes, 9.0, {"interactive"}) is other
+    assert queues.pop(yes, 9.0, {"interactive"}) is None
+    assert len(queues) == 1
+
+
+def test_a_strict_class_goes_before_all_after_it() -> None:
+    classes = {
+        "first": TrafficClass(strict=True, weight=0.01),
+        "default": TrafficClass(weight=1),
+        "third": TrafficClass(weight=3, strict=True),
+        "last": TrafficClass(weight=1000),
+    }
+    queues = Queues(classes)
+    for name in reversed(classes):
+        pushed(queues, *(ticket(name) for _ in range(8)))
+    order = [each.call.class_name for each in popped(queues)]
+    assert order[:8] == ["first"] * 8
+    assert Counter(order[8:16]) == {"default": 2, "third": 6}, "one band: shared by weight"
+    assert order[24:] == ["last"] * 8
+
+
+def test_a_class_under_a_strict_one_gets_a_call_in_half_its_time() -> None:
+    queues = Queues({"first": TrafficClass(strict=True), "default": TrafficClass(max_wait=10.0)})
+    pushed(queues, *(ticket("first", deadline=NEVER) for _ in range(100)))
+    pushed(queues, *(ticket() for _ in range(100)))
+    names = []
+    for second in range(40):
+        assert queues.pop(no, second) is None
+        (each,) = popped(queues, 1, now=second)
+        names.append(each.call.class_name)
+    assert [at for at, name in enumerate(names) if name == "default"] == [6, 12, 18, 24, 30, 36]
+
+
+def test_heads_are_those_that_pop_would_ask() -> None:
+    queues = Queues(CLASSES)
+    tickets = pushed(queues, ticket("batch", 1), ticket("interactive"), ticket())
+    popped(queues, 1)
+    asked: list[Ticket] = []
+
+    def refuses(each: Ticket) -> bool:
+        asked.append(each)
+        return False
+
+    queues.pop(refuses, 0.0)
+    assert asked == list(queues.heads(0.0)) == [tickets[2], tickets[0]]
+    for hopeless in queues.heads(0.0):
+        queues.remove(hopeless)
+    assert not queues
+
+
+# -- between tenants --------------------------------------------------------------------------------------------------
+
+
+def test_tenants_take_turns_whoever_sends_more() -> None:
+    queues = Queues(ONE)
+    pushed(queues, *(ticket(tenant="a") for _ in range(6)), *(ticket(tenant="b") for _ in range(3)))
+    assert tenants(popped(queues)) == "abababaaa"
+
+
+def test_a_tenant_gets_its_weight() -> None:
+    queues = Queues(ONE, {"a": 3.0})
+    pushed(queues, *(ticket(tenant=name) for name in "ab" for _ in range(40)))
+    assert Counter(tenants(popped(queues, 40))) == {"a": 30, "b": 10}
+
+
+def test_a_token_written_counts_twice() -> None:
+    queues = Queues(ONE)
+    for name, prompt, output in (("a", 100, 0), ("b", 0, 100)):
+        pushed(queues, *(ticket(tenant=name, prompt_tokens=prompt, output_tokens=output) for _ in range(40)))
+    assert Counter(tenants(popped(queues, 30))) == {"a": 20, "b": 10}
+
+
+def test_a_tenant_that_was_away_has_saved_nothing() -> None:
+    queues = Queues(ONE)
+    pushed(queues, *(ticket(tenant="a") for _ in range(60)))
+    popped(queues, 40)
+    pushed(queues, *(ticket(tenant="b") for _ in range(60)))
+    assert Counter(tenants(popped(queues, 10))) == {"a": 5, "b": 5}
+    popped(queues)
+    pushed(queues, *(ticket(tenant="c") for _ in range(9)), *(ticket(tenant="a") for _ in range(9)))
+    assert Counter(tenants(popped(queues, 10))) == {"c": 5, "a": 5}
+
+
+def test_a_tenant_with_a_larger_call_waits_for_others_to_catch_up() -> None:
+    queues = Queues(ONE)
+    pushed(queues, *(ticket(tenant="a", tokens=400) for _ in range(3)), *(ticket(tenant="b") for _ in range(9)))
+    assert tenants(popped(queues)) == "abbbbabbbbab"
+
+
+def test_real_usage_replaces_the_estimate_once() -> None:
+    queues = Queues(ONE)
+    pushed(queues, *(ticket(tenant=name) for name in "ab" for _ in range(40)))
+    first, second = popped(queues, 2)
+    assert tenants([first, second]) == "ab"
+    for _ in range(2):
+        queues.correct(first, 200, 50)
+    assert tenants(popped(queues, 6)) == "bbabab", "a has used 300, b 100"
+    queues.correct(second, 0, 0)
+    assert tenants(popped(queues, 3)) == "bab", "b had been charged for what it did not use"
+
+
+def test_a_correction_moves_a_tenant_that_waits_elsewhere() -> None:
+    queues = Queues(ONE)
+    pushed(queues, *(ticket(tenant=name) for name in "abc" for _ in range(9)))
+    first, *_ = popped(queues, 3)
+    queues.correct(first, 350, 0)
+    assert tenants(popped(queues, 6)) == "bcbcbc"
+    assert tenants(popped(queues, 2)) == "ab"
+
+
+def test_a_correction_finds_a_tenant_that_has_left() -> None:
+    queues = Queues(ONE)
+    (left, *_) = pushed(queues, ticket(tenant="a"), *(ticket(tenant=name) for name in "bc" for _ in range(9)))
+    popped(queues, 5)
+    queues.correct(left, 450, 0)
+    pushed(queues, *(ticket(tenant="a") for _ in range(9)))
+    assert tenants(popped(queues, 7)) == "bcbcbca"
+
+
+def test_a_ticket_that_waits_again_is_corrected_when_it_has_gone() -> None:
+    queues = Queues(ONE)
+    pushed(queues, *(ticket(tenant=name) for name in "ab" for _ in range(9)))
+    (moved,) = pushed(queues, ticket(tenant="a"), front=True)
+    queues.correct(moved, 10**6, 0)
+    assert tenants(popped(queues, 5)) == "aabab"
+
+
+def test_corrections_nobody_is_owed_change_nothing() -> None:
+    queues = Queues(CLASSES)
+    waiting, withdrawn, gone = pushed(queues, ticket(), ticket(tenant="b"), ticket("batch"))
+    queues.correct(waiting, 10**9, 0)
+    queues.remove(withdrawn)
+    queues.correct(withdrawn, 10**9, 0)
+    popped(queues)
+    queues.apply(ONE, {})
+    queues.correct(gone, 10**9, 0)
+    pushed(queues, *(ticket(tenant=name) for name in "tb" for _ in range(9)))
+    assert Counter(tenants(popped(queues, 10))) == {"t": 5, "b": 5}
+
+
+def test_what_an_engine_reports_is_believed_within_reason() -> None:
+    queues = Queues(ONE)
+    pushed(queues, *(ticket(tenant=name) for name in "abc" for _ in range(4)))
+    less, more, _ = popped(queues, 3)
+    queues.correct(less, -(10**9), -(10**9))
+    queues.correct(more, 10**18, 10**18)
+    accounts = queues._lines["default"]._accounts
+    assert [accounts[name].counter for name in "abc"] == [0, 3 * fairness.CREDIBLE, 100]
+    popped(queues)
+    pushed(queues, ticket(tenant="c"), ticket(tenant="a"))
+    assert tenants(popped(queues)) == "ca", "both are lifted to what the last to wait had"
+
+
+def test_idle_tenants_are_forgotten_from_a_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fairness, "REMEMBERED", 4)
+    queues = Queues(ONE)
+    accounts = queues._lines["default"]._accounts
+    pushed(queues, ticket(tenant="waits", tokens=1), ticket(tenant="waits", tokens=1))
+    for tokens in (30, 10, 20, 40, 50):
+        pushed(queues, ticket(tenant=f"t{tokens}", tokens=tokens))
+    first = popped(queues, 5)
+    assert len(accounts) == 6, "those who wait do not count"
+    popped(queues, 1)
+    pushed(queues, ticket(tenant="x"))
+    accounts = queues._lines["default"]._accounts
+    assert set(accounts) == {"waits", "t50", "t40", "x"}, "those who wait, and the longest leads"
+    queues.correct(first[1], 10**6, 0)
+    assert "t30" not in accounts
+    for number in range(200):
+        pushed(queues, ticket(tenant=str(number), tokens=number))
+        popped(queues)
+        assert len(queues._lines["default"]._accounts) <= 5
+
+
+# -- within a tenant --------------------------------------------------------------------------------------------------
+
+
+def test_earliest_deadline_first_then_place_then_arrival() -> None:
+    queues = Queues(ONE)
+    late, soon, next_, booked, last = pushed(
+        queues,
+        ticket(deadline=30.0),
+        ticket(deadline=10.0),
+        ticket(deadline=20.0),
+        ticket(deadline=20.0, place=-5.0),
+        ticket(deadline=30.0),
+    )
+    assert popped(queues) == [soon, booked, next_, late, last]
+
+
+def test_front_goes_before_those_who_came_earlier_and_is_not_charged_again() -> None:
+    queues = Queues({"default": TrafficClass(), "batch": TrafficClass()})
+    pushed(queues, *(ticket(tenant=name) for name in "ab" for _ in range(3)), *(ticket("batch") for _ in range(3)))
+    first = popped(queues, 3)
+    assert tenants(first) == "atb"
+    (moved,) = pushed(queues, ticket(tenant="a", deadline=NEVER), front=True)
+    order = popped(queues, 5)
+    assert order[1] is moved
+    assert tenants(order) == "taatb", "neither tenant nor class paid for what had been paid"
+
+
 def test_remove_from_the_middle_keeps_the_counts() -> None:
     queues = Queues(CLASSES)
-    tickets = [ticket("default", tokens) for tokens in (1, 2, 4)]
-    for t in tickets:
-        queues.push(t)
+    tickets = pushed(queues, *(ticket("default", tokens) for tokens in (1, 2, 4)))
     queues.remove(tickets[1])
     assert not tickets[1].waiting
     assert (len(queues), queues.tokens("default"), queues.length("default")) == (2, 5, 2)
     assert list(queues) == [tickets[0], tickets[2]]
+    assert popped(queues) == [tickets[0], tickets[2]]
+
+
+def test_what_is_removed_is_not_kept() -> None:
+    queues = Queues(ONE)
+    pushed(queues, ticket(deadline=1.0), ticket(tenant="first", tokens=1))
+    for number in range(200):
+        queues.remove(*pushed(queues, ticket(deadline=500.0 + number)))
+        queues.remove(*pushed(queues, ticket(tenant=f"t{number}")))
+    line = queues._lines["default"]
+    assert len(line._accounts["t"].order) < 20
+    assert len(line._turns) < 25
+
+
+def test_a_queue_that_does_not_empty_may_turn_round() -> None:
+    queues = Queues({"default": TrafficClass(ttft=4.0, overload="lifo")})
+    tickets = pushed(queues, *(ticket(at=at / 10) for at in range(6)), ticket(tenant="b", at=0.6))
+    assert popped(queues, 2, now=0.2) == [tickets[0], tickets[6]], "0.2 s are a 20th of its ttft"
+    assert popped(queues, 1, now=0.21) == [tickets[5]]
+    (moved,) = pushed(queues, ticket(at=0.7), front=True)
+    assert popped(queues, 2, now=0.7) == [moved, tickets[4]]
+    assert popped(queues, now=0.9) == tickets[3:0:-1]
+    again = pushed(queues, *(ticket(at=1.0) for _ in range(3)))
+    assert popped(queues, now=1.1) == again, "it has emptied"
+
+
+@pytest.mark.parametrize(
+    ("settings", "after"),
+    [
+        (TrafficClass(overload="lifo", ttft=1.0), 0.1),
+        (TrafficClass(overload="lifo", deadline=60.0), 3.0),
+        (TrafficClass(overload="lifo", max_wait=10.0), 0.5),
+        (TrafficClass(ttft=1.0), math.inf),
+    ],
+)
+def test_how_long_it_takes_to_turn_round(settings: TrafficClass, after: float) -> None:
+    queues = Queues({"default": settings})
+    first, second = pushed(queues, ticket(deadline=NEVER), ticket(deadline=NEVER))
+    assert list(queues.heads(min(after, 1e6))) == [first]
+    assert list(queues.heads(min(after, 1e6) + 0.01)) == [first if after == math.inf else second]
+
+
+# -- room -------------------------------------------------------------------------------------------------------------
+
+BOUNDED = {
+    "interactive": TrafficClass(max_queue=2, max_queued_tokens=1000),
+    "default": TrafficClass(max_queue=3),
+    "batch": TrafficClass(max_queue=4, max_queued_tokens=500),
+}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "newcomer", "words"),
+    [
+        ([], ticket("interactive"), None),
+        ([("interactive", 1)], ticket("interactive", 999), None),
+        ([("interactive", 1)], ticket("interactive", 1000), "1000 tokens"),
+        ([("interactive", 1)] * 2, ticket("interactive"), "2 calls"),
+        ([("interactive", 1)] * 2, ticket("batch"), None),
+        ([("default", 10**6)] * 2, ticket("default", 10**6), None),
+        ([("interactive", 1)] * 8, ticket("default"), None),
+        ([("interactive", 1)] * 9, ticket("default"), "3 calls"),
+    ],
+)
+def test_room(waiting: list[tuple[str, int]], newcomer: Ticket, words: str | None) -> None:
+    queues = Queues(BOUNDED)
+    pushed(queues, *(ticket(name, tokens) for name, tokens in waiting))
+    assert queues.room(newcomer.call) == words
+
+
+def test_where_all_have_a_bound_on_tokens_their_sum_is_one() -> None:
+    classes = {name: TrafficClass(max_queued_tokens=300) for name in ("interactive", "default")}
+    queues = Queues(classes)
+    pushed(queues, ticket("interactive", 500))
+    assert queues.room(ticket(tokens=100).call) is None
+    assert queues.room(ticket(tokens=101).call) == "300 tokens"
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "victim"),
+    [
+        (ticket("interactive"), 7),
+        (ticket("interactive", 5), 7),
+        (ticket("default"), 7),
+        (ticket("batch"), None),
+    ],
+)
+def test_the_newest_of_the_least_important_gives_way(newcomer: Ticket, victim: int | None) -> None:
+    queues = Queues({**BOUNDED, "batch": TrafficClass(max_queue=3)})
+    tickets = pushed(
+        queues, *(ticket(name) for name in ("interactive", "interactive", "default", "default", "default")),
+        *(ticket("batch") for _ in range(3)),
+    )  # fmt: skip
+    pushed(queues, ticket("batch"), front=True)
+    assert queues.room(newcomer.call)
+    assert queues.victim(newcomer.call) is (None if victim is None else tickets[victim])
+
+
+def test_nobody_gives_way_while_there_is_room_or_for_a_class_that_never_waits() -> None:
+    queues = Queues({"now": TrafficClass(max_queue=0), **BOUNDED})
+    pushed(queues, ticket("batch"))
+    assert queues.victim(ticket("interactive").call) is None
+    assert queues.room(ticket("now").call) == "0 calls"
+    assert queues.victim(ticket("now").call) is None
+
+
+def test_where_tokens_are_short_the_one_that_gives_way_is_as_large() -> None:
+    queues = Queues(BOUNDED)
+    pushed(queues, ticket("interactive", 900))
+    _, large, _ = pushed(queues, ticket("batch", 200), ticket("batch", 250), ticket("batch", 50))
+    assert queues.room(ticket("interactive", 220).call) == "1000 tokens"
+    assert queues.victim(ticket("interactive", 220).call) is large
+    assert queues.victim(ticket("interactive", 300).call) is None
+
+
+# -- estimates --------------------------------------------------------------------------------------------------------
+
+
+def test_ahead_of_a_newcomer_is_what_goes_first() -> None:
+    queues = Queues({"first": TrafficClass(strict=True), **CLASSES, "last": TrafficClass(weight=1000)})
+    assert queues.ahead(ticket().call, 0.0) == 0
+    pushed(queues, *(ticket("first") for _ in range(7)))
+    assert queues.ahead(ticket("first").call, 0.0) == 700
+    assert queues.ahead(ticket("first", deadline=999.0).call, 0.0) == 0
+    assert queues.ahead(ticket("first", tenant="new").call, 0.0) == 100, "one turn of the other tenant's"
+    assert queues.ahead(ticket().call, 0.0) == 700
+    assert queues.ahead(ticket().call, 0.0, {"first"}) == 0
+    queues.remove(*pushed(queues, ticket()))
+    assert queues.ahead(ticket().call, 0.0) == 700, "a tenant that is known and does not wait"
+    pushed(queues, *(ticket() for _ in range(8)))
+    pushed(queues, *(ticket("interactive") for _ in range(90)))
+    assert queues.ahead(ticket().call, 0.0) == 700 + 800 + 1700, "the more important go first among equals"
+    assert queues.ahead(ticket("interactive", deadline=1.0).call, 0.0) == 700
+    assert queues.ahead(ticket("interactive").call, 0.0) == 700 + 9000 + 800, "no more than there is"
+
+
+def test_ahead_of_a_newcomer_whose_class_was_away() -> None:
+    queues = Queues(CLASSES)
+    pushed(queues, *(ticket() for _ in range(90)))
+    popped(queues, 40)
+    assert queues.ahead(ticket("batch").call, 0.0) == 100
+    assert queues.ahead(ticket("interactive").call, 0.0) == 0
+
+
+def test_ahead_of_a_ticket_that_waits() -> None:
+    queues = Queues(CLASSES)
+    tickets = pushed(queues, *(ticket(deadline=100.0 - number) for number in range(10)))
+    assert [queues.ahead_of(each, 0.0) for each in tickets] == [900.0 - 100 * number for number in range(10)]
+    (moved,) = pushed(queues, ticket(), front=True)
+    assert queues.ahead_of(moved, 0.0) == 0
+    assert queues.ahead_of(tickets[9], 0.0) == 100
+    queues.remove(tickets[9])
+    queues.remove(tickets[5])
+    assert queues.ahead_of(tickets[0], 0.0) == 800
+
+
+def test_ahead_in_a_queue_that_has_turned_round() -> None:
+    queues = Queues({"default": TrafficClass(overload="lifo", ttft=1.0)})
+    tickets = pushed(queues, *(ticket() for _ in range(10)), ticket(tenant="b"))
+    call = ticket().call
+    assert (queues.ahead(call, 0.1), queues.ahead(call, 0.2)) == (1100, 0)
+    assert queues.ahead(ticket(tenant="c").call, 0.2) == 200
+    assert queues.ahead_of(tickets[7], 0.2) == 300
+
+
+def test_ahead_looks_at_a_sample_of_a_long_queue() -> None:
+    rng = random.Random(3)
+    queues = Queues(ONE)
+    for number in rng.sample(range(4000), 4000):
+        pushed(queues, ticket(tokens=rng.randint(50, 150), deadline=1000.0 + number))
+    for earlier in (0, 500, 2000, 3500, 4000):
+        guess = queues.ahead(ticket(deadline=999.5 + earlier).call, 0.0)
+        assert guess == pytest.approx(100 * earlier, abs=8000)
+
+
+def test_calls_without_tokens_count_nothing() -> None:
+    queues = Queues(CLASSES)
+    pushed(queues, *(ticket(name, 0, tenant=tenant) for name in CLASSES for tenant in "ab"))
+    assert queues.ahead(ticket().call, 0.0) == 0
+    assert queues.ahead(ticket(deadline=1.0).call, 0.0) == 0
+    assert len(popped(queues)) == 6
+
+
+# -- reload -----------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_reload_the_new_weights_hold_and_old_debts_stay() -> None:
+    queues = Queues({"default": TrafficClass(), "batch": TrafficClass()}, {"a": 1.0})
+    for name in ("default", "batch"):
+        pushed(queues, *(ticket(name, tenant=tenant) for tenant in "ab" for _ in range(60)))
+    assert [each.call.class_name for each in popped(queues, 3)] == ["default", "batch", "default"]
+    queues.apply({"default": TrafficClass(weight=3), "batch": TrafficClass()}, {"a": 3.0})
+    served = popped(queues, 40)
+    assert Counter(each.call.class_name for each in served)["default"] in (29, 30)
+    assert Counter(each.call.tenant for each in served if each.call.class_name == "default")["a"] in (21, 22)
+    assert queues.classes["default"].weight == 3
+
+
+def test_a_debt_is_the_same_number_of_tokens_under_another_weight() -> None:
+    queues = Queues({"default": TrafficClass(), "batch": TrafficClass()})
+    pushed(queues, ticket(tokens=1000), *(ticket() for _ in range(9)), *(ticket("batch") for _ in range(40)))
+    popped(queues, 1)
+    queues.apply({"default": TrafficClass(weight=2), "batch": TrafficClass()}, {})
+    names = [each.call.class_name for each in popped(queues, 8)]
+    assert names == ["batch"] * 5 + ["default", "batch", "default"]
+
+
+def test_so_is_a_tenants() -> None:
+    queues = Queues(ONE)
+    pushed(queues, ticket(tenant="a", tokens=1000), ticket(tenant="b", tokens=600))
+    pushed(queues, *(ticket(tenant=name) for name in "abc" for _ in range(9)))
+    assert tenants(popped(queues, 3)) == "abc"
+    queues.apply(ONE, {"a": 3.0})
+    assert tenants(popped(queues, 8)) == "cccacaaa", "a owed 900 more than c: 300 with its new weight"
+
+
+def test_tickets_of_a_class_that_is_gone_move_to_default_by_their_deadlines() -> None:
+    queues = Queues(CLASSES)
+    first, last = pushed(queues, ticket(deadline=10.0), ticket(deadline=30.0))
+    (moved,) = pushed(queues, ticket("batch", deadline=20.0))
+    queues.apply({"default": TrafficClass(), "new": TrafficClass(strict=True)}, {})
+    assert moved.call.class_name == "default"
+    assert (len(queues), queues.length("default"), queues.length("new"), queues.tokens("default")) == (3, 3, 0, 300)
+    assert popped(queues) == [first, moved, last]
+    assert list(queues.classes) == ["default", "new"]
+
+
+def test_a_class_that_was_strict_is_not_in_debt_to_those_it_went_before() -> None:
+    strict = {"first": TrafficClass(strict=True), "default": TrafficClass()}
+    queues = Queues(strict)
+    pushed(queues, *(ticket("first") for _ in range(90)), *(ticket() for _ in range(90)))
+    popped(queues, 50)
+    queues.apply({name: TrafficClass() for name in strict}, {})
+    assert Counter(each.call.class_name for each in popped(queues, 20)) == {"first": 10, "default": 10}

@@ -1,0 +1,158 @@
+"""Advice about tenants, their limits, and the models they name. `advice.py` gathers it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from gateway.core.checked import Path, nearest, spelled
+from gateway.core.levels import KINDS, Counted, Kind, counted
+from gateway.core.policy import Policy
+from gateway.core.policy_rules import HINTS
+from gateway.core.policy_traffic import Limit, Limits, Quota, TenantLimits
+from gateway.core.units import COUNT
+
+ANONYMOUS = "anonymous"
+USUAL = 2_000  # tokens of prompt and answer of a usual call
+PLACES = ("tenant", "class", "model", "limit", "retry_after", "request_id")  # what a refusal's texts may hold
+
+Found = Iterator[tuple[Path, str]]
+
+
+def tenant_rules(policy: Policy) -> Found:
+    """Every rule of this file."""
+    for rule in (_tenants, _anonymous, _refusals, _limits, _bursts, _models):
+        yield from rule(policy)
+
+
+def _tenants(policy: Policy) -> Found:
+    order = list(policy.classes)
+    if not policy.tenants:
+        yield ("tenants",), "there are none, so every call is refused with 401"
+    nameless = policy.keys_file is None and not policy.trusted_proxies.addresses
+    for name, tenant in policy.tenants.items():
+        best = tenant.best_class
+        if best is not None and tenant.class_ is None and order.index("default") < order.index(best):
+            text = f"calls that ask for no class are of class default, which is above it: add class: {best}"
+            yield ("tenants", name, "best_class"), text
+        if name != ANONYMOUS and not tenant.keys and nameless:
+            yield ("tenants", name), "nobody can be this tenant: no keys, no keys_file, no trusted proxy"
+
+
+def _anonymous(policy: Policy) -> Found:
+    tenant = policy.tenants.get(ANONYMOUS)
+    if tenant is None or len(policy.tenants) == 1:
+        return
+    any_class = tenant.best_class in (None, next(iter(policy.classes)))
+    if any_class and all(counted(policy, kind, (ANONYMOUS, "", "")).quota is None for kind in KINDS):
+        text = "callers without a key may ask for any class and have no limit: give it best_class and limits"
+        yield ("tenants", ANONYMOUS), text
+
+
+def _refusals(policy: Policy) -> Found:
+    for name, tenant in policy.tenants.items():
+        text = msgspec.json.encode(tenant.refusal.body).decode() if tenant.refusal else ""
+        for place in dict.fromkeys(re.findall(r"\{(\w+)\}", text)):
+            if place not in PLACES:
+                yield (
+                    ("tenants", name, "refusal", "body"),
+                    f"{{{place}}} stands for nothing and is sent as it is{_hint(nearest(place, PLACES))}",
+                )
+
+
+def _hint(word: str | None) -> str:
+    return f" (did you mean {word}?)" if word else ""
+
+
+def _limits(policy: Policy) -> Found:
+    """Limits above another one that counts the same calls."""
+    for kind in KINDS:
+        told = set()
+        for low, above in _nested(policy, kind):
+            for high in above:
+                if low.quota is None or high.quota is None or low.path in told:
+                    continue
+                if _per_second(low.quota) > _per_second(high.quota):
+                    told.add(low.path)
+                    yield low.path, f"{low.quota.rate} is never reached: {spelled(high.path)} is {high.quota.rate}"
+
+
+def _nested(policy: Policy, kind: Kind) -> Iterator[tuple[Counted, list[Counted]]]:
+    """Each level's limit, and those that count all its calls too."""
+    everyone = counted(policy, kind, ("", "", ""))
+    for name, tenant in policy.tenants.items():
+        own = counted(policy, kind, (name, "", ""))
+        yield own, [everyone]
+        for class_name in tenant.limits.classes:
+            yield (
+                counted(policy, kind, (name, class_name, "")),
+                [own, counted(policy, kind, ("", class_name, "")), everyone],
+            )
+        for model in tenant.limits.models:
+            yield counted(policy, kind, (name, "", model)), [own, counted(policy, kind, ("", "", model)), everyone]
+    for class_name in policy.classes:
+        yield counted(policy, kind, ("", class_name, "")), [everyone]
+    for model in policy.limits.models:
+        yield counted(policy, kind, ("", "", model)), [everyone]
+
+
+def _per_second(quota: Quota) -> float:
+    return quota.rate.amount / quota.rate.period
+
+
+def _bursts(policy: Policy) -> Found:
+    for path, limit in _written(policy):
+        quota = limit.tokens
+        if isinstance(quota, Quota):
+            burst = quota.rate.amount if quota.burst is None else quota.burst
+            if burst < USUAL:
+                text = (
+                    f"a call of more than {COUNT.show(burst)} tokens is always refused; many have {COUNT.show(USUAL)}"
+                )
+                yield (*path, "tokens"), text
+
+
+def _written(policy: Policy) -> Iterator[tuple[Path, Limit | TenantLimits]]:
+    """Every limit that the policy may say."""
+    limits = policy.limits
+    yield ("limits", "global"), limits.global_
+    yield ("limits", "per_tenant"), limits.per_tenant
+    yield ("limits", "per_class"), limits.per_class
+    yield ("limits", "per_model"), limits.per_model
+    owners: list[tuple[Path, Limits | TenantLimits]] = [(("limits",), limits)]
+    for name, tenant in policy.tenants.items():
+        path = ("tenants", name, "limits")
+        yield path, tenant.limits
+        owners.append((path, tenant.limits))
+    for owner, of in owners:
+        for name, limit in of.classes.items():
+            yield (*owner, "classes", name), limit
+        for name, limit in of.models.items():
+            yield (*owner, "models", name), limit
+
+
+def _models(policy: Policy) -> Found:
+    """Models that no engine serves, where the policy says of all engines what they serve."""
+    engines = policy.fleet.engines
+    known = {model for engine in engines for model in engine.models}
+    if not engines or not all(engine.models for engine in engines):
+        return
+    unknown = [(path, name) for path, name in _named(policy) if name not in known]
+    for index, (path, name) in enumerate(unknown):
+        yield path, f"no engine of fleet.engines serves {name}{_hint(nearest(name, known) if index < HINTS else None)}"
+
+
+def _named(policy: Policy) -> Iterator[tuple[Path, str]]:
+    """Every place that names a model."""
+    for class_name, each in policy.classes.items():
+        for index, model in enumerate(each.when.models if each.when is not None else ()):
+            yield ("classes", class_name, "when", "models", index), model
+    for name, tenant in policy.tenants.items():
+        for index, model in enumerate(tenant.models):
+            yield ("tenants", name, "models", index), model
+        for model in tenant.limits.models:
+            yield ("tenants", name, "limits", "models", model), model
+    for model in policy.limits.models:
+        yield ("limits", "models", model), model

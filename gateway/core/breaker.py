@@ -1,0 +1,253 @@
+"""One engine's circuit breaker: no call waits for the failures of an engine that is known to fail.
+
+CLOSED takes every call. `failures` in a row, or more than `error_rate` of at least `at_least` calls within `window`,
+trip it. OPEN takes none for `open_for` seconds, twice as long each time it relapses, `open_for_at_most` at most; then
+it is HALF_OPEN, where one probe at a time finds out: `probes` good ones close it, a bad one opens it again (Nygard,
+"Release It!"). TRANSITIONS is all there is; anything else raises and changes nothing.
+
+A call is known by the token `sent` gave it, which is worth something only in the state it was given in: the calls of
+before a trip, which fail late and all together, neither open an engine that is well again nor give up its probe.
+Nothing can keep the probe's place for good: it is free at the engine's first byte, at the call's ending of whatever
+kind, at every change of state, and at the latest when a probe has said nothing for `open_for_at_most`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+
+from gateway.core.policy_traffic import Breaker
+
+
+class BreakerState(Enum):
+    """Values are the metric label."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+# Names of the module: to look a member up in its Enum takes 50 ns, as long as all the rest of `allows`.
+CLOSED, OPEN, HALF_OPEN = BreakerState
+
+TRANSITIONS: dict[BreakerState, dict[str, BreakerState]] = {
+    CLOSED: {"trip": OPEN},
+    OPEN: {"elapse": HALF_OPEN},
+    HALF_OPEN: {"recover": CLOSED, "relapse": OPEN},
+}
+
+
+class IllegalTransition(Exception):
+    """An event that the table does not have in this state: a mistake of ours."""
+
+
+def next_state(state: BreakerState, event: str) -> BreakerState:
+    """Where `event` leads from `state`. Raises IllegalTransition."""
+    found = TRANSITIONS[state].get(event)
+    if found is None:
+        raise IllegalTransition(f"{event!r} in state {state.value}: it has {', '.join(TRANSITIONS[state])}")
+    return found
+
+
+class Ending(Enum):
+    """What a call's end says of its engine. NEUTRAL says nothing: it was cancelled, or refused for want of room."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    NEUTRAL = "neutral"
+
+
+SUCCESS, FAILURE, NEUTRAL = Ending
+
+# By the engine's status; None: it sent none in time, or the connection failed. Its 4xx is an answer of a sane engine.
+ENDINGS: dict[int | None, Ending] = {
+    **dict.fromkeys(range(100, 500), SUCCESS),
+    **dict.fromkeys(range(500, 600), FAILURE),
+    429: NEUTRAL,
+    503: NEUTRAL,
+    None: FAILURE,
+}
+
+SLOTS = 10  # of a window: one second each in one of ten
+CALLS_NEEDED = 10  # a share of fewer says more of one call than of the engines
+UNCOUNTED = 0  # the token of a call that went to an engine its breaker would not have sent it to
+MOST_DOUBLINGS = 30  # from the shortest `open_for` past the longest `open_for_at_most`
+
+
+def ending_of(status: int | None) -> Ending:
+    """What an answer with `status` says of its engine; None: a transport error or no first byte in time."""
+    return ENDINGS.get(status, FAILURE)
+
+
+def panicked(open_: int, total: int, share: float) -> bool:
+    """Whether more than `share` of the fleet is open: then its breakers are ignored, since sending all calls to what
+    is left would break that too, and a fault so common is rarely the engines' own (Envoy's panic threshold)."""
+    return open_ > share * total
+
+
+class FailureRate:
+    """Calls and failures of the last `window` seconds, in SLOTS slots. O(1) per event; `now` never goes back."""
+
+    __slots__ = ("_calls", "_ends", "_failures", "_index", "_slot", "_slot_length", "calls", "failures")
+
+    def __init__(self, window: float) -> None:
+        self._slot_length = window / SLOTS
+        self._calls = [0] * SLOTS
+        self._failures = [0] * SLOTS
+        self._slot = self._index = 0
+        self._ends = 0.0  # when the slot is over
+        self.calls = self.failures = 0  # sums over the window, as of the last event or advance
+
+    def advance(self, now: float) -> None:
+        """Forget what has left the window."""
+        slot = int(now / self._slot_length)
+        for passed in range(max(self._slot, slot - SLOTS) + 1, slot + 1):
+            index = passed % SLOTS
+            self.calls -= self._calls[index]
+            self.failures -= self._failures[index]
+            self._calls[index] = self._failures[index] = 0
+        self._slot, self._index = slot, slot % SLOTS
+        self._ends = (slot + 1) * self._slot_length
+
+    def count(self, failed: bool, now: float) -> None:
+        """One call has ended."""
+        if now >= self._ends:
+            self.advance(now)
+        self._calls[self._index] += 1
+        self.calls += 1
+        if failed:
+            self._failures[self._index] += 1
+            self.failures += 1
+
+
+class CircuitBreaker:
+    """`rate` is its calls and failures of the last seconds. `allows` before an engine is chosen, `sent` when a call is given to it, `ended` once when it is over.
+
+    `since` is when it last changed; `transitions` counts by the state that was entered; `reopened` is how often it has
+    relapsed since it was last closed.
+    """
+
+    __slots__ = (
+        "_period",
+        "_policy",
+        "_probe",
+        "_probe_at",
+        "_serial",
+        "failures",
+        "probes",
+        "rate",
+        "reopened",
+        "since",
+        "state",
+        "transitions",
+    )
+
+    def __init__(self, policy: Breaker) -> None:
+        self._policy = policy
+        self.rate = FailureRate(policy.window)
+        self._period = self._serial = 1  # the first token of this state, the last one given in any
+        self._probe = 0  # the token whose first byte is awaited, 0: the place is free
+        self._probe_at = -math.inf
+        self.state = CLOSED
+        self.since = -math.inf
+        self.transitions = {state.value: 0 for state in BreakerState}
+        self.failures = 0  # in a row, while CLOSED
+        self.probes = 0  # good ones, while HALF_OPEN
+        self.reopened = 0
+
+    @property
+    def policy(self) -> Breaker:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Breaker) -> None:
+        """Go by `policy` from now on; the state stays. A window of another length starts empty."""
+        if policy.window != self._policy.window:
+            self.rate = FailureRate(policy.window)
+        self._policy = policy
+
+    @property
+    def probe_at(self) -> float:
+        """When an OPEN breaker will let a probe through: `open_for` x 2^n after it opened, bounded."""
+        seconds = self._policy.open_for * (1 << min(self.reopened, MOST_DOUBLINGS))
+        return self.since + min(seconds, self._policy.open_for_at_most)
+
+    def allows(self, now: float) -> bool:
+        """Whether a call may go to this engine. What is OPEN long enough becomes HALF_OPEN here."""
+        if self.state is CLOSED:
+            return True
+        if self.state is OPEN:
+            if now < self.probe_at:
+                return False
+            self._move("elapse", now)
+        return not self._probe or now - self._probe_at >= self._policy.open_for_at_most
+
+    def sent(self, now: float) -> int:
+        """A call is given to the engine: its token. While HALF_OPEN, the first takes the probe's place.
+
+        A call that `allows` would not have sent (breakers are ignored when too many are open) is not counted.
+        """
+        if self.state is CLOSED:
+            return self._period
+        if not self.allows(now):
+            return UNCOUNTED
+        self._serial += 1
+        self._probe, self._probe_at = self._serial, now
+        return self._probe
+
+    def first_byte(self, token: int) -> None:
+        """The engine has begun to answer: the next probe may go while this one's answer is still being written."""
+        if token == self._probe:
+            self._probe = 0
+
+    def ended(self, token: int, ending: Ending, now: float) -> None:
+        """How a call ended; to be said once of each. Of one from before the last change of state it means nothing."""
+        if token < self._period:
+            return
+        if token == self._probe:
+            self._probe = 0
+        if ending is NEUTRAL:
+            return
+        if self.state is CLOSED:
+            if ending is SUCCESS:
+                self.rate.count(False, now)
+                self.failures = 0
+                return
+            self.rate.count(True, now)
+            self.failures += 1
+            policy, rate = self._policy, self.rate
+            if self.failures >= policy.failures or (
+                rate.calls >= policy.at_least and rate.failures > policy.error_rate * rate.calls
+            ):
+                self._move("trip", now)
+        elif ending is FAILURE:
+            self._move("relapse", now)
+        else:
+            self.probes += 1
+            if self.probes >= self._policy.probes:
+                self._move("recover", now)
+
+    def _move(self, event: str, now: float) -> None:
+        self.state = next_state(self.state, event)
+        self.since = now
+        self.transitions[self.state.value] += 1
+        self._serial += 1
+        self._period = self._serial
+        self._probe = self.failures = self.probes = 0
+        if event == "relapse":
+            self.reopened += 1
+        elif event == "recover":
+            self.reopened = 0
+            self.rate = FailureRate(self._policy.window)
+
+
+def errors_of(breakers: Sequence[CircuitBreaker], now: float) -> float | None:
+    """The share of the calls of these engines that failed lately; None: fewer than CALLS_NEEDED calls."""
+    calls = failures = 0
+    for breaker in breakers:
+        rate = breaker.rate
+        rate.advance(now)
+        calls += rate.calls
+        failures += rate.failures
+    return failures / calls if calls >= CALLS_NEEDED else None

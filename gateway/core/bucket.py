@@ -1,0 +1,157 @@
+"""One rate limit's state, and what callers are told of it. `limits.py` says which limits count which call.
+
+A bucket is GCRA in its continuous-state form (a leaky bucket as a meter; ITU-T I.371 has both forms and they let the
+same traffic through): `level` rises by what is taken and drains at `rate`; a take must not lift it above `burst`. So
+in any window what was taken, less what was given back in it, is at most burst + rate x window. The level counts calls
+or tokens where GCRA has a theoretical arrival time: 600 calls at one instant are exactly 600, whatever the clock reads.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from gateway.core.outcome import Outcome, Refused
+from gateway.core.policy_traffic import Quota
+
+Kind = Literal["requests", "tokens"]
+# Whose bucket it is: kind, tenant, class, model; "" where its level does not ask. All of them "": the whole gateway's.
+Key = tuple[Kind, str, str, str]
+
+SHARED = "\0"  # stands for all models that have no bucket of their own
+LATE = 1e-6  # seconds added to a retry time, so that the rounding of two clock readings cannot make it a lie
+
+
+class Bucket:
+    """What was taken and has not drained, as of `at`. Only a Charge and the LimitBook write `level`."""
+
+    __slots__ = ("at", "burst", "key", "level", "quota", "rate")
+
+    def __init__(self, key: Key, quota: Quota) -> None:
+        self.key = key
+        self.level = self.at = 0.0
+        self._set(quota)
+
+    def __repr__(self) -> str:
+        return f"<Bucket {self.owner}: {self.quota.rate} {self.key[0]}, {self.level:.6g}/{self.burst} at {self.at:.3f}>"
+
+    def _set(self, quota: Quota) -> None:
+        self.quota = quota
+        self.rate = quota.rate.amount / quota.rate.period  # per second
+        self.burst = quota.rate.amount if quota.burst is None else quota.burst
+
+    def change(self, quota: Quota, now: float) -> None:
+        """A reload. What was taken stays taken: a higher limit helps at once, and a reload gives nothing away. But it
+        is at most one new burst, beside what was debt already: nobody pays for an old burst at a much lower rate."""
+        self.drain(now)
+        debt = max(0.0, self.level - self.burst)
+        self._set(quota)
+        self.level = min(self.level, self.burst + debt)
+
+    def drain(self, now: float) -> None:
+        elapsed = now - self.at
+        if elapsed > 0.0:  # calls bring the time they came at, and may be a little out of order
+            level = self.level - elapsed * self.rate
+            self.level = level if level > 0.0 else 0.0
+            self.at = now
+
+    def allows(self, amount: int, now: float) -> bool:
+        """GCRA's question, in units: max(tat, now) + amount x T - now <= burst x T, with T = 1 / rate."""
+        elapsed = now - self.at
+        if elapsed > 0.0:  # drain(), written out: this is asked several times for every call
+            level = self.level - elapsed * self.rate
+            self.level = level if level > 0.0 else 0.0
+            self.at = now
+        return self.level + amount <= self.burst
+
+    def wait(self, amount: int, now: float) -> float:
+        """Seconds from `now` until `amount` is allowed, if nobody else takes; inf where it is above the burst."""
+        if amount > self.burst:
+            return math.inf
+        self.drain(now)
+        short = self.level + amount - self.burst
+        return short / self.rate + (self.at - now) + LATE if short > 0.0 else 0.0
+
+    def add(self, amount: int, now: float) -> None:
+        """Take without asking; or give back, where `amount` is negative: what has drained cannot be given."""
+        self.drain(now)
+        self.level = max(0.0, self.level + amount)
+
+    @property
+    def left(self) -> int:
+        """What could be taken at once, as of `at`."""
+        left = self.burst - self.level
+        return int(left) if left > 0.0 else 0
+
+    @property
+    def owner(self) -> str:
+        """Whose limit it is, as messages say it."""
+        _, tenant, class_name, model = self.key
+        if model:
+            what = "all models the policy does not name" if model == SHARED else f"model {model[:80]}"
+            return f"tenant {tenant} with {what}" if tenant else f"{what}, all tenants together"
+        if class_name:
+            return f"tenant {tenant} in class {class_name}" if tenant else f"class {class_name}, all tenants together"
+        return f"tenant {tenant}" if tenant else "this gateway, all tenants together"
+
+
+Buckets = tuple[Bucket, ...]
+
+
+def refusal(by_request: Buckets, by_token: Buckets, tokens: int, now: float) -> Refused:
+    """Why these buckets do not allow a call of `tokens`: the one to wait for longest, and how long."""
+    takes = [*((bucket, 1) for bucket in by_request), *((bucket, tokens) for bucket in by_token)]
+    seconds, bucket, amount = max(
+        ((bucket.wait(amount, now), bucket, amount) for bucket, amount in takes), key=lambda wait: wait[0]
+    )
+    limit = f"{bucket.quota.rate} {bucket.key[0]}"
+    lines = rate_lines(by_request, by_token, now)
+    if seconds == math.inf:
+        message = (
+            f"This call needs {amount} tokens, and the limit of {bucket.owner} ({limit}) never lets more than "
+            f"{bucket.burst} through at once: make the prompt or max_tokens smaller."
+        )
+        return Refused(Outcome.RATE_LIMITED, message, headers=lines, retry=False, limit=limit)
+    message = (
+        f"The limit of {bucket.owner} is {limit}: this call needs {amount}, {bucket.left} are left. "
+        f"Try again in {duration(seconds - LATE).decode()}."
+    )
+    return Refused(Outcome.RATE_LIMITED, message, retry_after=seconds, headers=lines, limit=limit)
+
+
+def rate_lines(by_request: Buckets, by_token: Buckets, now: float) -> bytes:
+    """OpenAI's x-ratelimit-{limit,remaining,reset}-{requests,tokens}, for the bucket of each kind with least left.
+
+    As OpenAI says it: `limit` is what is permitted before the limit is reached (the burst), `reset` the time until all
+    of it is again.
+    """
+    lines = _lines_of(_REQUESTS, by_request, now) if by_request else b""
+    return lines + _lines_of(_TOKENS, by_token, now) if by_token else lines
+
+
+_LINES = b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n"
+_REQUESTS, _TOKENS = (_LINES % (kind, kind, kind) for kind in (b"requests", b"tokens"))
+
+
+def _lines_of(template: bytes, buckets: Buckets, now: float) -> bytes:
+    tightest, least = buckets[0], math.inf
+    for bucket in buckets:
+        bucket.drain(now)
+        left = bucket.burst - bucket.level
+        if left < least:
+            tightest, least = bucket, left
+    return template % (tightest.burst, tightest.left, duration(tightest.level / tightest.rate))
+
+
+def duration(seconds: float) -> bytes:
+    """As OpenAI (and Go) write it, in milliseconds rounded up: `0s`, `250ms`, `1s`, `8.64s`, `6m0s`, `24h0m0s`."""
+    milliseconds = math.ceil(seconds * 1000.0 - 1e-3)  # no millisecond more for a rounding
+    if 0 < milliseconds < 1000:
+        return b"%dms" % milliseconds
+    whole, part = divmod(milliseconds, 1000)
+    minutes, whole = divmod(whole, 60)
+    fraction = (b".%03d" % part).rstrip(b"0") if part else b""
+    if not minutes:
+        return b"%d%bs" % (whole, fraction)
+    hours, minutes = divmod(minutes, 60)
+    return b"%dh%dm%d%bs" % (hours, minutes, whole, fraction) if hours else b"%dm%d%bs" % (minutes, whole, fraction)

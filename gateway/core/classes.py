@@ -1,0 +1,53 @@
+"""Which class a call belongs to, and what that means for its deadlines.
+
+First that applies: the `x-weir-class` header, OpenAI's `service_tier`, the classes' own `when` rules, the tenant's
+default, `default`. Asking above the tenant's best class is not an error: the call is clamped to the best it may have.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gateway.core.call import Call, time_allowed
+from gateway.core.policy import Policy
+from gateway.core.policy_traffic import When
+
+
+class ClassRules:
+    """The policy's classes as `classify` needs them: `order` from the most important, `rank` its reverse."""
+
+    __slots__ = ("deadlines", "order", "rank", "rules", "ttfts")
+
+    def __init__(self, policy: Policy) -> None:
+        self.order = tuple(policy.classes)
+        self.rank = {name: rank for rank, name in enumerate(self.order)}
+        self.deadlines = {name: each.deadline for name, each in policy.classes.items()}
+        self.ttfts = {name: each.ttft or math.inf for name, each in policy.classes.items()}
+        self.rules = tuple((name, each.when) for name, each in policy.classes.items() if each.when is not None)
+
+
+def classify(call: Call, rules: ClassRules, default_class: str | None = None, best: int = 0) -> None:
+    """Set `class_name`, `deadline` and `ttft_by`. Needs the estimate of `prompt_tokens`.
+
+    `default_class` is the tenant's, `best` the rank of the best class it may have.
+    """
+    name = call.asked_class
+    if not name:
+        name = default_class or "default"
+        for ruled, when in rules.rules:
+            if _holds(call, when):
+                name = ruled
+                break
+    if best and rules.rank[name] < best:
+        name = rules.order[best]
+    call.class_name = name
+    call.deadline = call.arrived + time_allowed(call.within, call.patience, rules.deadlines[name])
+    call.ttft_by = call.arrived + rules.ttfts[name]
+
+
+def _holds(call: Call, when: When) -> bool:
+    return (
+        (when.prompt_tokens is None or call.prompt_tokens > when.prompt_tokens)
+        and (not when.routes or call.route.kind in when.routes)
+        and (not when.models or call.model in when.models)
+    )

@@ -1,0 +1,120 @@
+"""Predicted wait and predicted service against what was promised: refuse at once, or drop, what cannot make it.
+
+    wait    = work that goes first / measured drain rate          (Little's law: L = lambda W)
+    service = ttft + output tokens x time per output token
+
+Two promises: the first token by `ttft_by`, the last by `deadline`. A call is refused on arrival when its wait alone
+breaks the first or wait and service break the second; before it runs it is dropped when what is left of its time no
+longer suffices (shed late). An answer that would come late is work taken from calls that could still be in time:
+in simulation dropping it lifts goodput under overload from about half of capacity to nearly all of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gateway.core.call import Call
+
+WINDOW = 5.0  # seconds over which the drain rate is averaged
+EVERY = 0.1  # seconds at least between two readings of it
+RESIDENCE_WEIGHT = 0.05  # of one hold in their mean duration
+LEAST_SHARE = 0.01  # of the drain that a class is believed to get
+
+
+class DrainRate:
+    """Tokens given back per second, averaged with weights that fall by e in WINDOW."""
+
+    __slots__ = ("_at", "_rate", "_returned")
+
+    def __init__(self, now: float) -> None:
+        self._rate = 0.0
+        self._returned = 0  # tokens since _at
+        self._at = now
+
+    def returned(self, tokens: int) -> None:
+        """Tokens of a hold came back."""
+        self._returned += tokens
+
+    def rate(self, now: float) -> float:
+        """Tokens per second; 0 where nothing has come back yet."""
+        since = now - self._at
+        if since >= EVERY:
+            kept = math.exp(-since / WINDOW) if self._rate else 0.0  # from idleness: what was seen, at once
+            self._rate = self._rate * kept + self._returned / since * (1.0 - kept)
+            self._returned, self._at = 0, now
+        return self._rate
+
+
+class Drain:
+    """How fast one model's work drains, and who gets it.
+
+    The rate is what came back lately, or what is held over the time a hold lasts, whichever is more: by Little's law
+    they are equal in a steady state, but after idleness only the second tells what the engines can do.
+    """
+
+    __slots__ = ("_by_class", "_lasted", "_rate", "_tokens", "held")
+
+    def __init__(self, now: float) -> None:
+        self._rate = DrainRate(now)
+        self._by_class: dict[str, DrainRate] = {}
+        self.held = 0  # tokens
+        self._lasted = self._tokens = 0.0  # means over holds: tokens x seconds, tokens
+
+    def taken(self, tokens: int) -> None:
+        """A hold of `tokens` began."""
+        self.held += tokens
+
+    def returned(self, class_name: str, tokens: int, lasted: float, now: float) -> None:
+        """A hold of `tokens` came back after `lasted` seconds."""
+        self.held -= tokens
+        self._rate.returned(tokens)
+        rate = self._by_class.get(class_name)
+        if rate is None:
+            rate = self._by_class[class_name] = DrainRate(now)
+        rate.returned(tokens)
+        # Weighted by tokens: a mean over held tokens, as Little's law has it.
+        self._lasted += RESIDENCE_WEIGHT * (tokens * lasted - self._lasted)
+        self._tokens += RESIDENCE_WEIGHT * (tokens - self._tokens)
+
+    def rate(self, now: float) -> float:
+        """Tokens per second; 0 where nothing has come back yet."""
+        could = self.held * self._tokens / self._lasted if self._lasted else 0.0
+        return max(self._rate.rate(now), could)
+
+    def wait(self, tokens: float, now: float) -> float:
+        """Seconds until `tokens` have come back; 0 where no rate is known: then shedding late is the judge."""
+        rate = self.rate(now)
+        return tokens / rate if rate > 1.0 else 0.0
+
+    def wait_of(self, class_name: str, own: float, fair: float, now: float) -> float:
+        """Seconds until `own` tokens of a class were served, if those who compete with it now go on to.
+
+        `fair`: its share of the drain by weight among the classes that wait. It has that, and what it has had lately
+        where that is more.
+        """
+        rate = self.rate(now)
+        if rate <= 1.0:
+            return 0.0
+        lately = self._by_class.get(class_name)
+        had = lately.rate(now) / max(1.0, self._rate.rate(now)) if lately is not None else 0.0
+        return own / (rate * min(1.0, max(LEAST_SHARE, fair, had)))
+
+
+def service(call: Call, ttft: float, tpot: float) -> float:
+    """Seconds from dispatch to the last token: sequences of one call are written side by side."""
+    return ttft + call.output_tokens / call.n * tpot
+
+
+def too_late(call: Call, start: float, ttft: float, reading: float, tpot: float) -> bool:
+    """Whether a call dispatched at `start` breaks a promise: `ttft` is its predicted time to first token, of which
+    `reading` is for its own prompt.
+
+    A prompt that takes half of the target to read on an idle engine cannot be hurried by anyone: only its waiting
+    counts against `ttft_by`.
+    """
+    if start + service(call, ttft, tpot) > call.deadline:
+        return True
+    if call.ttft_by == math.inf:
+        return False
+    own = reading if reading > (call.ttft_by - call.arrived) / 2 else 0.0
+    return start + ttft - own > call.ttft_by

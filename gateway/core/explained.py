@@ -1,0 +1,214 @@
+"""What a policy does with the calls of one tenant, class and model, as text for people: `gateway check --explain`.
+
+It says what the policy decides and whose rule it was. What only the moment decides, which engine and how long a wait,
+is not here. Asked for: a class, a service tier, or NOTHING, when the policy chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from gateway.core.advice_tenants import ANONYMOUS
+from gateway.core.checked import listed, nearest, shown, spelled
+from gateway.core.levels import KINDS, Counted, counted, levels_of
+from gateway.core.policy import Policy
+from gateway.core.policy_rules import bands_of, modes_of, signals_of
+from gateway.core.policy_traffic import ModeRule, Tenant, When
+from gateway.core.units import COUNT, SECONDS, SHARE
+
+NOTHING = "-"
+WIDTH = 16  # columns of labels
+
+
+def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
+    """What becomes of such calls, in aligned lines. Raises ValueError for a tenant or class that the policy has not."""
+    if tenant not in policy.tenants:
+        raise ValueError(_unknown("tenant", tenant, list(policy.tenants)))
+    wanted = asked if asked in policy.classes else policy.service_tiers.get(asked, asked)
+    if wanted not in policy.classes and wanted != NOTHING:
+        raise ValueError(_unknown("class or service tier", asked, [*policy.classes, *policy.service_tiers]))
+    name = class_of(policy, policy.tenants[tenant], wanted)
+    sections = (
+        ("tenant", _tenant(policy, tenant)),
+        ("model", _model(policy.tenants[tenant], tenant, model)),
+        ("class", _class(policy, tenant, asked, wanted, model)),
+        ("time", _time(policy, name)),
+        ("order", _order(policy, policy.tenants[tenant], name)),
+        ("room", _room(policy, name)),
+        ("limits", _limits(policy, tenant, name, model)),
+        ("over a limit", _refusal(policy.tenants[tenant])),
+        ("shaping", _shaping(policy, name)),
+        ("modes", _modes(policy, name)),
+        ("engines", _engines(policy, model)),
+    )
+    return "".join(
+        f"{label if not index else '':{WIDTH}}{line}\n" for label, lines in sections for index, line in enumerate(lines)
+    )
+
+
+def class_of(policy: Policy, tenant: Tenant, wanted: str) -> str:
+    """The class a call gets that asks for `wanted` and is subject to no `when`, as gateway.core.classes decides."""
+    order = list(policy.classes)
+    name = (tenant.class_ or "default") if wanted == NOTHING else wanted
+    best = tenant.best_class or order[0]
+    return best if order.index(name) < order.index(best) else name
+
+
+def _unknown(what: str, name: str, known: list[str]) -> str:
+    near = nearest(name, known)
+    hint = f" (did you mean {near}?)" if near else ""
+    return f"no {what} {name!r}: there are {listed(dict.fromkeys(known)) or 'none'}{hint}"
+
+
+def _tenant(policy: Policy, name: str) -> Iterator[str]:
+    tenant, proxies = policy.tenants[name], policy.trusted_proxies
+    ways = ["calls without a key"] if name == ANONYMOUS else []
+    if tenant.keys:
+        ways.append(f"{len(tenant.keys)} {'keys' if len(tenant.keys) > 1 else 'key'} in the policy")
+    if policy.keys_file is not None:
+        ways.append(f"keys in {policy.keys_file}")
+    if proxies.addresses:
+        ways.append(f"{proxies.tenant_header} from {', '.join(proxies.addresses)}")
+    yield f"{name}: {'; '.join(ways) or 'nobody, it has no key'}"
+
+
+def _model(tenant: Tenant, name: str, model: str) -> Iterator[str]:
+    if tenant.models and model not in tenant.models:
+        yield f"{model}: refused with 403, {name} may use only {', '.join(tenant.models)}"
+    else:
+        yield f"{model}: {'one of those it may use' if tenant.models else 'it may use all'}"
+
+
+def _class(policy: Policy, name: str, asked: str, wanted: str, model: str) -> Iterator[str]:
+    tenant = policy.tenants[name]
+    given = class_of(policy, tenant, wanted)
+    if wanted == NOTHING:
+        first = tenant.class_ or "default"
+        why = f"the class of {name}" if tenant.class_ else "for calls that ask for none"
+    else:
+        first, why = wanted, "as asked for" if asked == wanted else f"asked for as service tier {asked}"
+    down = f"clamped from {first} to the best_class of {name}" if given != first else why
+    yield f"{given}: {down}"
+    if wanted == NOTHING:
+        for other, each in policy.classes.items():
+            if each.when is not None and (not each.when.models or model in each.when.models):
+                yield f"{class_of(policy, tenant, other)}: {_conditions(each.when)}"
+    tiers = ", ".join(tier for tier, to in policy.service_tiers.items() if to == given)
+    yield f"asked for with x-weir-class: {given}" + (f", or service_tier: {tiers}" if tiers else "")
+
+
+def _conditions(when: When) -> str:
+    words = []
+    if when.prompt_tokens is not None:
+        words.append(f"the prompt has more than {COUNT.show(when.prompt_tokens)} tokens")
+    if when.routes:
+        words.append(f"the route is {' or '.join(when.routes)}")
+    if when.models:
+        words.append("the model is this one")
+    return f"where {' and '.join(words)}"
+
+
+def _time(policy: Policy, name: str) -> Iterator[str]:
+    each, rules = policy.classes[name], policy.deadlines
+    first = f"first token within {SECONDS.show(each.ttft)}, " if each.ttft is not None else ""
+    yield f"{first}last token within {SECONDS.show(each.deadline)} or what x-weir-deadline-ms says"
+    early = [
+        words
+        for rule, words in ((rules.predict, "refused on arrival"), (rules.shed_late, "dropped before it runs"))
+        if rule
+    ]
+    yield f"what cannot make it: {' or '.join(early) or 'runs all the same'}"
+    yield f"what runs past it: {'cancelled' if rules.on_deadline == 'cancel' else 'finished'}"
+
+
+def _order(policy: Policy, tenant: Tenant, name: str) -> Iterator[str]:
+    each = policy.classes[name]
+    bands = bands_of(policy)
+    place = next(index for index, band in enumerate(bands) if name in band)
+    if place:
+        yield f"after all calls of {', '.join(other for band in bands[:place] for other in band)}"
+    band = bands[place]
+    total = sum(policy.classes[other].weight for other in band)
+    rest = ", ".join(other for other in band if other != name)
+    share = f", {each.weight / total:.0%} of the tokens while {rest} have work too" if rest else ""
+    yield f"weight {shown(each, 'weight')}{share}; among tenants weight {shown(tenant, 'weight')}"
+
+
+def _room(policy: Policy, name: str) -> Iterator[str]:
+    each = policy.classes[name]
+    tokens = f" and {COUNT.show(each.max_queued_tokens)} tokens" if each.max_queued_tokens is not None else ""
+    yield f"{COUNT.show(each.max_queue)} calls{tokens} may wait for a model"
+    if each.max_concurrency is not None:
+        yield f"{COUNT.show(each.max_concurrency)} calls may run at once in the whole fleet"
+    if each.reserve:
+        yield f"{SHARE.show(each.reserve)} of each engine's budget is kept for it"
+
+
+def _limits(policy: Policy, tenant: str, name: str, model: str) -> Iterator[str]:
+    names = ("tenant and model", "tenant and class", "tenant", "class", "model", "global")
+    rows = [
+        (level, *[_counted(counted(policy, kind, where)) for kind in KINDS])
+        for level, where in zip(names, levels_of(tenant, name, model), strict=True)
+    ]
+    table = [("", *KINDS), *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    for row in table:
+        yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _counted(limit: Counted) -> str:
+    if limit.quota is None:
+        return "-"
+    burst = f", burst {COUNT.show(limit.quota.burst)}" if limit.quota.burst is not None else ""
+    default = f" ({spelled(limit.path[:-1])})" if limit.default else ""
+    return f"{limit.quota.rate}{burst}{default}"
+
+
+def _refusal(tenant: Tenant) -> Iterator[str]:
+    if tenant.refusal is None:
+        yield "429 with OpenAI's error object"
+    else:
+        yield f"{tenant.refusal.status} with {msgspec.json.encode(tenant.refusal.body).decode()}"
+
+
+def _shaping(policy: Policy, name: str) -> Iterator[str]:
+    least = policy.classes[name].min_tokens
+    top = next(iter(policy.classes))
+    tiers = [tier for tier in policy.shaping if name not in ((top,) if tier.except_ is None else tier.except_)]
+    for tier in tiers:
+        when = [f"the engine's KV cache is above {SHARE.show(tier.kv_above)}"] if tier.kv_above is not None else []
+        when += [f"the mode is {tier.mode} or worse"] if tier.mode is not None else []
+        yield f"max_tokens at most {COUNT.show(max(least, tier.max_tokens))} where {' or '.join(when)}"
+    if not tiers:
+        yield "max_tokens as asked for, always"
+
+
+def _modes(policy: Policy, name: str) -> Iterator[str]:
+    """The rules of the milder modes hold too, as in gateway.core.mode."""
+    order = list(policy.classes)
+    refused, longest = False, None
+    for mode, rule in modes_of(policy):
+        only = order[:1] if rule.only is None else rule.only
+        last = order[1:][-1:] if rule.refuse is None else rule.refuse
+        refused = refused or name in last or bool(only and name not in only)
+        longest = min(filter(None, (longest, rule.max_prompt_tokens)), default=None)
+        taken = f"taken up to prompts of {COUNT.show(longest)} tokens" if longest is not None else "taken"
+        yield f"{mode:9} {'refused' if refused else taken:40} {_entered(rule)}"
+
+
+def _entered(rule: ModeRule) -> str:
+    signals = [
+        f"{name} {shown(rule.enter, name)}" for name, value in signals_of(rule.enter).items() if value is not None
+    ]
+    return f"from {' or '.join(signals)} on" if signals else "never entered"
+
+
+def _engines(policy: Policy, model: str) -> Iterator[str]:
+    engines = [engine for engine in policy.fleet.engines if not engine.models or model in engine.models]
+    for engine in engines:
+        yield f"{engine.url}{'' if engine.models else ', if it has the model'}"
+    if not engines:
+        none = "none of fleet.engines serves it" if policy.fleet.engines else "the policy names none"
+        yield f"{none}; those of --engine are not known here"

@@ -1,0 +1,254 @@
+"""The waiting calls of one class: fair between its tenants, earliest deadline first within each.
+
+Between tenants the one that was served least goes next, by the virtual token counters of VTC ("Fairness in Serving
+Large Language Models", OSDI 2024): a call served adds (prompt + 2 x output tokens) / weight to its tenant's counter,
+estimated when it leaves the queue and replaced by what it really used when that is known. A tenant that comes back is
+lifted to the least counter of those that wait, or, where nobody does, of the last that did: staying away saves up
+nothing. The bound: counters of two tenants that wait differ by at most U, so what they are served between any two
+moments, over weight, differs by at most 2U while both wait. With estimates alone U is the largest charge over the
+smallest weight. With estimates replaced it is VTC's w_out x M over the smallest weight, M being the tokens of all that
+runs at a time, each call at the larger of estimate and truth.
+Within a class nothing passes the call whose turn it is, fitting or not: else neither would hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush, heapreplace
+from math import floor, inf
+
+from gateway.core.call import Call
+from gateway.core.policy_traffic import TrafficClass
+from gateway.core.ticket import OUTPUT_WEIGHT, Account, Ticket
+
+CREDIBLE = 2**24  # tokens: no engine's report of one call counts for more
+REMEMBERED = 10_000  # tenants that do not wait, per class
+LIFO_INTERVAL = 0.1  # seconds at least that a queue has not emptied before it turns round
+LIFO_SCALE = 1 / 20  # of the time a call of the class may wait: the interval where that is longer
+
+
+class Line:
+    """One class of one model: its queue, and its own counter `served` among the classes (tokens over weight)."""
+
+    __slots__ = (
+        "_accounts", "_floor", "_stamp", "_turns", "_weights", "active", "band", "lifo_after", "max_wait", "served",
+        "served_at", "settings", "since", "tickets", "tokens", "weight",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.served = 0.0
+        self.served_at = -inf
+        self.since = 0.0  # when it was last pushed to while empty
+        self.tickets: dict[Ticket, None] = {}  # in order of arrival
+        self.tokens = 0
+        self.active = 0  # tenants that wait
+        self._accounts: dict[str, Account] = {}
+        self._turns: list[tuple[float, int, Account]] = []  # heap by counter; void unless the stamp is the account's
+        self._stamp = 0
+        self._floor = 0.0  # no tenant that comes back has less
+
+    def configure(self, settings: TrafficClass, band: int, weights: dict[str, float]) -> None:
+        """Take the policy's settings and the tenants' weights. A tenant's lead over the least served stays the same
+        number of tokens; who waits keeps waiting."""
+        self.settings = settings
+        self.weight = settings.weight
+        self.max_wait = settings.max_wait
+        self.band = band
+        patience = min(each for each in (settings.ttft, settings.max_wait, settings.deadline) if each is not None)
+        self.lifo_after = max(LIFO_INTERVAL, patience * LIFO_SCALE) if settings.overload == "lifo" else inf
+        self._weights = weights
+        level = self.level()
+        for tenant, account in self._accounts.items():
+            weight = weights.get(tenant, 1.0)
+            account.counter = level + (account.counter - level) * account.weight / weight
+            account.weight = weight
+        self._sort_turns()
+
+    # -- who is next --------------------------------------------------------------------------------------------
+
+    def head(self, now: float) -> Ticket:
+        """The ticket whose turn it is; the line is not empty."""
+        account = self._turns[0][2]
+        first = account.order[0][3]
+        if now - self.since > self.lifo_after and not first.paid:
+            return next(reversed(account.tickets))
+        return first
+
+    def starving(self, ticket: Ticket, now: float) -> bool:
+        """Whether it has waited half of the time it may wait."""
+        return now - ticket.place > self._half(ticket)
+
+    def _half(self, ticket: Ticket) -> float:
+        return (ticket.call.deadline - ticket.place if self.max_wait is None else self.max_wait) / 2
+
+    def rank(self, now: float) -> tuple[bool, int, float]:
+        """Its place among the lines. Before all others, whatever their bands and counters, if its head starves and
+        the class was not served for as long either."""
+        ticket = self.head(now)
+        half = self._half(ticket)
+        return now - ticket.place <= half or now - self.served_at <= half, self.band, self.served
+
+    def level(self) -> float:
+        """The counter to which a tenant that comes back is lifted."""
+        if self._turns and self._turns[0][0] > self._floor:
+            self._floor = self._turns[0][0]
+        return self._floor
+
+    # -- coming and going ---------------------------------------------------------------------------------------
+
+    def push(self, ticket: Ticket) -> None:
+        """Take a place in the tenant's order. O(log n)."""
+        tenant = ticket.call.tenant
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._open(tenant)
+        if not account.tickets:
+            if not self.tickets:
+                self.since = ticket.pushed_at
+            account.counter = max(account.counter, self.level())
+            self.active += 1
+            self._turn(account)
+        account.push(ticket)
+        self.tickets[ticket] = None
+        self.tokens += ticket.cost
+
+    def take(self, ticket: Ticket, now: float) -> None:
+        """Remove a ticket that is served, and charge its class and tenant if that has not been done."""
+        self.served_at = now
+        if not ticket.paid:
+            ticket.paid = True
+            self.served += ticket.cost / self.weight
+            account = self._accounts[ticket.call.tenant]
+            account.counter += ticket.charge / account.weight
+            if len(account.tickets) > 1:
+                self._turn(account)
+        self.remove(ticket)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Withdraw a ticket."""
+        account = self._accounts[ticket.call.tenant]
+        account.remove(ticket)
+        del self.tickets[ticket]
+        self.tokens -= ticket.cost
+        if not account.tickets:
+            account.stamp = 0
+            self.active -= 1
+            self._tidy()
+            if not self.active:
+                self._floor = max(self._floor, account.counter)
+
+    def merge(self) -> None:
+        """Bring tickets that came from another line into the order of arrival."""
+        self.tickets = by_arrival(self.tickets)
+        for account in self._accounts.values():
+            account.tickets = by_arrival(account.tickets)
+
+    def correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
+        """Replace what the tenant was charged for a served ticket by what it used; a second time changes nothing.
+
+        Of a tenant that was forgotten there is nothing to correct.
+        """
+        account = self._accounts.get(ticket.call.tenant)
+        if account is None:
+            return
+        prompt, completion = max(0, min(prompt_tokens, CREDIBLE)), max(0, min(completion_tokens, CREDIBLE))
+        charge = prompt + OUTPUT_WEIGHT * completion
+        account.counter += (charge - ticket.charge) / account.weight
+        ticket.charge = charge
+        if account.tickets:
+            self._turn(account)
+
+    # -- tenants ------------------------------------------------------------------------------------------------
+
+    def _open(self, tenant: str) -> Account:
+        if len(self._accounts) - self.active >= REMEMBERED:
+            self._forget()
+        account = self._accounts[tenant] = Account(self._weights.get(tenant, 1.0))
+        return account
+
+    def _forget(self) -> None:
+        """Keep those who wait, and of the others the half of REMEMBERED that would come back the latest.
+
+        To forget one below the level changes nothing, as it would be lifted there. One above it comes back early, by
+        the lead it had: at most one call, and what its running calls use beyond their estimates.
+        """
+        level = self.level()
+        above = [(name, each) for name, each in self._accounts.items() if not each.tickets and each.counter > level]
+        above.sort(key=lambda entry: entry[1].counter)
+        waiting = {name: each for name, each in self._accounts.items() if each.tickets}
+        self._accounts = waiting | dict(above[-REMEMBERED // 2 :])
+
+    def _turn(self, account: Account) -> None:
+        """Give a waiting tenant its place among the others, behind its equals; the one it had is void."""
+        self._stamp += 1
+        account.stamp = self._stamp
+        turns = self._turns
+        if turns and turns[0][2] is account:
+            heapreplace(turns, (account.counter, self._stamp, account))
+        else:
+            heappush(turns, (account.counter, self._stamp, account))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """The first turn is a valid one, and most are."""
+        turns = self._turns
+        while turns and turns[0][1] != turns[0][2].stamp:
+            heappop(turns)
+        if len(turns) > 2 * self.active + 16:
+            self._sort_turns()
+
+    def _sort_turns(self) -> None:
+        self._turns = [(each.counter, each.stamp, each) for each in self._accounts.values() if each.stamp]
+        heapify(self._turns)
+
+    # -- estimates ----------------------------------------------------------------------------------------------
+
+    def ahead(self, call: Call, now: float, ticket: Ticket | None = None) -> float:
+        """Tokens of this class that go before `ticket`, or before `call` if it came now.
+
+        O(waiting tenants). Its tenant's counter will be `start` when its turn comes; another tenant has its turns
+        until its own counter is above that, each of the mean size of its tickets. Among equals the one that has had
+        its place for longer goes first.
+        """
+        account = self._accounts.get(call.tenant)
+        tokens, charge, start, mine = 0.0, 0.0, self.level(), inf
+        if account is not None:
+            start = max(start, account.counter)
+            if account.tickets:
+                tokens, charge = self._before(account, call, now, ticket)
+                start = account.counter + charge / account.weight
+                mine = account.stamp
+        for _, stamp, other in self._turns:
+            if stamp == other.stamp and other is not account:
+                behind = (start - other.counter) * other.weight
+                ties = stamp < mine or (behind == 0.0 and charge > 0.0)
+                tokens += turns_before(behind, other.charge, len(other.tickets), ties=ties) * other.tokens
+        return tokens
+
+    def _before(self, account: Account, call: Call, now: float, ticket: Ticket | None) -> tuple[float, float]:
+        if now - self.since <= self.lifo_after:
+            return account.before(call.deadline, ticket)
+        tokens = charge = 0
+        for newer in reversed(account.tickets) if ticket is not None else ():
+            if newer is ticket:
+                break
+            tokens += newer.cost
+            charge += newer.charge
+        return tokens, charge
+
+
+def by_arrival(tickets: Iterable[Ticket]) -> dict[Ticket, None]:
+    return dict.fromkeys(sorted(tickets, key=lambda ticket: ticket.sequence))
+
+
+def turns_before(behind: float, backlog: int, tickets: int, *, ties: bool) -> float:
+    """The share, 0..1, of a backlog of so many tickets that has its turn while it is `behind` (in the backlog's unit).
+
+    Whoever is behind by any amount has one more turn, and with `ties` whoever is level too: Start-time Fair Queueing
+    looks at where a turn starts. Exact for tickets of one size.
+    """
+    if behind < 0.0 or not backlog:
+        return 0.0
+    turns = behind * tickets / backlog
+    whole = floor(turns + 1e-9) + 1 if ties else -floor(1e-9 - turns)
+    return min(1.0, whole / tickets)

@@ -1,0 +1,72 @@
+"""Which limit counts a call at each level, and where the policy says so.
+
+Levels, most specific first: (tenant, model), (tenant, class), tenant, class, model, global; "" stands where a level
+does not ask. What a level does not say for itself is its default's: `limits.per_tenant`, `per_class`, `per_model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from gateway.core.checked import Path
+from gateway.core.policy import Policy
+from gateway.core.policy_traffic import Limit, Quantity, Quota, Tenant, TenantLimits
+
+Kind = Literal["requests", "tokens"]
+KINDS: tuple[Kind, ...] = ("requests", "tokens")
+Level = tuple[str, str, str]  # tenant, class, model
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """A level's limit. `path`: where it stands, or would stand; `quota` None: no limit. `default`: its level's."""
+
+    path: Path
+    quota: Quota | None
+    default: bool = False
+
+
+def levels_of(tenant: str, class_name: str, model: str) -> list[Level]:
+    """The levels that count a call, most specific first."""
+    return [
+        (tenant, "", model),
+        (tenant, class_name, ""),
+        (tenant, "", ""),
+        ("", class_name, ""),
+        ("", "", model),
+        ("", "", ""),
+    ]
+
+
+def counted(policy: Policy, kind: Kind, level: Level) -> Counted:
+    """What limits calls (`requests`) or tokens at one level."""
+    for default, (path, limit) in enumerate(_places(policy, level)):
+        quantity: Quantity = getattr(limit, kind)
+        if quantity is not None:
+            return Counted((*path, kind), quantity if isinstance(quantity, Quota) else None, bool(default))
+    path, _ = next(_places(policy, level))
+    return Counted((*path, kind), None)
+
+
+def _places(policy: Policy, level: Level) -> Iterator[tuple[Path, Limit | TenantLimits]]:
+    """Where a level's limit may be said: for itself, then its default."""
+    tenant, class_name, model = level
+    limits = policy.limits
+    own = policy.tenants.get(tenant, Tenant()).limits
+    if tenant and model:
+        yield ("tenants", tenant, "limits", "models", model), own.models.get(model, Limit())
+    elif tenant and class_name:
+        yield ("tenants", tenant, "limits", "classes", class_name), own.classes.get(class_name, Limit())
+    elif tenant:
+        yield ("tenants", tenant, "limits"), own
+        yield ("limits", "per_tenant"), limits.per_tenant
+    elif class_name:
+        yield ("limits", "classes", class_name), limits.classes.get(class_name, Limit())
+        yield ("limits", "per_class"), limits.per_class
+    elif model:
+        yield ("limits", "models", model), limits.models.get(model, Limit())
+        yield ("limits", "per_model"), limits.per_model
+    else:
+        yield ("limits", "global"), limits.global_

@@ -1,0 +1,239 @@
+"""Rate limits: how many calls and tokens over time, at six levels; a call is taken from all of them or from none.
+
+Levels, most specific first: (tenant, model), (tenant, class), tenant, class, model, the whole gateway. A specific limit
+replaces the default of its level, `requests` and `tokens` each for itself. Tokens are reserved at the estimate and
+settled at real usage, once; a `Charge` is that reservation. Settling may lift a level above its burst: such a debt is
+paid before the next call. Synchronous, no I/O; `now` is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgspec
+
+from gateway.core.bucket import SHARED, Bucket, Buckets, Key, Kind, rate_lines, refusal
+from gateway.core.outcome import Refused
+from gateway.core.policy import Policy
+from gateway.core.policy_traffic import Limit, Quota, Refusal, Tenant, TenantLimits
+
+ROUTES_REMEMBERED = 4096  # (tenant, class, model) whose buckets are at hand
+OTHER_MODELS = 4096  # models that the policy does not name and that have buckets of their own
+NO_LIMIT = Limit()
+NO_TENANT = Tenant()
+
+Route = tuple[Buckets, Buckets]  # those that count requests, those that count tokens
+Who = tuple[str, str, str]  # tenant, class, model; "" where the level does not ask
+
+
+class Charge:
+    """One call, taken from every bucket that counts it: 1 request each, and its estimated tokens.
+
+    It ends once, by `settle`, `refund` or `keep`, whichever is first; the others then do nothing. Left as a context
+    manager without an end it is refunded: a call that nobody ran costs nothing.
+    """
+
+    __slots__ = ("_live", "_requests", "_tokens", "reserved")
+
+    def __init__(self, requests: Buckets, tokens: Buckets, reserved: int, *, live: bool = True) -> None:
+        self._requests = requests
+        self._tokens = tokens
+        self.reserved = reserved
+        self._live = live
+
+    def __enter__(self) -> Charge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.refund()
+
+    def settle(self, tokens: int, now: float) -> None:
+        """Real usage in place of the estimate: the rest is given back, what was used beyond it becomes debt."""
+        if self._live:
+            self._live = False
+            for bucket in self._tokens:
+                bucket.add(tokens - self.reserved, now)
+
+    def refund(self) -> None:
+        """The call did not run: its request and its tokens are given back."""
+        if self._live:
+            self._live = False
+            # No `now`: whether a level first drains and is then lowered, or the reverse, it ends the same.
+            for bucket in self._requests:
+                bucket.level = max(0.0, bucket.level - 1)
+            for bucket in self._tokens:
+                bucket.level = max(0.0, bucket.level - self.reserved)
+
+    def keep(self) -> None:
+        """The call ran, and what it used is not known: the estimate is final."""
+        self._live = False
+
+    def headers(self, now: float) -> bytes:
+        """The answer's x-ratelimit lines, as the limits stand now; empty where none counts this call."""
+        return rate_lines(self._requests, self._tokens, now)
+
+
+class LimitBook:
+    """Every bucket there is. `charge` is the only way to take from them."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._free = Charge((), (), 0, live=False)  # of no bucket, with nothing to end: one serves all
+        self._buckets: dict[Key, Bucket] = {}
+        self._routes: dict[Who, Route] = {}
+        self._others: dict[str, Route] = {}  # the least recently used first
+        self.apply(policy, 0.0)
+
+    def apply(self, policy: Policy, now: float) -> None:
+        """Another policy. Limits that still exist keep what was taken (see Bucket.change), and calls in flight settle
+        on them as if nothing had happened."""
+        self._policy = policy
+        limits, tenants = policy.limits, [tenant.limits for tenant in policy.tenants.values()]
+        every: list[Limit | TenantLimits] = [limits.global_, limits.per_tenant, limits.per_class, limits.per_model]
+        every += [*limits.classes.values(), *limits.models.values()]
+        for own in tenants:
+            every += [own, *own.classes.values(), *own.models.values()]
+        self._limited = any(map(_limits, every))
+        self._named = {*limits.models, *(model for own in tenants for model in own.models)}
+        self._counts_others = _limits(limits.per_model)
+        self._routes.clear()
+        self._others.clear()
+        kept, self._buckets = self._buckets, {}
+        for key, bucket in kept.items():
+            quota = self._quota(key)
+            if quota is not None:
+                bucket.change(quota, now)
+                self._buckets[key] = bucket
+        for _, tenant, _, model in list(self._buckets):
+            if model and not tenant and model not in self._named:
+                self._others[model] = self._at(("", "", model))
+
+    def charge(self, tenant: str, class_name: str, model: str, tokens: int, now: float) -> Charge:
+        """Take 1 request and `tokens` (the estimate, at least 0) from every bucket that counts the call, or from none.
+
+        Raises Refused (RATE_LIMITED): it names the limit to wait for and when all of them will allow the call.
+        """
+        if not self._limited:
+            return self._free
+        named = model if model in self._named else ""
+        by_request, by_token = self._routes.get((tenant, class_name, named)) or self._route(tenant, class_name, named)
+        if self._counts_others and not named:
+            others = self._other(model, now)
+            by_request, by_token = by_request + others[0], by_token + others[1]
+        for bucket in by_request:
+            if not bucket.allows(1, now):
+                raise refusal(by_request, by_token, tokens, now)
+        for bucket in by_token:
+            if not bucket.allows(tokens, now):
+                raise refusal(by_request, by_token, tokens, now)
+        if not by_request and not by_token:
+            return self._free
+        for bucket in by_request:
+            bucket.level += 1
+        for bucket in by_token:
+            bucket.level += tokens
+        return Charge(by_request, by_token, tokens)
+
+    # -- which buckets --------------------------------------------------------------------------------------------
+
+    def _route(self, tenant: str, class_name: str, model: str) -> Route:
+        """The buckets of every level, but of a model only where the policy names it (else model is ""). Bounded, the
+        oldest out first; the buckets live elsewhere, so forgetting a route loses nothing."""
+        if len(self._routes) >= ROUTES_REMEMBERED:
+            del self._routes[next(iter(self._routes))]
+        levels = [(tenant, class_name, ""), (tenant, "", ""), ("", class_name, ""), ("", "", "")]
+        if model:
+            levels = [(tenant, "", model), *levels[:3], ("", "", model), levels[3]]
+        route = self._routes[tenant, class_name, model] = self._at(*levels)
+        return route
+
+    def _other(self, model: str, now: float) -> Route:
+        """The buckets of a model the policy does not name: its own, with the default limit of models.
+
+        Clients choose these names, so there are only so many. The one unused for longest makes room if it has drained:
+        forgetting it loses nothing but what calls still in flight may come to owe. If it has not, newcomers share one
+        limit: a flood of names neither grows this table nor refills anybody's bucket.
+        """
+        found = self._others.pop(model, None)
+        if found is None:
+            if len(self._others) >= OTHER_MODELS:
+                oldest = next(iter(self._others))
+                buckets = [bucket for kind in self._others[oldest] for bucket in kind]
+                if not all(bucket.allows(bucket.burst, now) for bucket in buckets):
+                    return self._at(("", "", SHARED))
+                del self._others[oldest]
+                for bucket in buckets:
+                    del self._buckets[bucket.key]
+            found = self._at(("", "", model))
+        self._others[model] = found
+        return found
+
+    def _at(self, *levels: Who) -> Route:
+        """The buckets of these levels, in this order; none for a level without a limit."""
+        return self._counting("requests", levels), self._counting("tokens", levels)
+
+    def _counting(self, kind: Kind, levels: tuple[Who, ...]) -> Buckets:
+        found = []
+        for level in levels:
+            key: Key = (kind, *level)
+            quota = self._quota(key)
+            if quota is not None:
+                bucket = self._buckets.get(key)
+                if bucket is None:
+                    bucket = self._buckets[key] = Bucket(key, quota)
+                found.append(bucket)
+        return tuple(found)
+
+    def _quota(self, key: Key) -> Quota | None:
+        """The limit of one level: the specific one, else the level's default; None: no limit."""
+        kind, tenant, class_name, model = key
+        limits = self._policy.limits
+        own = self._policy.tenants.get(tenant, NO_TENANT).limits
+        specific: Limit | TenantLimits = limits.global_
+        default = NO_LIMIT
+        if tenant and model:
+            specific = own.models.get(model, NO_LIMIT)
+        elif tenant and class_name:
+            specific = own.classes.get(class_name, NO_LIMIT)
+        elif tenant:
+            specific, default = own, limits.per_tenant
+        elif class_name:
+            specific, default = limits.classes.get(class_name, NO_LIMIT), limits.per_class
+        elif model:
+            specific, default = limits.models.get(model, NO_LIMIT), limits.per_model
+        quota = getattr(specific, kind)
+        if quota is None:
+            quota = getattr(default, kind)
+        return quota if isinstance(quota, Quota) else None
+
+
+def _limits(limit: Limit | TenantLimits) -> bool:
+    return isinstance(limit.requests, Quota) or isinstance(limit.tokens, Quota)
+
+
+# -- a tenant's own words -------------------------------------------------------------------------------------------
+
+_PLACE = re.compile(r"\{(tenant|class|model|limit|retry_after|request_id)\}")
+
+
+def refusal_body(
+    template: Refusal, refused: Refused, *, tenant: str, class_name: str, model: str, request_id: str
+) -> bytes:
+    """The JSON a tenant's callers receive instead of OpenAI's error object: the template with its places filled in.
+
+    Only text is filled in, in one pass: what a client put into a name is data, also where it looks like a place.
+    `{retry_after}` is whole seconds, `-` where a retry cannot help.
+    """
+    seconds = "-" if refused.retry_after is None else str(math.ceil(refused.retry_after))
+    words = {"tenant": tenant, "class": class_name, "model": model, "limit": refused.limit}
+    words |= {"retry_after": seconds, "request_id": request_id}
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, str):
+            return _PLACE.sub(lambda place: words[place[1]], value)
+        if isinstance(value, dict):
+            return {name: filled(item) for name, item in value.items()}
+        return [filled(item) for item in value] if isinstance(value, list) else value
+
+    return msgspec.json.encode(filled(template.body))

@@ -1,0 +1,113 @@
+"""The places of calls that were told to come back: a Retry-After that comes true.
+
+Under steady overload a refused client that obeys Retry-After finds the same overload and is refused again, unless its
+return counts for something. So a refusal books a place: the call, known by a hash of tenant, model and body (which is
+what a client's retry repeats), is due when the work that was ahead of it has drained. When it returns it goes before
+every newcomer that came after its first attempt; and a newcomer's predicted wait counts the booked work that is due by
+then as ahead of it. Not everyone returns: booked work is weighed with the share of bookings that were claimed lately.
+A place that is not claimed lapses. Where more than HORIZON seconds are booked no place is given, and the caller is
+told not to retry.
+
+Places promise no more than SHARE of what the class is served: the rest is for those who have only just come, since an
+answer after a minute is not the answer somebody wanted at once.
+
+One `Places` serves one class of one model. Times are monotonic seconds, work is KV tokens. O(1) per event.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gateway.core.call import Call
+
+SHARE = 0.5
+HORIZON = 60.0  # seconds; clients honour no longer Retry-After
+LATE = 2.0  # seconds after it is due that a place is kept: Retry-After is in whole seconds, and the way takes time
+EARLY = 0.25  # seconds before it is due that a call may come for its place: clocks and roundings differ
+MOST = 10_000
+SHOWS = 0.5  # share of bookings that are claimed, until seen
+SHOWS_WEIGHT = 0.05  # of one booking in that share
+
+
+class Place:
+    """`since` and `deadline` are the call's first arrival and deadline, which its return is ordered by."""
+
+    __slots__ = ("deadline", "due", "lapses", "since", "tokens")
+
+    def __init__(self, call: Call, due: float) -> None:
+        self.since = call.arrived
+        self.deadline = call.deadline
+        self.tokens = call.cost
+        self.due = due
+        self.lapses = due + LATE
+
+
+class Places:
+    """Bookings in the order they were made, which is roughly the order they are due in."""
+
+    __slots__ = ("_due", "_places", "_tokens", "shows")
+
+    def __init__(self) -> None:
+        self._places: dict[int, Place] = {}
+        self._tokens = 0
+        self._due: dict[int, int] = {}  # second -> tokens due in it
+        self.shows = SHOWS
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def ahead(self, now: float, until: float = math.inf) -> float:
+        """Booked tokens that will probably be claimed by `until`."""
+        places = self._places
+        while places:
+            key = next(iter(places))
+            if places[key].lapses > now:
+                break
+            self._drop(key, 0.0)
+        if until >= now + HORIZON:
+            return self._tokens * self.shows
+        return sum([tokens for second, tokens in self._due.items() if second <= until]) * self.shows
+
+    def book(self, call: Call, wait: float, now: float) -> float | None:
+        """Seconds after which to come back, for a call that would have to wait for `wait`; None: there is no place.
+
+        A call that has one keeps it, also if it came back too early.
+        """
+        key = fingerprint(call)
+        place = self._places.get(key)
+        if place is not None and place.lapses > now:
+            return max(0.0, place.due - now)
+        if wait > HORIZON or len(self._places) >= MOST:
+            return None
+        if place is not None:
+            self._drop(key, 0.0)
+        place = self._places[key] = Place(call, now + wait)
+        self._tokens += place.tokens
+        second = int(place.due)
+        self._due[second] = self._due.get(second, 0) + place.tokens
+        return wait
+
+    def claim(self, call: Call, now: float) -> Place | None:
+        """The place of a call that has come back when it was told to, if it has one; it is used up."""
+        if not self._places:
+            return None
+        key = fingerprint(call)
+        place = self._places.get(key)
+        if place is None or now < place.due - EARLY:
+            return None
+        self._drop(key, 1.0 if now < place.lapses else 0.0)
+        return place if now < place.lapses else None
+
+    def _drop(self, key: int, shown: float) -> None:
+        place = self._places.pop(key)
+        self._tokens -= place.tokens
+        second = int(place.due)
+        self._due[second] -= place.tokens
+        if not self._due[second]:
+            del self._due[second]
+        self.shows += SHOWS_WEIGHT * (shown - self.shows)
+
+
+def fingerprint(call: Call) -> int:
+    """What a client's retry repeats: its own bytes."""
+    return hash((call.tenant, call.model, call.body))

@@ -1,0 +1,115 @@
+"""What is known of the traffic of one model as a whole: how fast it drains, what is booked, and its mode.
+
+Its engines' own state is in the fleet, and the calls that wait are in its queues.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gateway.core.choice import usable_of
+from gateway.core.breaker import errors_of
+from gateway.core.call import Call
+from gateway.core.deadline import Drain
+from gateway.core.fleet import Engine
+from gateway.core.mode import Mode, ModelMode, Signals, Window
+from gateway.core.places import SHARE, Places
+from gateway.core.policy import Policy
+from gateway.core.quantile import TTFTQuantile
+from gateway.core.queues import Queues
+from gateway.core.ticket import Ticket
+
+SOON = 1.0  # seconds: nobody is told to come back sooner
+STEP_EVERY = 0.1  # seconds at least between two judgements of the mode
+
+
+class Pressure:
+    """`drain` and `places` serve predictions, `level` is the mode as a number: 0 is normal."""
+
+    __slots__ = ("_judged_at", "_mode", "_order", "_ttfts", "_window", "drain", "level", "places")
+
+    def __init__(self, policy: Policy, now: float) -> None:
+        self.drain = Drain(now)
+        self.places: dict[str, Places] = {}
+        self.level = 0
+        self._mode = ModelMode(policy.modes)
+        self._order = tuple(policy.classes)
+        self._window = Window()
+        self._ttfts: dict[str, TTFTQuantile] = {}
+        self._judged_at = -math.inf
+        self.apply(policy)
+
+    def apply(self, policy: Policy) -> None:
+        """A reload: rules and classes change, what was seen stays."""
+        self._mode.apply(policy.modes)
+        self._order = tuple(policy.classes)
+        self.places = {name: self.places.get(name) or Places() for name in policy.classes}
+        self._ttfts = {name: self._ttfts.get(name) or TTFTQuantile() for name in policy.classes}
+
+    @property
+    def mode(self) -> Mode:
+        return self._mode.mode
+
+    @property
+    def state(self) -> ModelMode:
+        """The mode with its history, to look at."""
+        return self._mode
+
+    def refuses(self, call: Call) -> str | None:
+        """Why the mode refuses the call, if it does."""
+        return self._mode.refuses(call.class_name, call.prompt_tokens, self._order)
+
+    def first_byte(self, call: Call, now: float) -> None:
+        """A stream's first token came."""
+        seconds = now - call.arrived
+        ttfts = self._ttfts.get(call.class_name)
+        if ttfts is not None:
+            ttfts.add(seconds)
+        if call.ttft_by < math.inf:
+            self._window.first_byte(seconds / (call.ttft_by - call.arrived), now)
+
+    def usual_ttft(self, class_name: str, quantile: float) -> float | None:
+        """Seconds from arrival to the first token that this share of the class's streams stay below; None: too few."""
+        return self._ttfts[class_name].value(quantile)
+
+    def wait(self, queues: Queues, call: Call, now: float, ticket: Ticket | None = None, until: float = 0.0) -> float:
+        """Predicted seconds until `call` (waiting as `ticket`, or were it to come now) can start.
+
+        Work ahead of it over the drain rate, two ways, and the longer: what waits now, by the queues' order; and its
+        own class's work at its class's share, since more important calls keep coming while it waits. Booked work that
+        is due by `until` counts as ahead of a newcomer.
+        """
+        booked = self.places[call.class_name].ahead(now, until) if ticket is None else 0.0
+        own, fair = queues.own_ahead(call, now, ticket)
+        everything = queues.ahead(call, now, (), booked) if ticket is None else queues.ahead_of(ticket, now)
+        return max(
+            self.drain.wait(everything + call.cost, now),
+            self.drain.wait_of(call.class_name, own + booked + call.cost, fair, now),
+        )
+
+    def place(self, queues: Queues, call: Call, now: float) -> float | None:
+        """Seconds after which a call that is refused may come back and find a place; None: there is none."""
+        places = self.places[call.class_name]
+        own, fair = queues.own_ahead(call, now)
+        booked = (places.ahead(now) + call.cost) / SHARE
+        wait = max(SOON, self.drain.wait_of(call.class_name, booked, fair, now))
+        return places.book(call, max(wait, self.drain.wait_of(call.class_name, own, fair, now)), now)
+
+    def step(self, engines: Sequence[Engine], now: float) -> bool:
+        """Judge the mode anew, if that was not done just now; True if it changed."""
+        if now - self._judged_at < STEP_EVERY:
+            return False
+        self._judged_at = now
+        usable = usable_of(engines, now)  # what a dead engine failed is over with it
+        samples = [e.sample for e in usable if e.sample is not None and e.fresh(now)]
+        count = len(samples)
+        signals = Signals(
+            kv=sum([sample.kv_usage for sample in samples]) / count if count else None,
+            waiting=sum([sample.waiting for sample in samples]) / count if count else None,
+            ttft=self._window.ttft(now),
+            errors=errors_of([e.breaker for e in usable], now),
+        )
+        changed = self._mode.step(signals, now)
+        self.level = self._mode.mode.value
+        return changed

@@ -1,0 +1,89 @@
+"""What a call is told that dispatch does not take, or no longer keeps: each says whose limit it was and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from gateway.core.call import Call
+from gateway.core.fleet import Engine
+from gateway.core.outcome import Outcome, Refused
+
+SOON = 1.0  # seconds: nothing better is known
+
+
+def unknown_model(model: str, engines: Iterable[Engine]) -> Refused:
+    """Nobody has it, or nobody has said yet what it has."""
+    if any(math.isinf(engine.back_at) for engine in engines):
+        message = "Not every engine has been reached yet, so its models are not known."
+        return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
+    message = f"The model {model!r} does not exist here. GET /v1/models lists what does."
+    return Refused(Outcome.NOT_FOUND, message, param="model")
+
+
+def forbidden_model(call: Call) -> Refused:
+    return Refused(
+        Outcome.FORBIDDEN,
+        f"Tenant {call.tenant!r} may not use the model {call.model!r}. Ask whoever keeps this gateway's policy.",
+        param="model",
+        code="model_not_allowed",
+    )
+
+
+def no_engine(model: str) -> Refused:
+    return Refused(
+        Outcome.NO_ENGINE, f"No engine that serves {model!r} is up at the moment. Retry shortly.", retry_after=2.0
+    )
+
+
+def too_large(call: Call, largest: int) -> Refused:
+    return Refused(
+        Outcome.TOO_LARGE,
+        f"This request needs about {call.cost} tokens of KV cache and no engine of this fleet can hold more than "
+        f"{largest} for {call.model!r}. Shorten the prompt or lower max_tokens.",
+        code="context_length_exceeded",
+    )
+
+
+def draining() -> Refused:
+    return Refused(Outcome.DRAINING, "This gateway is shutting down; retry elsewhere.", retry_after=SOON)
+
+
+def queue_full(call: Call, bound: str, place: float | None) -> Refused:
+    return _come_back(Outcome.QUEUE_FULL, f"The queue of class {call.class_name!r} is full ({bound}).", place)
+
+
+def displaced(call: Call, place: float | None) -> Refused:
+    message = f"This request of class {call.class_name!r} made room for a more important one."
+    return _come_back(Outcome.SHED, message, place)
+
+
+def refused_by_mode(call: Call, why: str, wait: float) -> Refused:
+    return Refused(Outcome.SHED, f"The engines of {call.model!r} are under pressure: {why}.", retry_after=wait)
+
+
+def hopeless(call: Call, wait: float, place: float | None) -> Refused:
+    message = (
+        f"With about {wait:.1f} s of work ahead of it, this request of class {call.class_name!r} would miss its target."
+    )
+    return _come_back(Outcome.HOPELESS, message, place)
+
+
+def shed_late(call: Call, waited: float, place: float | None) -> Refused:
+    message = f"After {waited:.1f} s in the queue of class {call.class_name!r} it could no longer meet its target."
+    return _come_back(Outcome.SHED, message, place)
+
+
+def _come_back(outcome: Outcome, message: str, place: float | None) -> Refused:
+    """`place`: seconds after which the call finds a place kept for it; None: so much is booked that none can be."""
+    if place is not None:
+        return Refused(outcome, f"{message} Retry after the time given: a place is kept.", retry_after=place, kept=True)
+    return Refused(outcome, f"{message} Retrying within the next minute will not help.", retry=False)
+
+
+def expired(call: Call, waited: float) -> Refused:
+    return Refused(
+        Outcome.EXPIRED,
+        f"The deadline passed after {waited:.1f} s in the queue of class {call.class_name!r}.",
+        retry_after=SOON,
+    )

@@ -1,0 +1,110 @@
+"""Shaping: under pressure answers become shorter before anybody is refused one.
+
+The tiers of the policy cap `max_tokens` by the chosen engine's watermark and the model's mode. Shaping never asks for
+more than the client did, never for less than the class's `min_tokens` (unless the client did), and never raises: a
+body that was parsed can be shaped. The client is told by a header of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core.mode import LEVELS, Mode
+from gateway.core.policy_traffic import ShapingTier
+
+# Where each kind of route says how long an answer may be. vLLM takes the first that is not null; a client that says
+# nothing gets the first set for it.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "chat": ("max_completion_tokens", "max_tokens"),
+    "completion": ("max_tokens",),
+    "message": ("max_tokens",),
+    "response": ("max_output_tokens",),
+}
+LEAST_THINKING = 1024  # tokens; Anthropic's API and vLLM take no smaller thinking.budget_tokens
+NO_THINKING = Raw(b'{"type":"disabled"}')
+
+
+class _Thinking(msgspec.Struct, gc=False):
+    budget_tokens: int | None = None
+
+
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_number = msgspec.json.Decoder(int | None).decode
+_decode_thinking = msgspec.json.Decoder(_Thinking | None).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def cap(
+    tiers: Sequence[ShapingTier], watermark: float, mode: Mode, class_name: str, order: Sequence[str]
+) -> int | None:
+    """The smallest `max_tokens` of the tiers that apply to a call, None: none does.
+
+    `watermark` is the chosen engine's share of KV cache in use, `order` the classes, most important first. A tier
+    that names neither a watermark nor a mode always applies.
+    """
+    smallest: int | None = None
+    for tier in tiers:
+        if smallest is not None and tier.max_tokens >= smallest:
+            continue
+        if tier.kv_above is None and tier.mode is None:
+            applies = True
+        else:
+            applies = (tier.kv_above is not None and watermark > tier.kv_above) or (
+                tier.mode is not None and mode >= LEVELS[tier.mode]
+            )
+        if applies and class_name not in (order[:1] if tier.except_ is None else tier.except_):
+            smallest = tier.max_tokens
+    return smallest
+
+
+def shaped(asked: int, cap: int, min_tokens: int) -> int:
+    """What a call that asked for `asked` tokens gets under `cap`, in a class that gets `min_tokens` at least."""
+    return min(asked, max(cap, min_tokens))
+
+
+def shape_body(body: bytes, kind: str, max_tokens: int) -> bytes:
+    """`body`, which was parsed for a route of `kind` that generates, asking for `max_tokens` at most.
+
+    What the engine would refuse beside the smaller number gives way too: a larger `min_tokens`, and in a message
+    `thinking` whose budget is not below it. All other values keep their bytes; of equal keys the last one is kept,
+    which is the one every reader takes.
+    """
+    fields = _decode_fields(body)
+    changed: dict[str, Raw] = {}
+    asked = [name for name in FIELDS[kind] if _number(fields, name) is not None]
+    if not asked:
+        changed[FIELDS[kind][0]] = Raw(b"%d" % max_tokens)
+    for name in (*asked, "min_tokens"):
+        value = _number(fields, name)
+        if value is not None and value > max_tokens:
+            changed[name] = Raw(b"%d" % max_tokens)
+    if kind == "message" and "thinking" in fields:
+        thinking = _less_thinking(fields["thinking"], max_tokens)
+        if thinking is not None:
+            changed["thinking"] = thinking
+    return _encode(fields | changed) if changed else body
+
+
+def _number(fields: dict[str, Raw], name: str) -> int | None:
+    return _decode_number(fields[name]) if name in fields else None
+
+
+def _less_thinking(raw: Raw, max_tokens: int) -> Raw | None:
+    """What `thinking` becomes when an answer may have `max_tokens`, thoughts and all; None: it can stay."""
+    try:
+        thinking = _decode_thinking(raw)
+    except msgspec.ValidationError:
+        return None  # the engine will say what is wrong with it
+    if thinking is None or thinking.budget_tokens is None or thinking.budget_tokens < max_tokens:
+        return None
+    if max_tokens <= LEAST_THINKING:
+        return NO_THINKING
+    return Raw(_encode(_decode_fields(raw) | {"budget_tokens": Raw(b"%d" % (max_tokens - 1))}))
+
+
+def shaped_header(max_tokens: int, asked: int) -> bytes:
+    """The answer's line that tells the client its answer was capped, and what it had asked for."""
+    return b"x-weir-max-tokens: %d; asked=%d\r\n" % (max_tokens, asked)

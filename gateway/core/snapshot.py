@@ -1,0 +1,38 @@
+"""One policy and everything that is worked out from it once: what a call goes by from its first line to its last.
+
+A reload makes a new one and swaps the pointer; calls under way keep theirs. Counters, queues and ledgers are not here.
+"""
+
+from __future__ import annotations
+
+from gateway.core.call import CallSettings
+from gateway.core.classes import ClassRules
+from gateway.core.policy import Policy
+from gateway.core.tenants import Tenants
+
+
+class Snapshot:
+    """Raises ValueError for a policy that only looks right; see Tenants."""
+
+    __slots__ = ("calls", "classes", "order", "policy", "tenants", "within_deadline")
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.calls = call_settings(policy)
+        self.classes = ClassRules(policy)
+        self.order = self.classes.order
+        self.tenants = Tenants(policy)
+        self.within_deadline = policy.deadlines.on_deadline == "cancel"
+
+
+def call_settings(policy: Policy) -> CallSettings:
+    """What the parser needs of the policy."""
+    return CallSettings(
+        class_deadlines={name: traffic_class.deadline for name, traffic_class in policy.classes.items()},
+        default_class="default",
+        service_tiers=dict(policy.service_tiers),
+        max_messages=policy.body.max_messages,
+        max_n=policy.body.max_n,
+        media=policy.body.media,
+        block=policy.routing.block,
+    )

@@ -1,0 +1,208 @@
+"""Who pays: from a request's headers and its peer's address to an `Account`.
+
+A key is known by its SHA-256 alone; keys are random, so the digest needs no salt and no stretching. What is looked up
+and compared is the digest of what the client sent, so the time tells nothing of how near a guess came to a key. A wrong
+key and a missing one are answered alike. A header may name the tenant only where the policy trusts the peer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NoReturn
+
+import msgspec
+
+from gateway.core.checked import Problem, nearest
+from gateway.core.outcome import Outcome, Refused
+from gateway.core.policy import Policy
+from gateway.core.policy_file import PolicyError
+from gateway.core.policy_traffic import Tenant
+
+ANONYMOUS = "anonymous"
+MAX_KEYS = 100_000
+MAX_KEYS_BYTES = 16 * 1024**2  # 100k lines of the longest names, with a date
+PEERS_REMEMBERED = 1024
+
+_HASH = re.compile(rb"[0-9a-f]{64}")
+_TENANT = re.compile(rb"[a-z0-9][a-z0-9_.-]{0,63}")
+_LINE = "the SHA-256 of a key (64 hexadecimal digits in lower case), then a tenant's name"
+_UNKNOWN: tuple[bytes, None] = (bytes(32), None)  # the digest of no key that anybody could find
+
+
+def keys_from(data: bytes, file: str) -> dict[str, str]:
+    """A keys file as {SHA-256 in hexadecimal: tenant}. Lines are `SHA256HEX TENANT [comment]`, or begin with `#`, or
+    are blank; `file` is how messages call it. Raises PolicyError with every problem.
+
+    No message shows what stands where a hash should: it may be a key.
+    """
+    problems: list[Problem] = []
+
+    def problem(line: int, found: str, expected: str) -> None:
+        problems.append(Problem(file=file, line=line, path="", found=found, expected=expected))
+
+    if len(data) > MAX_KEYS_BYTES:
+        problem(1, f"{len(data)} bytes", f"at most {MAX_KEYS_BYTES} bytes")
+        raise PolicyError(problems)
+    keys: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    for line, _, (digest, *rest) in key_lines(data):
+        if not _HASH.fullmatch(digest):
+            problem(line, f"{len(digest)} characters that are no such hash", _LINE)
+        elif not rest:
+            problem(line, "no tenant after the hash", _LINE)
+        elif not _TENANT.fullmatch(rest[0]):
+            problem(line, ascii(rest[0][:60].decode("latin-1")), "a tenant's name as in the policy")
+        elif (key := digest.decode()) in keys:
+            problem(line, f"the key of line {lines[key]} again", "each key once")
+        else:
+            keys[key], lines[key] = rest[0].decode(), line
+    if len(keys) > MAX_KEYS:
+        problem(1, f"{len(keys)} keys", f"at most {MAX_KEYS}")
+    if problems:
+        raise PolicyError(problems)
+    return keys
+
+
+def key_lines(data: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
+    """The lines of a keys file that hold something: number (from 1), offset in bytes, first word, second, the rest."""
+    offset = 0
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        words = line.removeprefix(b"\xef\xbb\xbf").split(None, 2)
+        if words and not words[0].startswith(b"#"):
+            yield number, offset, words
+        offset += len(line)
+
+
+def with_keys(policy: Policy, keys: Mapping[str, str], file: str) -> Policy:
+    """The policy with a keys file's keys among its tenants' own. Raises PolicyError with every key of a tenant that the
+    policy does not have, and every one that is already another's."""
+    owners = {digest: name for name, tenant in policy.tenants.items() for digest in tenant.keys}
+    problems: list[Problem] = []
+    added: dict[str, list[str]] = {}
+    for digest, name in keys.items():
+        owner = owners.get(digest, name)
+        if name not in policy.tenants:
+            hint = nearest(name, policy.tenants)
+            problems.append(_of_key(file, digest, f"the tenant {name}", "a tenant of the policy", hint))
+        elif owner != name:
+            problems.append(_of_key(file, digest, f"the tenant {name}", f"{owner}, whose key it is in the policy"))
+        elif digest not in owners:
+            added.setdefault(name, []).append(digest)
+    if problems:
+        raise PolicyError(problems)
+    tenants = {
+        name: msgspec.structs.replace(tenant, keys=(*tenant.keys, *added.get(name, ())))
+        for name, tenant in policy.tenants.items()
+    }
+    return msgspec.structs.replace(policy, tenants=tenants)
+
+
+def _of_key(file: str, digest: str, found: str, expected: str, hint: str | None = None) -> Problem:
+    return Problem(file=file, line=0, path=f"{digest[:12]}...", found=found, expected=expected, nearest=hint)
+
+
+class Account:
+    """A tenant as one call needs it. `best` is the place in the policy's classes of the most important class it may ask
+    for, 0: any. `models`: what it may use, empty: all."""
+
+    __slots__ = ("best", "default_class", "models", "name", "refusal", "weight")
+
+    def __init__(self, name: str, tenant: Tenant, classes: list[str]) -> None:
+        self.name = name
+        self.default_class = tenant.class_
+        self.best = 0 if tenant.best_class is None else classes.index(tenant.best_class)
+        self.weight = tenant.weight
+        self.models = frozenset(tenant.models)
+        self.refusal = tenant.refusal
+
+    def __repr__(self) -> str:
+        return f"<Account {self.name}>"
+
+    def allows_model(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+
+class Tenants:
+    """Every account of one policy and its keys. A reload makes another one: a key that is gone is gone with it.
+
+    Raises ValueError where `trusted_proxies.addresses` holds something that is no address.
+    """
+
+    def __init__(self, policy: Policy, keys: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`keys`: more of them, SHA-256 in hexadecimal -> tenant, as a keys file has them. Those of a tenant that the
+        policy does not have are nobody's; of two tenants with one key the policy's own, or its first, has it."""
+        classes = list(policy.classes)
+        self.accounts = {name: Account(name, tenant, classes) for name, tenant in policy.tenants.items()}
+        own = [(key, name) for name, tenant in policy.tenants.items() for key in tenant.keys]
+        self._by_digest: dict[bytes, tuple[bytes, Account | None]] = {}
+        for key, name in (*own, *keys.items()):
+            if name in self.accounts:
+                digest = bytes.fromhex(key)
+                self._by_digest.setdefault(digest, (digest, self.accounts[name]))
+        self._anonymous = self.accounts.get(ANONYMOUS)
+        # Clients of servers without keys must send one all the same (`api_key="none"`): where no key could be right,
+        # none is wrong.
+        self._keyless = not own and not keys and policy.keys_file is None
+        self._proxies = bool(policy.trusted_proxies.addresses)
+        self._header = policy.trusted_proxies.tenant_header.encode()
+        self._networks = [
+            ipaddress.ip_network(network, strict=False)
+            for network in policy.trusted_proxies.addresses
+            if network != "unix"
+        ]
+        self._peers = {"unix": "unix" in policy.trusted_proxies.addresses}  # whom it was asked about -> trusted?
+
+    def identify(self, headers: Mapping[bytes, bytes], peer: str) -> Account:
+        """Who sent this. `headers` maps lower-cased names to first values; `peer` is an address or `unix`.
+
+        A trusted proxy's header, else `Authorization: Bearer KEY`, else `x-api-key: KEY`, else the tenant `anonymous`.
+        Raises Refused (UNAUTHORIZED), with the same words whatever was wrong.
+        """
+        if self._proxies and self._header in headers and self._trusts(peer):
+            account = self.accounts.get(headers[self._header].decode("latin-1"))
+            return account or _unauthorized()
+        given = headers.get(b"authorization")
+        if given is None:
+            key = headers.get(b"x-api-key")
+            if key is None and self._anonymous is not None:
+                return self._anonymous
+        else:
+            key = given[7:].strip() if given[:7].lower() == b"bearer " else b""
+        digest = hashlib.sha256(key or b"").digest()
+        known, found = self._by_digest.get(digest, _UNKNOWN)
+        if hmac.compare_digest(known, digest) and found is not None:
+            return found
+        if self._keyless and self._anonymous is not None:
+            return self._anonymous
+        return _unauthorized()
+
+    def has_key(self, key: str) -> bool:
+        """Whether a tenant's key is this, in the same time whatever it is."""
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        known, account = self._by_digest.get(digest, _UNKNOWN)
+        return hmac.compare_digest(known, digest) and account is not None
+
+    def _trusts(self, peer: str) -> bool:
+        """Whether `peer` is a front proxy of ours. Answers are remembered, for so many peers."""
+        trusted = self._peers.get(peer)
+        if trusted is None:
+            try:
+                address = ipaddress.ip_address(peer)
+            except ValueError:
+                return False
+            if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+                address = address.ipv4_mapped  # an IPv4 client of a socket that listens on [::]
+            trusted = any(address in network for network in self._networks)
+            if len(self._peers) < PEERS_REMEMBERED:
+                self._peers[peer] = trusted
+        return trusted
+
+
+def _unauthorized() -> NoReturn:
+    message = "No valid API key. Send one as `Authorization: Bearer KEY`, or ask whoever runs this gateway for one."
+    raise Refused(Outcome.UNAUTHORIZED, message)

@@ -1,0 +1,139 @@
+"""Which cap applies, and what a body looks like under it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.core.mode import Mode
+from gateway.core.policy_traffic import ShapingTier
+from gateway.core.shaping import cap, shape_body, shaped, shaped_header
+
+ORDER = ("interactive", "default", "batch")
+NORMAL, TIGHT, BROWNOUT, CLOSED = Mode
+BY_WATERMARK = (ShapingTier(kv_above=0.8, max_tokens=1024), ShapingTier(kv_above=0.9, max_tokens=256))
+BY_MODE = (ShapingTier(mode="tight", max_tokens=512), ShapingTier(mode="brownout", max_tokens=64, except_=()))
+BOTH = (ShapingTier(kv_above=0.9, mode="closed", max_tokens=100, except_=("batch",)),)
+ALWAYS = (ShapingTier(max_tokens=2048),)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "watermark", "mode", "class_name", "expected"),
+    [
+        ((), 1.0, CLOSED, "batch", None),
+        (BY_WATERMARK, 0.8, CLOSED, "batch", None),
+        (BY_WATERMARK, 0.81, NORMAL, "batch", 1024),
+        (BY_WATERMARK, 0.91, NORMAL, "batch", 256),
+        (BY_WATERMARK[::-1], 0.91, NORMAL, "batch", 256),
+        (BY_WATERMARK, 1.0, NORMAL, "interactive", None),
+        (BY_MODE, 1.0, NORMAL, "batch", None),
+        (BY_MODE, 0.0, TIGHT, "default", 512),
+        (BY_MODE, 0.0, TIGHT, "interactive", None),
+        (BY_MODE, 0.0, BROWNOUT, "default", 64),
+        (BY_MODE, 0.0, CLOSED, "interactive", 64),  # an empty `except` spares nobody
+        (BOTH, 0.95, NORMAL, "default", 100),
+        (BOTH, 0.5, CLOSED, "interactive", 100),
+        (BOTH, 0.95, CLOSED, "batch", None),
+        (BOTH, 0.5, BROWNOUT, "default", None),
+        (ALWAYS, 0.0, NORMAL, "default", 2048),
+        (ALWAYS + BY_WATERMARK, 0.95, NORMAL, "default", 256),
+    ],
+)
+def test_the_smallest_cap_of_the_tiers_that_apply(
+    tiers: tuple[ShapingTier, ...], watermark: float, mode: Mode, class_name: str, expected: int | None
+) -> None:
+    assert cap(tiers, watermark, mode, class_name, ORDER) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "least", "expected"),
+    [(4096, 256, 16, 256), (100, 256, 16, 100), (4096, 8, 16, 16), (4, 8, 16, 4), (4, 2, 16, 4), (1, 1, 1, 1)],
+)
+def test_never_above_what_was_asked_nor_below_the_least_of_the_class(
+    asked: int, most: int, least: int, expected: int
+) -> None:
+    assert shaped(asked, most, least) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "expected"),
+    [
+        ("chat", '{"model":"m","max_tokens":4096}', '{"model":"m","max_tokens":256}'),
+        ("chat", '{"max_completion_tokens":4096,"model":"m"}', '{"max_completion_tokens":256,"model":"m"}'),
+        (
+            "chat",
+            '{"max_tokens":9999,"max_completion_tokens":4096}',
+            '{"max_tokens":256,"max_completion_tokens":256}',
+        ),
+        # What was smaller stays: vLLM goes by the other, and nothing is raised.
+        ("chat", '{"max_tokens":10,"max_completion_tokens":4096}', '{"max_tokens":10,"max_completion_tokens":256}'),
+        ("chat", '{"model":"m"}', '{"model":"m","max_completion_tokens":256}'),
+        ("chat", '{"max_tokens":null,"a":1}', '{"max_tokens":null,"a":1,"max_completion_tokens":256}'),
+        ("chat", '{"max_completion_tokens":null,"max_tokens":300}', '{"max_completion_tokens":null,"max_tokens":256}'),
+        ("chat", '{"max_completion_tokens":null}', '{"max_completion_tokens":256}'),
+        ("completion", '{"prompt":"x"}', '{"prompt":"x","max_tokens":256}'),
+        ("completion", '{"max_tokens":1000}', '{"max_tokens":256}'),
+        ("message", '{"max_tokens":1000}', '{"max_tokens":256}'),
+        ("response", '{"max_output_tokens":1000,"max_tokens":5000}', '{"max_output_tokens":256,"max_tokens":5000}'),
+        ("response", '{"input":"x"}', '{"input":"x","max_output_tokens":256}'),
+        # vLLM answers 400 to min_tokens above max_tokens.
+        ("chat", '{"max_tokens":1000,"min_tokens":500}', '{"max_tokens":256,"min_tokens":256}'),
+        ("chat", '{"max_tokens":257,"min_tokens":257}', '{"max_tokens":256,"min_tokens":256}'),
+        ("chat", '{"max_tokens":1000,"min_tokens":256}', '{"max_tokens":256,"min_tokens":256}'),
+        ("completion", '{"min_tokens":300}', '{"min_tokens":256,"max_tokens":256}'),
+        ("completion", '{"max_tokens":300,"min_tokens":null}', '{"max_tokens":256,"min_tokens":null}'),
+        # What is not changed keeps its bytes, whatever it looks like.
+        (
+            "chat",
+            ' { "caf\u00e9" : "\\u00e9\u6f22" , "max_tokens" : 999,\n"n": 1e2,"o": [ 1 , {"max_tokens": 9999} ] } \r\n',
+            '{"caf\u00e9":"\\u00e9\u6f22","max_tokens":256,"n":1e2,"o":[ 1 , {"max_tokens": 9999} ]}',
+        ),
+        ("chat", '{"max_tokens":1,"a":2,"max_tokens":999,"a":3}', '{"max_tokens":256,"a":3}'),
+    ],
+)
+def test_bodies(kind: str, body: str, expected: str) -> None:
+    assert shape_body(body.encode(), kind, 256).decode() == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("chat", b'{"max_tokens": 256} '),
+        ("chat", b' {"max_completion_tokens":  3, "min_tokens": 2}'),
+        ("response", b'{"max_output_tokens":256, "max_tokens": 9}'),
+        ("message", b'{"max_tokens":256, "thinking": null}'),
+    ],
+)
+def test_a_body_that_asks_for_no_more_is_left_alone(kind: str, body: bytes) -> None:
+    assert shape_body(body, kind, 256) is body
+
+
+@pytest.mark.parametrize(
+    ("thinking", "max_tokens", "expected"),
+    [
+        ('{"type":"enabled","budget_tokens":4000}', 4001, None),
+        ('{"type":"enabled","budget_tokens":4000}', 4000, '{"type":"enabled","budget_tokens":3999}'),
+        (
+            '{"budget_tokens":4000,"display":"omitted","type":"enabled"}',
+            1025,
+            '{"budget_tokens":1024,"display":"omitted","type":"enabled"}',
+        ),
+        ('{"type":"enabled","budget_tokens":4000}', 1024, '{"type":"disabled"}'),
+        ('{"type":"adaptive"}', 256, None),
+        ('{"type":"disabled"}', 256, None),
+        ("null", 256, None),
+        ('{"type":"enabled","budget_tokens":"much"}', 256, None),  # the engine will say what is wrong
+        ("[1]", 256, None),
+    ],
+)
+def test_thoughts_that_no_longer_fit_give_way(thinking: str, max_tokens: int, expected: str | None) -> None:
+    body = f'{{"max_tokens":8000,"thinking":{thinking}}}'
+    found = shape_body(body.encode(), "message", max_tokens).decode()
+    assert found == f'{{"max_tokens":{max_tokens},"thinking":{expected or thinking}}}'
+    other = json.loads(shape_body(body.encode(), "chat", max_tokens))
+    assert other["thinking"] == json.loads(thinking), "only a message has such a rule"
+
+
+def test_the_header_says_what_was_made_of_what() -> None:
+    assert shaped_header(256, 4096) == b"x-weir-max-tokens: 256; asked=4096\r\n"

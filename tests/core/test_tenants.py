@@ -1,0 +1,245 @@
+"""Who pays: keys good and bad, no key at all, and headers that may or may not be believed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import pytest
+
+from gateway.core import tenants
+from gateway.core.outcome import Outcome, Refused
+from gateway.core.policy import Policy, TrustedProxies
+from gateway.core.policy_file import PolicyError, decode
+from gateway.core.policy_traffic import Refusal, Tenant
+from gateway.core.tenants import Account, Tenants, keys_from, with_keys
+
+
+def hash_of(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+GOOD, OTHER = "weir-good", "weir-other"
+KEYS = {hash_of(GOOD): "acme", hash_of(OTHER): "zoo"}
+POLICY = Policy(tenants={"acme": Tenant(), "zoo": Tenant(), "anonymous": Tenant()}, keys_file="keys.txt")
+CLOSED = Policy(tenants={"acme": Tenant(), "zoo": Tenant()}, keys_file="keys.txt")
+
+
+def refused(who: Tenants, headers: Mapping[bytes, bytes], peer: str = "10.0.0.1") -> Refused:
+    with pytest.raises(Refused) as caught:
+        who.identify(headers, peer)
+    assert caught.value.outcome is Outcome.UNAUTHORIZED
+    return caught.value
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({b"authorization": b"Bearer weir-good"}, "acme"),
+        ({b"authorization": b"bearer weir-good"}, "acme"),
+        ({b"authorization": b"BEARER   weir-good "}, "acme"),
+        ({b"x-api-key": b"weir-other"}, "zoo"),
+        ({b"authorization": b"Bearer weir-good", b"x-api-key": b"weir-other"}, "acme"),
+        ({}, "anonymous"),
+        ({b"cookie": b"weir-good"}, "anonymous"),
+    ],
+)
+def test_a_key_says_who(headers: dict[bytes, bytes], name: str) -> None:
+    assert Tenants(POLICY, KEYS).identify(headers, "10.0.0.1").name == name
+
+
+WRONG = [
+    {b"authorization": b"Bearer weir-goo"},
+    {b"authorization": b"Bearer weir-goodd"},
+    {b"authorization": b"Bearer WEIR-GOOD"},
+    {b"authorization": b"Bearer"},
+    {b"authorization": b"Bearer "},
+    {b"authorization": b""},
+    {b"authorization": b"weir-good"},
+    {b"authorization": b"Basic weir-good"},
+    {b"authorization": b"Bearer\tweir-good"},
+    {b"authorization": b"Bearer " + hash_of(GOOD).encode()},
+    {b"authorization": b"Bearer \xff\x00\xfe"},
+    {b"authorization": b"Bearer " + b"k" * 16_000},
+    {b"authorization": b"Bearer wrong", b"x-api-key": b"weir-good"},
+    {b"x-api-key": b""},
+    {b"x-api-key": b"Bearer weir-good"},
+]
+
+
+@pytest.mark.parametrize("headers", WRONG)
+@pytest.mark.parametrize("policy", [POLICY, CLOSED])
+def test_a_wrong_key_is_refused_also_where_none_is_needed(policy: Policy, headers: dict[bytes, bytes]) -> None:
+    refused(Tenants(policy, KEYS), headers)
+
+
+def test_wrong_and_missing_keys_are_answered_alike() -> None:
+    who = Tenants(CLOSED, KEYS)
+    told = {(no.body(), no.status, no.headers, no.code) for no in (refused(who, headers) for headers in [*WRONG, {}])}
+    assert len(told) == 1
+    assert b'"invalid_api_key"' in told.pop()[0]
+
+
+def test_a_revoked_key_is_gone_with_the_reload() -> None:
+    headers = {b"authorization": b"Bearer weir-good"}
+    assert Tenants(POLICY, KEYS).identify(headers, "unix").name == "acme"
+    refused(Tenants(POLICY, {hash_of(OTHER): "zoo"}), headers)
+    refused(Tenants(POLICY, {}), headers)
+
+
+def test_a_key_in_the_policy_itself_counts_before_the_file() -> None:
+    policy = Policy(tenants={"acme": Tenant(keys=(hash_of(GOOD),)), "zoo": Tenant(keys=(hash_of(GOOD),))})
+    assert Tenants(policy, {hash_of(GOOD): "zoo"}).identify({b"x-api-key": GOOD.encode()}, "unix").name == "acme"
+
+
+def test_the_key_of_a_tenant_that_is_not_there_is_nobodys() -> None:
+    refused(Tenants(POLICY, {hash_of("k"): "gone"}), {b"x-api-key": b"k"})
+
+
+def test_where_there_are_no_keys_at_all_none_is_wrong() -> None:
+    who = Tenants(Policy())
+    assert who.identify({b"authorization": b"Bearer none"}, "unix").name == "anonymous"
+    refused(Tenants(Policy(keys_file="keys.txt")), {b"authorization": b"Bearer none"})
+    refused(Tenants(Policy(tenants={"acme": Tenant()})), {b"authorization": b"Bearer none"})
+
+
+# -- trusted proxies --------------------------------------------------------------------------------------------------
+
+PROXIES = TrustedProxies(addresses=("10.1.0.0/16", "192.168.0.7", "fd00::/8", "unix"), tenant_header="x-who")
+BEHIND = Policy(tenants=POLICY.tenants, keys_file="keys.txt", trusted_proxies=PROXIES)
+
+
+@pytest.mark.parametrize(
+    ("peer", "trusted"),
+    [
+        ("10.1.2.3", True), ("192.168.0.7", True), ("fd00::7", True), ("::ffff:10.1.2.3", True), ("unix", True),
+        ("10.2.0.1", False), ("192.168.0.8", False), ("fe80::1%eth0", False), ("::ffff:10.2.0.1", False), ("", False),
+        ("localhost", False),
+    ],
+)  # fmt: skip
+def test_only_a_trusted_peer_may_name_the_tenant(peer: str, trusted: bool) -> None:
+    who = Tenants(BEHIND, KEYS)
+    for _ in range(2):
+        assert who.identify({b"x-who": b"zoo"}, peer).name == ("zoo" if trusted else "anonymous")
+        assert who.identify({b"x-tenant": b"zoo"}, peer).name == "anonymous", "another header says nothing"
+        key = {b"authorization": b"Bearer weir-good"}
+        assert who.identify(key | {b"x-who": b"zoo"}, peer).name == ("zoo" if trusted else "acme")
+        assert who.identify(key, peer).name == "acme", "a proxy may leave it to the key"
+
+
+@pytest.mark.parametrize("name", [b"", b"gone", b"ZOO", b"zoo ", b"zoo,acme", b"\xff"])
+def test_a_trusted_peer_that_names_nobody_is_refused(name: bytes) -> None:
+    refused(Tenants(BEHIND, KEYS), {b"x-who": name, b"authorization": b"Bearer weir-good"}, "unix")
+
+
+def test_a_forged_header_is_nothing_where_no_proxy_is_trusted() -> None:
+    who = Tenants(CLOSED, KEYS)
+    refused(who, {b"x-tenant": b"zoo"}, "127.0.0.1")
+    assert who.identify({b"x-tenant": b"zoo", b"x-api-key": b"weir-good"}, "127.0.0.1").name == "acme"
+
+
+def test_unix_is_trusted_only_where_it_is_named() -> None:
+    policy = Policy(tenants=CLOSED.tenants, trusted_proxies=TrustedProxies(addresses=("0.0.0.0/0",)))
+    refused(Tenants(policy), {b"x-tenant": b"zoo"}, "unix")
+
+
+def test_the_memory_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenants, "PEERS_REMEMBERED", 3)
+    who = Tenants(BEHIND, KEYS)
+    for last in range(10):
+        assert who.identify({b"x-who": b"zoo"}, f"10.1.0.{last}").name == "zoo"
+        assert who.identify({b"x-who": b"zoo"}, f"10.2.0.{last}").name == "anonymous"
+    assert len(who._peers) == 3
+
+
+def test_a_network_that_is_none_is_not_passed_over() -> None:
+    with pytest.raises(ValueError, match=r"999\.1\.1\.1"):
+        Tenants(Policy(trusted_proxies=TrustedProxies(addresses=("999.1.1.1",))))
+
+
+# -- accounts ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_account_has_what_a_call_needs() -> None:
+    policy = decode(b"""
+tenants:
+  plain: {}
+  acme: {class: batch, best_class: long_context, weight: 2, models: [a, b], refusal: {body: {tips: no}}}
+""")
+    plain, acme = (Tenants(policy).accounts[name] for name in ("plain", "acme"))
+    assert (plain.name, plain.default_class, plain.best, plain.weight) == ("plain", None, 0, 1.0)
+    assert (plain.models, plain.refusal, plain.allows_model("x")) == (frozenset(), None, True)
+    assert (acme.default_class, acme.best, acme.weight, acme.models) == ("batch", 2, 2.0, {"a", "b"})
+    assert acme.refusal == Refusal(body={"tips": "no"})
+    assert [acme.allows_model(model) for model in ("a", "b", "c", "")] == [True, True, False, False]
+    assert repr(acme) == "<Account acme>"
+    assert not hasattr(acme, "__dict__")
+    assert isinstance(acme, Account)
+
+
+# -- the keys file ----------------------------------------------------------------------------------------------------
+
+A, B, C = (character * 64 for character in "abc")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("\n# nothing\n  \n\t# indented\r\n", {}),
+        (f"{A} acme", {A: "acme"}),
+        (f"{A} acme\n{B} acme # second\r\n  {C}\tzoo   made by hand, # or not\n", {A: "acme", B: "acme", C: "zoo"}),
+        (f"#{A} gone\n\ufeff{B} a.b-c_9\n", {B: "a.b-c_9"}),
+        (f"\ufeff{A} acme # ünïcödé\n", {A: "acme"}),
+    ],
+)
+def test_a_keys_file(text: str, expected: dict[str, str]) -> None:
+    assert keys_from(text.encode(), "keys.txt") == expected
+
+
+def test_a_comment_may_be_in_any_encoding() -> None:
+    assert keys_from(f"{A} acme ".encode() + b"\xff\xfe\n", "k") == {A: "acme"}
+
+
+def problems(data: bytes) -> list[str]:
+    with pytest.raises(PolicyError) as caught:
+        keys_from(data, "keys.txt")
+    return str(caught.value).splitlines()
+
+
+def test_every_problem_of_a_keys_file_is_told_by_its_line() -> None:
+    expected = "expected the SHA-256 of a key (64 hexadecimal digits in lower case), then a tenant's name"
+    assert problems(
+        f"{A} acme\n\nweir-secret acme\n{A.upper()} acme\n{B}\n{C} # whose?\n{A} zoo\n{A}0 zoo\n".encode()
+    ) == [
+        f"keys.txt:3: found 11 characters that are no such hash, {expected}",
+        f"keys.txt:4: found 64 characters that are no such hash, {expected}",
+        f"keys.txt:5: found no tenant after the hash, {expected}",
+        "keys.txt:6: found '#', expected a tenant's name as in the policy",
+        "keys.txt:7: found the key of line 1 again, expected each key once",
+        f"keys.txt:8: found 65 characters that are no such hash, {expected}",
+    ]
+
+
+def test_a_keys_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenants, "MAX_KEYS", 2)
+    assert problems(f"{A} acme\n{B} acme\n{C} acme\n".encode()) == ["keys.txt:1: found 3 keys, expected at most 2"]
+    monkeypatch.setattr(tenants, "MAX_KEYS_BYTES", 100)
+    assert problems(b"#" * 101) == ["keys.txt:1: found 101 bytes, expected at most 100 bytes"]
+
+
+def test_a_policy_with_the_keys_of_its_file() -> None:
+    policy = Policy(tenants={"acme": Tenant(keys=(A,)), "zoo": Tenant()}, keys_file="keys.txt")
+    whole = with_keys(policy, {A: "acme", B: "acme", C: "zoo"}, "keys.txt")
+    assert {name: tenant.keys for name, tenant in whole.tenants.items()} == {"acme": (A, B), "zoo": (C,)}
+    assert with_keys(policy, {}, "keys.txt") == policy
+    with pytest.raises(PolicyError) as caught:
+        with_keys(policy, {A: "zoo", B: "acmee", C: "nobody"}, "keys.txt")
+    assert str(caught.value).splitlines() == [
+        "keys.txt: aaaaaaaaaaaa...: found the tenant zoo, expected acme, whose key it is in the policy",
+        "keys.txt: bbbbbbbbbbbb...: found the tenant acmee, expected a tenant of the policy (did you mean acme?)",
+        "keys.txt: cccccccccccc...: found the tenant nobody, expected a tenant of the policy",
+    ]
