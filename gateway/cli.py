@@ -1,4 +1,4 @@
-"""`gateway serve | check`: flags and files in, one `serve.run` out. A mistake is one clear line and exit status 2.
+"""`gateway serve | check | key`: flags and files in. A mistake is one clear line and exit status 2.
 
 Everything a person can get wrong is found here, before anything starts: addresses, URLs, the policy file, tokens.
 """
@@ -13,14 +13,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
-
 from gateway import __version__
 from gateway.announce import announcement
+from gateway.assembly import engine_id
 from gateway.control.listener import is_loopback, split_address
-from gateway.core.policy import MAX_BYTES, EngineEntry, Policy, PolicyError, decode, explain
+from gateway.core.advice import Advice, advise
+from gateway.core.explained import explain_call
+from gateway.core.policy import EngineEntry, Policy
+from gateway.core.policy_file import MAX_BYTES, PolicyError, decode_with_lines, explain
+from gateway.core.schema import schema_text
+from gateway.core.tenants import MAX_KEYS_BYTES, keys_from, with_keys
 from gateway.embedded import EmbeddedFleet, parse_embedded
-from gateway.serve import Options, Running, StartError, engine_id, run
+from gateway.keys import KeysError, run_add, run_list, run_revoke
+from gateway.serve import NO_ENGINE, Options, Running, StartError, run
 from gateway.wire.client import parse_origin
 from loadtest.engine.latency import profiles
 
@@ -54,11 +59,29 @@ SIGTERM or Ctrl-C drains: answers in flight finish, within timeouts.drain; a sec
 
 CHECK_EXAMPLES = """\
 Prints `FILE: ok`, or one line for every mistake: FILE:LINE: field: what was found, what was expected. Exit status 2
-if there is any. Nothing is started and no engine is asked.
+if there is any. What is legal but unwise is a warning; --strict makes it a mistake. Nothing is started and no engine
+is asked.
 
 examples:
   gateway check policies/*.yaml
-  gateway check --explain policy.yaml                            the policy in full, every default written out"""
+  gateway check --strict policy.yaml                             for a pipeline: warnings fail it too
+  gateway check policy.yaml --explain                            the policy in full, every default written out
+  gateway check policy.yaml --explain acme batch llama-3-8b      what becomes of such a call; CLASS -: none asked for
+  gateway check --schema > schema.json                           for editors: completion and checks while you write"""
+
+CHECK_USAGE = """gateway check [-h] [--strict] FILE ... [--explain [TENANT CLASS MODEL]]
+       gateway check --schema"""
+
+
+KEY_EXAMPLES = """\
+A key is sent as `Authorization: Bearer KEY` or `x-api-key: KEY`. The policy names the file of their hashes
+(`keys_file: keys.txt`, relative to the policy) and who there is (`tenants`). A key is shown once, when it is made.
+
+examples:
+  gateway key add acme --policy policy.yaml                      a new key of the tenant acme, on standard output
+  gateway key list --policy policy.yaml                          what keys there are, by the beginning of their hashes
+  gateway key revoke 3f2a91c07be4 --policy policy.yaml           the key whose hash begins with this
+  gateway key revoke --policy policy.yaml                        the key that is typed or piped in: never an argument"""
 
 
 class Mistake(Exception):
@@ -77,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         return int(options.command(options))
-    except (Mistake, StartError) as error:
+    except (Mistake, StartError, KeysError, PolicyError) as error:
         print("\n".join(f"gateway: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return 2
 
@@ -95,7 +118,7 @@ def _parser() -> Parser:
 
     top = parser(Parser, prog="gateway", description=DESCRIPTION, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"weir {__version__}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="serve | check")
+    commands = top.add_subparsers(title="commands", required=True, metavar="serve | check | key")
 
     serve = parser(
         commands.add_parser,
@@ -143,12 +166,41 @@ def _parser() -> Parser:
         commands.add_parser,
         "check",
         help="find the mistakes in policy files",
-        description="Read policy files and report every mistake.",
+        description="Read policy files and report every mistake, and what is unwise.",
         epilog=CHECK_EXAMPLES,
+        usage=CHECK_USAGE,
     )
-    check.add_argument("files", nargs="+", metavar="FILE")
-    check.add_argument("--explain", action="store_true", help="print the whole effective policy, defaults included")
+    check.add_argument("files", nargs="*", metavar="FILE", help="policies; their keys_file is read too where it exists")
+    check.add_argument("--strict", action="store_true", help="exit status 2 for warnings too")
+    check.add_argument(
+        "--explain",
+        nargs="*",
+        metavar="TENANT CLASS MODEL",
+        help="print the whole effective policy, defaults included; or what it does with one tenant's calls",
+    )
+    check.add_argument("--schema", action="store_true", help="print the JSON Schema of policy files")
     check.set_defaults(command=_check)
+
+    key = parser(
+        commands.add_parser,
+        "key",
+        help="make, list and revoke API keys",
+        description="Make, list and revoke API keys.",
+        epilog=KEY_EXAMPLES,
+    )
+    actions = key.add_subparsers(title="commands", required=True, metavar="add | list | revoke")
+
+    def action(name: str, does: str, command: Callable[[argparse.Namespace], int]) -> Parser:
+        added = parser(actions.add_parser, name, help=does, description=f"{does.capitalize()}.", epilog=KEY_EXAMPLES)
+        added.add_argument("--policy", required=True, metavar="FILE", help="the policy that says whose keys, and where")
+        added.set_defaults(command=command)
+        return added
+
+    add = action("add", "make a key and print it, once", lambda given: run_add(given.tenant, Path(given.policy)))
+    add.add_argument("tenant", metavar="TENANT", help="whose key it is")
+    action("list", "list the keys", lambda given: run_list(Path(given.policy)))
+    revoke = action("revoke", "revoke a key", lambda given: run_revoke(given.hash, Path(given.policy)))
+    revoke.add_argument("hash", nargs="?", metavar="HASH", help="how its hash begins; left out: read the key itself")
     return top
 
 
@@ -196,12 +248,12 @@ def _control(text: str) -> str:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    policy = _policy(Path(given.policy)) if given.policy else Policy()
     engines = tuple(engine for engine in given.engine if isinstance(engine, EngineEntry))
     embedded = tuple(engine for engine in given.engine if isinstance(engine, EmbeddedFleet))
+    policy = _checked(Path(given.policy))[0] if given.policy else Policy()
     if not (policy.fleet.engines or engines or embedded):
-        raise Mistake("no engine: give --engine URL, --engine sim, or fleet.engines in the policy")
-    ids = Counter(engine_id(engine.url) for engine in (*policy.fleet.engines, *engines))
+        raise Mistake(NO_ENGINE)
+    ids = Counter(engine_id(engine.url) for engine in engines)
     twice = [id for id, times in ids.items() if times > 1]
     if twice:
         raise Mistake(f"--engine: {twice[0]} is there twice")
@@ -216,7 +268,7 @@ def _serve(given: argparse.Namespace) -> int:
     run(
         Options(
             announce=_announce,
-            policy=policy,
+            policy=Path(given.policy) if given.policy else None,
             engines=engines,
             embedded=embedded,
             listen=given.listen,
@@ -238,16 +290,38 @@ def _announce(running: Running) -> None:
 
 
 def _check(given: argparse.Namespace) -> int:
-    bad = 0
-    for name in given.files:
+    if given.schema:
+        print(schema_text(), end="")
+        return 0
+    # `--explain FILE` reads as `FILE --explain`.
+    files, call = (given.files, given.explain) if given.files else (given.explain or [], given.explain and [])
+    if not files:
+        raise Mistake("the following arguments are required: FILE (see gateway check --help)")
+    if call and len(call) != 3:
+        raise Mistake("--explain: give TENANT CLASS MODEL, or nothing for the whole policy")
+    bad = warned = 0
+    for name in files:
         try:
-            policy = _policy(Path(name))
+            policy, warnings, note = _checked(Path(name))
+            text = f"{name}: ok{note}" if call is None else _explained(name, policy, call)
         except Mistake as mistake:
             bad += 1
             print(mistake, file=sys.stderr)
-        else:
-            print(explain(policy) if given.explain else f"{name}: ok")
-    return 2 if bad else 0
+            continue
+        warned += len(warnings)
+        for warning in warnings:
+            print(warning.told(name), file=sys.stderr)
+        print(text)
+    return 2 if bad or (warned and given.strict) else 0
+
+
+def _explained(name: str, policy: Policy, call: Sequence[str]) -> str:
+    if not call:
+        return explain(policy)
+    try:
+        return explain_call(policy, *call)
+    except ValueError as error:
+        raise Mistake(f"{name}: --explain: {error}") from error
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -261,23 +335,25 @@ def _read(path: Path, what: str, limit: int) -> bytes:
         raise Mistake(f"{what}{path}: {error.strerror}") from error
 
 
-def _policy(path: Path) -> Policy:
-    """The policy in a file, with its key files' names taken from the file's own folder."""
+def _checked(path: Path) -> tuple[Policy, list[Advice], str]:
+    """A good policy, what is unwise in it, and a note on a keys file that is not there yet."""
+    note = ""
     try:
-        policy = decode(_read(path, "", MAX_BYTES + 1), str(path))
+        policy, written = decode_with_lines(_read(path, "", MAX_BYTES + 1), str(path))
+        keys_file = None if policy.keys_file is None else path.parent / policy.keys_file
+        if keys_file is not None and os.path.exists(keys_file):
+            with_keys(policy, keys_from(_read(keys_file, "", MAX_KEYS_BYTES + 1), str(keys_file)), str(keys_file))
+        elif keys_file is not None:
+            note = f" (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)"
     except PolicyError as error:
         raise Mistake(str(error)) from error
-    engines = []
     for index, engine in enumerate(policy.fleet.engines):
         try:
             parse_origin(engine.url)
         except ValueError as error:
-            raise Mistake(f"{path}: fleet.engines[{index}].url: {error}") from error
-        key_file = engine.api_key_file
-        resolved = None if key_file is None else str(path.parent / key_file)
-        engines.append(msgspec.structs.replace(engine, api_key_file=resolved))
-    fleet = msgspec.structs.replace(policy.fleet, engines=tuple(engines))
-    return msgspec.structs.replace(policy, fleet=fleet)
+            line = written.line_of(("fleet", "engines", index, "url"))
+            raise Mistake(f"{path}:{line}: fleet.engines[{index}].url: {error}") from error
+    return policy, advise(policy, written), note
 
 
 def _admin_token(file: str | None) -> str | None:

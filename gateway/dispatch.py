@@ -1,63 +1,102 @@
 """The only place a call waits: `admitted(call)` gives a `Grant`, at once or when its turn comes.
 
 `pump()` is the single writer of queues and holds. It is synchronous, hence atomic in one event loop: no locks, no
-sweepers. It runs on push, settle, a new sample, an engine's coming or going, and the earliest deadline.
-Leaving the `async with`, by any path, gives the hold back; so does leaving the queue, cancelled or expired.
+sweepers. It runs on push, settle, a new sample, an engine's coming or going, a reload, and the earliest expiry.
+Leaving the `async with`, by any path, gives the hold back; so does leaving the queue, cancelled, refused or expired.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import math
 import random
 from collections.abc import Callable
 from itertools import count
 from types import TracebackType
 
+from gateway.core import refusals
+from gateway.core.breaker import Ending
 from gateway.core.call import Call
-from gateway.core.choice import Choice, choose
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.outcome import Outcome, Refused
+from gateway.core.choice import Choice, choose, least_ttft, usable_of
+from gateway.core.deadline import too_late
+from gateway.core.fleet import Engine, Fleet, Hold
+from gateway.core.outcome import Refused
 from gateway.core.policy import Policy
+from gateway.core.pressure import Pressure
 from gateway.core.queues import Queues, Ticket
+from gateway.core.shaping import cap, shaped
 
 NOBODY: frozenset[str] = frozenset()
-DRAIN_WINDOW = 5.0  # seconds over which the drain rate is averaged
-DRAIN_EVERY = 0.1  # seconds at least between two readings of it
 
 
 class Grant:
     """Permission to use one engine, until closed. Its engine changes only through `move`, before the first byte."""
 
-    __slots__ = ("_dispatch", "call", "engine", "hold")
+    __slots__ = ("_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "hold", "probe", "ticket")
 
-    def __init__(self, dispatch: Dispatch, call: Call, choice: Choice, now: float) -> None:
+    def __init__(self, dispatch: Dispatch, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
         self._dispatch = dispatch
         self.call = call
+        self.ticket = ticket  # what it waited with, if it had to
+        self.cached = choice.cached
         self.engine: Engine = choice.engine
-        self.hold = choice.engine.hold(call.cost, choice.prefill, now)
+        self.hold = choice.engine.hold(call.cost, choice.prefill, now, call.class_name)
+        self.expected = choice.ttft
+        self.probe = choice.engine.breaker.sent(now)
+        self.ending = Ending.NEUTRAL  # until it is known how it ended
+        self._first_at = 0.0
         if not call.stream:
             choice.engine.expect_first_byte(self.hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
+        dispatch.pressure[call.model].drain.taken(call.cost)
 
     def first_byte(self, now: float) -> None:
         """The engine has answered: it has read the prompt, and has it cached."""
-        self.hold.first_byte(now, teach=self.call.stream)
-        self.engine.remember(self.call.prefix, now)
+        call, engine = self.call, self.engine
+        self._first_at = now
+        engine.breaker.first_byte(self.probe)
+        self.hold.first_byte(now, teach=call.stream)
+        self._remember(now)
+        if call.stream:
+            self._dispatch.pressure[call.model].first_byte(call, now)
+
+    def _remember(self, now: float) -> None:
+        if self.engine.policy.routing.affinity == "session":
+            self.engine.remember_session(self.call.session, self.call.prompt_tokens, now)
+        else:
+            self.engine.remember(self.call.prefix, now)
+
+    def finished(self, now: float, prompt_tokens: int, completion_tokens: int) -> None:
+        """The whole answer is here: how long each of its tokens took, and what its tenant was really served."""
+        if self.ticket is not None:
+            self._dispatch.queues[self.call.model].correct(self.ticket, prompt_tokens, completion_tokens)
+        tokens = completion_tokens / self.call.n
+        if self.call.stream:
+            self.engine.learn_tpot(tokens, now - self._first_at)
+        else:
+            self.engine.learn_tpot(tokens, now - self.hold.taken_at - self.expected)
 
     async def move(self, exclude: frozenset[str]) -> None:
         """Give the hold back and take one elsewhere, waiting at the head of the line where there is no room."""
         self.close()
-        other = await self._dispatch.enter(self.call, exclude, front=True)
-        self.engine, self.hold = other.engine, other.hold
+        self.take(await self._dispatch.enter(self.call, exclude, front=True))
+
+    def take(self, other: Grant) -> None:
+        """Become the other, whose engine was faster; this one's hold goes back."""
+        self.close()
+        self.engine, self.hold, self.expected, self.probe = other.engine, other.hold, other.expected, other.probe
+        self.ending, self.ticket, self.cached = other.ending, other.ticket, other.cached
 
     def close(self) -> None:
-        """Give the hold back; a second time changes nothing."""
+        """Give the hold back, telling the engine's breaker how it went; a second time changes nothing."""
         hold = self.hold
         if hold.live:
             hold.release()
-            self._dispatch.released(self.call, hold.tokens, self.engine)
+            now = self._dispatch.clock()
+            if self._first_at and self.engine.residency is not None:
+                self._remember(now)  # only from now on may the engine evict it
+            self.engine.breaker.ended(self.probe, self.ending, now)
+            self._dispatch.released(self.call, hold, now)
 
 
 class Admission:
@@ -98,38 +137,60 @@ class Dispatch:
         self.leaving = False  # balancers are told to go elsewhere; calls are still taken
         self.draining = False
         self.queues: dict[str, Queues] = {}
+        self.pressure: dict[str, Pressure] = {}
         self.running = dict.fromkeys(policy.classes, 0)
+        self._order = tuple(policy.classes)
+        self._limited = _limited(policy)
         self._turns: dict[Ticket, asyncio.Future[Grant]] = {}
-        self._deadlines: list[tuple[float, int, Ticket]] = []
+        self._expiries: list[tuple[float, int, Ticket]] = []
         self._sequence = count()
         self._timer: asyncio.TimerHandle | None = None
-        self._given_back = 0  # tokens since _drained_at
-        self._drained = 0.0  # tokens/s given back lately, as of _drained_at
-        self._drained_at = clock()
+        self._late: list[Ticket] = []  # met by the pump, to be shed
+
+    def apply(self, policy: Policy) -> None:
+        """Go by `policy` from now on: what waits keeps its place under the new weights, what runs goes on."""
+        self.policy = policy
+        self._order = tuple(policy.classes)
+        self._limited = _limited(policy)
+        weights = _weights(policy)
+        for queues in self.queues.values():
+            queues.apply(policy.classes, weights)
+        for pressure in self.pressure.values():
+            pressure.apply(policy)
+        for name in policy.classes:
+            self.running.setdefault(name, 0)
+        for name in [name for name, calls in self.running.items() if not calls and name not in policy.classes]:
+            del self.running[name]
+        self.pump()
 
     def admitted(self, call: Call) -> Admission:
-        """Entering raises Refused: not found, no engine, too large, queue full, expired, draining."""
+        """Entering raises Refused: not found, no engine, too large, queue full, hopeless, shed, expired, draining."""
         return Admission(self, call)
 
     # -- entering -----------------------------------------------------------------------------------------------
 
-    def at_once(self, call: Call) -> Grant | None:
+    def at_once(self, call: Call, exclude: frozenset[str] = NOBODY) -> Grant | None:
         """A grant without waiting: nobody waits for this model, and an engine has room."""
-        queues = self.queues.get(call.model)
-        if queues or self.draining:
+        if self.queues.get(call.model) or self.draining:
             return None
+        pressure = self.pressure.get(call.model)
+        if pressure is None or (pressure.level and pressure.refuses(call)):
+            return None  # the first of its model, or enter() says why
         now = self.clock()
-        choice = self._choose(call, now, NOBODY)
-        return None if choice is None else Grant(self, call, choice, now)
+        choice = self._choose(call, now, exclude)
+        return None if choice is None else self._grant(call, choice, now, None)
 
     async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> Grant:
         """Wait in the class's line for a grant. Raises Refused; cancellation withdraws the call."""
-        queues = self._admissible(call, front)
-        ticket = Ticket(call, self.clock(), exclude)
+        now = self.clock()
+        if call.class_name not in self.policy.classes:
+            call.class_name = "default"  # a reload has done away with its class
+        ticket = self._ticket(call, exclude, now, front=front)
         turn: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         self._turns[ticket] = turn
+        queues = self.queues[call.model]
         queues.push(ticket, front=front)
-        heapq.heappush(self._deadlines, (call.deadline, next(self._sequence), ticket))
+        heapq.heappush(self._expiries, (ticket.expires, next(self._sequence), ticket))
         self._pump(call.model, queues)
         try:
             return await turn
@@ -141,77 +202,87 @@ class Dispatch:
                 turn.result().close()  # granted in the very moment it was cancelled
             raise
 
-    def _admissible(self, call: Call, front: bool) -> Queues:
-        """The queues the call may enter, or Refused. A call that had been granted (`front`) has its place already."""
+    def _ticket(self, call: Call, exclude: frozenset[str], now: float, *, front: bool) -> Ticket:
+        """The call's place in the queue, or Refused. A call that had been granted (`front`) has its place already."""
         if self.draining and not front:
-            raise Refused(Outcome.DRAINING, "This gateway is shutting down; retry elsewhere.", retry_after=1.0)
+            raise refusals.draining()
         engines = self.fleet.serving(call.model)
         if not engines:
-            self._unknown(call.model)
-        self._up(engines, call.model)
-        cost, largest = call.cost, max(e.largest for e in engines)
-        if cost > largest:
-            raise Refused(
-                Outcome.TOO_LARGE,
-                f"This request needs about {cost} tokens of KV cache and no engine of this fleet can hold more than "
-                f"{largest} for {call.model!r}. Shorten the prompt or lower max_tokens.",
-                code="context_length_exceeded",
-            )
-        queues = self.queues.get(call.model)
+            raise refusals.unknown_model(call.model, self.fleet)
+        usable = usable_of(engines, now)
+        if not usable:
+            raise refusals.no_engine(call.model)
+        largest = max(engine.largest for engine in engines)
+        if call.cost > largest:
+            raise refusals.too_large(call, largest)
+        queues, pressure = self._state(call.model)
+        if front:
+            return Ticket(call, now, exclude)
+        why = pressure.refuses(call) if pressure.level else None
+        if why is not None:
+            raise refusals.refused_by_mode(call, why, self.wait_estimate(call.model))
+        place = pressure.places[call.class_name].claim(call, now)
+        if place is None:
+            self._in_time(call, queues, pressure, usable, now)
+        bound = queues.room(call)
+        if bound is not None:
+            self._make_room(call, queues, pressure, bound)
+        expires = min(call.deadline, call.ttft_by) if self.policy.deadlines.shed_late else call.deadline
+        if place is None:
+            return Ticket(call, now, exclude, expires)
+        ticket = Ticket(call, now, exclude, expires, place.since, place.deadline)
+        call.predicted_wait = pressure.wait(queues, call, now, ticket)
+        return ticket
+
+    def _state(self, model: str) -> tuple[Queues, Pressure]:
+        queues = self.queues.get(model)
         if queues is None:
-            queues = self.queues[call.model] = Queues(self.policy.classes)
-        limit = self.policy.classes[call.class_name].max_queue
-        if not front and queues.length(call.class_name) >= limit:
-            raise Refused(
-                Outcome.QUEUE_FULL,
-                f"The queue of class {call.class_name!r} is full ({limit} calls). Retry after the time given.",
-                retry_after=self.wait_estimate(queues),
-            )
-        return queues
+            queues = self.queues[model] = Queues(self.policy.classes, _weights(self.policy))
+            self.pressure[model] = Pressure(self.policy, self.clock())
+        return queues, self.pressure[model]
 
-    def _unknown(self, model: str) -> None:
-        if any(math.isinf(engine.back_at) for engine in self.fleet):
-            raise Refused(
-                Outcome.NO_ENGINE,
-                "Not every engine has been reached yet, so its models are not known.",
-                retry_after=1.0,
-            )
-        raise Refused(
-            Outcome.NOT_FOUND,
-            f"The model {model!r} does not exist here. GET /v1/models lists what does.",
-            param="model",
-        )
+    def _in_time(self, call: Call, queues: Queues, pressure: Pressure, usable: list[Engine], now: float) -> None:
+        """Raises Refused if the call's turn will come too late. Fills in `predicted_wait`."""
+        call.predicted_wait = wait = pressure.wait(queues, call, now, until=call.ttft_by)
+        if not self.policy.deadlines.predict:
+            return
+        if now + wait > call.ttft_by or too_late(call, now + wait, *least_ttft(usable, call, now)):
+            raise refusals.hopeless(call, wait, pressure.place(queues, call, now))
 
-    def _up(self, engines: tuple[Engine, ...], model: str) -> None:
-        if not any(engine.up and not engine.draining for engine in engines):
-            raise self._no_engine(model)
-
-    @staticmethod
-    def _no_engine(model: str) -> Refused:
-        return Refused(
-            Outcome.NO_ENGINE, f"No engine that serves {model!r} is up at the moment. Retry shortly.", retry_after=2.0
-        )
+    def _make_room(self, call: Call, queues: Queues, pressure: Pressure, bound: str) -> None:
+        """A full queue refuses the newcomer, unless it outranks a call that waits."""
+        now = self.clock()
+        victim = queues.victim(call)
+        if victim is None:
+            raise refusals.queue_full(call, bound, pressure.place(queues, call, now))
+        self._refuse(victim, refusals.displaced(victim.call, pressure.place(queues, victim.call, now)))
 
     # -- the pump -----------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Grant whatever may go now, everywhere: after samples, health, reload."""
-        now = self.clock()
-        self._drain_rate(now)
+        """Grant whatever may go now, everywhere."""
         for engine in self.fleet:
-            engine.forget_stale(now)
-        for model, queues in list(self.queues.items()):
-            self._pump(model, queues)
+            self.changed(engine)
 
-    def released(self, call: Call, tokens: int, engine: Engine) -> None:
+    def changed(self, engine: Engine) -> None:
+        """There is news of an engine: grant whatever of its models may go now."""
+        now = self.clock()
+        engine.forget_stale(now)
+        for model in engine.models:
+            pressure = self.pressure.get(model)
+            if pressure is not None:
+                pressure.step(self.fleet.serving(model), now)
+                if self.queues[model]:
+                    self._pump(model, self.queues[model])
+
+    def released(self, call: Call, hold: Hold, now: float) -> None:
         """A hold came back: account the drain and let the next calls of that engine's models go."""
         self.running[call.class_name] -= 1
-        self._given_back += tokens
+        self.pressure[call.model].drain.returned(call.class_name, hold.tokens, now - hold.taken_at, now)
         if not self._turns:
             return  # nobody waits
         # A class's own limit may bind a model that another engine serves.
-        limited = self.policy.classes[call.class_name].max_concurrency is not None
-        for model in self.queues if limited else engine.models:
+        for model in self.queues if call.class_name in self._limited else hold.engine.models:
             queues = self.queues.get(model)
             if queues:
                 self._pump(model, queues)
@@ -219,32 +290,58 @@ class Dispatch:
     def _pump(self, model: str, queues: Queues) -> None:
         now = self.clock()
         choices: list[Choice] = []
+        late, shed_late = self._late, self.policy.deadlines.shed_late
 
         def fits(ticket: Ticket) -> bool:
             choice = self._choose(ticket.call, now, ticket.exclude)
-            if choice is not None:
-                choices.append(choice)
-            return choice is not None
+            if choice is None:
+                return False
+            # One that was granted before has only its deadline to keep: it is late for its engine's fault.
+            if shed_late and not ticket.paid and self._is_late(ticket.call, choice, now):
+                late.append(ticket)
+                return False
+            choices.append(choice)
+            return True
 
         while queues:
-            ticket = queues.pop(fits, now)
-            if ticket is None:
+            ticket = queues.pop(fits, now, self._paused())
+            if ticket is not None:
+                turn = self._turns.pop(ticket)
+                choice = choices.pop()
+                if not turn.done():  # else its task is cancelled and has not run yet
+                    turn.set_result(self._grant(ticket.call, choice, now, ticket))
+            elif not late:
                 if not any(engine.up for engine in self.fleet.serving(model)):
                     for waiting in list(queues):
-                        self._refuse(waiting, self._no_engine(model))
+                        self._refuse(waiting, refusals.no_engine(model))
                 break
-            turn = self._turns.pop(ticket)
-            choice = choices.pop()
-            if not turn.done():  # else its task is cancelled and has not run yet
-                turn.set_result(Grant(self, ticket.call, choice, now))
+            while late:
+                self._shed(late.pop(), now)
         self._arm()
 
     def _choose(self, call: Call, now: float, exclude: frozenset[str]) -> Choice | None:
-        limit = self.policy.classes[call.class_name].max_concurrency
+        limit = self._limited.get(call.class_name)
         if limit is not None and self.running[call.class_name] >= limit:
             return None
         engines = self.fleet.serving(call.model)
         return choose(engines, call, now, routing=self.policy.routing, rng=self.rng, exclude=exclude)
+
+    def _paused(self) -> list[str]:
+        """Classes that run as many calls as they may."""
+        return [name for name, limit in self._limited.items() if self.running[name] >= limit]
+
+    def _is_late(self, call: Call, choice: Choice, now: float) -> bool:
+        engine = choice.engine
+        return too_late(call, now, choice.ttft, choice.prefill / engine.prefill_rate, engine.tpot)
+
+    def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Grant:
+        if self.policy.shaping and call.route.generates:
+            level = self.pressure[call.model].mode
+            most = cap(self.policy.shaping, choice.engine.watermark, level, call.class_name, self._order)
+            if most is not None and most < call.asked:
+                call.shaped = shaped(call.asked, most, self.policy.classes[call.class_name].min_tokens)
+                call.output_tokens = min(call.output_tokens, call.shaped * call.n)
+        return Grant(self, call, choice, now, ticket)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 
@@ -259,31 +356,40 @@ class Dispatch:
         if not turn.done():
             turn.set_exception(refused)
 
+    def _shed(self, ticket: Ticket, now: float) -> None:
+        """Refuse what waited too long: for its deadline, or for the target before it."""
+        call, waited = ticket.call, now - ticket.pushed_at
+        if now >= call.deadline:
+            self._refuse(ticket, refusals.expired(call, waited))
+        else:
+            place = self.pressure[call.model].place(self.queues[call.model], call, now)
+            self._refuse(ticket, refusals.shed_late(call, waited, place))
+
     def _arm(self) -> None:
-        """One timer, on the earliest deadline of a call that still waits."""
-        deadlines = self._deadlines
-        if len(deadlines) > 64 and len(deadlines) > 2 * len(self._turns):  # else granted calls stay until deadline
-            deadlines[:] = [entry for entry in deadlines if entry[2].waiting]
-            heapq.heapify(deadlines)
-        while deadlines and not deadlines[0][2].waiting:
-            heapq.heappop(deadlines)
-        if not deadlines:
+        """One timer, on the earliest expiry of a call that still waits."""
+        expiries = self._expiries
+        if len(expiries) > 64 and len(expiries) > 2 * len(self._turns):  # else granted calls stay until then
+            expiries[:] = [entry for entry in expiries if entry[2].waiting]
+            heapq.heapify(expiries)
+        while expiries and not expiries[0][2].waiting:
+            heapq.heappop(expiries)
+        if not expiries:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-        elif self._timer is None or self._timer.when() > deadlines[0][0]:
+        elif self._timer is None or self._timer.when() > expiries[0][0]:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_at(deadlines[0][0], self._expire)
+            self._timer = asyncio.get_running_loop().call_at(expiries[0][0], self._expire)
 
     def _expire(self) -> None:
         self._timer = None
         now = self.clock()
-        for deadline, _, ticket in list(self._deadlines):
-            if deadline <= now and ticket.waiting:
-                waited = now - ticket.pushed_at
-                message = f"The deadline passed after {waited:.1f} s in the queue of class {ticket.call.class_name!r}."
-                self._refuse(ticket, Refused(Outcome.EXPIRED, message, retry_after=1.0))
+        expiries = self._expiries
+        while expiries and (expiries[0][0] <= now or not expiries[0][2].waiting):
+            ticket = heapq.heappop(expiries)[2]
+            if ticket.waiting:
+                self._shed(ticket, now)
         self._arm()
         self.pump()
 
@@ -292,20 +398,18 @@ class Dispatch:
         self.leaving = self.draining = True
         for queues in self.queues.values():
             for ticket in list(queues):
-                self._refuse(ticket, Refused(Outcome.DRAINING, "This gateway is shutting down.", retry_after=1.0))
+                self._refuse(ticket, refusals.draining())
 
     # -- estimates ----------------------------------------------------------------------------------------------
 
-    def _drain_rate(self, now: float) -> float:
-        """Tokens given back per second, averaged with weights that fall by e in DRAIN_WINDOW."""
-        since = now - self._drained_at
-        if since >= DRAIN_EVERY:
-            kept = math.exp(-since / DRAIN_WINDOW) if self._drained else 0.0  # from idleness: what was seen, at once
-            self._drained = self._drained * kept + self._given_back / since * (1.0 - kept)
-            self._given_back, self._drained_at = 0, now
-        return self._drained
-
-    def wait_estimate(self, queues: Queues) -> float:
+    def wait_estimate(self, model: str) -> float:
         """Seconds until what waits now has been served: queued tokens over the measured drain rate (Little's law)."""
-        rate = self._drain_rate(self.clock())
-        return queues.total_tokens / rate if rate > 1.0 else 1.0
+        return self.pressure[model].drain.wait(self.queues[model].total_tokens, self.clock()) or refusals.SOON
+
+
+def _limited(policy: Policy) -> dict[str, int]:
+    return {name: each.max_concurrency for name, each in policy.classes.items() if each.max_concurrency is not None}
+
+
+def _weights(policy: Policy) -> dict[str, float]:
+    return {name: tenant.weight for name, tenant in policy.tenants.items()}

@@ -1,12 +1,13 @@
 """The life of one request, top to bottom. Read this first.
 
-    parse -> estimate -> hold on the ledger, or wait in the class's queue -> choose an engine -> forward
-    -> first byte (the only place that may change engine) -> relay (no retry past this line) -> settle -> record
+    who pays -> parse -> estimate -> class -> charge the limits -> hold on the ledger, or wait in the class's queue
+    -> choose an engine -> forward -> first byte (the only place that may change engine) -> relay (no retry past this
+    line) -> settle -> record
 
 `_serve` is that order. Each resource is one `with`, and leaving it, also by cancellation, is its settlement: the
-grant gives its hold back, the reply its connection. There is one wait, one retry point and one place that records.
-The bytes of an answer never pass through a coroutine: the engine's connection calls `Relay.data`, and that writes to
-the client's transport.
+charge gives back what was not used, the grant its hold, the reply its connection. There is one wait, one retry point
+and one place that records. The bytes of an answer never pass through a coroutine: the engine's connection calls
+`Relay.data`, and that writes to the client's transport.
 """
 
 from __future__ import annotations
@@ -14,30 +15,55 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from itertools import count
 
-from gateway.core.call import Call, CallSettings, Route, parse, route_of
+from gateway.attempts import Attempts
+from gateway.batcher import Batcher, Exchanged, Part
+from gateway.core import refusals
+from gateway.core.breaker import Ending
+from gateway.core.call import Call, Route, parse, route_of
+from gateway.core.classes import classify
 from gateway.core.cors import preflight, shared_lines
 from gateway.core.cost import CostModel
 from gateway.core.fleet import Fleet
+from gateway.core.limits import Charge, LimitBook, refusal_body
+from gateway.core.mode import Mode
 from gateway.core.models import model_list
 from gateway.core.outcome import Outcome, Record, Refused, refusal_headers
-from gateway.core.policy import Policy
-from gateway.core.retries import RetryBudget
+from gateway.core.shaping import shaped_header
+from gateway.core.snapshot import Snapshot
+from gateway.core.tenants import Account
+from gateway.core.usage import JSONUsage
+from gateway.core.vllm import error_object
 from gateway.dispatch import Dispatch, Grant
 from gateway.relay import Relay
-from gateway.wire.client import Client, EngineError, Reply
+from gateway.wire.client import EngineError, Reply
 from gateway.wire.server import Request, Responder, answer
 
 JSON = b"content-type: application/json\r\n"
-# Failures of an engine before its first byte, by the policy's names for them: nothing of the answer has been used.
-CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
-    ("reset", "garbage", "truncated", "stall", "closed"), "reset"
-)
 
+MERGED = ("embedding", "rerank", "score")  # kinds of route the batcher may merge
+WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
 PASSED_ON = (b"traceparent", b"tracestate")  # request headers an engine may see, beside those written here
+
+
+class Live:
+    """A call under way, as its watchers see it: `leave` ends it from outside, saying why."""
+
+    __slots__ = ("call", "record", "task")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.call: Call | None = None  # once it is parsed
+        self.task: asyncio.Task[None] | None = None
+
+    def leave(self, reason: str) -> None:
+        """`client_gone`, `slow_client`, `deadline` or `drain`: the call is cancelled."""
+        self.record.reason = reason
+        if self.task is not None:
+            self.task.cancel()
 
 
 class Pipeline:
@@ -45,28 +71,27 @@ class Pipeline:
 
     def __init__(
         self,
-        policy: Policy,
-        call_settings: CallSettings,
+        snapshot: Snapshot,
         fleet: Fleet,
         dispatch: Dispatch,
+        limits: LimitBook,
         cost: CostModel,
-        retries: RetryBudget,
-        clients: Mapping[str, Client],
+        attempts: Attempts,
         observe: Callable[[Record], None],
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        self.policy = policy
-        self.call_settings = call_settings
+        self.snapshot = snapshot
         self.fleet = fleet
         self.dispatch = dispatch
+        self.limits = limits
         self.cost = cost
-        self.retries = retries
-        self.clients = clients
+        self.attempts = attempts
+        self.batcher = Batcher(lambda: self.snapshot.policy.batching, self._exchange, clock, self._window)
         self.observe = observe
         self.clock = clock
         self.rng = rng
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[asyncio.Task[None], Live] = {}
         self._id_prefix = secrets.token_hex(6)
         self._ids = count(1)
 
@@ -74,21 +99,30 @@ class Pipeline:
 
     def head(self, request: Request) -> bytes | None:
         """Refuse before the body is read what no body can save."""
+        snapshot, headers = self.snapshot, b""
+        origins = snapshot.policy.cors.origins
         route = route_of(request.path)
         if route is None:
             refused = Refused(Outcome.NOT_FOUND, "There is no such route here.", code="route_not_found")
         elif request.method.decode() not in route.methods:
             if request.method == b"OPTIONS":
-                allowed = preflight(request.fields, self.policy.cors.origins, route.methods)
+                allowed = preflight(request.fields, origins, route.methods)
                 if allowed is not None:
                     return answer(204, allowed, b"")
             allow = b"allow: %b\r\n" % ", ".join(route.methods).encode()
             refused = Refused(Outcome.METHOD_NOT_ALLOWED, f"{route.path} takes {route.methods[0]}.", headers=allow)
-        else:
+        elif route.kind == "health":
             return None
+        else:
+            try:
+                snapshot.tenants.identify(request.fields, request.peer)
+            except Refused as unknown:
+                refused = unknown
+            else:
+                return None
         record = Record(request_id=self._request_id(request), route=route.path if route else "other")
         record.method = request.method.decode()
-        headers = self._refusal(refused, record) + shared_lines(request.fields, self.policy.cors.origins)
+        headers = self._refusal(refused, record) + shared_lines(request.fields, origins)
         self._finish(record, request.at)
         return answer(refused.status, headers, refused.body())
 
@@ -96,25 +130,24 @@ class Pipeline:
         """A request, whole. GETs are answered here; a call gets a task, which its client's leaving cancels."""
         route = route_of(request.path)
         assert route is not None  # noqa: S101 # head() has refused the others
-        if self.policy.cors.origins:
-            responder.lines = shared_lines(request.fields, self.policy.cors.origins)
+        origins = self.snapshot.policy.cors.origins
+        if origins:
+            responder.lines = shared_lines(request.fields, origins)
         if route.kind in ("models", "health"):
             self._answer_here(request, responder, route)
             return
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
-        task = asyncio.get_running_loop().create_task(self._run(request, responder, route, record))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-        def gone(reason: str) -> None:
-            record.reason = reason
-            task.cancel()
-
-        responder.watch(gone)
+        record.arrived = request.at
+        live = Live(record)
+        live.task = asyncio.get_running_loop().create_task(self._run(request, responder, route, live))
+        self.tasks[live.task] = live
+        live.task.add_done_callback(self.tasks.pop)
+        responder.watch(live.leave)
 
     def _answer_here(self, request: Request, responder: Responder, route: Route) -> None:
         if route.kind == "models":
-            status, body = model_list(self.fleet, request.path)
+            account = self.snapshot.tenants.identify(request.fields, request.peer)
+            status, body = model_list(self.fleet, request.path, account.models)
         else:
             up = not self.dispatch.leaving and any(engine.up for engine in self.fleet)
             status, body = (200, b"{}") if up else (503, b'{"status":"no engine is up, or shutting down"}')
@@ -122,10 +155,11 @@ class Pipeline:
 
     # -- the life of a call -------------------------------------------------------------------------------------
 
-    async def _run(self, request: Request, responder: Responder, route: Route, record: Record) -> None:
+    async def _run(self, request: Request, responder: Responder, route: Route, live: Live) -> None:
         """`_serve`, and what becomes of its exceptions. Nothing but a bug leaves here as an exception."""
+        record = live.record
         try:
-            await self._serve(request, responder, route, record)
+            await self._serve(request, responder, route, live)
         except Refused as refused:
             self._refuse(refused, responder, record)
         except asyncio.CancelledError:
@@ -139,79 +173,175 @@ class Pipeline:
         finally:
             self._finish(record, request.at)
 
-    async def _serve(self, request: Request, responder: Responder, route: Route, record: Record) -> None:
-        call = parse(
+    async def _serve(self, request: Request, responder: Responder, route: Route, live: Live) -> None:
+        record, snapshot = live.record, self.snapshot
+        account = snapshot.tenants.identify(request.fields, request.peer)
+        record.tenant = account.name
+        call = live.call = parse(
             route,
             request.fields,
             request.body,
-            settings=self.call_settings,
+            settings=snapshot.calls,
             request_id=record.request_id,
-            tenant="anonymous",
+            tenant=account.name,
             now=request.at,
         )
-        self.cost.estimate(call, self.fleet.context(call.model))
-        self._describe(call, record)
+        self._judge(call, account, snapshot, record)
+        with self._charge(call, account, request.at) as charge:
+            piece = self.batcher.piece(call) if call.route.kind in MERGED else None
+            if piece is not None:
+                self._answer_part(await self.batcher.answer(piece), call, charge, responder, record)
+                return
+            async with self.dispatch.admitted(call) as grant:
+                record.queue = self.clock() - request.at
+                record.predicted_wait = call.predicted_wait
+                record.affinity_tokens = grant.cached
+                record.held_tokens = call.cost
+                if call.shaped:
+                    record.shaped_tokens = (call.asked - call.shaped) * call.n
+                headers = self._engine_headers(request, call)
+                reply = await self.attempts.first_byte(request.path, headers, call, grant, record)
+                with closing(reply):
+                    now = self.clock()
+                    record.ttft = now - request.at
+                    if reply.status < 400:
+                        grant.first_byte(now)
+                    content_type = reply.headers.get(b"content-type", b"application/octet-stream")
+                    relay = Relay(call, reply, responder, self._lines(call, charge, record, content_type))
+                    try:
+                        await self._relayed(relay, reply, live)
+                    except asyncio.CancelledError:
+                        # OpenAI's client closes at `[DONE]`, before the chunk that ends the body: it has its answer.
+                        if record.reason != "client_gone" or not relay.delivered():
+                            raise
+                    finally:
+                        self._settle(call, grant, charge, relay, record)
+
+    def _judge(self, call: Call, account: Account, snapshot: Snapshot, record: Record) -> None:
+        """What the call will cost, which class it is, and whether it may have its model at all."""
+        self.cost.estimate_prompt(call)
+        classify(call, snapshot.classes, account.default_class, account.best)
+        self.cost.estimate_output(call, self.fleet.context(call.model))
+        record.class_name = call.class_name
+        record.model = call.model
+        record.stream = call.stream
+        record.deadline = call.deadline
+        record.prompt_tokens = record.estimated_prompt_tokens = call.prompt_tokens
+        record.held_tokens = call.cost
+        if account.models and call.model not in account.models:
+            raise refusals.forbidden_model(call)
+        if not self.fleet.serving(call.model):
+            raise refusals.unknown_model(call.model, self.fleet)  # before anything is charged for it
+
+    def _charge(self, call: Call, account: Account, now: float) -> Charge:
+        """Reserve the estimate with the limits. Raises Refused, in the tenant's own words where it has some."""
+        try:
+            return self.limits.charge(account.name, call.class_name, call.model, call.cost, now)
+        except Refused as refused:
+            if account.refusal is not None:
+                refused.replace(
+                    account.refusal.status,
+                    refusal_body(
+                        account.refusal,
+                        refused,
+                        tenant=account.name,
+                        class_name=call.class_name,
+                        model=call.model,
+                        request_id=call.request_id,
+                    ),
+                )
+            raise
+
+    async def _exchange(self, call: Call) -> Exchanged:
+        """One call of the batcher, admitted like any other, and its whole answer."""
+        record = Record(request_id=call.request_id, route=call.route.path)
+        headers = b"content-type: application/json\r\nx-request-id: %b\r\n" % call.request_id.encode()
         async with self.dispatch.admitted(call) as grant:
-            record.queue = self.clock() - request.at
-            reply = await self._first_byte(request, call, grant, record)
-            with closing(reply):
-                now = self.clock()
-                record.ttft = now - request.at
-                if reply.status < 400:
-                    grant.first_byte(now)
-                relay = Relay(call, reply, responder, self._answer_headers(call, grant, record, reply))
+            granted = self.clock()
+            path = call.route.path.encode()
+            with closing(await self.attempts.first_byte(path, headers, call, grant, record)) as reply:
+                first_byte = self.clock()
                 try:
-                    await relay.finished()
-                except asyncio.CancelledError:
-                    # OpenAI's own client closes at `[DONE]`, before the chunk that ends the body: it has its answer.
-                    if record.reason != "client_gone" or not relay.delivered():
-                        raise
-        self._settle(call, relay, record)
+                    body = await reply.read(WHOLE_AT_MOST)
+                except EngineError as error:
+                    grant.ending = Ending.FAILURE
+                    raise Refused(
+                        Outcome.UPSTREAM, f"Engine {record.engine} failed: {error}.", retry_after=1.0
+                    ) from error
+            if reply.status < 400:
+                grant.first_byte(first_byte)
+                usage = JSONUsage()
+                usage.feed(body)
+                if usage.prompt_tokens is not None:
+                    self.cost.learn(call, usage.prompt_tokens, 0)
+            return Exchanged(
+                status=reply.status,
+                body=body,
+                engine=record.engine,
+                content_type=reply.headers.get(b"content-type", b"application/json"),
+                attempts=record.attempts,
+                granted=granted,
+                first_byte=first_byte,
+            )
 
-    async def _first_byte(self, request: Request, call: Call, grant: Grant, record: Record) -> Reply:
-        """Send the call; on a failure the client has seen nothing of, try another engine within the budget."""
-        headers = self._engine_headers(request, call)
-        self.retries.call(self.clock())
-        failed: set[str] = set()
-        while True:
-            record.attempts += 1
-            engine = grant.engine
-            record.engine = engine.id
-            timeout = min(self.policy.timeouts.first_byte, call.deadline - self.clock())
-            try:
-                reply = await self.clients[engine.id].send(b"POST", request.path, headers, call.body, timeout=timeout)
-            except EngineError as error:
-                kind, message = CAUSES[error.kind], str(error)
-                if kind == "connect":
-                    engine.down()  # until its health answers again
-            else:
-                kind, message = str(reply.status), f"it answered {reply.status}"
-                if kind not in self.policy.retries.on:
-                    return reply
-                reply.close()
-            failed.add(engine.id)
-            now = self.clock()
-            if now >= call.deadline:
-                raise Refused(Outcome.EXPIRED, "The deadline passed before the engine's first byte.")
-            retry = kind in self.policy.retries.on and record.attempts <= self.policy.retries.per_call
-            if not retry or not self.retries.take(now):
-                raise Refused(Outcome.UPSTREAM, f"Engine {engine.id} failed: {message}.", retry_after=1.0)
-            await asyncio.sleep(self.retries.backoff(record.attempts, self.rng))
-            await grant.move(frozenset(failed))
+    def _window(self, model: str) -> float:
+        """What is left of a batch's window under pressure: in a brownout nobody waits for company."""
+        pressure = self.dispatch.pressure.get(model)
+        return 1.0 if pressure is None or pressure.level < Mode.BROWNOUT.value else 0.0
 
-    def _settle(self, call: Call, relay: Relay, record: Record) -> None:
+    def _answer_part(self, part: Part, call: Call, charge: Charge, responder: Responder, record: Record) -> None:
+        """A call's own part of an answer that others may share."""
+        exchanged = part.exchanged
+        record.engine, record.attempts = exchanged.engine, exchanged.attempts
+        record.queue, record.ttft = exchanged.granted - call.arrived, exchanged.first_byte - call.arrived
+        record.status = exchanged.status
+        body = part.body
+        if exchanged.status >= 400:
+            body = error_object(exchanged.status, body)
+            record.outcome = Outcome.ENGINE_REFUSED if exchanged.status < 500 else Outcome.UPSTREAM
+        else:
+            record.outcome = Outcome.OK
+        if part.prompt_tokens is not None:
+            record.settled = True
+            record.prompt_tokens = part.prompt_tokens
+        charge.settle(record.prompt_tokens, self.clock())
+        headers = self._lines(call, charge, record, exchanged.content_type)
+        responder.send(exchanged.status, headers, body)
+
+    async def _relayed(self, relay: Relay, reply: Reply, live: Live) -> None:
+        """The answer, to its end or to the deadline."""
+        call = live.call
+        if reply.complete or call is None or not self.snapshot.within_deadline:
+            await relay.finished()
+            return
+        timer = asyncio.get_running_loop().call_at(call.deadline, live.leave, "deadline")
+        try:
+            await relay.finished()
+        finally:
+            timer.cancel()
+
+    def _settle(self, call: Call, grant: Grant, charge: Charge, relay: Relay, record: Record) -> None:
         """The engine's own numbers replace the estimate, and teach it; a failed answer teaches nothing."""
+        now = self.clock()
         record.outcome = relay.outcome
         record.status = relay.status
+        if relay.outcome in (Outcome.TRUNCATED, Outcome.UPSTREAM):
+            grant.ending = Ending.FAILURE
+        elif relay.outcome is not Outcome.OK and relay.status < 400:
+            grant.ending = Ending.NEUTRAL  # the client left
         usage = relay.usage
         if usage.prompt_tokens is None:
+            # Cut off before it could tell: it has read the prompt, and each read of ours was a token at least.
+            charge.settle(call.prompt_tokens + min(relay.reads, call.asked * call.n), now)
             return
         record.settled = True
         record.prompt_tokens = usage.prompt_tokens
         record.completion_tokens = usage.completion_tokens or 0
         record.cached_tokens = usage.cached_tokens or 0
+        charge.settle(record.prompt_tokens + record.completion_tokens, now)
         if relay.outcome is Outcome.OK:
             self.cost.learn(call, record.prompt_tokens, record.completion_tokens)
+            grant.finished(now, record.prompt_tokens, record.completion_tokens)
 
     # -- headers ------------------------------------------------------------------------------------------------
 
@@ -232,17 +362,23 @@ class Pipeline:
         return lines
 
     @staticmethod
-    def _answer_headers(call: Call, grant: Grant, record: Record, reply: Reply) -> bytes:
-        return (
+    def _lines(call: Call, charge: Charge, record: Record, content_type: bytes) -> bytes:
+        """The head of an answer."""
+        lines = (
             b"content-type: %b\r\nx-request-id: %b\r\nx-weir-engine: %b\r\nx-weir-class: %b\r\nx-weir-queue-ms: %d\r\n"
             % (
-                reply.headers.get(b"content-type", b"application/octet-stream"),
+                content_type,
                 call.request_id.encode(),
-                grant.engine.id.encode(),
+                record.engine.encode(),
                 call.class_name.encode(),
                 record.queue * 1000,
             )
         )
+        if call.shaped:
+            lines += shaped_header(call.shaped, call.asked)
+        if call.asked_class and call.asked_class != call.class_name:
+            lines += b"x-weir-class-asked: %b\r\n" % call.asked_class.encode()
+        return lines + charge.headers(record.arrived + record.ttft)
 
     def _refusal(self, refused: Refused, record: Record) -> bytes:
         record.outcome = refused.outcome
@@ -260,29 +396,23 @@ class Pipeline:
             responder.send(refused.status, headers, refused.body())
 
     def _left(self, responder: Responder, record: Record) -> None:
-        """The task was cancelled: the client left, read too slowly, or the drain's time is over."""
+        """The task was cancelled: by the client's leaving or reading too slowly, by its deadline, or by the drain."""
         if record.reason == "drain":
             refused = Refused(Outcome.DRAINING, "This gateway is shutting down.", retry_after=1.0)
-            headers = self._refusal(refused, record)
-            if not responder.started:
-                responder.send(refused.status, headers, refused.body())
-            elif record.stream:
-                responder.write(b"data: %b\n\n" % refused.body())
-                responder.end(close=True)
-            else:
-                responder.abort()
+        elif record.reason == "deadline":
+            refused = Refused(Outcome.EXPIRED, "The deadline passed before the end of the answer.")
+        else:
+            record.outcome = Outcome.SLOW_CLIENT if record.reason == "slow_client" else Outcome.CLIENT_GONE
+            record.status = 499
             return
-        record.outcome = Outcome.SLOW_CLIENT if record.reason == "slow_client" else Outcome.CLIENT_GONE
-        record.status = 499
-
-    @staticmethod
-    def _describe(call: Call, record: Record) -> None:
-        record.tenant = call.tenant
-        record.class_name = call.class_name
-        record.model = call.model
-        record.stream = call.stream
-        record.prompt_tokens = record.estimated_prompt_tokens = call.prompt_tokens
-        record.held_tokens = call.cost
+        headers = self._refusal(refused, record)
+        if not responder.started:
+            responder.send(refused.status, headers, refused.body())
+        elif record.stream:
+            responder.write(b"data: %b\n\n" % refused.body())
+            responder.end(close=True)
+        else:
+            responder.abort()
 
     def _finish(self, record: Record, began: float) -> None:
         record.total = self.clock() - began

@@ -20,9 +20,12 @@ ERROR_BODY_AT_MOST = 256 * 1024
 
 
 class Relay:
-    """One answer. After `finished`: `outcome`, `status`, and `usage` (the engine's own token numbers, if it told)."""
+    """One answer. After `finished`: `outcome`, `status`, and `usage` (the engine's own token numbers, if it told).
 
-    __slots__ = ("_call", "_end", "_headers", "_reply", "_responder", "error", "outcome", "status", "usage")
+    `reads` counts what came of a body, in pieces: in a stream about one per token.
+    """
+
+    __slots__ = ("_call", "_end", "_headers", "_reply", "_responder", "error", "outcome", "reads", "status", "usage")
 
     def __init__(self, call: Call, reply: Reply, responder: Responder, headers: bytes) -> None:
         self._call = call
@@ -32,6 +35,7 @@ class Relay:
         self._end: asyncio.Future[None] | None = None
         self.error: EngineError | None = None
         self.status = reply.status
+        self.reads = 0
         self.outcome = Outcome.BUG
         generates = call.route.kind in ("chat", "completion")
         self.usage = SSEUsage(hide=generates and not call.wants_usage) if call.stream else JSONUsage()
@@ -70,6 +74,7 @@ class Relay:
 
     def data(self, data: bytes) -> None:
         """Body bytes from the engine: the hot path."""
+        self.reads += 1
         try:
             data = self.usage.feed(data)
         except UsageError as error:
@@ -83,6 +88,7 @@ class Relay:
         """A read that is one whole chunk: the hottest path. What needs no reading goes on as it came."""
         usage = self.usage
         if isinstance(usage, SSEUsage) and usage.passes(chunk):
+            self.reads += 1
             self._responder.write_chunk(chunk)
         else:
             self.data(chunk[chunk.index(b"\r\n") + 2 : -2])

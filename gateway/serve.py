@@ -14,29 +14,26 @@ import random
 import resource
 import signal
 import ssl
+import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import uvloop
 
+from gateway.assembly import ApplyError, Gateway
 from gateway.calllog import CallLog
 from gateway.control.app import control_app
 from gateway.control.listener import ControlPort
-from gateway.core.call import CallSettings
-from gateway.core.cost import CostModel
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.outcome import Record
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.retries import RetryBudget
-from gateway.dispatch import Dispatch
+from gateway.core.policy import EngineEntry
+from gateway.core.policy_file import PolicyError
+from gateway.core.policy_status import PolicyStatus
 from gateway.embedded import Embedded, EmbeddedFleet
-from gateway.metrics import Metrics
-from gateway.pipeline import Pipeline
-from gateway.telemetry import Telemetry
-from gateway.wire.client import Client, ClientSettings, parse_origin
-from gateway.wire.server import Server, ServerSettings
+from gateway.loading import Configuration, LoadError, load
+from gateway.reload import PolicyFile
+from gateway.wire.server import Server
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -52,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line asks for. `log`: a file, `-` for standard error, `none`."""
 
     announce: Callable[[Running], None]  # called once everything listens
-    policy: Policy = Policy()
+    policy: Path | None = None
     engines: tuple[EngineEntry, ...] = ()
     embedded: tuple[EmbeddedFleet, ...] = ()
     listen: str = "127.0.0.1:8000"
@@ -61,6 +58,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str | None = None
     admin_token: str | None = None
     log: str = "-"
+
+
+NO_ENGINE = "no engine: give --engine URL, --engine sim, or fleet.engines in the policy"
 
 
 class StartError(Exception):
@@ -73,121 +73,109 @@ def run(options: Options) -> None:
     uvloop.run(serve(options))
 
 
-class Gateway:
-    """Every object of one gateway, built once: what `serve` runs, and what a test or a simulation drives."""
-
-    def __init__(self, policy: Policy, entries: list[EngineEntry], log: CallLog | None, rng: random.Random) -> None:
-        self.policy = policy
-        self.log = log
-        self.rng = rng
-        self.clock = asyncio.get_running_loop().time
-        self.fleet = Fleet()
-        self.clients: dict[str, Client] = {}
-        self.api_keys: dict[str, str] = {}
-        for entry in entries:
-            self._add(entry)
-        self.dispatch = Dispatch(self.fleet, policy, rng, self.clock)
-        self.pipeline = Pipeline(
-            policy,
-            call_settings(policy),
-            self.fleet,
-            self.dispatch,
-            CostModel(policy.budget.alpha),
-            RetryBudget(policy.retries),
-            self.clients,
-            self.observe,
-            self.clock,
-            rng,
-        )
-        self.server = Server(self.pipeline, server_settings(policy))
-        self.metrics = Metrics(self.fleet, self.dispatch, lambda: self.server.connections, lambda: self.server.refusals)
-
-    def _add(self, entry: EngineEntry) -> None:
-        engine = Engine(
-            engine_id(entry.url),
-            entry.url,
-            self.policy,
-            capacity=entry.capacity,
-            max_concurrency=entry.max_concurrency,
-            models=entry.models,
-        )
-        key = _api_key(entry)
-        if key is not None:
-            self.api_keys[engine.id] = key
-        timeouts = self.policy.timeouts
-        settings = ClientSettings(connect_timeout=timeouts.connect, stall_timeout=timeouts.stall)
-        self.fleet.add(engine)
-        self.clients[engine.id] = Client(parse_origin(entry.url), settings, api_key=key)
-
-    def observe(self, record: Record) -> None:
-        """The end of every call: counted, and logged by the policy's share."""
-        self.metrics.observe(record)
-        share = self.policy.logging.calls
-        if self.log is not None and (share >= 1 or self.rng.random() < share):
-            self.log.write(record, self.clock())
-
-    async def aclose(self) -> None:
-        for client in self.clients.values():
-            await client.aclose()
-        if self.log is not None:
-            await self.log.aclose()
-
-
 async def serve(options: Options) -> None:
     """The whole life of a gateway process, from first object to last."""
     async with AsyncExitStack() as stack:
         signals = Signals(asyncio.get_running_loop())
         stack.callback(signals.close)
-        policy = options.policy
-        entries = [*policy.fleet.engines, *options.engines]
+        file, configuration = _configuration(options.policy)
+        entries = list(options.engines)
         if options.embedded:
             embedded = Embedded()
             stack.push_async_callback(embedded.stop)
             for group in options.embedded:
                 entries += [EngineEntry(url=url) for url in await _embedded(embedded, group)]
-
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
-        gateway = Gateway(policy, entries, _call_log(options.log), rng)
+        try:
+            gateway = Gateway(configuration.policy, entries, _call_log(options.log), rng, configuration.api_keys)
+        except ApplyError as error:
+            raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
-        fleet, dispatch, server = gateway.fleet, gateway.dispatch, gateway.server
-        telemetry = Telemetry(fleet, policy, dispatch.pump, gateway.clock, gateway.api_keys)
-        stack.push_async_callback(telemetry.aclose)
-        app = control_app(fleet, dispatch, gateway.metrics.exposition, options.admin_token, gateway.clock)
+        if file is not None:
+            file.start(gateway.apply)
+            stack.push_async_callback(file.aclose)
+            signals.on_hangup(file.ask)
+        app = control_app(
+            gateway.fleet,
+            gateway.dispatch,
+            gateway.metrics.exposition,
+            options.admin_token,
+            gateway.clock,
+            outcomes=gateway.metrics.outcomes,
+            calls=gateway.calls,
+            drain=partial(_drained_by_hand, gateway, signals),
+            drain_engine=gateway.drain_engine,
+            is_user_key=lambda key: gateway.pipeline.snapshot.tenants.has_key(key),
+            policy_status=PolicyStatus if file is None else lambda: file.status,
+            reload=None if file is None else file.reload_now,
+        )
         control = ControlPort(app, options.control)
         stack.push_async_callback(control.aclose)
         try:
-            await _listen(server, options)
+            await _listen(gateway.server, options)
             await control.start()
         except OSError as error:
             raise StartError(f"cannot listen: {error}") from error
-        telemetry.start()
-        await telemetry.first_contact()
+        gateway.telemetry.start()
+        await gateway.telemetry.first_contact()
         _freeze()
-        urls = [engine.url for engine in fleet]
-        options.announce(Running(server.addresses, control.address, urls, sorted(fleet.models)))
-
+        urls = [engine.url for engine in gateway.fleet]
+        options.announce(Running(gateway.server.addresses, control.address, urls, sorted(gateway.fleet.models)))
         await signals.first.wait()
-        dispatch.leaving = True
-        await signals.hurried(policy.timeouts.drain_grace)
-        # The server first: whoever is refused now is also told that the connection ends.
-        drained = asyncio.ensure_future(server.drain(policy.timeouts.drain))
-        dispatch.refuse_waiting()
-        hurried = asyncio.ensure_future(signals.second.wait())
-        await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        if not drained.done():
-            drained.cancel()
-            await server.drain(0.0)
+        await _drain(gateway, signals)
+
+
+def _drained_by_hand(gateway: Gateway, signals: Signals, wanted: bool) -> None:
+    """An operator's drain, which the end of the process overrules."""
+    gateway.dispatch.leaving = wanted or signals.first.is_set()
+
+
+async def _drain(gateway: Gateway, signals: Signals) -> None:
+    """From the first signal on: let in-flight answers finish, for as long as the policy or a second signal allows."""
+    dispatch, server, timeouts = gateway.dispatch, gateway.server, gateway.policy.timeouts
+    dispatch.leaving = True
+    await signals.hurried(timeouts.drain_grace)
+    # The server first: whoever is refused now is also told that the connection ends.
+    drained = asyncio.ensure_future(server.drain(timeouts.drain))
+    dispatch.refuse_waiting()
+    hurried = asyncio.ensure_future(signals.second.wait())
+    await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if not drained.done():
+        drained.cancel()
+        await server.drain(0.0)
+
+
+def _configuration(path: Path | None) -> tuple[PolicyFile | None, Configuration]:
+    """The policy file, to be watched, and what it says now. Raises StartError."""
+    if path is None:
+        return None, Configuration()
+    failures = (PolicyError, LoadError, ApplyError, OSError, ValueError)
+    file = PolicyFile(path, partial(load, path), _say, failures=failures)
+    try:
+        return file, file.first()
+    except OSError as error:
+        raise StartError(f"{error.filename}: {error.strerror}") from error
+    except (PolicyError, LoadError, ValueError) as error:
+        raise StartError(str(error)) from error
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Signals:
-    """SIGTERM and SIGINT as two events: the first asks for a drain, the second ends it."""
+    """SIGTERM and SIGINT as two events: the first asks for a drain, the second ends it. SIGHUP asks for a reload."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.first, self.second = asyncio.Event(), asyncio.Event()
         self._loop = loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._arrived)
+        self.on_hangup(lambda: None)  # without a policy file there is nothing to reload, and no reason to end either
+
+    def on_hangup(self, ask: Callable[[], None]) -> None:
+        self._loop.add_signal_handler(signal.SIGHUP, ask)
 
     def _arrived(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
@@ -200,7 +188,7 @@ class Signals:
             return
 
     def close(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.remove_signal_handler(number)
 
 
@@ -209,20 +197,6 @@ async def _embedded(embedded: Embedded, group: EmbeddedFleet) -> list[str]:
         return await embedded.start(group)
     except RuntimeError as error:
         raise StartError(str(error)) from error
-
-
-def engine_id(url: str) -> str:
-    """How metrics, logs and headers call an engine: its URL without the scheme."""
-    return url.partition("://")[2].rstrip("/")
-
-
-def _api_key(entry: EngineEntry) -> str | None:
-    if entry.api_key_file is None:
-        return None
-    try:
-        return Path(entry.api_key_file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"api_key_file of {entry.url}: {error}") from error
 
 
 def _call_log(where: str) -> CallLog | None:
@@ -263,35 +237,3 @@ def _freeze() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-
-
-def call_settings(policy: Policy) -> CallSettings:
-    """What the parser needs of the policy."""
-    names = list(policy.classes)
-    return CallSettings(
-        class_deadlines={name: traffic_class.deadline for name, traffic_class in policy.classes.items()},
-        default_class="default" if "default" in policy.classes else names[0],
-        service_tiers=dict(policy.service_tiers),
-        max_messages=policy.body.max_messages,
-        max_n=policy.body.max_n,
-        media=policy.body.media,
-        block=policy.routing.block,
-    )
-
-
-def server_settings(policy: Policy) -> ServerSettings:
-    """What the data port needs of the policy."""
-    return ServerSettings(
-        max_connections=policy.server.max_connections,
-        max_request_line=policy.server.max_request_line,
-        max_headers=policy.server.max_headers,
-        max_header_fields=policy.server.max_header_fields,
-        max_pipelined=policy.server.max_pipelined,
-        write_high_water=policy.server.write_high_water,
-        headers_timeout=policy.timeouts.headers,
-        body_timeout=policy.timeouts.body,
-        keep_alive=policy.timeouts.keep_alive,
-        max_body=policy.body.max,
-        write_stall=policy.timeouts.write_stall,
-        half_open_timeout=policy.timeouts.half_open,
-    )

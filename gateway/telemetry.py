@@ -13,13 +13,12 @@ busy to follow says nothing of the engine: an overloaded gateway must not take i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import httpx
 
 from gateway.core.fleet import Engine, Fleet
-from gateway.core.policy import FleetPolicy, Policy
+from gateway.core.policy import FleetPolicy
 from gateway.core.vllm import SampleError, models_from, sample_from
 
 MODELS_EVERY = 30.0  # seconds
@@ -30,44 +29,46 @@ BODY_LIMIT = 8 * 1024 * 1024  # bytes; vLLM's metrics are about 50 KiB, times da
 
 
 class Telemetry:
-    """All engines' watchers. `clock` gives monotonic seconds; `api_keys` maps an engine's id to its own key."""
+    """All engines' watchers. `on_change` is told of each engine there is news of; `clock` gives monotonic seconds."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        policy: Policy,
-        on_change: Callable[[], None],
-        clock: Callable[[], float],
-        api_keys: Mapping[str, str],
-    ) -> None:
-        self._watchers = [
-            Watcher(engine, fleet, policy.fleet, on_change, clock, api_keys.get(engine.id)) for engine in fleet
-        ]
-        self._tasks: list[asyncio.Task[None]] = []
+    def __init__(self, fleet: Fleet, on_change: Callable[[Engine], None], clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._on_change = on_change
+        self._clock = clock
+        self._watchers: dict[str, Watcher] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._started = False
+
+    def watch(self, engine: Engine, api_key: str | None) -> None:
+        """Watch an engine, with this key from now on; the intervals are those of its policy."""
+        watcher = self._watchers.get(engine.id)
+        if watcher is not None and watcher.api_key == api_key:
+            return
+        if watcher is not None:
+            self.forget(engine)
+        self._watchers[engine.id] = watcher = Watcher(engine, self._fleet, self._on_change, self._clock, api_key)
+        if self._started:
+            watcher.start(0.0)
+
+    def forget(self, engine: Engine) -> None:
+        """Watch it no longer."""
+        task = asyncio.get_running_loop().create_task(self._watchers.pop(engine.id).aclose())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def start(self) -> None:
         """Begin watching. Checks of different engines are spread over the interval."""
-        for index, watcher in enumerate(self._watchers):
-            share = index / len(self._watchers)
-            self._spawn(watcher.watch_health(share))
-            self._spawn(watcher.watch_metrics(share))
-
-    def _spawn(self, loop: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(loop)
-        task.add_done_callback(_report)
-        self._tasks.append(task)
+        self._started = True
+        for index, watcher in enumerate(self._watchers.values()):
+            watcher.start(index / len(self._watchers))
 
     async def first_contact(self) -> None:
         """Until every engine has been tried once; a few seconds at most, whatever state the fleet is in."""
-        for watcher in self._watchers:
+        for watcher in list(self._watchers.values()):
             await watcher.tried.wait()
 
     async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for watcher in self._watchers:
-            await watcher.aclose()
+        await asyncio.gather(*self._ending, *(watcher.aclose() for watcher in self._watchers.values()))
 
 
 def _report(task: asyncio.Task[None]) -> None:
@@ -84,23 +85,42 @@ class Watcher:
         self,
         engine: Engine,
         fleet: Fleet,
-        policy: FleetPolicy,
-        on_change: Callable[[], None],
+        on_change: Callable[[Engine], None],
         clock: Callable[[], float],
         api_key: str | None,
     ) -> None:
         self.engine = engine
+        self.api_key = api_key
         self.tried = asyncio.Event()
         self._fleet = fleet
-        self._policy = policy
         self._on_change = on_change
         self._clock = clock
-        self._client = _client(engine.url, api_key)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._opened: httpx.AsyncClient | None = None
         self._models_at = 0.0  # when the list of models was read last; matters only while the engine is up
 
+    def start(self, share: float) -> None:
+        """`share` of the interval passes before the second check, so that engines are not all asked at once."""
+        loop = asyncio.get_running_loop()
+        for watch in (self.watch_health(share), self.watch_metrics(share)):
+            task = loop.create_task(watch)
+            task.add_done_callback(_report)
+            self._tasks.append(task)
+
+    @property
+    def _client(self) -> httpx.AsyncClient:
+        """Made when it is needed: it takes milliseconds, and a simulation of a large fleet needs none."""
+        if self._opened is None:
+            self._opened = _client(self.engine.url, self.api_key)
+        return self._opened
+
+    @property
+    def _policy(self) -> FleetPolicy:
+        return self.engine.policy.fleet
+
     async def watch_health(self, share: float) -> None:
-        interval = self._policy.health
         while True:
+            interval = self._policy.health
             well = await self._check_health()
             if not self.tried.is_set():
                 await self._scrape()
@@ -128,7 +148,7 @@ class Watcher:
         if ok and (not engine.up or self._clock() - self._models_at >= MODELS_EVERY):
             ok = await self._ask_models() or engine.up
         self._fleet.health(engine, ok, self._clock())
-        self._on_change()
+        self._on_change(engine)
         return ok
 
     async def _ask_models(self) -> bool:
@@ -150,7 +170,7 @@ class Watcher:
         except SampleError:
             return  # the age of the last good one says it all
         self._fleet.sampled(self.engine, sample, self._clock())
-        self._on_change()
+        self._on_change(self.engine)
 
     async def _get(self, path: str, within: float, limit: int) -> bytes | None:
         """The body of a 200 of at most `limit` bytes, wholly here `within` seconds; else None."""
@@ -168,7 +188,11 @@ class Watcher:
         return bytes(body)
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._opened is not None:
+            await self._opened.aclose()
 
 
 def _client(url: str, api_key: str | None) -> httpx.AsyncClient:

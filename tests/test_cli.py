@@ -16,7 +16,8 @@ import pytest
 import gateway
 from gateway import cli
 from gateway.announce import announcement
-from gateway.core.policy import EngineEntry, Policy, decode
+from gateway.core.policy import EngineEntry
+from gateway.core.policy_file import decode
 from gateway.embedded import EmbeddedFleet
 from gateway.serve import Options, StartError
 
@@ -61,7 +62,9 @@ def test_version(ran: Ran) -> None:
     assert ran("--version") == (0, f"weir {gateway.__version__}\n", "")
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["serve", "--help"], ["check", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["serve", "--help"], ["check", "--help"], ["key", "--help"], ["key", "add", "--help"]]
+)
 def test_help_teaches_by_examples_that_parse(ran: Ran, argv: list[str]) -> None:
     status, out, err = ran(*argv)
     assert (status, err) == (0, "")
@@ -81,7 +84,7 @@ def test_nothing_is_listed_that_does_not_exist(ran: Ran) -> None:
 
 def test_the_defaults(ran: Ran) -> None:
     options = ran.served(*ENGINE)
-    assert options.policy == Policy()
+    assert options.policy is None
     assert options.engines == (EngineEntry(url="http://127.0.0.1:9"),)
     assert (options.embedded, options.listen, options.control) == ((), "127.0.0.1:8000", "127.0.0.1:8001")
     assert (options.tls_cert, options.tls_key, options.admin_token, options.log) == (None, None, None, "-")
@@ -96,7 +99,7 @@ def test_every_flag(ran: Ran, tmp_path: Path) -> None:
         *("--listen", "unix:/run/weir.sock", "--control", "0.0.0.0:8001", "--admin-token-file", str(token)),
         *("--tls-cert", "c.pem", "--tls-key", "k.pem", "--log", "none"),
     )
-    assert options.policy.fleet.poll == 0.25
+    assert options.policy == ROOT / "policies" / "demo.yaml"
     assert options.engines == (EngineEntry(url="unix:///run/a.sock"),)
     assert options.embedded == (EmbeddedFleet(), EmbeddedFleet(3), EmbeddedFleet(4, "a100-8b"))
     assert (options.listen, options.control, options.admin_token) == ("unix:/run/weir.sock", "0.0.0.0:8001", TOKEN)
@@ -108,17 +111,8 @@ def test_the_token_comes_from_the_environment_too(ran: Ran, monkeypatch: pytest.
     assert ran.served(*ENGINE, "--control", "[::]:8001").admin_token == TOKEN
 
 
-def test_key_files_are_named_from_the_policys_own_folder(ran: Ran, tmp_path: Path) -> None:
-    policy = tmp_path / "p.yaml"
-    policy.write_text(
-        "fleet: {engines: [{url: 'http://h:1', api_key_file: a.key}, {url: 'http://h:2', api_key_file: /k/b.key}]}"
-    )
-    entries = ran.served("--policy", str(policy)).policy.fleet.engines
-    assert [entry.api_key_file for entry in entries] == [str(tmp_path / "a.key"), "/k/b.key"]
-
-
 MISTAKES = [
-    ([], "the following arguments are required: serve | check"),
+    ([], "the following arguments are required: serve | check | key"),
     (["bench"], "invalid choice: 'bench'"),
     (["serve"], "no engine: give --engine URL, --engine sim, or fleet.engines in the policy"),
     (["serve", "--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -145,8 +139,14 @@ MISTAKES = [
     (["serve", *ENGINE, "--admin-token-file", "/dev/null"], "--admin-token-file /dev/null: a token is at least 16"),
     (["serve", "--policy", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
     (["serve", "--policy", "/"], "/: Is a directory"),
+    (["key"], "the following arguments are required: add | list | revoke"),
+    (["key", "add", "acme"], "the following arguments are required: --policy"),
+    (["key", "add", "--policy", "p.yaml"], "the following arguments are required: TENANT"),
+    (["key", "list", "--policy", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
     (["check"], "the following arguments are required: FILE"),
+    (["check", "--strict"], "the following arguments are required: FILE"),
     (["check", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
+    (["check", "p.yaml", "--explain", "acme", "batch"], "--explain: give TENANT CLASS MODEL, or nothing"),
 ]
 
 
@@ -185,7 +185,7 @@ def test_check_names_what_is_good_and_every_problem_of_what_is_not(ran: Ran, tmp
     assert status == 2
     assert out == f"{good}: ok\n"
     expected = bad.with_suffix(".txt").read_text().replace(bad.name, str(bad))
-    assert err == f"{expected}{port}: fleet.engines[0].url: 'http://h:99999': the port is a number from 1 to 65535\n"
+    assert err == f"{expected}{port}:1: fleet.engines[0].url: 'http://h:99999': the port is a number from 1 to 65535\n"
 
 
 def test_serve_tells_every_problem_of_its_policy(ran: Ran) -> None:
@@ -202,6 +202,55 @@ def test_check_explains_a_policy_in_full(ran: Ran) -> None:
     assert "first_byte: 20s" in out
     assert "kv_target: 80%" in out
     assert decode(out.encode()) == decode(file.read_bytes())
+    assert ran("check", str(file), "--explain") == (status, out, err)
+
+
+def test_check_explains_what_becomes_of_a_call(ran: Ran) -> None:
+    file = str(ROOT / "policies" / "multi-tenant.yaml")
+    status, out, err = ran("check", file, "--explain", "globex", "priority", "sim")
+    assert (status, err) == (0, "")
+    assert "class           default: clamped from interactive to the best_class of globex\n" in out
+    assert ran("check", file, "--explain", "globe", "-", "sim") == (
+        2,
+        "",
+        f"{file}: --explain: no tenant 'globe': there are acme, globex, shop, evals, anonymous "
+        "(did you mean globex?)\n",
+    )
+
+
+def test_check_warns_of_what_is_legal_but_unwise(ran: Ran, tmp_path: Path) -> None:
+    unwise = tmp_path / "unwise.yaml"
+    unwise.write_text("version: 1\nretries: {per_call: 0}\n")
+    warning = (
+        f"{unwise}:2: warning: retries.per_call: no call is ever tried again: clients see every restart of an engine\n"
+    )
+    assert ran("check", str(unwise)) == (0, f"{unwise}: ok\n", warning)
+    assert ran("check", "--strict", str(unwise)) == (2, f"{unwise}: ok\n", warning)
+    good = ROOT / "policies" / "demo.yaml"
+    assert ran("check", "--strict", str(good)) == (0, f"{good}: ok\n", "")
+    status, out, err = ran("check", str(unwise), "--explain", "anonymous", "batch", "m")
+    assert (status, out[:6], err) == (0, "tenant", warning)
+
+
+def test_check_prints_the_schema(ran: Ran) -> None:
+    assert ran("check", "--schema") == (0, (ROOT / "policies" / "schema.json").read_text(), "")
+
+
+def test_check_reads_the_keys_file_where_there_is_one(ran: Ran, tmp_path: Path) -> None:
+    policy, keys = tmp_path / "p.yaml", tmp_path / "keys"
+    policy.write_text("tenants: {acme: {}}\nkeys_file: keys\n")
+    note = f" (its keys_file {keys} does not exist yet: `gateway key add` makes it)"
+    assert ran("check", "--strict", str(policy)) == (0, f"{policy}: ok{note}\n", "")
+    keys.write_text(f"{'0' * 64} acme\n")
+    assert ran("check", str(policy)) == (0, f"{policy}: ok\n", "")
+    keys.write_text(f"{'0' * 64} acne\nnot-a-hash\n")
+    status, out, err = ran("check", str(policy))
+    assert (status, out) == (2, "")
+    assert err.startswith(f"{keys}:2: found 10 characters that are no such hash")
+    keys.write_text(f"{'0' * 64} acne\n")
+    status, out, err = ran("check", str(policy))
+    assert (status, out) == (2, "")
+    assert "the tenant acne, expected a tenant of the policy (did you mean acme?)" in err
 
 
 def test_the_announcement_has_commands_for_what_listens() -> None:

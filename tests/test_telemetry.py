@@ -89,13 +89,15 @@ class Scene:
         self.changes = 0
         self._changed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self.telemetry = Telemetry(self.fleet, policy, self._on_change, loop.time, keys or {})
+        self.telemetry = Telemetry(self.fleet, self._on_change, loop.time)
+        for engine in self.fleet:
+            self.telemetry.watch(engine, (keys or {}).get(engine.id))
         self.telemetry.start()
 
     def __getitem__(self, id: str) -> Engine:
         return self.fleet.engines[id]
 
-    def _on_change(self) -> None:
+    def _on_change(self, _: Engine) -> None:
         self.changes += 1
         self._changed.set()
 
@@ -269,7 +271,7 @@ def test_a_check_that_we_were_too_busy_to_follow_counts_for_nothing() -> None:
         times = iter([10.0, 11.0, 20.0, 20.25])
         fleet = Fleet()
         fleet.add(Engine("e0", engine.url, FAST))
-        watcher = Watcher(fleet.engines["e0"], fleet, FAST.fleet, lambda: None, lambda: next(times), None)
+        watcher = Watcher(fleet.engines["e0"], fleet, lambda _: None, lambda: next(times), None)
         engine.answers["/health"] = (503, b"")
         await watcher._check_health()  # by the clock it took 1 s of the 0.25 s allowed
         assert fleet.engines["e0"].misses == 0
@@ -324,10 +326,11 @@ def test_a_watcher_that_dies_is_reported() -> None:
         fleet = Fleet()
         fleet.add(Engine("e0", engine.url, FAST))
 
-        def broken() -> None:
+        def broken(_: Engine) -> None:
             raise ZeroDivisionError
 
-        telemetry = Telemetry(fleet, FAST, broken, asyncio.get_running_loop().time, {})
+        telemetry = Telemetry(fleet, broken, asyncio.get_running_loop().time)
+        telemetry.watch(fleet.engines["e0"], None)
         telemetry.start()
         context = await asyncio.wait_for(reported, WITHIN)
         assert isinstance(context["exception"], ZeroDivisionError)

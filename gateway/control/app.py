@@ -1,14 +1,19 @@
-"""The control port: /livez, /readyz, /metrics, /fleet. Read-only, and nothing a client of the data port needs.
+"""The control port: what an operator and an upper tier may see and do, and nothing a client of the data port needs.
 
-Where there is an admin token every path demands it, as `Authorization: Bearer TOKEN`; load balancers that cannot hold
-a secret ask the data port's /health instead. Dependencies are arguments; nothing hangs on the app object.
+    GET /livez /readyz /metrics        for whoever watches the process
+    GET /fleet /calls /summary         what is known, promised, waiting and running
+    GET /policy, POST /policy/reload   the active policy, and reading its file again now
+    GET, POST, DELETE /drain           whether balancers are told to go elsewhere
+    GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
+    GET /                              all of it for a person to look at
+
+Who may ask is `guard.py`'s to say. Dependencies are arguments; nothing hangs on the app object.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,15 +22,19 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway import __version__
+from gateway.control.calls import CallView, calls_view, problem
+from gateway.control.guard import JSON, Guard, error
+from gateway.control.page import dashboard
+from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.view import fleet_view
-from gateway.core.fleet import Fleet
-from gateway.core.outcome import error_body
+from gateway.core.fleet import Engine, Fleet
+from gateway.core.policy_status import PolicyStatus
 from gateway.dispatch import Dispatch
 
-JSON = "application/json"
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+SWITCH = ("GET", "POST", "DELETE")
 
 
 def control_app(
@@ -34,58 +43,184 @@ def control_app(
     exposition: Callable[[], bytes],
     admin_token: str | None,
     clock: Callable[[], float],
+    *,
+    outcomes: Callable[[], Mapping[str, int]] = dict,
+    calls: Callable[[], Iterable[CallView]] = tuple,
+    policy_status: Callable[[], PolicyStatus] = PolicyStatus,
+    reload: Callable[[], Awaitable[PolicyStatus]] | None = None,
+    drain: Callable[[bool], None] | None = None,
+    drain_engine: Callable[[Engine, bool], None] | None = None,
+    is_user_key: Callable[[str], bool] = lambda _: False,
 ) -> Starlette:
-    """The application. `exposition` gives the Prometheus text, `clock` monotonic seconds; no token, no door."""
+    """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 
-    async def livez(_: Request) -> Response:
-        return Response(b"ok\n", media_type="text/plain")
+    `exposition` gives the Prometheus text, `outcomes` the calls ended so far by outcome, `calls` those that have not.
+    `reload` reads the policy file again, None: there is none. `drain` and `drain_engine` turn it on or off; what they
+    leave as it was they refuse. `is_user_key` knows the data port's keys.
+    """
+    control = Control(fleet, dispatch, exposition, clock, outcomes, calls, policy_status, reload, drain, drain_engine)
+    app = Starlette(
+        routes=[
+            Route("/", control.page),
+            Route("/livez", control.livez),
+            Route("/readyz", control.readyz),
+            Route("/metrics", control.metrics),
+            Route("/fleet", control.fleet),
+            Route("/calls", control.calls),
+            Route("/summary", control.summary),
+            Route("/policy", control.policy),
+            Route("/policy/reload", control.reload, methods=["POST"]),
+            Route("/drain", control.drain, methods=SWITCH),
+            Route("/engines/{id:path}/drain", control.drain_engine, methods=SWITCH),
+        ],
+        middleware=[Middleware(Guard, admin_token, is_user_key)],
+        exception_handlers={HTTPException: _not_here},
+    )
+    app.router.redirect_slashes = False  # the address it would name is the client's own word
+    return app
 
-    async def readyz(_: Request) -> Response:
-        if dispatch.leaving:
-            return Response(b"shutting down\n", 503, media_type="text/plain")
-        up = sum(engine.up for engine in fleet)
+
+class Control:
+    """The answers, one method a route."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatch: Dispatch,
+        exposition: Callable[[], bytes],
+        clock: Callable[[], float],
+        outcomes: Callable[[], Mapping[str, int]],
+        calls: Callable[[], Iterable[CallView]],
+        policy_status: Callable[[], PolicyStatus],
+        reload: Callable[[], Awaitable[PolicyStatus]] | None,
+        drain: Callable[[bool], None] | None,
+        drain_engine: Callable[[Engine, bool], None] | None,
+    ) -> None:
+        self._fleet = fleet
+        self._dispatch = dispatch
+        self._exposition = exposition
+        self._clock = clock
+        self._outcomes = outcomes
+        self._calls = calls
+        self._policy_status = policy_status
+        self._reload = reload
+        self._drain = drain or self._leave
+        self._drain_engine = drain_engine or self._leave_engine
+        self._by_hand = False  # the drain is an operator's and not the end of the process
+        self._page = dashboard()
+
+    async def page(self, _: Request) -> Response:
+        headers = {"content-security-policy": self._page.policy, "x-frame-options": "DENY"}
+        return Response(self._page.body, headers=headers, media_type="text/html")
+
+    # -- for whoever watches the process ------------------------------------------------------------------------
+
+    async def livez(self, _: Request) -> Response:
+        return _text("ok")
+
+    async def readyz(self, _: Request) -> Response:
+        if self._dispatch.leaving:
+            by_hand = self._by_hand and not self._dispatch.draining
+            return _text("drained by an operator" if by_hand else "shutting down", 503)
+        up = sum(engine.up for engine in self._fleet)
         if not up:
-            return Response(b"no engine is up\n", 503, media_type="text/plain")
-        return Response(f"ok, {up} of {len(fleet.engines)} engines are up\n", media_type="text/plain")
+            return _text("no engine is up", 503)
+        return _text(f"ok, {up} of {len(self._fleet.engines)} engines are up")
 
-    async def metrics(_: Request) -> Response:
-        return Response(exposition(), media_type=None, headers={"content-type": EXPOSITION})
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._exposition(), media_type=None, headers={"content-type": EXPOSITION})
 
-    async def fleet_json(_: Request) -> Response:
-        return Response(msgspec.json.encode(fleet_view(fleet, dispatch, clock())), media_type=JSON)
+    # -- what there is to see -----------------------------------------------------------------------------------
 
-    routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics), Route("/fleet", fleet_json)]
-    middleware = [] if admin_token is None else [Middleware(Guard, admin_token)]
-    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _not_here})
+    async def fleet(self, _: Request) -> Response:
+        return _json(fleet_view(self._fleet, self._dispatch, self._clock()))
+
+    async def calls(self, request: Request) -> Response:
+        query = request.query_params
+        wrong = problem(query)
+        return _json(calls_view(self._calls(), query)) if wrong is None else error(400, "bad_filter", wrong)
+
+    async def summary(self, _: Request) -> Response:
+        """What the dashboard needs beside /fleet; `at_s` is monotonic, to make rates of `outcomes`."""
+        return _json({
+            "gateway": __version__,
+            "at_s": round(self._clock(), 3),
+            "outcomes": self._outcomes(),
+            "policy": self._policy_status(),
+        })  # fmt: skip
+
+    async def policy(self, request: Request) -> Response:
+        policy, status = self._dispatch.policy, self._policy_status()
+        match request.query_params.get("format", "yaml"):
+            case "yaml":
+                return Response(policy_yaml(policy, status), media_type="application/yaml")
+            case "json":
+                return _json(policy_json(policy, status))
+            case _:
+                return error(400, "bad_format", "format is yaml or json.")
+
+    # -- what there is to do ------------------------------------------------------------------------------------
+
+    async def reload(self, _: Request) -> Response:
+        if self._reload is None:
+            message = "This gateway was started without --policy: there is no file to read again."
+            return error(409, "no_policy_file", message)
+        status = await self._reload()
+        if status.error is not None:
+            message = f"Nothing has changed: the policy file cannot be used.\n{status.error}"
+            return error(422, "bad_policy", message)
+        return _json(status)
+
+    async def drain(self, request: Request) -> Response:
+        if request.method in {"POST", "DELETE"}:
+            wanted = request.method == "POST"
+            self._drain(wanted)
+            if self._dispatch.leaving is not wanted:
+                return error(409, "shutting_down", "This gateway is shutting down, and cannot be called back.")
+            self._by_hand = wanted
+        dispatch = self._dispatch
+        return _json({
+            "draining": dispatch.leaving,
+            "running_calls": sum(dispatch.running.values()),
+            "queued_calls": sum(map(len, dispatch.queues.values())),
+            "draining_engines": [engine.id for engine in self._fleet if engine.draining],
+        })  # fmt: skip
+
+    async def drain_engine(self, request: Request) -> Response:
+        engine = self._fleet.engines.get(request.path_params["id"])
+        if engine is None:
+            return error(404, "engine_not_found", "There is no engine of that id. GET /fleet lists those there are.")
+        if request.method in {"POST", "DELETE"}:
+            wanted = request.method == "POST"
+            self._drain_engine(engine, wanted)
+            if engine.draining is not wanted:
+                return error(409, "engine_retired", "The policy has no such engine any more: it only ends its calls.")
+        return _json({"engine": engine.id, "draining": engine.draining, "in_flight": engine.in_flight})
+
+    def _leave(self, wanted: bool) -> None:
+        self._dispatch.leaving = wanted or self._dispatch.draining
+
+    def _leave_engine(self, engine: Engine, wanted: bool) -> None:
+        engine.draining = wanted
+        self._dispatch.changed(engine)
 
 
-async def _not_here(_: Request, error: Exception) -> Response:
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type=JSON)
+
+
+def _text(line: str, status: int = 200) -> Response:
+    return Response(f"{line}\n", status, media_type="text/plain")
+
+
+async def _not_here(_: Request, exception: Exception) -> Response:
     """404 and 405 in the words of every other error of ours."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    message = "The control port answers GET /livez, /readyz, /metrics and /fleet."
-    headers = {"allow": "GET, HEAD"} if status == 405 else None
-    return Response(error_body(message, "invalid_request_error", "not_found"), status, headers, JSON)
-
-
-class Guard:
-    """Lets through what carries the token; compares digests, so time tells neither its content nor its length."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._wanted = hashlib.sha256(token.encode()).digest()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._allowed(scope):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            message = "The control port wants the admin token: Authorization: Bearer TOKEN."
-            body = error_body(message, "authentication_error", "invalid_api_key")
-            await Response(body, 401, {"www-authenticate": "Bearer"}, JSON)(scope, receive, send)
-
-    def _allowed(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        matches = hmac.compare_digest(hashlib.sha256(token).digest(), self._wanted)
-        return matches and scheme.lower() == b"bearer"
+    status = exception.status_code if isinstance(exception, HTTPException) else 500
+    if status == 405 and isinstance(exception, HTTPException) and exception.headers:
+        methods = ", ".join(sorted(exception.headers["Allow"].split(", ")))
+        return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
+    message = (
+        "The control port answers GET /, /livez, /readyz, /metrics, /fleet, /calls, /summary, /policy; "
+        "POST /policy/reload; GET, POST and DELETE /drain and /engines/{id}/drain."
+    )
+    return error(status, "not_found", message)

@@ -33,10 +33,15 @@ def split_address(listen: str) -> tuple[str, int]:
 def is_loopback(listen: str) -> bool:
     """Whether only this machine can reach the address. A name other than localhost may be anything."""
     host, _ = split_address(listen)
+    return is_loopback_name(host)
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a host, as an address or by name and without a port, is certainly this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"
 
 
 class ControlPort:

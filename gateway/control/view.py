@@ -1,30 +1,46 @@
 """The fleet as JSON: what /fleet answers. A snapshot of the core's own numbers, read in one synchronous step.
 
 Tokens are KV-cache tokens, ages and waits seconds, rates tokens per second. An upper tier (a load balancer, another
-gateway) routes by `models`: what is spare, what waits, and for how long.
+gateway) routes by `models`: what is spare, what waits, for how long, and how soon a call would be answered. Looking
+changes nothing: no breaker is asked whether it lets a call through, for that may move it.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from gateway.core.breaker import BreakerState
+from gateway.core.call import ROUTES, Call
+from gateway.core.choice import predicted_ttft
 from gateway.core.fleet import Engine, Fleet
+from gateway.core.mode import Mode
 from gateway.dispatch import Dispatch
+
+# The call for which predictions are made.
+PROMPT = 500  # tokens
+COST = 2 * PROMPT  # KV tokens, with as many of output
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine. What only a sample tells is null until there is one; `sample_age_s` says how old it is."""
+    """One engine. What only a sample tells is null until there is one; `sample_age_s` says how old it is.
+
+    `trim`: the budget over capacity x target, learned. `tpot_s`: seconds per output token, learned.
+    """
 
     id: str
     url: str
     up: bool
+    draining: bool
+    breaker: str
     models: list[str]
     capacity_tokens: int
     budget_tokens: int
     held_tokens: int
+    trim: float
     in_flight: int
     slots: int
     prefill_rate: float
+    tpot_s: float
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
@@ -32,15 +48,24 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """One model over the engines that serve it and are up. `wait_s`: until what waits now has been served."""
+    """One model over `engines`: those that serve it and may be given calls.
+
+    For a call of 500 prompt tokens and as many of output: `predicted_ttft_s` once it is sent, null where there is no
+    engine; `headroom_calls`, how many could be sent now. `wait_s`: until all that waits now has been served;
+    `wait_s_by_class`: until a newcomer of that class is sent.
+    """
 
     id: str
     max_model_len: int | None
+    mode: str
     engines: list[str]
+    predicted_ttft_s: float | None
+    headroom_calls: int
     spare_tokens: int
     queued_calls: int
     queued_tokens: int
     wait_s: float
+    wait_s_by_class: dict[str, float]
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +88,7 @@ def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
     return FleetView(
         draining=dispatch.leaving,
         engines=[_engine(engine, now) for engine in fleet],
-        models=[_model(id, card.max_model_len, fleet, dispatch) for id, card in sorted(fleet.models.items())],
+        models=[_model(id, card.max_model_len, fleet, dispatch, now) for id, card in sorted(fleet.models.items())],
         queues=[
             QueueView(model=model, class_name=name, calls=queues.length(name), tokens=queues.tokens(name))
             for model, queues in sorted(dispatch.queues.items())
@@ -78,13 +103,17 @@ def _engine(engine: Engine, now: float) -> EngineView:
         id=engine.id,
         url=engine.url,
         up=engine.up,
+        draining=engine.draining,
+        breaker=engine.breaker.state.value,
         models=sorted(engine.models),
         capacity_tokens=engine.capacity,
         budget_tokens=engine.budget,
         held_tokens=engine.held,
+        trim=round(engine.trim, 3),
         in_flight=engine.in_flight,
         slots=engine.slots,
         prefill_rate=round(engine.prefill_rate, 1),
+        tpot_s=round(engine.tpot, 5),
     )
     sample = engine.sample
     if sample is None:
@@ -98,15 +127,59 @@ def _engine(engine: Engine, now: float) -> EngineView:
     )
 
 
-def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch) -> ModelView:
+def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, now: float) -> ModelView:
     engines = [engine for engine in fleet.serving(id) if engine.up and not engine.draining]
-    queues = dispatch.queues.get(id)
+    engines = [engine for engine in engines if engine.breaker.state is not BreakerState.OPEN]
+    slow_start = dispatch.policy.routing.slow_start
+    queues, pressure = dispatch.queues.get(id), dispatch.pressure.get(id)
     return ModelView(
         id=id,
         max_model_len=context,
+        mode=str(Mode.NORMAL if pressure is None else pressure.mode),
         engines=[engine.id for engine in engines],
+        predicted_ttft_s=min(
+            (round(predicted_ttft(engine, PROMPT, now, slow_start), 3) for engine in engines), default=None
+        ),
+        headroom_calls=sum(
+            max(0, min(engine.slots - engine.in_flight, (engine.budget - engine.load) // COST)) for engine in engines
+        ),
         spare_tokens=sum(max(0, engine.budget - engine.load) for engine in engines),
         queued_calls=len(queues) if queues is not None else 0,
         queued_tokens=queues.total_tokens if queues is not None else 0,
-        wait_s=round(dispatch.wait_estimate(queues), 3) if queues else 0.0,
+        wait_s=round(dispatch.wait_estimate(id), 3) if queues else 0.0,
+        wait_s_by_class={name: _wait(id, name, dispatch, now) for name in dispatch.policy.classes},
+    )
+
+
+def _wait(model: str, class_name: str, dispatch: Dispatch, now: float) -> float:
+    """Seconds until a newcomer of a tenant that has nothing waiting is sent; 0 as long as no rate is known."""
+    queues = dispatch.queues.get(model)
+    if not queues:
+        return 0.0
+    return round(dispatch.pressure[model].wait(queues, _newcomer(model, class_name, dispatch, now), now), 3)
+
+
+def _newcomer(model: str, class_name: str, dispatch: Dispatch, now: float) -> Call:
+    return Call(
+        request_id="",
+        route=ROUTES[b"/v1/chat/completions"],
+        model=model,
+        tenant="",
+        class_name=class_name,
+        arrived=now,
+        deadline=now + dispatch.policy.classes[class_name].deadline,
+        stream=True,
+        wants_usage=False,
+        max_tokens=None,
+        n=1,
+        ascii_bytes=0,
+        cjk_bytes=0,
+        other_bytes=0,
+        media=0,
+        messages=1,
+        prefix=(),
+        session=0,
+        body=b"",
+        prompt_tokens=PROMPT,
+        output_tokens=COST - PROMPT,
     )

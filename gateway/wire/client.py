@@ -26,17 +26,22 @@ class Client:
     def __init__(
         self, origin: Origin, settings: ClientSettings, *, ssl: tls.SSLContext | None = None, api_key: str | None = None
     ) -> None:
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise ValueError("an engine's API key is printable ASCII")
         self.origin = origin
-        self.settings = settings
         self.active = 0
         self._ssl = (ssl or tls.create_default_context()) if origin.tls else None
         self._pool: deque[Connection] = deque()
-        key = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
-        self._static = b" HTTP/1.1\r\nhost: %b\r\n%b" % (origin.authority.encode(), key)
+        self._unanswered: set[Connection] = set()
         self._base = origin.base_path.encode()
         self._closed = False
+        self.go_by(settings, api_key)
+
+    def go_by(self, settings: ClientSettings, api_key: str | None) -> None:
+        """What connections and requests go by from now on. Raises ValueError for a key that is not printable ASCII."""
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("an engine's API key is printable ASCII")
+        self.settings = settings
+        key = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
+        self._static = b" HTTP/1.1\r\nhost: %b\r\n%b" % (self.origin.authority.encode(), key)
 
     def __repr__(self) -> str:
         return f"<Client {self.origin.url} {self.active} active {self.idle} idle>"
@@ -66,7 +71,11 @@ class Client:
             try:
                 if connection is None:
                     connection = await self._connect(deadline)
-                await connection.exchange(message, head, body, deadline)
+                self._unanswered.add(connection)
+                try:
+                    await connection.exchange(message, head, body, deadline)
+                finally:
+                    self._unanswered.discard(connection)
             except EngineError as error:
                 self.active -= 1
                 if reused and error.before_bytes and error.kind == "reset":
@@ -120,10 +129,20 @@ class Client:
         with contextlib.suppress(ValueError):
             self._pool.remove(connection)
 
-    async def aclose(self) -> None:
+    def abandon(self) -> None:
+        """The engine is taken for dead: what it has not begun to answer fails now, and the idle connections close."""
+        self._drop_pool()
+        for connection in list(self._unanswered):
+            connection.give_up("the engine no longer answers its health checks")
+
+    def close(self) -> None:
         """Close the idle connections; those with an answer under way close when it ends."""
         self._closed = True
         self._drop_pool()
+
+    async def aclose(self) -> None:
+        """`close`, for those who close many things alike."""
+        self.close()
 
 
 class Reply:

@@ -35,6 +35,15 @@ class Server:
         return f"<Server {' '.join(self.addresses)} {state} {self.connections} connections>"
 
     @property
+    def settings(self) -> ServerSettings:
+        return self._shared.settings
+
+    @settings.setter
+    def settings(self, settings: ServerSettings) -> None:
+        """For connections that come from now on and, where they look at them again, for those that are there."""
+        self._shared.settings = settings
+
+    @property
     def connections(self) -> int:
         """Open connections, those being refused or closed included."""
         return len(self._shared.open)

@@ -130,6 +130,10 @@ class Connection(asyncio.Protocol):
             self.let_go()
             done(error)
 
+    def give_up(self, message: str) -> None:
+        """The exchange fails as if the engine had closed the connection."""
+        self._fail("reset", message)
+
     # -- asyncio's side -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

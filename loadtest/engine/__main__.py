@@ -59,6 +59,11 @@ def arguments() -> argparse.ArgumentParser:
     vllm.add_argument("--enable-prompt-tokens-details", action="store_true", help="tell cached tokens in usage")
     vllm.add_argument("--api-key", metavar="KEY", help="guards /v1 only, as vLLM's does")
     vllm.add_argument("--metrics-version", default="0.32", choices=get_args(Version), help="names in /metrics (0.32)")
+    vllm.add_argument(
+        "--kv-events",
+        metavar="ENDPOINT",
+        help="publish what becomes of cached blocks, by ZeroMQ, on tcp://127.0.0.1:PORT or ipc://PATH",
+    )
     parser.add_argument("--die-with-parent", action="store_true", help="exit when standard input ends")
     return parser
 
@@ -91,6 +96,7 @@ def main(argv: list[str] | None = None) -> int:
             api_key=given.api_key,
             metrics_version=given.metrics_version,
             prompt_details=given.enable_prompt_tokens_details,
+            kv_events=given.kv_events,
         )
         uvloop.run(_run(config, die_with_parent=given.die_with_parent))
     except (ValueError, OSError) as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence as Hashes
 
+from loadtest.engine.cache_log import CacheLog
 from loadtest.engine.sequence import Sequence
 
 
@@ -32,6 +33,7 @@ class Blocks:
         self.busy: set[int] = set()  # cached, and referred to
         self.extra: dict[int, int] = {}  # of the busy: references beyond the first
         self.idle: OrderedDict[int, None] = OrderedDict()  # cached, nobody refers to it; oldest release first
+        self.log: CacheLog | None = None  # is told what becomes cached and what is no longer, where somebody listens
 
     def __repr__(self) -> str:
         return f"<Blocks {self.used} used, {self.free} free, {len(self.idle)} idle of {self.usable}>"
@@ -82,8 +84,11 @@ class Blocks:
         self.free -= count
         if self.free < 0:
             evict = self.idle.popitem
-            for _ in range(-self.free):
-                evict(False)
+            if self.log is not None:
+                self.log.removed([evict(False)[0] for _ in range(-self.free)])
+            else:
+                for _ in range(-self.free):
+                    evict(False)
             self.free = 0
 
     def publish(self, sequence: Sequence, computed: int) -> None:
@@ -97,6 +102,9 @@ class Blocks:
             new = [block for block in new if block not in self.busy and block not in self.idle]
         self.busy.update(new)
         sequence.held += new
+        if self.log is not None and new:
+            first = sequence.hashes.index(new[0], done)
+            self.log.stored(sequence.hashes[first - 1] if first else None, new)
 
     def give_back(self, sequence: Sequence, count: int) -> None:
         """Take back all `count` blocks of the sequence; cached ones nobody else refers to become idle, tail first."""
@@ -115,6 +123,8 @@ class Blocks:
             return False
         self.free = self.usable
         self.idle.clear()
+        if self.log is not None:
+            self.log.cleared()
         return True
 
     def _still_held(self, block: int) -> bool:

@@ -11,7 +11,8 @@ from loadtest.engine.scheduler import Policy
 
 
 class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`speed` 2.0: everything takes half the time. `port` 0: any free one; `uds`: a unix socket instead."""
+    """`speed` 2.0: everything takes half the time. `port` 0: any free one; `uds`: a unix socket instead. `kv_events`: a
+    ZeroMQ endpoint on which the cache's events are published."""
 
     engine: EngineConfig
     models: tuple[str, ...]
@@ -21,6 +22,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     metrics_version: Version = "0.32"
     prompt_details: bool = False
+    kv_events: str | None = None
 
 
 def sim_config(
@@ -40,6 +42,7 @@ def sim_config(
     api_key: str | None = None,
     metrics_version: Version = "0.32",
     prompt_details: bool = False,
+    kv_events: str | None = None,
 ) -> SimConfig:
     """The profile's limits where none are given; the model is called `sim` where it has no name.
 
@@ -71,4 +74,5 @@ def sim_config(
         api_key=api_key,
         metrics_version=metrics_version,
         prompt_details=prompt_details,
+        kv_events=kv_events,
     )

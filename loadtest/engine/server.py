@@ -13,6 +13,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from loadtest.engine.checks import BROKEN, DEAD, ApiError
 from loadtest.engine.config import SimConfig
@@ -22,6 +23,9 @@ from loadtest.engine.generate import Choice, Gathered, Generation
 from loadtest.engine.http import Connection
 from loadtest.engine.routes import Routes
 from loadtest.engine.sequence import Sequence, State
+
+if TYPE_CHECKING:
+    from loadtest.engine.publisher import Publisher
 
 BACKLOG = 4096
 CATCH_UP = 0.05  # seconds behind the model's clock that later steps may make good; the rest is forgotten
@@ -46,6 +50,7 @@ class SimServer:
         self._address: tuple[str, int] = ("127.0.0.1", config.port)
         self._when_idle: list[Callable[[], None]] = []
         self._late: list[tuple[Sequence, float]] = []
+        self._publisher: Publisher | None = None
 
     def __repr__(self) -> str:
         return f"<SimServer {self.url} {self.engine!r}>"
@@ -60,8 +65,11 @@ class SimServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen. Raises OSError where the address is taken."""
+        """Listen. Raises OSError where the address is taken, ValueError where events need a library that is absent."""
         self._loop = asyncio.get_running_loop()
+        if self.config.kv_events is not None:
+            self._publisher = _publisher(self.config.kv_events)
+            self.engine.scheduler.blocks.log = self._publisher.log
         await self._listen()
         self.url = f"unix://{self.config.uds}" if self.config.uds else f"http://127.0.0.1:{self._address[1]}"
 
@@ -76,6 +84,8 @@ class SimServer:
             connection.transport.abort()
         if self._timer is not None:
             self._timer.cancel()
+        if self._publisher is not None:
+            self._publisher.close()
         await asyncio.sleep(0)
 
     def close_listener(self, seconds: float) -> None:
@@ -115,6 +125,9 @@ class SimServer:
         elif self.dead and not faults.out_of_memory:
             self.dead = False
             self.engine = Engine(self.config.engine)
+            if self._publisher is not None:
+                self._publisher.restart()
+                self.engine.scheduler.blocks.log = self._publisher.log
         if faults.close_listener and faults.close_listener != before.close_listener:
             self.close_listener(faults.close_listener)
         self.work()
@@ -174,6 +187,8 @@ class SimServer:
             return
         now = self._loop.time()
         result = self.engine.step(now)
+        if self._publisher is not None:
+            self._publisher.publish()  # with the step, as vLLM does: what a reset clears is told with the next one
         wrote = self.engine.scheduler.decoding()
         self._due = max(self._due, now - CATCH_UP) + result.duration * self.faults.slow / self.config.speed
         self._timer = self._loop.call_at(self._due, self._hand_out, wrote, result)
@@ -203,3 +218,11 @@ class SimServer:
             for choice in answer.choices:
                 self.engine.abort(choice.sequence)
             answer.failed(ApiError(500, DEAD, type=BROKEN))
+
+
+def _publisher(endpoint: str) -> Publisher:
+    try:
+        from loadtest.engine.publisher import Publisher  # noqa: PLC0415 # pyzmq is there only where events are wanted
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--kv-events needs {error.name}: pip install 'weir[kv-events]'") from error
+    return Publisher(endpoint)

@@ -179,7 +179,7 @@ def test_a_full_queue_refuses_the_newcomer_with_the_time_it_takes_to_drain() -> 
         with pytest.raises(Refused) as refused:
             await world.use(world.call(800, "default"), 1.0)
         assert refused.value.outcome is Outcome.QUEUE_FULL
-        assert refused.value.retry_after == pytest.approx(4 * 800 / (800 / 2.5)), "queued over drained per second"
+        assert refused.value.retry_after == pytest.approx(4 * 800 / (800 / 2.0)), "queued over drained per second"
         await asyncio.gather(*tasks)
 
     virtual(scenario)

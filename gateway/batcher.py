@@ -1,0 +1,292 @@
+"""Micro-batching: `answer(piece)` waits a few milliseconds for calls that one request to an engine can answer too.
+
+A call goes at once and by itself while few others come, when it has little time, or when it is a batch already. Else
+it joins the open batch of its key, which leaves when the window of its first call is over or it is full. From then on
+the batch's task owns the request; callers only wait for their part. A caller that leaves takes its call out of a batch
+that waits; one that has been sent goes on while anybody still wants it.
+
+One bad input fails nobody else: where the engine refuses a merged call, each of its calls goes again by itself.
+Nothing here is awaited between a look and the change that follows from it, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+
+import msgspec
+
+from gateway.core.call import Call
+from gateway.core.merging import Pace, Piece, SplitError, merge, piece_of, rule_of, split
+from gateway.core.outcome import Outcome, Refused
+from gateway.core.policy_traffic import Batching, Merge
+from gateway.core.usage import JSONUsage
+
+HURRY = 10.0  # a call with less time than this many windows does not wait: nobody is late for a tenth of his time
+AGAIN_AT_ONCE = 8  # calls of one refused batch that are with engines at the same time
+KEPT = 2.0  # seconds a key's pace is remembered, longer than any window: a policy's is 1 s at most
+REASONS = ("alone", "window", "items", "tokens")
+
+
+class Exchanged(msgspec.Struct, kw_only=True, gc=False):
+    """What a request to an engine came to, whatever its status. `granted`, `first_byte`: monotonic seconds."""
+
+    status: int
+    body: bytes
+    engine: str
+    content_type: bytes = b"application/json"
+    attempts: int = 1
+    granted: float = 0.0
+    first_byte: float = 0.0
+
+
+class Part(msgspec.Struct, kw_only=True, gc=False):
+    """One call's own answer. `calls`: how many shared the request; `prompt_tokens`: its share, None: not told."""
+
+    exchanged: Exchanged
+    body: bytes
+    prompt_tokens: int | None
+    calls: int = 1
+
+
+class _Line:
+    """What is known of one key: how fast its calls come, and the batch that is open for them."""
+
+    __slots__ = ("batch", "pace")
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+        self.batch: _Batch | None = None
+
+
+class _Place:
+    """One caller's place in a batch. `part` None: the merged call was refused, go by yourself."""
+
+    __slots__ = ("batch", "part", "piece")
+
+    def __init__(self, batch: _Batch, piece: Piece) -> None:
+        self.batch = batch
+        self.piece = piece
+        self.part: asyncio.Future[Part | None] = asyncio.get_running_loop().create_future()
+
+
+class _Batch:
+    """Calls that wait to be sent (`timer`), or have been (`sent`)."""
+
+    __slots__ = ("again", "items", "line", "places", "sent", "task", "timer", "tokens")
+
+    def __init__(self, line: _Line, wait: float, send: Callable[[_Batch, str], None]) -> None:
+        self.line = line
+        self.timer = asyncio.get_running_loop().call_later(wait, send, self, "window")
+        self.places: list[_Place] = []
+        self.items = 0
+        self.tokens = 0
+        self.sent = False
+        self.task: asyncio.Task[None] | None = None
+        self.again = asyncio.Semaphore(AGAIN_AT_ONCE)
+
+    def full(self, rule: Merge, items: int, tokens: int) -> str:
+        """Which limit leaves no room for so many more; empty: none does."""
+        if self.items + items > rule.max_items:
+            return "items"
+        return "tokens" if self.tokens + tokens > rule.max_tokens else ""
+
+    def add(self, piece: Piece) -> _Place:
+        place = _Place(self, piece)
+        self.places.append(place)
+        self.items += piece.items
+        self.tokens += piece.call.prompt_tokens
+        return place
+
+    def remove(self, place: _Place) -> None:
+        self.places.remove(place)
+        self.items -= place.piece.items
+        self.tokens -= place.piece.call.prompt_tokens
+
+
+class Batcher:
+    """Merges calls as the policy says. `exchange` sends one call, admitted like any other, and gives its whole answer;
+    it raises Refused. `shrink` scales the windows of a model, 0..1; 0: nothing is merged.
+
+    `batches` counts requests by what sent them off, `merged` calls answered by a shared request, `again` calls that
+    were sent once more by themselves. `tasks` are the requests under way for merged calls.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[[], Batching],
+        exchange: Callable[[Call], Awaitable[Exchanged]],
+        clock: Callable[[], float],
+        shrink: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
+        self._policy = policy
+        self._exchange = exchange
+        self._clock = clock
+        self._shrink = shrink
+        self._lines: dict[Hashable, _Line] = {}  # the one used last is last
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.batches = dict.fromkeys(REASONS, 0)
+        self.merged = 0
+        self.again = 0
+
+    def piece(self, call: Call) -> Piece | None:
+        """The call as `answer` takes it; None: its kind is not merged, or it cannot be. It goes the usual way."""
+        return None if rule_of(self._policy(), call) is None else piece_of(call)
+
+    async def answer(self, piece: Piece) -> Part:
+        """The call's own part, whatever its status. Raises Refused, as `exchange` does. Cancellation withdraws it."""
+        place = self._join(piece)
+        if place is None:
+            self.batches["alone"] += 1
+            return await self._alone(piece.call)
+        try:
+            part = await place.part
+        except asyncio.CancelledError:
+            self._leave(place)
+            raise
+        if part is not None:
+            return part
+        async with place.batch.again:
+            self.again += 1
+            return await self._alone(piece.call)
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def _join(self, piece: Piece) -> _Place | None:
+        """A place in a batch, or None: the call is to go at once, by itself."""
+        call, now = piece.call, self._clock()
+        rule = rule_of(self._policy(), call)
+        if rule is None or piece.items >= rule.max_items or call.prompt_tokens >= rule.max_tokens:
+            return None
+        window = rule.window * self._shrink(call.model)
+        if call.deadline - now < HURRY * window:
+            return None
+        line = self._line(piece.key)
+        wait = line.pace.wait(now, window)
+        self._forget(now)
+        batch = line.batch
+        if batch is not None and (full := batch.full(rule, piece.items, call.prompt_tokens)):
+            self._send(batch, full)
+            batch = None
+        if batch is None:
+            if wait <= 0.0:
+                return None
+            batch = line.batch = _Batch(line, wait, self._send)
+        place = batch.add(piece)
+        if full := batch.full(rule, 1, 1):
+            self._send(batch, full)
+        return place
+
+    def _line(self, key: Hashable) -> _Line:
+        line = self._lines.pop(key, None) or _Line()
+        self._lines[key] = line
+        return line
+
+    def _forget(self, now: float) -> None:
+        """Drop the keys that nobody has used for long. The one used just now is last, and ends the search."""
+        lines = self._lines
+        while now - lines[oldest := next(iter(lines))].pace.at > KEPT:
+            del lines[oldest]
+
+    def _leave(self, place: _Place) -> None:
+        """The caller is gone: out of a batch that waits; one that was sent ends only with the last of its callers."""
+        batch = place.batch
+        if not batch.sent:
+            batch.remove(place)
+            if not batch.places:
+                self._close(batch)
+        elif batch.task is not None and all(other.part.done() for other in batch.places):
+            batch.task.cancel()
+
+    @staticmethod
+    def _close(batch: _Batch) -> None:
+        """Nobody joins it any more."""
+        batch.line.batch = None
+        batch.timer.cancel()
+
+    # -- sent ---------------------------------------------------------------------------------------------------
+
+    def _send(self, batch: _Batch, reason: str) -> None:
+        self._close(batch)
+        batch.sent = True
+        batch.places = [place for place in batch.places if not place.part.done()]  # else left, and not yet run
+        if not batch.places:
+            return
+        self.batches[reason] += 1
+        batch.task = asyncio.get_running_loop().create_task(self._run(batch))
+        self.tasks.add(batch.task)
+        batch.task.add_done_callback(lambda task: self._ended(batch, task))
+
+    async def _run(self, batch: _Batch) -> None:
+        """The request, and to each its part. What it raises is handed to everybody by `_ended`."""
+        pieces = [place.piece for place in batch.places]
+        parts: list[Part] | None
+        if len(pieces) == 1:
+            parts = [await self._alone(pieces[0].call)]
+        else:
+            parts = await self._together(pieces)
+        for number, place in enumerate(batch.places):
+            if not place.part.done():
+                place.part.set_result(None if parts is None else parts[number])
+
+    def _ended(self, batch: _Batch, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        for place in batch.places:
+            if place.part.done():
+                continue
+            if error is None:
+                place.part.cancel()
+            else:
+                place.part.set_exception(_own(error))
+
+    async def _alone(self, call: Call) -> Part:
+        exchanged = await self._exchange(call)
+        usage = JSONUsage()
+        usage.feed(exchanged.body)
+        return Part(exchanged=exchanged, body=exchanged.body, prompt_tokens=usage.prompt_tokens)
+
+    async def _together(self, pieces: list[Piece]) -> list[Part] | None:
+        """The parts of a merged call, or None where each is to go by itself. Raises Refused."""
+        merged = merge(pieces)
+        try:
+            exchanged = await self._exchange(merged)
+        except Refused as refused:
+            # The prediction may have been of the merged call's own size.
+            if refused.outcome is Outcome.HOPELESS or _for_what_was_sent(refused.status):
+                return None
+            raise
+        if _for_what_was_sent(exchanged.status):
+            return None
+        calls = len(pieces)
+        if exchanged.status >= 400:
+            return [Part(exchanged=exchanged, body=exchanged.body, prompt_tokens=None, calls=calls) for _ in pieces]
+        try:
+            parts = split(exchanged.body, merged, pieces)
+        except SplitError as error:
+            message = f"Engine {exchanged.engine} was asked for {calls} merged calls, and {error}."
+            raise Refused(Outcome.UPSTREAM, message, retry_after=1.0) from error
+        self.merged += calls
+        return [Part(exchanged=exchanged, body=body, prompt_tokens=told, calls=calls) for body, told in parts]
+
+
+def _for_what_was_sent(status: int) -> bool:
+    """Whether another call of the batch may be the cause. Not of what says that there is too much to do, or no time.
+
+    500 is one: vLLM answers it to some inputs, and to send them singly is what there would be without merging.
+    """
+    return status == 500 or (400 <= status < 500 and status not in {408, 429, 499})
+
+
+def _own(error: BaseException) -> BaseException:
+    """An exception for one more caller: each raises its own, with its own traceback. A bug is everybody's."""
+    if not isinstance(error, Refused):
+        return error
+    return Refused(
+        error.outcome,
+        error.message,
+        param=error.param,
+        code=error.code,
+        retry_after=error.retry_after,
+        headers=error.headers,
+    )

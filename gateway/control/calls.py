@@ -1,0 +1,60 @@
+"""What waits and runs now, as JSON: what /calls answers. Bounded, the newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from heapq import nsmallest
+from typing import Literal
+
+import msgspec
+
+SHOWN = 1000  # calls in one answer
+FILTERS = ("class", "model", "state")
+STATES = ("queued", "running", "streaming")
+
+
+class CallView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One call. `state`: in a queue, on an engine without a first byte, or past it. `deadline_s`: what is left of its
+    time, negative when it is over. `engine` is null while it is queued; `held_tokens` is then what it will take.
+    """
+
+    request_id: str
+    tenant: str
+    class_name: str = msgspec.field(name="class")
+    model: str
+    engine: str | None
+    state: Literal["queued", "running", "streaming"]
+    age_s: float
+    deadline_s: float
+    held_tokens: int
+    attempts: int
+
+
+class CallsView(msgspec.Struct, frozen=True, kw_only=True):
+    """`total`: how many calls match; `calls`: the newest SHOWN of them."""
+
+    total: int
+    calls: list[CallView]
+
+
+def problem(query: Mapping[str, str]) -> str | None:
+    """What is wrong with the filters of a request, if anything is."""
+    unknown = [name for name in query if name not in FILTERS]
+    if unknown:
+        return f"There is no filter {unknown[0][:80]!r}; there are {', '.join(FILTERS)}."
+    if query.get("state", STATES[0]) not in STATES:
+        return f"state is one of {', '.join(STATES)}."
+    return None
+
+
+def calls_view(calls: Iterable[CallView], query: Mapping[str, str]) -> CallsView:
+    """Those of `calls` that match every filter."""
+    class_name, model, state = (query.get(name) for name in FILTERS)
+    found = [
+        call
+        for call in calls
+        if (class_name is None or call.class_name == class_name)
+        and (model is None or call.model == model)
+        and (state is None or call.state == state)
+    ]
+    return CallsView(total=len(found), calls=nsmallest(SHOWN, found, key=lambda call: call.age_s))

@@ -1,0 +1,126 @@
+"""Listens to what engines publish of their prefix caches, by ZeroMQ: vLLM's `--kv-events-config`.
+
+One subscription per engine whose policy entry has a `kv_events` address; what it says goes to `core.kv_events` as it
+is. ZeroMQ connects, and connects again, by itself; a monitor tells whether it is connected. Between socket and loop lie
+QUEUED messages at most: a gateway that cannot follow misses some, sees the gap in their numbers, and does without
+events until they are whole again.
+
+pyzmq is an extra: nobody imports this file before there is an address to listen to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from gateway.core.fleet import Engine
+from gateway.core.kv_events import Residency
+
+QUEUED = 256  # messages; an engine sends one per step
+LARGEST = 16 * 1024 * 1024  # bytes of a message; 64k tokens in a step make half a megabyte
+RECONNECT = 100, 5_000  # milliseconds between two attempts: at first, at most
+HEARTBEAT = 2_000, 6_000  # milliseconds between pings; without an answer for so long it counts as disconnected
+
+
+def check(urls: Iterable[str]) -> None:
+    """Raises ValueError for an address that cannot be one: ZeroMQ finds that out in silence, or too late."""
+    for url in urls:
+        scheme, _, place = url.partition("://")
+        if scheme == "tcp" and not 1 <= int(place.rpartition(":")[2]) <= 65_535:
+            raise ValueError(f"kv_events: cannot listen to {url}: the port must be 1 to 65535")
+        if scheme == "ipc" and len(place.encode()) > zmq.IPC_PATH_MAX_LEN:
+            raise ValueError(f"kv_events: cannot listen to {url}: the path has more than {zmq.IPC_PATH_MAX_LEN} bytes")
+
+
+class KvEvents:
+    """All subscriptions. `clock` gives monotonic seconds, the fleet's."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._context = zmq.asyncio.Context()
+        self._listeners: dict[str, Listener] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def listen(self, engine: Engine, url: str | None) -> None:
+        """Listen to an engine at this address from now on; None: no longer."""
+        listener = self._listeners.get(engine.id)
+        if listener is None or listener.url != url:
+            self.forget(engine)
+            if url is not None:
+                self._listeners[engine.id] = Listener(engine, url, self._context, self._clock)
+
+    def forget(self, engine: Engine) -> None:
+        """Listen to it no longer: what it has cached is believed by the clock alone."""
+        listener = self._listeners.pop(engine.id, None)
+        if listener is not None:
+            listener.close()
+            self._ending.add(listener.task)
+            listener.task.add_done_callback(self._ending.discard)
+
+    async def aclose(self) -> None:
+        for listener in self._listeners.values():
+            listener.close()
+        await asyncio.gather(*self._ending, *(each.task for each in self._listeners.values()), return_exceptions=True)
+        self._listeners.clear()
+        self._context.destroy(linger=0)
+
+
+class Listener:
+    """One engine's subscription, from its making to `close`."""
+
+    def __init__(self, engine: Engine, url: str, context: zmq.asyncio.Context, clock: Callable[[], float]) -> None:
+        self.url = url
+        self._engine = engine
+        self._residency = engine.residency = Residency()
+        self._clock = clock
+        self._socket = context.socket(zmq.SUB)
+        # Before it connects: the monitor must not miss it.
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        _subscribe(self._socket, url)
+        self.task = asyncio.get_running_loop().create_task(self._run())
+        self.task.add_done_callback(_report)
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch())
+            group.create_task(self._follow())
+
+    async def _watch(self) -> None:
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+            self._residency.link(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+    async def _follow(self) -> None:
+        while True:
+            self._residency.take(await self._socket.recv_multipart(), self._clock())
+            await asyncio.sleep(0)  # what is there already is received without a pause, and others want the loop too
+
+    def close(self) -> None:
+        if self._engine.residency is self._residency:
+            self._engine.residency = None
+        self.task.cancel()
+        self._socket.disable_monitor()
+        self._socket.close()
+
+
+def _subscribe(socket: zmq.asyncio.Socket, url: str) -> None:
+    """Connect, now or as soon as there is something to connect to."""
+    socket.linger = 0
+    socket.rcvhwm = QUEUED
+    socket.maxmsgsize = LARGEST
+    socket.ipv6 = True  # names and addresses of both kinds
+    socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT
+    socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT
+    socket.subscribe(b"")
+    socket.connect(url)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A listener ends only by cancellation; any other end is a bug and must not pass in silence."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": "an engine's cache events are not listened to any more", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(context)

@@ -1,0 +1,295 @@
+"""Watches the policy file: a good one is applied within a second, a bad one changes nothing and is remembered.
+
+Every POLL seconds a thread looks at the status (device, inode, size, times) of each file the policy was made of,
+through whatever symbolic links lead to it, and reads them once they have been still for SETTLE seconds. No inotify:
+it does not see network file systems, nor the swap of a symbolic link above the watched folder (as Kubernetes does it),
+nor a folder that comes back, and its instances are few on a busy machine; so the files must be polled in any case, and
+polling alone is soon enough, costs some ten microseconds a look, and has no state that can go wrong.
+
+What is half-written is not read, and an empty file is an error though it would be a policy: it is what a full disk
+leaves, and would take every engine away.
+
+In a thread, because a hung file system or the parsing of a large file must not stop the event loop; a daemon, because
+neither must it keep the process from ending. The thread only reads; what is to be done is decided in the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway.core.policy_file import PolicyError
+from gateway.core.policy_status import PolicyStatus
+
+POLL = 0.25  # seconds between two looks
+SETTLE = 0.2  # seconds without a change before files are read: whoever writes one in several steps has finished
+PATIENCE = 2.0  # seconds after which files that never come to rest are read all the same
+CLOSE_WITHIN = 2.0  # seconds
+LIMIT = 16 * 1024 * 1024  # bytes of one file
+UNFORESEEN = "It failed in a way nobody foresaw. This is a bug in the gateway; the traceback is in its output."
+
+Mark = tuple[int, ...]  # equal marks: the same file, unchanged
+Read = Callable[[Path], bytes]
+Loaded = Any  # what `load` makes is handed to `apply` as it is
+
+
+class _Files:
+    """The files that one attempt reads. `marks` are taken before the bytes, so a change in between is not missed."""
+
+    def __init__(self, first: Path) -> None:
+        self.marks = {first: _mark(first)}
+        self._hashes: dict[Path, bytes] = {}
+
+    def read(self, path: Path) -> bytes:
+        """The whole file. Raises OSError, also for what is not a file or has no end."""
+        self.marks[path] = _mark(path)
+        with open(path, "rb", opener=_at_once) as file:
+            status = os.fstat(file.fileno())
+            self.marks[path] = _mark_of(status)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", str(path))
+            data = file.read(LIMIT + 1)
+        if len(data) > LIMIT:
+            raise OSError(errno.EFBIG, f"larger than {LIMIT} bytes", str(path))
+        self._hashes[path] = hashlib.sha256(data).digest()
+        return data
+
+    def empty(self, path: Path) -> bool:
+        return self._hashes.get(path) == hashlib.sha256().digest()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all files' contents; of one file alone it is what `sha256sum` prints."""
+        hashes = list(self._hashes.values())
+        return hashes[0].hex() if len(hashes) == 1 else hashlib.sha256(b"".join(hashes)).hexdigest()
+
+    def changed(self) -> bool:
+        return any(_mark(path) != mark for path, mark in self.marks.items())
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What one attempt found: what was loaded, or an error."""
+
+    digest: str
+    loaded: Loaded = None
+    error: str | None = None
+
+
+class PolicyFile:
+    """One policy file, from its first reading to the end of the process.
+
+    `load` makes a policy, and whatever belongs to it, of files it reads with the function it is given, which is how it
+    is known which files these are. It runs in a thread. `log` takes lines for people. `failures` are what `load` and
+    `apply` may raise for files that cannot be used. `poll` and `settle` are seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        load: Callable[[Read], Loaded],
+        log: Callable[[str], None],
+        *,
+        failures: tuple[type[Exception], ...] = (PolicyError, OSError, ValueError),
+        poll: float = POLL,
+        settle: float = SETTLE,
+    ) -> None:
+        self.status = PolicyStatus(file=str(path))
+        self._path = path
+        self._load = load
+        self._log = log
+        self._failures = failures
+        self._poll = poll
+        self._settle = settle
+        self._apply: Callable[[Loaded], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._digest = ""
+        self._bad: tuple[str, str] | None = None  # digest and error of the failure that was logged last
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._over = asyncio.Event()
+        self._end = threading.Event()
+        self._asked = 0  # how often somebody asked for a reload; only the loop counts it
+        self._wake = threading.Event()
+        # The thread's own from here on.
+        self._answered = 0
+        self._again = False
+        self._files = _Files(path)
+
+    def first(self) -> Loaded:
+        """What to start with. Raises what `load` raises: then there is nothing to keep."""
+        loaded = self._load(self._files.read)
+        self._digest = self._files.digest
+        self.status = PolicyStatus(file=str(self._path), digest=self._digest[:12], loaded_at=_now())
+        return loaded
+
+    def start(self, apply: Callable[[Loaded], None]) -> None:
+        """Watch from now on, in the running loop. What `apply` raises means that it has changed nothing."""
+        self._apply = apply
+        self._loop = asyncio.get_running_loop()
+        self._spawn()
+
+    def ask(self) -> None:
+        """Read the files now, changed or not; for a signal handler."""
+        self._asked += 1
+        self._wake.set()
+
+    async def reload_now(self) -> PolicyStatus:
+        """Read the files now, changed or not, and tell what became of it."""
+        if self._loop is not None and not self._end.is_set():
+            self.ask()
+            waiter = self._loop.create_future()
+            self._waiters.append((self._asked, waiter))
+            await waiter
+        return self.status
+
+    async def aclose(self) -> None:
+        """End the watch, in bounded time; nothing is applied any more."""
+        if self._loop is None:
+            return
+        self._end.set()
+        self._wake.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), CLOSE_WITHIN)
+        self._answer(self._asked)
+
+    # -- in the thread ------------------------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        threading.Thread(target=self._watch, name="weir-policy", daemon=True).start()
+
+    def _watch(self) -> None:
+        try:
+            while not self._end.is_set():
+                self._wake.wait(self._poll)
+                self._wake.clear()
+                asked = self._asked
+                if asked != self._answered or self._again or self._files.changed():
+                    self._answered = asked
+                    self._tell(self._take, self._read_at_rest(), asked)
+        finally:
+            self._tell(self._ended)
+
+    def _read_at_rest(self) -> Reading:
+        """Read at once if nothing has changed since the last time, else when the files have come to rest."""
+        until = time.monotonic() + PATIENCE
+        before = self._files.marks
+        while True:
+            now = {path: _mark(path) for path in before}
+            hurry = self._end.is_set() or time.monotonic() > until
+            if now == before or hurry:
+                reading = self._read()
+                if hurry or not self._files.changed():
+                    return reading
+                now = {path: _mark(path) for path in self._files.marks}
+            before = now
+            self._end.wait(self._settle)
+
+    def _read(self) -> Reading:
+        files = self._files = _Files(self._path)
+        self._again = False
+        try:
+            loaded = self._load(files.read)
+        except self._failures as error:
+            # That something could not be read may pass without a change of any file.
+            self._again = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+            return Reading(files.digest, error=_words(error))
+        if files.empty(self._path):
+            return Reading(files.digest, error=f"{self._path}: the file is empty")
+        return Reading(files.digest, loaded)
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        assert self._loop is not None  # noqa: S101 # start() has set it
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and whoever would hear it
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    # -- in the loop --------------------------------------------------------------------------------------------
+
+    def _take(self, reading: Reading, asked: int) -> None:
+        try:
+            if not self._end.is_set():
+                self._judge(reading)
+        finally:
+            self._answer(asked)
+
+    def _judge(self, reading: Reading) -> None:
+        before = self.status
+        if reading.error is not None:
+            self._failed(reading.digest, reading.error)
+        elif reading.digest == self._digest:
+            if before.error is not None:
+                self._bad, self.status = None, before.mended()
+                self._log(f"policy: {self._path} is again what is active (version {before.version})")
+        else:
+            assert self._apply is not None  # noqa: S101 # start() has set it
+            self.status = before.failed(UNFORESEEN, _now())  # until it is known better
+            try:
+                self._apply(reading.loaded)
+            except self._failures as error:
+                self.status = before
+                self._failed(reading.digest, _words(error))
+            else:
+                self._bad, self._digest = None, reading.digest
+                self.status = before.applied(reading.digest[:12], _now())
+                self._log(f"policy: version {self.status.version} is active ({self.status.digest}, {self._path})")
+
+    def _failed(self, digest: str, error: str) -> None:
+        if self._bad == (digest, error):
+            return
+        self._bad = (digest, error)
+        self.status = self.status.failed(error, _now())
+        self._log(f"policy: version {self.status.version} stays active, as the file cannot be used:\n{error}")
+
+    def _answer(self, asked: int) -> None:
+        """Wake those who had asked before the reading began."""
+        for number, waiter in self._waiters:
+            if number <= asked and not waiter.done():
+                waiter.set_result(None)
+        self._waiters = [(number, waiter) for number, waiter in self._waiters if not waiter.done()]
+
+    def _ended(self) -> None:
+        """The thread is over. Unless it was told to, `load` has raised what it may not: say so, and go on."""
+        if self._end.is_set():
+            self._over.set()
+            return
+        self._failed("", UNFORESEEN)
+        self._answer(self._answered)
+        self._spawn()
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens what may be a pipe or a device without waiting for its other end."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _mark(path: Path) -> Mark:
+    """The mark of what is at the path, followed through symbolic links; its errno where nothing can be seen."""
+    try:
+        return _mark_of(os.stat(path))
+    except OSError as error:
+        return (error.errno or 0,)
+
+
+def _mark_of(status: os.stat_result) -> Mark:
+    """ctime too: no program can set it back, and a change of permissions moves it."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or error.__class__.__name__
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

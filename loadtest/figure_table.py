@@ -1,0 +1,73 @@
+"""The table of figures: what a row says, and how numbers are written in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+from rich.table import Table
+
+from loadtest.scenarios import Outcome, Setting
+from loadtest.simulated_client import Try
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """`value` against `milestone` and `target` (in words); `met`: whether the milestone is reached, None: no bound."""
+
+    name: str
+    what: str
+    value: str
+    baseline: str = ""
+    target: str = ""
+    milestone: str = ""
+    met: bool | None = None
+
+
+def table_of(rows: Iterable[Row]) -> Table:
+    """The rows, one entry each."""
+    table = Table("row", "what", "value", "baseline", "milestone", "target", "")
+    for row in rows:
+        mark = "" if row.met is None else "[green]ok[/]" if row.met else "[red]missed[/]"
+        table.add_row(row.name, row.what, row.value, row.baseline, row.milestone, row.target, mark)
+    return table
+
+
+def details_of(setting: Setting) -> Table:
+    """Every class of every run: how its tries ended, how long those that were answered waited."""
+    table = Table("run", "class", "tries/s", "ended", "queue p50, p99", "ttft p50, p99")
+    for what, outcome in setting.known.items():
+        tries = measured(setting, outcome)
+        for name in sorted({tried.class_name for tried in tries}):
+            own = [tried for tried in tries if tried.class_name == name]
+            ends = Counter(tried.outcome for tried in own).most_common()
+            good = [tried for tried in own if tried.outcome == "ok"]
+            table.add_row(
+                what,
+                name,
+                f"{len(own) / setting.measured:.1f}",
+                ", ".join(f"{end} {percent(count / len(own))}" for end, count in ends),
+                _times([tried.queue for tried in good if tried.queue >= 0.0]),
+                _times([tried.first_byte - tried.sent for tried in good]),
+            )
+    return table
+
+
+def _times(values: list[float]) -> str:
+    return f"{quantile(values, 0.5):.2f}, {quantile(values, 0.99):.2f} s" if values else ""
+
+
+def percent(share: float) -> str:
+    """Two decimals where they matter."""
+    return f"{100 * share:.2f} %" if 0.9 < share < 1.0 or share < 0.1 else f"{100 * share:.1f} %"
+
+
+def quantile(values: Iterable[float], q: float) -> float:
+    """Of a possibly empty sample (then 0), without interpolation."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
+
+
+def measured(setting: Setting, outcome: Outcome) -> list[Try]:
+    """The tries that ended in the measured part of a run."""
+    return [tried for tried in outcome.result.tries if setting.warm <= tried.finished < setting.ends]

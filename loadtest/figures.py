@@ -1,0 +1,136 @@
+"""Measures the design's figures in virtual time and prints them as a table: `python -m loadtest.figures --help`.
+
+Exit status 0: every milestone is met; 1: one is missed; 2: bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from loadtest import figures_fleet, figures_load
+from loadtest.figure_table import Row, details_of, table_of
+from loadtest.scenarios import Setting
+
+WIDTH = 180  # of a table that nobody looks at in a terminal
+ROWS: dict[str, Callable[[Setting], list[Row]]] = {
+    "6": figures_load.row6,
+    "7": figures_load.row7,
+    "8": figures_load.row8,
+    "9": figures_load.row9,
+    "10": figures_fleet.row10,
+    "11": figures_fleet.row11,
+    "12": figures_fleet.row12,
+    "13": figures_fleet.row13,
+    "16": figures_fleet.row16,
+}
+HELP = """\
+The whole gateway runs in this process, over simulated engines and in virtual time: four engines at ten times the load
+they can carry take seconds, and the same seed gives the same numbers.
+
+  python -m loadtest.figures --quick              a first look: every row, short runs
+  python -m loadtest.figures --rows 6,7,8         some rows only
+  python -m loadtest.figures --policy mine.yaml   what another policy does to them
+  python -m loadtest.figures --details            who was refused, who waited how long
+
+rows:
+  6   goodput under 2, 5 and 10 times the load the engines can carry, over that capacity
+  7   the interactive class at half the capacity while others ask for ten times all of it
+  8   calls that were given an engine and still missed a target
+  9   how full the engines' KV caches are under overload
+  10  prefix-cache hits of conversations, over those of one big engine
+  11  what still runs after its client has left
+  12  requests to engines per call while none of them answers
+  13  an engine that is killed, and one that hangs
+  16  how fast all this is simulated
+
+A call is in time if it meets its class's two targets (first and last token), counted from when that try was sent.
+Clients try again as openai-python does and give up at their class's deadline. Round robin is the same engines
+without a gateway. loadtest/scenarios.py says what engines and traffic these are.
+"""
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line. Exits with status 2 where it cannot be understood."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.figures", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", default=",".join(ROWS), help="which rows (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of traffic, engines and the gateway (default: 1)")
+    parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
+    parser.add_argument("--policy", type=Path, help="a policy file; left out: the gateway's defaults")
+    parser.add_argument("--quick", action="store_true", help="30 s warm-up and 40 s measured, in place of 60 and 120")
+    parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
+    parser.add_argument("--wait", action="store_true", help="also: how far predicted waits are from real ones")
+    parser.add_argument("--details", action="store_true", help="also: what became of every class in every run")
+    options = parser.parse_args(argv)
+    options.rows = [name.strip() for name in options.rows.split(",") if name.strip()]
+    unknown = [name for name in options.rows if name not in ROWS]
+    if unknown:
+        parser.error(f"--rows: there is no row {', '.join(unknown)}; one of {', '.join(ROWS)}")
+    if options.engines < 2:
+        parser.error("--engines: at least 2, since one of them is made to fail")
+    try:
+        options.policy = options.policy.read_bytes() if options.policy else b""
+        Setting(policy=options.policy)
+    except (OSError, ValueError) as error:
+        parser.error(f"--policy: {error}")
+    return options
+
+
+class Bars:
+    """One progress bar per run."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, share: float) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=1.0)
+        self._progress.update(self._tasks[what], completed=share)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; the exit status."""
+    options = arguments(sys.argv[1:] if argv is None else argv)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    wanted = [ROWS[name] for name in options.rows]
+    if options.retry_after:
+        wanted.append(figures_load.retry_after)
+    if options.wait:
+        wanted.append(figures_load.wait)
+    warm, length = (30.0, 40.0) if options.quick else (60.0, 120.0)
+    gc.freeze()  # as the gateway does: what lives long is not worth scanning
+    gc.set_threshold(50_000, 20, 50)
+    began = time.perf_counter()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bars = Bars(progress)
+        setting = Setting(
+            engines=options.engines, seed=options.seed, policy=options.policy, warm=warm, measured=length, progress=bars
+        )
+        rows = [row for measure in wanted for row in measure(setting)]
+    console.print(table_of(rows))
+    if options.details:
+        console.print(details_of(setting))
+    seconds = time.perf_counter() - began
+    speed = setting.tries / seconds * 60.0
+    console.print(f"{setting.tries} simulated calls in {seconds:.0f} s: {speed:.0f} a minute of wall time")
+    for what, outcome in setting.known.items():
+        for wrong in outcome.left_over:
+            console.print(f"[red]{what}: {wrong}[/]")
+    return 0 if all(row.met is not False for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

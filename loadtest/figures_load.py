@@ -1,0 +1,171 @@
+"""The rows about load: goodput, the interactive class, lateness, the KV watermark, Retry-After, predicted waits.
+
+One function per row: it makes its runs and says what was found. A try counts as *in time* if it was answered well
+within its class's two targets (first token, last token), counted from the sending of that try: a client that was
+refused and came back when it was told to has begun again. Goodput is what tries in time add up to, in tokens of prompt
+and output per second of the measured part of the run, over the capacity.
+"""
+
+from __future__ import annotations
+
+from loadtest.figure_table import Row, measured, percent, quantile
+from loadtest.scenarios import BLOCKS, MIX, Outcome, Setting, in_time, tokens
+from loadtest.simulated_client import Clients
+from loadtest.workload import poisson
+
+FACTORS = (2.0, 5.0, 10.0)
+
+
+def goodput(setting: Setting, outcome: Outcome, *, first: bool = False) -> float:
+    """Tokens of tries in time, per second, over the capacity. `first`: only of calls answered at their first try."""
+    good = [t for t in measured(setting, outcome) if in_time(t, setting.targets) and not (first and t.number > 1)]
+    return sum(map(tokens, good)) / setting.measured / setting.saturated().tokens
+
+
+def throughput(setting: Setting, outcome: Outcome) -> float:
+    """Tokens of all answers, in time or not, per second, over the capacity."""
+    done = [t for t in measured(setting, outcome) if t.outcome == "ok"]
+    return sum(map(tokens, done)) / setting.measured / setting.saturated().tokens
+
+
+def late(setting: Setting, outcome: Outcome) -> float:
+    """Of the tries an engine was given, the share that was not in time."""
+    admitted = [t for t in measured(setting, outcome) if t.upstream > 0 and t.outcome != "left"]
+    return sum(not in_time(t, setting.targets) for t in admitted) / max(1, len(admitted))
+
+
+def row6(setting: Setting) -> list[Row]:
+    rows = []
+    capacity = setting.saturated()
+    for factor in FACTORS:
+        ours = setting.overload(factor)
+        value = goodput(setting, ours)
+        fresh = goodput(setting, ours, first=True)
+        plain = goodput(setting, setting.overload(factor, gateway=False)) if factor == 2.0 else None
+        rows.append(
+            Row(
+                name="6",
+                what=f"goodput at {factor:g}x, of {capacity.tokens:.0f} tokens/s ({capacity.calls:.1f} calls/s)",
+                value=f"{value:.3f} (first tries {fresh:.3f}; with late ones {throughput(setting, ours):.3f})",
+                baseline="" if plain is None else f"round robin {plain:.3f}",
+                target=">= 0.95",
+                milestone=">= 0.90",
+                met=value >= 0.90,
+            )
+        )
+    return rows
+
+
+def row7(setting: Setting) -> list[Row]:
+    def seen(outcome: Outcome) -> tuple[float, float, float]:
+        firsts = [t for t in measured(setting, outcome) if t.class_name == "interactive" and t.number == 1]
+        share = sum(t.outcome == "ok" for t in firsts) / max(1, len(firsts))
+        prompt = sum(in_time(t, setting.targets) for t in firsts) / max(1, len(firsts))
+        return share, prompt, quantile([t.queue for t in firsts if t.queue >= 0.0 and t.upstream], 0.99)
+
+    target = setting.targets["interactive"].ttft
+    share, prompt, wait = seen(setting.crowded())
+    plain = seen(setting.crowded(gateway=False))
+    return [
+        Row(
+            name="7",
+            what="interactive at half capacity under 10x: first tries answered",
+            value=f"{percent(share)} (in time {percent(prompt)})",
+            baseline=f"round robin {percent(plain[0])} (in time {percent(plain[1])})",
+            target=">= 99.9 %",
+            milestone=">= 99 %",
+            met=share >= 0.99,
+        ),
+        Row(
+            name="7",
+            what=f"the same: p99 queue wait, ttft target {target:g} s",
+            value=f"{wait:.3f} s",
+            target=f"<= {target / 2:g} s",
+            milestone=f"<= {target / 2:g} s",
+            met=wait <= target / 2,
+        ),
+    ]
+
+
+def row8(setting: Setting) -> list[Row]:
+    runs = {f"{factor:g}x": setting.overload(factor) for factor in FACTORS}
+    runs["interactive at half"] = setting.crowded()
+    shares = {name: late(setting, outcome) for name, outcome in runs.items()}
+    worst = max(shares.values())
+    return [
+        Row(
+            name="8",
+            what="admitted but late, the worst of " + ", ".join(f"{n}: {percent(s)}" for n, s in shares.items()),
+            value=percent(worst),
+            baseline=f"round robin at 2x {percent(late(setting, setting.overload(2.0, gateway=False)))}",
+            target="<= 1 %",
+            milestone="<= 3 %",
+            met=worst <= 0.03,
+        )
+    ]
+
+
+def row9(setting: Setting) -> list[Row]:
+    """On engines whose memory binds first: half the blocks, so that compute alone would take more calls than fit."""
+    rows = []
+    for blocks in (BLOCKS // 2, BLOCKS):
+        what = f"2x load, {blocks} blocks"
+        calls = poisson(MIX, 2.0 * setting.saturated().calls, setting.ends, setting.seed)
+        result = (setting.overload(2.0) if blocks == BLOCKS else setting.run(what, calls, blocks=blocks)).result
+        kv = [share for sample in result.samples if sample.at >= setting.warm for share in sample.kv]
+        mean, bound = sum(kv) / len(kv), blocks < BLOCKS
+        rows.append(
+            Row(
+                name="9",
+                what=f"KV in use at 2x, {blocks} blocks: mean (p1..p99); preemptions",
+                value=f"{mean:.3f} ({quantile(kv, 0.01):.2f}..{quantile(kv, 0.99):.2f}); {result.preempted}",
+                baseline="" if bound else "compute may bind before memory here",
+                target="0.75..0.85, none" if bound else "",
+                milestone="0.70..0.90" if bound else "",
+                met=0.70 <= mean <= 0.90 if bound else None,
+            )
+        )
+    return rows
+
+
+def retry_after(setting: Setting) -> list[Row]:
+    """Clients that come back once, exactly when they were told to."""
+    clients = Clients(
+        retries=1, exact=True, patience={name: target.deadline for name, target in setting.targets.items()}
+    )
+    outcome = setting.overload(2.0, clients=clients, name=", Retry-After obeyed once")
+    back = [t for t in measured(setting, outcome) if t.number == 2]
+    admitted = sum(t.upstream > 0 for t in back) / max(1, len(back))
+    waits = [t.sent - t.intended for t in back]
+    return [
+        Row(
+            name="retry-after",
+            what="clients that obey Retry-After at 2x: admitted when they come back",
+            value=f"{percent(admitted)} of {len(back)}",
+            baseline=f"told to wait {quantile(waits, 0.5):.1f} s (p50), {quantile(waits, 0.95):.1f} s (p95)",
+        )
+    ]
+
+
+def wait(setting: Setting) -> list[Row]:
+    """Predicted wait in the queue against the real one, of calls that were admitted."""
+    rows = []
+    for name, target in setting.targets.items():
+        known = [
+            t
+            for t in measured(setting, setting.overload(2.0))
+            if t.class_name == name and t.upstream and t.predicted >= 0.0
+        ]
+        errors = [abs(t.predicted - t.queue) for t in known]
+        if errors:
+            rows.append(
+                Row(
+                    name="wait",
+                    what=f"error of the predicted wait at 2x, class {name}, {len(known)} calls: p50, p95",
+                    value=f"{quantile(errors, 0.5):.2f} s, {quantile(errors, 0.95):.2f} s",
+                    baseline=f"real waits {quantile([t.queue for t in known], 0.5):.2f} s, "
+                    f"{quantile([t.queue for t in known], 0.95):.2f} s",
+                    target="p95 <= 0.5 s at a 2 s target" if target.ttft <= 2.0 else "",
+                )
+            )
+    return rows or [Row(name="wait", what="error of the predicted wait", value="the gateway's records have none")]

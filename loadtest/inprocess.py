@@ -1,0 +1,218 @@
+"""The whole gateway in virtual time: its real pipeline and decisions over simulated engines, without a socket.
+
+The only module of the load test that imports the gateway. What touches a network is stood in for: connections by
+`memory_wire.py`, telemetry by `Watch`, the call log by `Records`. Everything between them is the gateway as it ships.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+
+from gateway.assembly import Gateway
+from gateway.calllog import CallLog
+from gateway.core.fleet import Engine
+from gateway.core.outcome import Record
+from gateway.core.policy import EngineEntry, Logging, Policy
+from gateway.core.policy_file import PolicyError, decode
+from gateway.core.vllm import EngineSample, ModelCard
+from gateway.wire.client import Client, EngineError
+from gateway.wire.messages import Request
+from gateway.wire.responder import Responder
+from loadtest.memory_engine import MemoryEngine
+from loadtest.memory_wire import MemoryClient, Sends, Wire
+from loadtest.simulated_client import Life, Try
+from loadtest.workload import Planned
+
+CHAT = b"/v1/chat/completions"
+HEALTH_WITHIN = 0.25  # of the health interval: when a check that hangs counts as failed, as in gateway.telemetry
+
+
+class Records:
+    """The call log's place: each record goes to the try it tells of. A record nobody waits for is `stray`."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Try] = {}
+        self.stray: list[str] = []
+
+    def write(self, record: Record, now: float) -> None:
+        tried = self.open.pop(record.request_id, None)
+        if tried is None:
+            self.stray.append(record.request_id)
+            return
+        tried.recorded = record.outcome.value
+        tried.recorded_at = now
+        tried.engine = record.engine
+        tried.upstream = record.attempts
+        tried.queue = record.queue
+        tried.predicted = getattr(record, "predicted_wait", -1.0)
+
+    async def aclose(self) -> None:
+        """Nothing to flush."""
+
+
+class Watch:
+    """Telemetry in memory: the same samples and health checks at the same times, as timers."""
+
+    def __init__(self, gateway: Gateway, engine: Engine, memory: MemoryEngine, client: MemoryClient) -> None:
+        self._gateway = gateway
+        self._engine = engine
+        self._memory = memory
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._card = ModelCard(id=memory.model, max_model_len=memory.config.max_model_len)
+
+    def start(self, share: float) -> None:
+        """First contact now; then checks spread over their interval."""
+        self._healthy(ok=self._memory.condition == "up")
+        self._scrape()
+        policy = self._gateway.policy.fleet
+        self._loop.call_later(share * policy.poll, self._poll)
+        self._loop.call_later(share * policy.health, self._check)
+
+    def _poll(self) -> None:
+        self._client.check(self._loop.time())
+        self._scrape()
+        self._loop.call_later(self._gateway.policy.fleet.poll, self._poll)
+
+    def _scrape(self) -> None:
+        memory, engine = self._memory, self._engine
+        if memory.condition != "up" or not engine.up:
+            return
+        self._gateway.fleet.sampled(engine, sample_of(memory), self._loop.time())
+        self._gateway.changed(self._engine)
+
+    def _check(self) -> None:
+        if self._memory.condition == "stopped":
+            within = max(HEALTH_WITHIN, HEALTH_WITHIN * self._gateway.policy.fleet.health)
+            self._loop.call_later(within, self._checked, False)
+        else:
+            self._checked(ok=self._memory.condition == "up")
+
+    def _checked(self, ok: bool) -> None:
+        self._healthy(ok)
+        interval = self._gateway.policy.fleet.health
+        self._loop.call_later(interval if ok and self._engine.up else interval / 5, self._check)
+
+    def _healthy(self, ok: bool) -> None:
+        fleet, engine = self._gateway.fleet, self._engine
+        if ok and not engine.up:
+            fleet.has_models(engine, [self._card])
+        fleet.health(engine, ok, self._loop.time())
+        self._gateway.changed(self._engine)
+
+
+def sample_of(memory: MemoryEngine) -> EngineSample:
+    """What a scrape of its /metrics would say."""
+    scheduler, stats = memory.engine.scheduler, memory.engine.stats
+    return EngineSample(
+        running=len(scheduler.running),
+        waiting=scheduler.waiting,
+        kv_usage=scheduler.blocks.usage,
+        capacity_tokens=memory.config.num_gpu_blocks * 16,
+        preemptions_total=stats.preemptions,
+        prompt_tokens_total=stats.prompt_tokens,
+        generation_tokens_total=stats.generation_tokens,
+        prefix_queries_total=scheduler.queries,
+        prefix_hits_total=scheduler.hits,
+        sleep_state="awake",
+    )
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What a class promises: seconds to the first and to the last token; `ttft` is infinite where it has none."""
+
+    ttft: float
+    deadline: float
+
+
+def targets_of(text: bytes) -> dict[str, Target]:
+    """Every class's target under a policy in YAML. Raises ValueError where it is none, or demands keys."""
+    policy = policy_of(text)
+    if "anonymous" not in policy.tenants:
+        raise ValueError("simulated calls have no key: the policy must have the tenant `anonymous`")
+    return {
+        name: Target(traffic_class.ttft or math.inf, traffic_class.deadline)
+        for name, traffic_class in policy.classes.items()
+    }
+
+
+def policy_of(text: bytes) -> Policy:
+    """The policy that `text` is, in YAML; b"": the defaults. Raises ValueError, which names the lines at fault."""
+    try:
+        return decode(text) if text.strip() else Policy()
+    except PolicyError as error:
+        raise ValueError(str(error)) from error
+
+
+class GatewayTarget:
+    """A gateway over simulated engines. `policy` is YAML, as an operator writes it; b"" is the default policy."""
+
+    def __init__(self, policy: bytes, engines: Sequence[MemoryEngine], *, seed: int = 0) -> None:
+        parsed = policy_of(policy)
+        fleet = msgspec.structs.replace(parsed.fleet, engines=())  # these here instead
+        self.policy = msgspec.structs.replace(parsed, fleet=fleet, logging=Logging(calls=1.0))
+        self.records = Records()
+        entries = [EngineEntry(url=f"http://engine-{number}:8000") for number in range(len(engines))]
+        rng = random.Random(seed)  # noqa: S311 # a simulation
+        self.gateway = Gateway(self.policy, entries, cast("CallLog", self.records), rng)
+        self._loop = asyncio.get_running_loop()
+        self._sent = 0
+        self.sends = Sends()
+        for number, (engine, memory) in enumerate(zip(self.gateway.fleet, engines, strict=True)):
+            client = MemoryClient(memory, self.policy.timeouts.stall, EngineError, self.sends)
+            self.gateway.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
+            Watch(self.gateway, engine, memory, client).start(number / len(engines))
+
+    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+        """One request through the gateway's pipeline, as its data port would hand it over."""
+        self._sent += 1
+        request_id = f"{self._sent:x}"
+        fields = call.fields | {b"x-request-id": request_id.encode()}
+        request = Request(b"POST", CHAT, b"", list(fields.items()), fields, 1, len(call.body), True, False)
+        request.body = call.body
+        request.peer = "127.0.0.1"
+        request.at = self._loop.time()
+        self.records.open[request_id] = tried
+        pipeline, wire = self.gateway.pipeline, Wire(attempt)
+        refused = pipeline.head(request)
+        if refused is not None:
+            wire.write(refused)
+            wire.answered(False)
+            return _nothing
+        responder = Responder(wire, cast("asyncio.Transport", wire), request)
+        pipeline.call(request, responder)
+
+        def leave() -> None:
+            if not responder.closed:
+                responder.left("client_gone")
+
+        return leave
+
+    def left_over(self) -> list[str]:
+        """What an idle gateway must not have, in words; empty: nothing was lost, nothing is held."""
+        wrong = [
+            f"{engine!r} still holds something"
+            for engine in self.gateway.fleet
+            if (engine.held, engine.in_flight, engine.prefill_queued) != (0, 0, 0)
+        ]
+        if any(self.gateway.dispatch.queues.values()):
+            wrong.append("a queue is not empty")
+        if self.gateway.pipeline.tasks:
+            wrong.append(f"{len(self.gateway.pipeline.tasks)} tasks still run")
+        if self.records.open:
+            wrong.append(f"{len(self.records.open)} calls have no record")
+        if self.records.stray:
+            wrong.append(f"{len(self.records.stray)} records belong to no call")
+        if self.sends.again:
+            wrong.append(f"{self.sends.again} calls were sent again after their first byte")
+        return wrong
+
+
+def _nothing() -> None:
+    return None

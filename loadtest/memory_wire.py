@@ -1,0 +1,245 @@
+"""Connections in memory: what the gateway's wire is replaced by, on both its sides, when there are no sockets.
+
+`MemoryClient` and `MemoryReply` have the surface of `gateway.wire.client.Client` and `Reply`, `Wire` is what a
+`Responder` writes to. The gateway's own error type comes in as an argument: nothing here imports the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from loadtest.memory_engine import MemoryEngine
+from loadtest.simulated_client import Life
+
+REQUEST_ID = b"x-request-id: "
+Kind = Literal["connect", "reset", "truncated", "timeout", "stall"]
+
+
+class Failure(Protocol):
+    """Makes the exception the gateway expects of a failed engine."""
+
+    def __call__(self, kind: Kind, message: str, *, before_bytes: bool) -> Exception: ...
+
+
+class Sends:
+    """What one gateway sent, over all its engines. `again`: calls sent again though an answer had been begun."""
+
+    def __init__(self) -> None:
+        self.again = 0
+        self.relayed: set[bytes] = set()
+
+    def sent(self, request_id: bytes) -> None:
+        if request_id in self.relayed:
+            self.again += 1
+
+
+class MemoryReply:
+    """An engine's answer, as `gateway.wire.client.Reply` shows it."""
+
+    __slots__ = ("_data", "_done", "_early", "_error", "_failure", "_id", "_leave", "_relayed", "_waiter", "complete",
+                 "headers", "length", "status")  # fmt: skip
+
+    def __init__(self, waiter: asyncio.Future[None], failure: Failure, request_id: bytes, relayed: set[bytes]) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.length: int | None = None
+        self.complete = False
+        self._waiter = waiter
+        self._failure = failure
+        self._id = request_id
+        self._relayed = relayed
+        self._early: list[bytes] = []
+        self._data: Callable[[bytes], None] | None = None
+        self._done: Callable[[Exception | None], None] | None = None
+        self._error: Exception | None = None
+        self._leave: Callable[[], None] | None = None
+
+    # -- the engine's side
+
+    def begin(self, status: int, content_type: bytes, data: bytes, length: int | None) -> None:
+        self.status = status
+        self.headers = {b"content-type": content_type}
+        self.length = length
+        self._early.append(data)
+        if not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def data(self, data: bytes) -> None:
+        if self._data is not None:
+            self._data(data)
+        else:
+            self._early.append(data)
+
+    def end(self) -> None:
+        self.complete = True
+        self._leave = None
+        self._finish(None)
+
+    def failed(self, kind: Literal["reset", "truncated", "timeout", "stall"], message: str) -> None:
+        self._leave = None
+        error = self._error = self._failure(kind, message, before_bytes=not self.status)
+        if not self._waiter.done():
+            self._waiter.set_exception(error)
+        else:
+            self._finish(error)
+
+    def _finish(self, error: Exception | None) -> None:
+        done, self._data, self._done = self._done, None, None
+        if done is not None:
+            done(error)
+
+    # -- the gateway's side
+
+    def opened(self, leave: Callable[[], None]) -> None:
+        """The request is with the engine; `leave` closes its connection."""
+        if not self.complete and self._error is None:
+            self._leave = leave
+
+    def relay(
+        self,
+        data: Callable[[bytes], None],
+        done: Callable[[Exception | None], None],
+        whole: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """See `Reply.relay`; nothing is framed here, so `whole` has no use."""
+        if self.status < 400:
+            self._relayed.add(self._id)
+        early, self._early = self._early, []
+        self._data, self._done = data, done
+        for piece in early:
+            data(piece)
+        if self.complete or self._error is not None:
+            self._finish(self._error)
+
+    def pause(self) -> None:
+        """A client in memory takes whatever comes."""
+
+    def resume(self) -> None:
+        """As `pause`."""
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body. Raises the gateway's EngineError."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        parts: list[bytes] = []
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                over.set_result(None)
+            else:
+                over.set_exception(error)
+
+        self.relay(parts.append, done)
+        await over
+        return b"".join(parts)[:limit]
+
+    def close(self) -> None:
+        """Idempotent. Before the answer's end it closes the connection, and the engine aborts."""
+        leave, self._leave = self._leave, None
+        self._data = self._done = None
+        if leave is not None:
+            leave()
+
+
+class MemoryClient:
+    """The connections to one engine, as `gateway.wire.client.Client` makes them."""
+
+    idle = 0
+
+    def __init__(self, engine: MemoryEngine, stall: float, failure: Failure, sends: Sends) -> None:
+        self.engine = engine
+        self.active = 0
+        self._stall = stall
+        self._failure = failure
+        self._sends = sends
+        self._unanswered: set[MemoryReply] = set()
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, method: bytes, path: bytes, headers: bytes, body: bytes, *, timeout: float) -> MemoryReply:  # noqa: ASYNC109 # the surface stood in for
+        """As `Client.send`: the reply, once it has begun. Raises EngineError."""
+        loop = self._loop
+        waiter: asyncio.Future[None] = loop.create_future()
+        at = headers.find(REQUEST_ID) + len(REQUEST_ID)
+        request_id = headers[at : headers.find(b"\r\n", at)]
+        self._sends.sent(request_id)
+        reply = MemoryReply(waiter, self._failure, request_id, self._sends.relayed)
+        try:
+            reply.opened(self.engine.post(path, body, reply))
+        except ConnectionRefusedError as error:
+            raise self._failure("connect", f"cannot connect: {error}", before_bytes=True) from error
+        timer = loop.call_later(timeout, self._late, reply)
+        self._unanswered.add(reply)
+        try:
+            await waiter
+        except BaseException:
+            reply.close()
+            raise
+        finally:
+            timer.cancel()
+            self._unanswered.discard(reply)
+        return reply
+
+    @staticmethod
+    def _late(reply: MemoryReply) -> None:
+        reply.close()
+        reply.failed("timeout", "the engine did not begin its answer in time")
+
+    def check(self, now: float) -> None:
+        """Give up answers of a stopped engine that have been silent for too long."""
+        engine = self.engine
+        if engine.condition == "stopped" and now - engine.changed_at >= self._stall:
+            for taker, work in list(engine.open.items()):
+                if work is not None and work.begun and isinstance(taker, MemoryReply):
+                    taker.close()
+                    taker.failed("stall", f"the engine sent nothing for {self._stall:g} s")
+
+    def abandon(self) -> None:
+        """As `Client.abandon`: what has not begun to be answered fails now."""
+        for reply in list(self._unanswered):
+            reply.close()
+            reply.failed("reset", "the engine no longer answers its health checks")
+
+    def go_by(self, settings: object, api_key: str | None) -> None:
+        """A reload changes nothing about connections in memory."""
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+class Wire:
+    """A client's connection: the transport a Responder writes to, and its owner."""
+
+    __slots__ = ("_attempt", "_begun")
+
+    write_paused = False
+
+    def __init__(self, attempt: Life) -> None:
+        self._attempt = attempt
+        self._begun = False
+
+    def write(self, data: bytes) -> None:
+        """Bytes of HTTP/1.1: the first write begins with a whole head."""
+        if self._begun:
+            self._attempt.body(data)
+            return
+        self._begun = True
+        head, _, rest = data.partition(b"\r\n\r\n")
+        status = int(head[9:12])
+        fields: dict[bytes, bytes] = {}
+        if status != 200:
+            for line in head.split(b"\r\n")[1:]:
+                name, _, value = line.partition(b": ")
+                fields[name.lower()] = value
+        self._attempt.head(status, fields)
+        if rest:
+            self._attempt.body(rest)
+
+    def keeps_alive(self, request: object) -> bool:
+        return True
+
+    def answered(self, close: bool) -> None:
+        self._attempt.over(True)
+
+    def abandoned(self) -> None:
+        self._attempt.over(False)

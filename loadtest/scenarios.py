@@ -1,0 +1,200 @@
+"""The runs behind the figures: which engines, which traffic, how long, and what is counted.
+
+Engines are `a100-8b` with 8,192 KV blocks (131,072 tokens), so that memory, and not the 256 places of a batch, is what
+binds. Traffic is three classes; clients behave as openai-python does and give up at their class's deadline.
+*Capacity* is the most those engines do when they are asked directly, by as many closed-loop clients as give the most
+(no gateway, no target): the best of a sweep, in tokens (prompt and output) and in calls per second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from loadtest import vtime
+from loadtest.engine.engine import engine_config
+from loadtest.engine.latency import profiles
+from loadtest.inprocess import GatewayTarget, Target, targets_of
+from loadtest.memory_engine import MemoryEngine
+from loadtest.round_robin import RoundRobin
+from loadtest.simulated_client import Clients, Try
+from loadtest.simulation import Fault, Result, Run
+from loadtest.workload import Kind, Planned, poisson
+
+PROFILE = "a100-8b"
+BLOCKS = 8192
+MIX = (
+    Kind(class_name="interactive", share=0.4, asked=(256, 512)),
+    Kind(class_name="default", share=0.4, asked=(512, 1024)),
+    Kind(class_name="batch", share=0.2, asked=(1024,)),
+)
+SWEEP = (176, 208, 240, 256)  # closed-loop clients per engine
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """Per second, over all engines. `clients`: per engine, where it was reached."""
+
+    tokens: float
+    calls: float
+    clients: int
+
+
+class Outcome(msgspec.Struct):
+    """One run, of which the tries that ended after the warm-up are kept.
+
+    `left_over`: what its gateway left behind (empty: nothing). `again`: calls sent again after their first byte.
+    `cpu`: seconds of this process. `sent`: all tries.
+    """
+
+    result: Result
+    left_over: list[str]
+    again: int
+    cpu: float = 0.0
+    sent: int = 0
+
+
+class Setting(msgspec.Struct, kw_only=True):
+    """What all figures share. Times in virtual seconds; `progress(what, share)` is told how far a run is.
+
+    Raises ValueError for a policy that cannot be used here.
+    """
+
+    engines: int = 4
+    seed: int = 1
+    policy: bytes = b""
+    warm: float = 60.0
+    measured: float = 120.0
+    progress: Callable[[str, float], None] = lambda what, share: None
+    known: dict[str, Outcome] = {}
+    capacity: Capacity | None = None
+    tries: int = 0
+    targets: dict[str, Target] = {}
+
+    def __post_init__(self) -> None:
+        self.targets = targets_of(self.policy)
+        missing = [kind.class_name for kind in MIX if kind.class_name not in self.targets]
+        if missing:
+            raise ValueError(f"the figures' traffic is of classes the policy has not: {', '.join(missing)}")
+
+    @property
+    def ends(self) -> float:
+        return self.warm + self.measured
+
+    def saturated(self) -> Capacity:
+        """The capacity, measured once."""
+        if self.capacity is None:
+            found = []
+            for clients in SWEEP:
+                calls = poisson(MIX, 1000.0, 1e9, self.seed)
+                run = self.run(f"capacity, {clients} clients an engine", calls, closed=clients, gateway=False)
+                done = [t for t in run.result.tries if t.outcome == "ok" and t.finished >= self.warm]
+                seconds = self.measured
+                found.append(Capacity(sum(map(tokens, done)) / seconds, len(done) / seconds, clients))
+            self.capacity = max(found, key=lambda capacity: capacity.tokens)
+        return self.capacity
+
+    def overload(
+        self, factor: float, *, gateway: bool = True, clients: Clients | None = None, name: str = ""
+    ) -> Outcome:
+        """The mix at `factor` times the capacity, with retrying clients; run once per name."""
+        what = f"{factor:g}x load{'' if gateway else ', round robin'}{name}"
+        calls = poisson(MIX, factor * self.saturated().calls, self.ends, self.seed)
+        return self.run(what, calls, gateway=gateway, clients=clients)
+
+    def crowded(self, *, gateway: bool = True) -> Outcome:
+        """Ten times the capacity, of which the interactive class asks for half the capacity."""
+        rest = 1.0 - 0.05
+        kinds = tuple(
+            msgspec.structs.replace(kind, share=share)
+            for kind, share in zip(MIX, (0.05, rest * 2 / 3, rest / 3), strict=True)
+        )
+        calls = poisson(kinds, 10.0 * self.saturated().calls, self.ends, self.seed)
+        what = f"interactive at half, 10x in all{'' if gateway else ', round robin'}"
+        return self.run(what, calls, gateway=gateway)
+
+    def run(
+        self,
+        what: str,
+        calls: Iterable[Planned],
+        *,
+        gateway: bool = True,
+        clients: Clients | None = None,
+        faults: Sequence[Fault] = (),
+        closed: int = 0,
+        ends: float | None = None,
+        grace: float = 0.0,
+        big: bool = False,
+        blocks: int = BLOCKS,
+    ) -> Outcome:
+        """One run of this setting's engines (or of one that is as `big` as all of them), kept by its name."""
+        known = self.known.get(what)
+        if known is None:
+            began = time.process_time()
+            known = vtime.run(
+                self._run(what, calls, gateway, clients, faults, closed, ends or self.ends, grace, big, blocks)
+            )
+            known.cpu = time.process_time() - began
+            known.sent = len(known.result.tries)
+            # A run at ten times the load is hundreds of thousands of tries: those of the warm-up are not kept.
+            known.result.tries = [tried for tried in known.result.tries if tried.finished >= self.warm]
+            self.tries += known.sent
+            self.known[what] = known
+        return known
+
+    async def _run(
+        self,
+        what: str,
+        calls: Iterable[Planned],
+        gateway: bool,
+        clients: Clients | None,
+        faults: Sequence[Fault],
+        closed: int,
+        ends: float,
+        grace: float,
+        big: bool,
+        blocks: int,
+    ) -> Outcome:
+        count, size = (1, self.engines) if big else (self.engines, 1)
+        engines = [an_engine(self.seed * 100 + number, size, blocks) for number in range(count)]
+        over = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else None
+        waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
+        run = Run(
+            engines,
+            over or RoundRobin(engines),
+            calls,
+            clients=(Clients() if closed else waits) if clients is None else clients,
+            seed=self.seed,
+            faults=faults,
+            closed=closed * len(engines),
+            progress=lambda now: self.progress(what, now / ends),
+        )
+        result = await run.until(ends, grace=grace)
+        if over is None:
+            return Outcome(result, [], 0)
+        return Outcome(result, over.left_over(), over.sends.again)
+
+
+def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:
+    """One engine of the figures, with `size` times the memory, the batch and the speed."""
+    profile = profiles()[PROFILE]
+    if size > 1:
+        faster = {name: getattr(profile, name) / size for name in ("base", "prefill", "decode", "context")}
+        profile = msgspec.structs.replace(profile, max_num_seqs=profile.max_num_seqs * size, **faster)
+    return MemoryEngine(engine_config(profile, num_gpu_blocks=blocks * size, seed=seed), seed=seed)
+
+
+def tokens(tried: Try) -> int:
+    """Prompt and output."""
+    return tried.prompt_tokens + tried.completion_tokens
+
+
+def in_time(tried: Try, targets: dict[str, Target]) -> bool:
+    """Whether a try was answered well and within its class's two targets, counted from its sending."""
+    target = targets[tried.class_name]
+    return (
+        tried.outcome == "ok"
+        and tried.first_byte - tried.sent <= target.ttft
+        and tried.finished - tried.sent <= target.deadline
+    )

@@ -1,0 +1,217 @@
+"""Clients in virtual time: one `Life` per call, over all its tries, as callbacks and timers without a coroutine.
+
+A client sends, hears back, and decides as openai-python decides: it tries again on 408, 409, 429, 5xx, failed
+connections and its own time-out, unless `x-should-retry` says otherwise, after the time `retry-after-ms` or
+`retry-after` gives (up to 60 s) or 0.5 s doubled and jittered; after the first byte of an answer never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from loadtest.workload import Planned
+
+ERROR = b'data: {"error"'
+DONE = b"data: [DONE]"
+_USAGE = re.compile(rb'"prompt_tokens":(\d+),"completion_tokens":(\d+)')
+_CACHED = re.compile(rb'"cached_tokens":(\d+)')
+_CONTENT = re.compile(rb'"content":"([^"]*)"')
+LONGEST_ADVICE = 60.0  # seconds; openai-python ignores a longer Retry-After
+
+
+class Try(msgspec.Struct, gc=False):
+    """One request and what came of it. Times are seconds of the loop's clock, -1 where the thing did not happen.
+
+    `outcome` is a word of `loadtest.client`: ok, the gateway's reason, upstream, truncated, cut, unanswered,
+    timed_out; `left`: the client went away on purpose; `unfinished`: the run was over. What only the gateway knows
+    comes from its record.
+    """
+
+    class_name: str
+    number: int  # 1 for a call's first try
+    intended: float  # when the call was meant to be sent for the first time
+    sent: float
+    first_byte: float = -1.0
+    finished: float = -1.0
+    status: int = 0
+    outcome: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    advised: float = -1.0  # seconds the answer said to wait
+    recorded: str = ""  # the gateway's outcome; empty: no record has come
+    engine: str = ""
+    upstream: int = 0  # requests sent to engines
+    queue: float = -1.0
+    predicted: float = -1.0  # wait predicted by the gateway, where its record has it
+    recorded_at: float = -1.0  # when the gateway was done with it
+
+
+class Clients(msgspec.Struct, frozen=True, kw_only=True):
+    """How clients behave. `retries`: at most, per call; `exact`: only where a Retry-After was given.
+
+    `patience`: seconds after which a class's client gives up a try. `leaves`: the share of tries whose client goes
+    away, after a time that is exponential with the mean `leaves_after`.
+    """
+
+    retries: int = 2
+    exact: bool = False
+    patience: Mapping[str, float] = {}
+    leaves: float = 0.0
+    leaves_after: float = 3.0
+
+
+class Target(Protocol):
+    """Where calls are sent: a gateway, or engines directly."""
+
+    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+        """Send. The function returned is the client's leaving; it may be called at any time, also in vain."""
+
+
+class Life:
+    """One call from its intended time to its end."""
+
+    __slots__ = ("_answer", "_clients", "_ended", "_leave", "_loop", "_rng", "_target", "_timer", "call", "tried",
+                 "tries")  # fmt: skip
+
+    def __init__(
+        self, call: Planned, target: Target, clients: Clients, rng: random.Random, ended: Callable[[Life], None]
+    ) -> None:
+        self.call = call
+        self.tries: list[Try] = []
+        self._target = target
+        self._clients = clients
+        self._rng = rng
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._answer: list[bytes] = []
+        self._leave: Callable[[], None] | None = None
+
+    def send(self) -> None:
+        """The next try, now."""
+        now, clients, call = self._loop.time(), self._clients, self.call
+        tried = self.tried = Try(call.class_name, len(self.tries) + 1, call.at, now)
+        self.tries.append(tried)
+        self._answer = []
+        patience = clients.patience.get(call.class_name)
+        if clients.leaves and self._rng.random() < clients.leaves:
+            self._timer = self._loop.call_at(
+                now + self._rng.expovariate(1.0 / clients.leaves_after), self.leave, "left"
+            )
+        elif patience is not None:
+            self._timer = self._loop.call_at(now + patience, self.leave, "timed_out")
+        else:
+            self._timer = None
+        leave = self._target.send(call, self, tried)
+        if tried.finished < 0.0:  # else it was answered on the spot
+            self._leave = leave
+
+    # -- what the target tells ----------------------------------------------------------------------------------
+
+    def head(self, status: int, fields: Mapping[bytes, bytes]) -> None:
+        """Status and headers are here."""
+        tried = self.tried
+        tried.first_byte = self._loop.time()
+        tried.status = status
+        if status != 200:
+            tried.outcome = fields.get(b"x-weir-reason", b"upstream" if status >= 500 else b"engine_refused").decode()
+            tried.advised = _advice(fields)
+
+    def body(self, data: bytes) -> None:
+        """A piece of the body, its framing perhaps included."""
+        self._answer.append(data)
+
+    def over(self, whole: bool) -> None:
+        """Nothing more will come. `whole`: the answer was complete as far as HTTP can tell."""
+        tried = self.tried
+        if tried.finished >= 0.0:
+            return
+        data = b"".join(self._answer)
+        if tried.status == 200:
+            if ERROR in data:
+                tried.outcome = "upstream" if DONE in data else "truncated"
+            elif not whole:
+                tried.outcome = "cut"
+            else:
+                tried.outcome = "ok"
+                self._read_usage(data)
+        elif not tried.status:
+            tried.outcome = "unanswered"
+        self._close(data)
+
+    def leave(self, why: str) -> None:
+        """Go away: `left`, `timed_out` or `unfinished`."""
+        tried = self.tried
+        if tried.finished >= 0.0:  # between two tries
+            self._stop()
+            self._ended(self)
+            return
+        tried.outcome = why
+        leave, self._leave = self._leave, None
+        self._close(b"")
+        if leave is not None:
+            leave()
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _read_usage(self, data: bytes) -> None:
+        found, tried = _USAGE.search(data), self.tried
+        if found is not None:
+            tried.prompt_tokens, tried.completion_tokens = int(found[1]), int(found[2])
+            cached = _CACHED.search(data, found.end())
+            tried.cached_tokens = int(cached[1]) if cached is not None else 0
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close(self, data: bytes) -> None:
+        tried = self.tried
+        tried.finished = self._loop.time()
+        self._leave = None
+        self._stop()
+        wait = self._wait_before_retry()
+        if wait is not None:
+            self._timer = self._loop.call_at(tried.finished + wait, self.send)
+            return
+        session = self.call.session
+        if session is not None and tried.outcome == "ok":
+            self._answer = [b"".join(_CONTENT.findall(data))]
+        self._ended(self)
+
+    @property
+    def answer(self) -> bytes:
+        """What was said, once the call has ended well and is part of a session."""
+        return self._answer[0] if self._answer else b""
+
+    def _wait_before_retry(self) -> float | None:
+        """Seconds until the next try; None: there is none."""
+        tried, clients = self.tried, self._clients
+        if tried.outcome in ("ok", "left", "unfinished") or tried.number > clients.retries or tried.status == 200:
+            return None
+        if tried.advised == -2.0 or (0 < tried.status < 500 and tried.status not in (408, 409, 429)):
+            return None
+        if 0.0 < tried.advised <= LONGEST_ADVICE:
+            return tried.advised
+        if clients.exact:
+            return None
+        return min(8.0, 0.5 * 2.0 ** (tried.number - 1)) * (1.0 - 0.25 * self._rng.random())
+
+
+def _advice(fields: Mapping[bytes, bytes]) -> float:
+    """Seconds to wait; -1: nothing was said; -2: do not come back."""
+    if fields.get(b"x-should-retry") == b"false":
+        return -2.0
+    milliseconds = fields.get(b"retry-after-ms")
+    if milliseconds is not None:
+        return float(milliseconds) / 1000.0
+    seconds = fields.get(b"retry-after")
+    return -1.0 if seconds is None else float(seconds)

@@ -1,0 +1,215 @@
+"""One run in virtual time: calls go out when they were meant to, engines work, faults strike, samples are taken.
+
+What stands between clients and engines is a `Target`: a gateway (`inprocess.py`), or nothing (`round_robin.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from loadtest.memory_engine import MemoryEngine
+from loadtest.simulated_client import Clients, Life, Target, Try
+from loadtest.workload import Planned
+
+SAMPLE_EVERY = 0.5  # seconds
+PROGRESS_EVERY = 5.0  # seconds
+
+
+class Sample(msgspec.Struct, frozen=True, gc=False):
+    """The engines at one moment: `kv` used (0..1), calls `running` and `waiting` inside, of each."""
+
+    at: float
+    kv: tuple[float, ...]
+    running: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to engines (all of them, where none are named) at a time. `value`: of slow and errors."""
+
+    at: float
+    what: Literal["die", "stop", "recover", "slow", "errors"]
+    engines: tuple[int, ...] = ()
+    value: float = 1.0
+    status: int = 503
+
+
+class Result(msgspec.Struct):
+    """What happened: every try of every call, the engines over time. `preempted`: sequences since the start."""
+
+    tries: list[Try]
+    calls: int
+    samples: list[Sample]
+    preempted: int
+    posts: int
+    seconds: float  # of virtual time
+    unfinished: int  # calls that the end of the run cut off
+    last_posts: tuple[float, ...]  # when each engine was sent a request last
+    orphans: int  # the most requests open at engines at one moment beyond the calls that clients still wait for
+
+
+class Broken(Exception):
+    """Something in the simulation, or in the gateway under it, raised what nobody caught: a bug."""
+
+
+class Run:
+    """Everything one run keeps. `closed`: so many clients, each with its next call as soon as it has its answer."""
+
+    def __init__(
+        self,
+        engines: Sequence[MemoryEngine],
+        target: Target,
+        calls: Iterable[Planned],
+        *,
+        clients: Clients,
+        seed: int = 0,
+        faults: Sequence[Fault] = (),
+        closed: int = 0,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self.engines = engines
+        self.tries: list[Try] = []
+        self.calls = 0
+        self.samples: list[Sample] = []
+        self._target = target
+        self._planned: Iterator[Planned] = iter(calls)
+        self._clients = clients
+        self._rng = random.Random(seed)  # noqa: S311 # clients' whims
+        self._closed = closed
+        self._progress = progress
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[Life, None] = {}
+        self._over = False
+        self._orphans = 0
+        self._empty: asyncio.Future[None] = self._loop.create_future()
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        self._loop.set_exception_handler(self._break)
+        for fault in faults:
+            self._loop.call_at(fault.at, self._strike, fault)
+
+    async def until(self, seconds: float, *, grace: float = 0.0) -> Result:
+        """Send until `seconds`, let what is open end within `grace` seconds more; then whoever is left leaves.
+
+        Raises Broken.
+        """
+        loop = self._loop
+        self._sample()
+        if self._progress is not None:
+            self._tell()
+        for _ in range(self._closed):
+            self._begin_next()
+        if not self._closed:
+            self._arm()
+        await self._wait(seconds - loop.time(), self._broken)
+        self._over = True
+        if self._open:
+            await self._wait(grace, self._empty)
+        unfinished = len(self._open)
+        for life in list(self._open):
+            life.leave("unfinished")
+        await self._wait(0.001, self._broken)  # what was cancelled gives back what it holds
+        return Result(
+            tries=self.tries,
+            calls=self.calls,
+            samples=self.samples,
+            preempted=sum(engine.engine.stats.preemptions for engine in self.engines),
+            posts=sum(engine.posts for engine in self.engines),
+            seconds=loop.time(),
+            unfinished=unfinished,
+            last_posts=tuple(engine.posted_at for engine in self.engines),
+            orphans=max(self._orphans, sum(len(engine.open) for engine in self.engines)),
+        )
+
+    async def _wait(self, seconds: float, sooner: asyncio.Future[None]) -> None:
+        await asyncio.wait({sooner, self._broken}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self._broken.done():
+            self._broken.result()
+
+    def _break(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not self._broken.done():
+            broken = Broken(f"at {loop.time():.3f} s: {context['message']}")
+            broken.__cause__ = context.get("exception")
+            self._broken.set_exception(broken)
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        planned = next(self._planned, None)
+        if planned is not None:
+            self._loop.call_at(planned.at, self._due, planned)
+
+    def _due(self, planned: Planned) -> None:
+        if not self._over:
+            self._begin(planned)
+            self._arm()
+
+    def _begin_next(self) -> None:
+        planned = next(self._planned, None)
+        if planned is not None:
+            planned.at = self._loop.time()
+            self._begin(planned)
+
+    def _begin(self, planned: Planned) -> None:
+        self.calls += 1
+        life = Life(planned, self._target, self._clients, self._rng, self._ended)
+        self._open[life] = None
+        life.send()
+
+    def _turn(self, planned: Planned) -> None:
+        if not self._over:
+            self._begin(planned)
+
+    def _ended(self, life: Life) -> None:
+        del self._open[life]
+        self.tries += life.tries
+        if self._over:
+            if not self._open and not self._empty.done():
+                self._empty.set_result(None)
+            return
+        session = life.call.session
+        if self._closed:
+            self._loop.call_soon(self._begin_next)
+        elif session is not None and life.tried.outcome == "ok":
+            planned = session.follow(life.answer, self._loop.time())
+            if planned is not None:
+                self._loop.call_at(planned.at, self._turn, planned)
+
+    # -- watching -----------------------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        self._orphans = max(self._orphans, sum(len(engine.open) for engine in self.engines) - len(self._open))
+        schedulers = [engine.engine.scheduler for engine in self.engines]
+        self.samples.append(
+            Sample(
+                self._loop.time(),
+                tuple([scheduler.blocks.usage for scheduler in schedulers]),
+                tuple([len(scheduler.running) for scheduler in schedulers]),
+                tuple([scheduler.waiting for scheduler in schedulers]),
+            )
+        )
+        if not self._over:
+            self._loop.call_later(SAMPLE_EVERY, self._sample)
+
+    def _tell(self) -> None:
+        if self._progress is not None and not self._over:
+            self._progress(self._loop.time())
+            self._loop.call_later(PROGRESS_EVERY, self._tell)
+
+    def _strike(self, fault: Fault) -> None:
+        for number in fault.engines or range(len(self.engines)):
+            engine = self.engines[number]
+            if fault.what == "die":
+                engine.die()
+            elif fault.what == "stop":
+                engine.stop()
+            elif fault.what == "recover":
+                engine.recover()
+            elif fault.what == "slow":
+                engine.slow = fault.value
+            else:
+                engine.errors, engine.status = fault.value, fault.status

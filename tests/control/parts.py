@@ -1,0 +1,75 @@
+"""What the control port reads and changes, built of the real parts, and a client for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+
+from gateway.control.app import control_app
+from gateway.control.listener import ControlPort, split_address
+from gateway.core.fleet import Engine, Fleet
+from gateway.core.policy import Policy
+from gateway.core.vllm import ModelCard
+from gateway.dispatch import Dispatch
+
+TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own
+USER_KEY = "sk-weir-a-user-of-the-data-port"
+
+
+class Parts:
+    """`settings` are control_app's keyword arguments."""
+
+    def __init__(self, token: str | None = None, policy: Policy | None = None, **settings: Any) -> None:
+        loop = asyncio.get_running_loop()
+        policy = policy or Policy()
+        self.fleet = Fleet()
+        for index in range(2):
+            self.fleet.add(Engine(f"e{index}", f"http://127.0.0.1:{index + 1}", policy))
+        self.dispatch = Dispatch(self.fleet, policy, random.Random(1), loop.time)
+        settings = {"is_user_key": USER_KEY.__eq__} | settings
+        app = control_app(self.fleet, self.dispatch, lambda: b"weir_up 1\n", token, loop.time, **settings)
+        self.port = ControlPort(app, "127.0.0.1:0")
+        self.client = httpx.AsyncClient(trust_env=False)
+
+    def up(self, id: str) -> Engine:
+        engine = self.fleet.engines[id]
+        self.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096)])
+        self.fleet.health(engine, True, asyncio.get_running_loop().time())
+        return engine
+
+    async def get(self, path: str, **headers: str) -> httpx.Response:
+        return await self.ask("GET", path, **headers)
+
+    async def post(self, path: str, **headers: str) -> httpx.Response:
+        return await self.ask("POST", path, **headers)
+
+    async def ask(self, method: str, path: str, **headers: str) -> httpx.Response:
+        """Underscores in the names of headers are dashes."""
+        lines = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.client.request(method, self.port.address + path, headers=lines)
+
+    def connect(self) -> socket.socket:
+        host, port = split_address(self.port.address.removeprefix("http://"))
+        return socket.create_connection((host, port), timeout=10)
+
+
+def play(
+    scene: Callable[[Parts], Awaitable[None]], token: str | None = None, policy: Policy | None = None, **settings: Any
+) -> None:
+    """Run a scene on a control port of its own."""
+
+    async def main() -> None:
+        parts = Parts(token, policy, **settings)
+        await parts.port.start()
+        try:
+            await scene(parts)
+        finally:
+            await parts.client.aclose()
+            await parts.port.aclose()
+
+    asyncio.run(main())

@@ -1,0 +1,233 @@
+"""/calls, /summary, /drain and /engines/{id}/drain."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import quote
+
+import pytest
+
+from gateway.control.calls import SHOWN, CallView
+from gateway.core.fleet import Engine
+from gateway.core.policy_status import PolicyStatus
+from tests.calls import a_call
+from tests.control.parts import Parts, play
+
+
+def view(number: int, **fields: object) -> CallView:
+    return CallView(**{  # type: ignore[arg-type] # a table of what differs
+        "request_id": f"r{number}", "tenant": "acme", "class_name": "default", "model": "m", "engine": None,
+        "state": "queued", "age_s": float(number), "deadline_s": 10.0, "held_tokens": 7, "attempts": 0,
+    } | fields)  # fmt: skip
+
+
+CALLS = [
+    view(2),
+    view(1, class_name="batch", state="running", engine="e0"),
+    view(3, model="other/m:x", state="streaming"),
+]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", ["r1", "r2", "r3"]),
+        ("?class=batch", ["r1"]),
+        ("?class=default", ["r2", "r3"]),
+        ("?class=nobody", []),
+        ("?model=other%2Fm:x", ["r3"]),
+        ("?state=queued", ["r2"]),
+        ("?state=running&class=batch&model=m", ["r1"]),
+        ("?state=running&class=default", []),
+    ],
+)
+def test_calls_are_filtered_the_newest_first(query: str, found: list[str]) -> None:
+    async def scene(gateway: Parts) -> None:
+        told = (await gateway.get(f"/calls{query}")).json()
+        assert [call["request_id"] for call in told["calls"]] == found
+        assert told["total"] == len(found)
+
+    play(scene, calls=lambda: iter(CALLS))
+
+
+def test_a_call_in_full() -> None:
+    async def scene(gateway: Parts) -> None:
+        assert (await gateway.get("/calls")).json()["calls"] == [
+            {
+                "request_id": "r1",
+                "tenant": "acme",
+                "class": "batch",
+                "model": "m",
+                "engine": "e0",
+                "state": "running",
+                "age_s": 1.0,
+                "deadline_s": 10.0,
+                "held_tokens": 7,
+                "attempts": 0,
+            }
+        ]
+
+    play(scene, calls=lambda: CALLS[1:2])
+
+
+def test_calls_are_bounded() -> None:
+    async def scene(gateway: Parts) -> None:
+        told = (await gateway.get("/calls")).json()
+        assert told["total"] == SHOWN + 500
+        assert [call["request_id"] for call in told["calls"]] == [f"r{number}" for number in range(SHOWN)]
+
+    play(scene, calls=lambda: map(view, reversed(range(SHOWN + 500))))
+
+
+@pytest.mark.parametrize("query", ["?state=lost", "?clas=batch", "?tenant=acme", "?state="])
+def test_a_filter_that_is_none_is_refused(query: str) -> None:
+    async def scene(gateway: Parts) -> None:
+        answer = await gateway.get(f"/calls{query}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_filter")
+
+    play(scene)
+
+
+def test_the_summary_has_what_rates_are_made_of() -> None:
+    ended = {"ok": 7}
+
+    async def scene(gateway: Parts) -> None:
+        first = (await gateway.get("/summary")).json()
+        ended["ok"] = 9
+        second = (await gateway.get("/summary")).json()
+        assert (first["outcomes"], second["outcomes"]) == ({"ok": 7}, {"ok": 9})
+        assert second["at_s"] >= first["at_s"]
+        assert second["policy"]["version"] == 5
+
+    play(scene, outcomes=lambda: ended, policy_status=lambda: PolicyStatus(version=5))
+
+
+# -- the drain of the gateway -----------------------------------------------------------------------------------------
+
+
+def test_drain_and_back() -> None:
+    async def scene(gateway: Parts) -> None:
+        gateway.up("e0")
+        assert (await gateway.get("/drain")).json() == {
+            "draining": False,
+            "running_calls": 0,
+            "queued_calls": 0,
+            "draining_engines": [],
+        }
+        assert (await gateway.get("/readyz")).status_code == 200
+        async with gateway.dispatch.admitted(a_call(deadline=asyncio.get_running_loop().time() + 100.0)):
+            answer = await gateway.post("/drain")
+            assert (answer.status_code, answer.json()["draining"], answer.json()["running_calls"]) == (200, True, 1)
+        ready = await gateway.get("/readyz")
+        assert (ready.status_code, ready.text) == (503, "drained by an operator\n")
+        assert (await gateway.get("/livez")).status_code == 200
+        assert (await gateway.get("/fleet")).json()["draining"] is True
+        assert (await gateway.get("/drain")).json()["draining"] is True
+        async with gateway.dispatch.admitted(a_call(deadline=asyncio.get_running_loop().time() + 100.0)):
+            pass  # calls are still taken: only balancers are told
+        answer = await gateway.ask("DELETE", "/drain")
+        assert (answer.status_code, answer.json()["draining"]) == (200, False)
+        assert (await gateway.get("/readyz")).status_code == 200
+
+    play(scene)
+
+
+def test_the_end_of_the_process_is_not_called_back() -> None:
+    async def scene(gateway: Parts) -> None:
+        await gateway.post("/drain")
+        gateway.dispatch.refuse_waiting()
+        answer = await gateway.ask("DELETE", "/drain")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "shutting_down")
+        assert (await gateway.get("/readyz")).text == "shutting down\n"
+        assert (await gateway.post("/drain")).status_code == 200
+
+    play(scene)
+
+
+def test_whoever_is_told_to_drain_decides() -> None:
+    asked = []
+
+    async def scene(gateway: Parts) -> None:
+        assert (await gateway.post("/drain")).status_code == 409
+        assert (await gateway.ask("DELETE", "/drain")).status_code == 200
+
+    play(scene, drain=asked.append)
+    assert asked == [True, False]
+
+
+# -- the drain of an engine -------------------------------------------------------------------------------------------
+
+
+def test_an_engine_gets_no_new_calls_and_ends_those_it_has() -> None:
+    async def scene(gateway: Parts) -> None:
+        loop = asyncio.get_running_loop()
+        engine = gateway.up("e0")
+        call = a_call(deadline=loop.time() + 100.0)
+        async with gateway.dispatch.admitted(call):
+            answer = await gateway.post("/engines/e0/drain")
+            assert answer.json() == {"engine": "e0", "draining": True, "in_flight": 1}
+            assert (await gateway.get("/drain")).json()["draining_engines"] == ["e0"]
+            assert gateway.dispatch.at_once(call) is None
+            assert engine.in_flight == 1
+        assert (await gateway.get("/engines/e0/drain")).json() == {"engine": "e0", "draining": True, "in_flight": 0}
+        answer = await gateway.ask("DELETE", "/engines/e0/drain")
+        assert answer.json()["draining"] is False
+        async with gateway.dispatch.admitted(call) as grant:
+            assert grant.engine is engine
+
+    play(scene)
+
+
+def test_what_waits_goes_when_an_engine_is_back() -> None:
+    async def scene(gateway: Parts) -> None:
+        loop = asyncio.get_running_loop()
+        first = gateway.up("e0")
+        gateway.up("e1")
+        first.slots = 1
+        await gateway.post("/engines/e1/drain")
+
+        async def one() -> str:
+            async with gateway.dispatch.admitted(a_call(deadline=loop.time() + 100.0)) as grant:
+                return grant.engine.id
+
+        async with gateway.dispatch.admitted(a_call(deadline=loop.time() + 100.0)):
+            waiting = asyncio.ensure_future(one())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            await gateway.ask("DELETE", "/engines/e1/drain")
+            assert await asyncio.wait_for(waiting, 10.0) == "e1"
+
+    play(scene)
+
+
+@pytest.mark.parametrize("id", ["/run/vllm/b.sock", "10.0.0.11:8000", "h:1/a b"])
+@pytest.mark.parametrize("safe", ["", "/:"])
+def test_ids_are_addresses_and_paths(id: str, safe: str) -> None:
+
+    async def scene(gateway: Parts) -> None:
+        gateway.fleet.add(Engine(id, "unix:///run/vllm/b.sock", gateway.dispatch.policy))
+        answer = await gateway.post(f"/engines/{quote(id, safe=safe)}/drain")
+        assert (answer.status_code, answer.json()) == (200, {"engine": id, "draining": True, "in_flight": 0})
+
+    play(scene)
+
+
+@pytest.mark.parametrize("id", ["e9", "", "e0/drain", "%00"])
+def test_an_engine_that_is_not_there(id: str) -> None:
+    async def scene(gateway: Parts) -> None:
+        answer = await gateway.post(f"/engines/{id}/drain")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "engine_not_found")
+
+    play(scene)
+
+
+def test_an_engine_that_leaves_for_good_is_not_called_back() -> None:
+    def refuses(engine: Engine, wanted: bool) -> None:
+        engine.draining = True
+
+    async def scene(gateway: Parts) -> None:
+        assert (await gateway.post("/engines/e0/drain")).status_code == 200
+        answer = await gateway.ask("DELETE", "/engines/e0/drain")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "engine_retired")
+
+    play(scene, drain_engine=refuses)

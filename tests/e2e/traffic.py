@@ -1,0 +1,132 @@
+"""What the tests of the traffic policy are made of: a gateway whose policy is edited while it runs, and its clients.
+
+A policy here is the tree that its YAML holds; JSON is YAML.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+
+from loadtest.processes import Gateway, get, until
+
+Tree = dict[str, Any]
+Headers = Iterable[tuple[bytes, bytes]]
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Why is the river level?"}]
+QUICK = {"poll": "50ms", "health": "100ms"}  # fleet
+APPLIED = "is active ("  # the gateway's line on a policy that has replaced another
+
+
+def body(**fields: Any) -> Tree:
+    """A chat call of three tokens that do not end early; `fields` are added or replace."""
+    return {"model": "sim", "messages": MESSAGES, "max_tokens": 3, "ignore_eos": True} | fields
+
+
+def sha256(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class Site:
+    """A gateway of its own and the policy file it watches; `with` ends it."""
+
+    def __init__(self, folder: Path, policy: Tree, *arguments: str) -> None:
+        self.folder = folder
+        self.file = folder / "policy.yaml"
+        self.save(policy)
+        self.gateway = Gateway(folder / "gateway.log", "--policy", str(self.file), "--log", "none", *arguments)
+        self.http = httpx.Client(base_url=self.gateway.url, timeout=20.0, trust_env=False)
+
+    def __enter__(self) -> Site:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+        alive, told = self.gateway.child.alive, self.gateway.child.output()
+        self.gateway.child.stop()
+        assert alive, told
+        assert "Traceback" not in told, told
+
+    # -- the policy -----------------------------------------------------------------------------------------------
+
+    def save(self, policy: Tree | str) -> None:
+        """Put a policy in the file's place, as editors do it: another file, renamed over it."""
+        text = policy if isinstance(policy, str) else json.dumps(policy, ensure_ascii=False, indent=1)
+        new = self.file.with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(self.file)
+
+    def applied(self) -> int:
+        """How many policies have replaced another."""
+        return self.gateway.child.output().count(APPLIED)
+
+    def use(self, policy: Tree) -> None:
+        """Save a policy and wait until it is active."""
+        before = self.applied()
+        self.save(policy)
+        self.hang_up()
+        assert until(lambda: self.applied() > before, 5.0) is not None, self.gateway.child.output()
+
+    def hang_up(self) -> None:
+        """SIGHUP: read the file now."""
+        os.kill(self.gateway.child.pid, signal.SIGHUP)
+
+    def status(self) -> Any:
+        """What `/policy` says of the active policy and of the file, with the policy itself as `policy`."""
+        return json.loads(get(f"{self.gateway.control}/policy?format=json")[1])
+
+    # -- clients --------------------------------------------------------------------------------------------------
+
+    def ask(self, fields: Tree | None = None, key: str | None = None, **headers: str) -> httpx.Response:
+        """One chat call. Underscores in the names of headers are dashes."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        if key is not None:
+            given["authorization"] = f"Bearer {key}"
+        return self.http.post(CHAT, json=body(**(fields or {})), headers=given)
+
+    def openai(self, key: str = "none", *, retries: int = 0) -> openai.OpenAI:
+        url = f"{self.gateway.url}/v1"
+        return openai.OpenAI(base_url=url, api_key=key, max_retries=retries, timeout=20.0)
+
+    def empty(self) -> bool:
+        """Whether nothing is held, running or queued any more."""
+        fleet = self.gateway.fleet()
+        queued = any(queue["calls"] or queue["tokens"] for queue in fleet["queues"])
+        return self.gateway.idle() and not queued and not any(fleet["running"].values())
+
+
+class Wire:
+    """One connection to a data port that sends exactly the bytes it is told to."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20)
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def ask(self, data: bytes, headers: Headers = (), path: str = CHAT) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and body of the answer to a POST on this connection."""
+        lines = [
+            b"POST %b HTTP/1.1\r\nhost: weir\r\ncontent-length: %d\r\n" % (path.encode(), len(data)),
+            *(b"%b: %b\r\n" % line for line in headers),
+        ]
+        self._socket.sendall(b"".join(lines) + b"\r\n" + data)
+        answer = http.client.HTTPResponse(self._socket)
+        answer.begin()
+        return answer.status, dict(answer.headers.items()), answer.read()

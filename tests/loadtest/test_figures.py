@@ -1,0 +1,119 @@
+"""The figures: what counts as good, on tries made by hand; and the command, from its arguments to its table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.figure_table import Row, details_of, percent, quantile, table_of
+from loadtest.figures import ROWS, main
+from loadtest.figures_load import goodput, late, retry_after, throughput, wait
+from loadtest.inprocess import Target
+from loadtest.scenarios import Capacity, Outcome, Setting, in_time
+from loadtest.simulated_client import Try
+from loadtest.simulation import Result
+
+TARGETS = {"chat": Target(ttft=2.0, deadline=30.0), "batch": Target(ttft=float("inf"), deadline=600.0)}
+
+
+def a_try(**fields: object) -> Try:
+    """Answered in time with 100 tokens, in the middle of the measured part."""
+    return Try(**{
+        "class_name": "chat", "number": 1, "intended": 100.0, "sent": 100.0, "first_byte": 101.0, "finished": 110.0,
+        "status": 200, "outcome": "ok", "prompt_tokens": 60, "completion_tokens": 40, "upstream": 1,
+    } | fields)  # type: ignore[arg-type] # fields of Try, passed through # fmt: skip
+
+
+def outcome_of(*tries: Try) -> Outcome:
+    result = Result(
+        tries=list(tries), calls=len(tries), samples=[], preempted=0, posts=0, seconds=240.0, unfinished=0,
+        last_posts=(), orphans=0,
+    )  # fmt: skip
+    return Outcome(result, [], 0)
+
+
+def a_setting() -> Setting:
+    setting = Setting(warm=60.0, measured=180.0)
+    setting.targets = TARGETS
+    setting.capacity = Capacity(tokens=100.0 / 180.0, calls=1.0, clients=1)  # one good try is all of it
+    return setting
+
+
+@pytest.mark.parametrize(
+    ("fields", "good"),
+    [
+        ({}, True),
+        ({"first_byte": 102.0}, True),
+        ({"first_byte": 102.1}, False),
+        ({"finished": 130.0}, True),
+        ({"finished": 130.1}, False),
+        ({"intended": 50.0, "number": 3}, True),
+        ({"outcome": "truncated"}, False),
+        ({"class_name": "batch", "first_byte": 109.0}, True),
+    ],
+)
+def test_in_time_is_both_targets_from_the_sending_of_the_try(fields: dict[str, object], good: bool) -> None:
+    assert in_time(a_try(**fields), TARGETS) is good
+
+
+def test_goodput_is_tokens_in_time_over_the_capacity_and_only_of_the_measured_part() -> None:
+    setting = a_setting()
+    outcome = outcome_of(
+        a_try(),
+        a_try(number=2),
+        a_try(first_byte=105.0),
+        a_try(outcome="queue_full", upstream=0, prompt_tokens=0, completion_tokens=0),
+        a_try(finished=59.9, sent=50.0, first_byte=50.5),
+        a_try(finished=240.0, sent=239.0, first_byte=239.5),
+    )
+    assert goodput(setting, outcome) == pytest.approx(2.0)
+    assert goodput(setting, outcome, first=True) == pytest.approx(1.0)
+    assert throughput(setting, outcome) == pytest.approx(3.0)
+    assert late(setting, outcome) == pytest.approx(1 / 3), "of those an engine was given"
+
+
+def test_numbers_as_they_are_written() -> None:
+    assert [percent(share) for share in (0.0, 0.05, 0.5, 0.999, 1.0)] == [
+        "0.00 %",
+        "5.00 %",
+        "50.0 %",
+        "99.90 %",
+        "100.0 %",
+    ]
+    assert [quantile([3.0, 1.0, 2.0], q) for q in (0.0, 0.5, 0.99)] == [1.0, 2.0, 3.0]
+    assert quantile([], 0.5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "policy"),
+    [
+        (["--rows", "6,99"], None),
+        (["--engines", "many"], None),
+        (["--engines", "1"], None),
+        (["--policy", "no/such/file"], None),
+        ([], "version: 1\nclasses: {default: {deadline: 1m}}\n"),
+        ([], "version: 1\ntenants: {acme: {}}\n"),
+        ([], "version: 1\nno_such_field: 1\n"),
+    ],
+)
+def test_bad_arguments_are_status_2(
+    arguments: list[str], policy: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if policy is not None:
+        (tmp_path / "policy.yaml").write_text(policy)
+        arguments = ["--policy", str(tmp_path / "policy.yaml")]
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+def test_every_row_can_be_measured() -> None:
+    setting = Setting(engines=2, warm=3.0, measured=3.0)
+    rows: list[Row] = [row for measure in (*ROWS.values(), retry_after, wait) for row in measure(setting)]
+    assert {row.name for row in rows} >= set(ROWS)
+    assert table_of(rows).row_count == len(rows)
+    assert details_of(setting).row_count > 0
+    assert [wrong for outcome in setting.known.values() for wrong in outcome.left_over] == []

@@ -1,0 +1,57 @@
+"""What a policy file and the files it names become; real files."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from gateway.core.policy_file import PolicyError
+from gateway.loading import LoadError, load
+
+ENGINES = "fleet: {engines: [{url: 'http://h:1', api_key_file: a.key}, {url: 'http://h:2'}]}\n"
+
+
+def written(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    return folder / "p.yaml"
+
+
+def test_names_are_relative_to_the_policys_own_folder(tmp_path: Path) -> None:
+    path = written(tmp_path, p_yaml=ENGINES, a_key="secret\n")
+    assert load(path, Path.read_bytes).api_keys == {"http://h:1": "secret"}
+
+
+def test_the_keys_of_the_keys_file_become_their_tenants(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"weir-key").hexdigest()
+    path = written(tmp_path, p_yaml="keys_file: k.txt\ntenants: {acme: {}}\n", k_txt=f"{digest} acme\n")
+    assert load(path, Path.read_bytes).policy.tenants["acme"].keys == (digest,)
+
+
+def test_a_keys_file_that_is_not_there_yet_lets_nobody_in_by_it(tmp_path: Path) -> None:
+    path = written(tmp_path, p_yaml="keys_file: k.txt\ntenants: {acme: {}}\n")
+    assert load(path, Path.read_bytes).policy.tenants["acme"].keys == ()
+
+
+@pytest.mark.parametrize("key", ["", "two words", "k\u00e9y", "a\nb"])
+def test_an_engines_key_is_one_word_of_visible_ascii(tmp_path: Path, key: str) -> None:
+    path = written(tmp_path, p_yaml=ENGINES, a_key=key)
+    with pytest.raises(LoadError, match=r"fleet\.engines\[0\]\.api_key_file: .*a\.key: expected one key"):
+        load(path, Path.read_bytes)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, p_yaml=ENGINES)
+    with pytest.raises(LoadError, match=r"api_key_file: .*a\.key: No such file"):
+        load(path, Path.read_bytes)
+    (tmp_path / "k.txt").mkdir()
+    with pytest.raises(LoadError, match=r"keys_file: .*k\.txt: Is a directory"):
+        load(written(tmp_path, p_yaml="keys_file: k.txt\n"), Path.read_bytes)
+    with pytest.raises(LoadError, match=r"fleet\.engines\[0\]\.url: .*port"):
+        load(written(tmp_path, p_yaml="fleet: {engines: [{url: 'http://h:99999'}]}\n"), Path.read_bytes)
+    with pytest.raises(PolicyError):
+        load(written(tmp_path, p_yaml="nonsense: 1\n"), Path.read_bytes)
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "none.yaml", Path.read_bytes)
