@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.core.breaker import BreakerState
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.outcome import Outcome, Record
+from gateway.core.policy_status import PolicyStatus
+from gateway.core.retries import RetryBudget
 from gateway.dispatch import Dispatch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,14 +48,28 @@ class _Histogram:
 class _Row:
     """What is counted for one (route, class, model, outcome)."""
 
-    __slots__ = ("attempts", "cached", "completion", "duration", "prompt", "queue", "requests", "ttft")
+    __slots__ = (
+        "affinity", "attempts", "cached", "completion", "duration", "prompt", "queue", "requests", "shaped", "ttft",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.requests = self.prompt = self.completion = self.cached = self.attempts = 0
+        self.requests = self.prompt = self.completion = self.cached = self.attempts = self.affinity = self.shaped = 0
         self.queue, self.ttft, self.duration = _Histogram(), _Histogram(), _Histogram()
 
 
 LABELS = ("route", "class", "model", "outcome")
+CANCELLED = frozenset({"client_gone", "slow_client", "deadline", "drain"})  # reasons for which a call is ended early
+
+
+BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+
+
+class Batches(Protocol):
+    """What the batcher counts: requests by what sent them off, calls they answered together, calls sent again."""
+
+    batches: dict[str, int]
+    merged: int
+    again: int
 
 
 class Metrics(Collector):
@@ -63,11 +81,19 @@ class Metrics(Collector):
         dispatch: Dispatch,
         connections: Callable[[], int],
         refusals: Callable[[], Mapping[int, int]],
+        retries: RetryBudget,
+        batcher: Batches,
     ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch
         self._connections = connections
         self._refusals = refusals
+        self._retries = retries
+        self._batcher = batcher
+        self.policy_status: Callable[[], PolicyStatus] = PolicyStatus
+        self._waits: dict[str, tuple[_Histogram, _Histogram]] = {}  # class -> predicted wait, its error
+        self._cancelled: dict[str, int] = {}
+        self._tenants: dict[tuple[str, Outcome], list[int]] = {}  # requests, tokens
         self._rows: dict[tuple[str, str, str, Outcome], _Row] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -89,8 +115,24 @@ class Metrics(Collector):
                 row.prompt += record.prompt_tokens
                 row.completion += record.completion_tokens
                 row.cached += record.cached_tokens
+            row.affinity += record.affinity_tokens
+            row.shaped += record.shaped_tokens
+            if record.predicted_wait:
+                waits = self._waits.get(record.class_name)
+                if waits is None:
+                    waits = self._waits[record.class_name] = _Histogram(), _Histogram()
+                waits[0].observe(record.predicted_wait)
+                waits[1].observe(abs(record.queue - record.predicted_wait))
         if record.attempts > 1:
             row.attempts += record.attempts - 1
+        if record.reason in CANCELLED:
+            self._cancelled[record.reason] = self._cancelled.get(record.reason, 0) + 1
+        tenant = self._tenants.get((record.tenant, record.outcome))
+        if tenant is None:
+            tenant = self._tenants[record.tenant, record.outcome] = [0, 0]
+        tenant[0] += 1
+        if engine:
+            tenant[1] += record.prompt_tokens + record.completion_tokens
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
@@ -121,6 +163,8 @@ class Metrics(Collector):
         for status, count in self._refusals().items():
             refusals.add_metric((str(status),), count)
         yield refusals
+        yield from self._decisions()
+        yield from self._models()
         yield GaugeMetricFamily("weir_connections", "Open connections of the data port.", value=self._connections())
 
     def _calls(self) -> Iterable[Metric]:
@@ -130,6 +174,10 @@ class Metrics(Collector):
         tokens = CounterMetricFamily(
             "weir_tokens", "Tokens as the engines reported them, by kind.", labels=("kind", *LABELS)
         )
+        affinity = CounterMetricFamily(
+            "weir_affinity_tokens", "Prompt tokens expected to be cached on the engine chosen for them.", labels=LABELS
+        )
+        shaped = CounterMetricFamily("weir_shaped_tokens", "Output tokens asked for and cut by shaping.", labels=LABELS)
         queue = HistogramMetricFamily("weir_queue_seconds", "From arrival to grant.", labels=LABELS)
         ttft = HistogramMetricFamily("weir_ttft_seconds", "From arrival to the engine's first byte.", labels=LABELS)
         duration = HistogramMetricFamily("weir_request_seconds", "From arrival to the end.", labels=LABELS)
@@ -137,11 +185,66 @@ class Metrics(Collector):
             labels = (route, class_name, model, outcome.value)
             requests.add_metric(labels, row.requests)
             retries.add_metric(labels, row.attempts)
+            affinity.add_metric(labels, row.affinity)
+            shaped.add_metric(labels, row.shaped)
             for kind in kinds:
                 tokens.add_metric((kind, *labels), getattr(row, kind))
             for family, histogram in ((queue, row.queue), (ttft, row.ttft), (duration, row.duration)):
                 family.add_metric(labels, histogram.buckets(), histogram.sum)
-        yield from (requests, retries, tokens, queue, ttft, duration)
+        yield from (requests, retries, tokens, affinity, shaped, queue, ttft, duration)
+
+    def _decisions(self) -> Iterable[Metric]:
+        tenants = CounterMetricFamily(
+            "weir_tenant_requests", "Calls ended, by tenant; without one: unauthorized.", labels=("tenant", "outcome")
+        )
+        used = CounterMetricFamily("weir_tenant_tokens", "Tokens used, by tenant.", labels=("tenant", "outcome"))
+        for (tenant, outcome), (requests, tokens) in self._tenants.items():
+            tenants.add_metric((tenant, outcome.value), requests)
+            used.add_metric((tenant, outcome.value), tokens)
+        predicted = HistogramMetricFamily("weir_predicted_wait_seconds", "Predicted waits.", labels=("class",))
+        error = HistogramMetricFamily(
+            "weir_wait_error_seconds", "Between the predicted wait and the real one, either way.", labels=("class",)
+        )
+        for name, waits in self._waits.items():
+            for family, histogram in zip((predicted, error), waits, strict=True):
+                family.add_metric((name,), histogram.buckets(), histogram.sum)
+        cancelled = CounterMetricFamily("weir_cancelled", "Calls ended early, by why.", labels=("reason",))
+        for reason, count in self._cancelled.items():
+            cancelled.add_metric((reason,), count)
+        yield from (tenants, used, predicted, error, cancelled)
+        yield GaugeMetricFamily(
+            "weir_retry_budget_left", "Retries that may still be made in this window.", value=self._retries.left
+        )
+        batches = CounterMetricFamily("weir_batches", "Requests of the batcher, by what sent them.", labels=("reason",))
+        for reason, count in self._batcher.batches.items():
+            batches.add_metric((reason,), count)
+        yield batches
+        yield CounterMetricFamily("weir_batched_calls", "Calls answered by a shared request.", self._batcher.merged)
+        yield CounterMetricFamily("weir_batch_resends", "Calls of a refused batch, sent singly.", self._batcher.again)
+        status = self.policy_status()
+        yield GaugeMetricFamily("weir_policy_version", "Policies applied since the start.", status.version)
+        yield CounterMetricFamily("weir_policy_reloads", "Policies applied while running.", status.reloads)
+        yield CounterMetricFamily("weir_policy_failures", "Policy files that could not be used.", status.failures)
+        yield GaugeMetricFamily("weir_policy_bad", "1 while the file cannot be used.", float(status.error is not None))
+
+    def _models(self) -> Iterable[Metric]:
+        mode = GaugeMetricFamily("weir_mode", "0 normal, 1 tight, 2 brownout, 3 closed.", labels=("model",))
+        steps = CounterMetricFamily("weir_mode_changes", "Steps between modes.", labels=("model", "from", "to"))
+        places = GaugeMetricFamily("weir_places", "Places kept for refused calls.", labels=("model", "class"))
+        drain = GaugeMetricFamily("weir_drain_tokens_per_second", "Tokens that come back.", labels=("model",))
+        now = self._dispatch.clock()
+        for model, pressure in self._dispatch.pressure.items():
+            mode.add_metric((model,), pressure.level)
+            for (before, after), count in pressure.state.transitions.items():
+                steps.add_metric((model, str(before), str(after)), count)
+            for name, kept in pressure.places.items():
+                places.add_metric((model, name), len(kept))
+            drain.add_metric((model,), pressure.drain.rate(now))
+        changes = CounterMetricFamily("weir_breaker_changes", "States a breaker has entered.", labels=("engine", "to"))
+        for engine in self._fleet:
+            for state, count in engine.breaker.transitions.items():
+                changes.add_metric((engine.id, state), count)
+        yield from (mode, steps, places, drain, changes)
 
     def _engines(self) -> Iterable[Metric]:
         gauges: list[tuple[str, str, Callable[[Engine], float]]] = [
@@ -154,6 +257,9 @@ class Metrics(Collector):
             ("trim_ratio", "How far the budget is scaled to what holds turn into.", lambda e: e.trim),
             ("kv_usage_ratio", "KV-cache usage at the last sample.", lambda e: e.sample.kv_usage if e.sample else 0),
             ("prefill_tokens_per_second", "Learned prefill rate.", lambda e: e.prefill_rate),
+            ("seconds_per_output_token", "Learned time per output token.", lambda e: e.tpot),
+            ("draining", "1 while the engine gets no new calls.", lambda e: e.draining),
+            ("breaker_open", "1 while the breaker is open, 0.5 half open.", lambda e: BREAKER[e.breaker.state]),
         ]
         for name, text, read in gauges:
             family = GaugeMetricFamily(f"weir_engine_{name}", text, labels=("engine",))

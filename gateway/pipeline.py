@@ -45,6 +45,7 @@ from gateway.wire.server import Request, Responder, answer
 JSON = b"content-type: application/json\r\n"
 
 MERGED = ("embedding", "rerank", "score")  # kinds of route the batcher may merge
+LOGGED_AT_MOST = 64 * 1024  # bytes of a body
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
 PASSED_ON = (b"traceparent", b"tracestate")  # request headers an engine may see, beside those written here
 
@@ -137,7 +138,6 @@ class Pipeline:
             self._answer_here(request, responder, route)
             return
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
-        record.arrived = request.at
         live = Live(record)
         live.task = asyncio.get_running_loop().create_task(self._run(request, responder, route, live))
         self.tasks[live.task] = live
@@ -186,6 +186,8 @@ class Pipeline:
             tenant=account.name,
             now=request.at,
         )
+        if snapshot.policy.logging.prompts:
+            record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
         self._judge(call, account, snapshot, record)
         with self._charge(call, account, request.at) as charge:
             piece = self.batcher.piece(call) if call.route.kind in MERGED else None
@@ -225,7 +227,6 @@ class Pipeline:
         record.class_name = call.class_name
         record.model = call.model
         record.stream = call.stream
-        record.deadline = call.deadline
         record.prompt_tokens = record.estimated_prompt_tokens = call.prompt_tokens
         record.held_tokens = call.cost
         if account.models and call.model not in account.models:
@@ -378,7 +379,7 @@ class Pipeline:
             lines += shaped_header(call.shaped, call.asked)
         if call.asked_class and call.asked_class != call.class_name:
             lines += b"x-weir-class-asked: %b\r\n" % call.asked_class.encode()
-        return lines + charge.headers(record.arrived + record.ttft)
+        return lines + charge.headers(call.arrived + record.ttft)
 
     def _refusal(self, refused: Refused, record: Record) -> bytes:
         record.outcome = refused.outcome

@@ -92,6 +92,7 @@ async def serve(options: Options) -> None:
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
         if file is not None:
+            gateway.metrics.policy_status = lambda: file.status
             file.start(gateway.apply)
             stack.push_async_callback(file.aclose)
             signals.on_hangup(file.ask)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway import calllog
@@ -135,3 +136,9 @@ def test_a_reader_that_went_away_loses_the_log_and_nothing_else() -> None:
 
     asyncio.run(main())
     os.close(write)
+
+
+def test_a_request_is_in_its_line_only_where_the_policy_wants_it() -> None:
+    plain, full = Record(request_id="a", route="r"), Record(request_id="b", route="r", request='{"x":"\u00e9\\n"}')
+    assert "request" not in msgspec.json.decode(msgspec.json.encode(plain))
+    assert msgspec.json.decode(msgspec.json.encode(full))["request"] == '{"x":"\u00e9\\n"}'

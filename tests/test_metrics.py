@@ -6,15 +6,21 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.core.breaker import Ending
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.outcome import Outcome, Record
-from gateway.core.policy import Policy
+from gateway.core.policy import Policy, Retries
+from gateway.core.policy_status import PolicyStatus
+from gateway.core.retries import RetryBudget
 from gateway.core.vllm import EngineSample, ModelCard
 from gateway.dispatch import Dispatch
 from gateway.metrics import BOUNDS, Metrics
+from tests.calls import a_call
 
 Labels = dict[str, str]
 
@@ -29,7 +35,11 @@ class World:
         self.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
         self.fleet.health(self.engine, True, 0.0)
         self.dispatch = Dispatch(self.fleet, Policy(), random.Random(1), lambda: 0.0)
-        self.metrics = Metrics(self.fleet, self.dispatch, lambda: 7, lambda: {400: 3, 503: 2})
+        self.retries = RetryBudget(Retries())
+        self.batcher = SimpleNamespace(batches={"window": 2}, merged=5, again=1)
+        self.metrics = Metrics(
+            self.fleet, self.dispatch, lambda: 7, lambda: {400: 3, 503: 2}, self.retries, self.batcher
+        )
 
     def samples(self) -> list[tuple[str, Labels, float]]:
         families = text_string_to_metric_families(self.metrics.exposition().decode())
@@ -132,7 +142,11 @@ def test_gauges_are_what_the_fleet_holds_now() -> None:
         engine = world.engine
         hold = engine.hold(300, 200, 0.0)
         world.fleet.sampled(engine, EngineSample(running=1, waiting=0, kv_usage=0.25, capacity_tokens=1000), 0.0)
-        told = {name: value for name, labels, value in world.samples() if labels.get("engine") == "e0"}
+        told = {
+            name: value
+            for name, labels, value in world.samples()
+            if labels.get("engine") == "e0" and name.startswith("weir_engine_")
+        }
         assert told == {
             "weir_engine_up": 1,
             "weir_engine_capacity_tokens": 1000,
@@ -143,6 +157,9 @@ def test_gauges_are_what_the_fleet_holds_now() -> None:
             "weir_engine_trim_ratio": engine.trim,
             "weir_engine_kv_usage_ratio": 0.25,
             "weir_engine_prefill_tokens_per_second": engine.prefill_rate,
+            "weir_engine_seconds_per_output_token": engine.tpot,
+            "weir_engine_draining": 0,
+            "weir_engine_breaker_open": 0,
         }
         assert world.total("weir_connections") == 7
         assert world.total("weir_wire_refusals_total", status="400") == 3
@@ -165,3 +182,51 @@ def test_every_metric_has_a_help_text_and_a_type() -> None:
             assert family.type in {"counter", "gauge", "histogram"}
 
     play(scene)
+
+
+def test_every_decision_is_counted() -> None:
+    def scene(world: World) -> None:
+        metrics = world.metrics
+        metrics.observe(record(tenant="acme", predicted_wait=0.5, queue=0.75, shaped_tokens=100, affinity_tokens=64))
+        metrics.observe(record(tenant="acme", reason="deadline", outcome=Outcome.EXPIRED, prompt_tokens=7))
+        metrics.observe(record(reason="what a client says", engine="", outcome=Outcome.UNAUTHORIZED))
+        assert world.total("weir_shaped_tokens_total") == 100
+        assert world.total("weir_affinity_tokens_total") == 64
+        assert world.total("weir_predicted_wait_seconds_sum", **{"class": "default"}) == 0.5
+        assert world.total("weir_wait_error_seconds_sum", **{"class": "default"}) == 0.25
+        assert world.total("weir_wait_error_seconds_count", **{"class": "default"}) == 1
+        assert world.total("weir_cancelled_total") == world.total("weir_cancelled_total", reason="deadline") == 1
+        assert world.total("weir_tenant_requests_total", tenant="acme", outcome="ok") == 1
+        assert world.total("weir_tenant_requests_total", tenant="", outcome="unauthorized") == 1
+        assert world.total("weir_tenant_tokens_total", tenant="acme", outcome="expired") == 7
+        world.retries.call(0.0)
+        world.retries.take(0.0)
+        assert world.total("weir_retry_budget_left") == Retries().at_least - 1
+        assert world.total("weir_batches_total", reason="window") == 2
+        assert (world.total("weir_batched_calls_total"), world.total("weir_batch_resends_total")) == (5, 1)
+        metrics.policy_status = lambda: PolicyStatus(version=3, reloads=2, failures=1, error="line 1")
+        policy = [world.total(f"weir_policy_{name}") for name in ("version", "reloads_total", "failures_total", "bad")]
+        assert policy == [3, 2, 1, 1]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("failures", "told"), [(0, 0.0), (5, 1.0)])
+def test_breakers_and_modes_are_told(failures: int, told: float) -> None:
+    async def scene(world: World) -> None:
+        breaker = world.engine.breaker
+        for _ in range(failures):
+            breaker.ended(breaker.sent(0.0), Ending.FAILURE, 0.0)
+        assert world.total("weir_engine_breaker_open") == told
+        assert world.total("weir_breaker_changes_total", to="open") == told
+        async with world.dispatch.admitted(a_call(prompt_tokens=10)):
+            assert world.total("weir_mode", model="m") == 0
+            assert world.total("weir_mode_changes_total", model="m", to="tight") == 0
+            assert {labels["class"] for name, labels, _ in world.samples() if name == "weir_places"} == set(
+                Policy().classes
+            )
+
+    async def main() -> None:
+        await scene(World())
+
+    asyncio.run(main())

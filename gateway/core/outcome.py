@@ -12,6 +12,7 @@ import random
 from enum import Enum
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class Outcome(Enum):
@@ -178,11 +179,10 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     ttft: float = 0.0
     total: float = 0.0
     bytes_in: int = 0
-    arrived: float = 0.0  # monotonic
-    deadline: float = 0.0  # monotonic
     predicted_wait: float = 0.0
     affinity_tokens: int = 0  # of the prompt, expected to be cached where it was sent
     shaped_tokens: int = 0  # asked for and cut
+    request: str | UnsetType = UNSET  # the body as it came, where the policy wants it logged
 
 
 def refusal_headers(refused: Refused, rng: random.Random) -> bytes:

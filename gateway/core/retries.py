@@ -46,11 +46,16 @@ class RetryBudget:
         self._calls[self._second % WINDOW] += 1
         self.calls += 1
 
+    @property
+    def left(self) -> float:
+        """Retries that may still be made in this window."""
+        return max(self.policy.at_least, self.policy.budget * self.calls) - self.retries
+
     def take(self, now: float) -> bool:
         """Spend one retry if the budget has one left."""
         if int(now) != self._second:
             self._advance(now)
-        if self.retries >= max(self.policy.at_least, self.policy.budget * self.calls):
+        if self.left <= 0:
             return False
         self._retries[self._second % WINDOW] += 1
         self.retries += 1
