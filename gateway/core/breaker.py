@@ -122,7 +122,9 @@ class FailureRate:
 
 
 class CircuitBreaker:
-    """`rate` is its calls and failures of the last seconds. `allows` before an engine is chosen, `sent` when a call is given to it, `ended` once when it is over.
+    """`allows` before an engine is chosen, `sent` when a call is given to it, `ended` once when it is over.
+
+    `rate` is its calls and failures of the last seconds.
 
     `since` is when it last changed; `transitions` counts by the state that was entered; `reopened` is how often it has
     relapsed since it was last closed.

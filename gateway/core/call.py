@@ -121,7 +121,8 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
 class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Policy of what a client may ask. Deadlines are seconds; `class_deadlines` names the classes there are.
 
-    `media`: `data_urls_only` (default), `none`, or `any`, which lets engines fetch what a client names.
+    `media`: `data_urls_only` (default), `none`, or `any`, which lets engines fetch what a client names; with
+    `data_urls_only` they may still fetch from `media_hosts`.
     """
 
     class_deadlines: dict[str, float] = msgspec.field(
@@ -140,6 +141,7 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     block: int = 512  # bytes
     max_blocks: int = 512
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
+    media_hosts: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         unknown = {self.default_class, *self.service_tiers.values()}.difference(self.class_deadlines)
@@ -174,7 +176,7 @@ def parse(
     if salt is None:
         salt = tenant
 
-    prompt = Prompt(settings.media, settings.max_messages, [], [])
+    prompt = Prompt(settings.media, settings.max_messages, [], [], media_hosts=settings.media_hosts)
     if route.kind == "audio":
         fields = _audio(content_type, body, prompt)
     else:

@@ -31,6 +31,7 @@ from gateway.core.policy_types import (
     EventsUrl,
     FileName,
     HeaderName,
+    HostName,
     ModelName,
     Moment,
     Name,
@@ -118,12 +119,14 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 class Body(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on one request. `max`: its body. `max_messages`: messages, prompts, inputs or documents in it. `max_n`:
     choices it may ask for. `media`: which images, audio and files its prompt may carry; any: engines fetch URLs.
+    `media_hosts`: with data_urls_only, whom engines may fetch from all the same.
     """
 
     max: Buffer = 16 * 1024**2
     max_messages: Positive = 2000
     max_n: Annotated[Count, Bounds(ge=1, le=1024)] = 8
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
+    media_hosts: tuple[HostName, ...] = ()
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ Media by reference is refused here, so that nobody makes an engine fetch an addr
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container
 from typing import Annotated, Any
 
 import msgspec
@@ -148,13 +150,15 @@ _NOT_TEXT = frozenset(("type", "id", "call_id", "tool_use_id", "cache_control", 
 
 
 class Prompt(msgspec.Struct, gc=False):
-    """What a body asks the engine to read. `media_rule` is `data_urls_only`, `none` or `any`."""
+    """What a body asks the engine to read. `media_rule` is `data_urls_only`, `none` or `any`; from `media_hosts` an
+    engine may fetch in either of the two that take media."""
 
     media_rule: str
     max_items: int
     parts: list[str]
     ids: list[Any]
     media: int = 0
+    media_hosts: Container[str] = ()
     items: int = 0  # messages, prompts, inputs or documents
 
     def count(self, items: int, param: str) -> None:
@@ -225,10 +229,17 @@ class Prompt(msgspec.Struct, gc=False):
             raise bad(f"{param} holds {key}; this gateway takes text only", param)
         url = item.get("url") if isinstance(item, dict) else item if key in _URLS else None
         if self.media_rule == "data_urls_only" and url is not None and str(url)[:5].lower() != "data:":
-            raise bad(f"{param}: {key} must be a data: URL; this gateway does not let engines fetch addresses", param)
+            host = _WEB_URL.match(str(url))
+            if host is None or host[1].lower() not in self.media_hosts:
+                message = f"{param}: {key} must be a data: URL; this gateway lets no engine fetch from that address"
+                raise bad(message, param)
         self.media += 1
         # Equal media must give equal blocks, and count like any other placeholder.
         self.parts.append(f"{hash(str(item)) & 0xFFFFFFFFFFFFFFFF:016x}")
+
+
+# http(s)://HOST[:PORT] and then the path: no user, no backslash, nothing two readers could take for different hosts.
+_WEB_URL = re.compile(r"https?://([A-Za-z0-9.-]{1,253})(?::[0-9]{1,5})?(?:[/?#]|$)", re.ASCII)
 
 
 def _is_id(value: Any) -> bool:

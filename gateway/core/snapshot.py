@@ -34,5 +34,6 @@ def call_settings(policy: Policy) -> CallSettings:
         max_messages=policy.body.max_messages,
         max_n=policy.body.max_n,
         media=policy.body.media,
+        media_hosts=frozenset(policy.body.media_hosts),
         block=policy.routing.block,
     )

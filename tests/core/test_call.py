@@ -312,6 +312,33 @@ def test_media_by_reference_is_refused(part: dict[str, Any]) -> None:
     assert call(body, settings=CallSettings(media="any")).media == 1
 
 
+@pytest.mark.parametrize(
+    ("url", "taken"),
+    [
+        ("https://cdn.example.com/a.png", True),
+        ("HTTP://CDN.example.com:8080?x=1", False),  # the scheme in capitals is nobody's usual way of writing it
+        ("http://CDN.example.com:8080?x=1", True),
+        ("https://cdn.example.com", True),
+        ("https://cdn.example.com.evil.org/a", False),
+        ("https://cdn.example.com@evil.org/a", False),
+        ("https://user:pw@cdn.example.com/a", False),
+        ("https://cdn.example.com\\\\@evil.org/a", False),
+        ("https://evil.org/https://cdn.example.com/", False),
+        ("https://[::1]/a", False),
+        ("file:///etc/passwd", False),
+        ("//cdn.example.com/a", False),
+    ],
+)
+def test_engines_may_fetch_from_the_hosts_the_policy_names(url: str, taken: bool) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+    settings = CallSettings(media_hosts=frozenset({"cdn.example.com"}))
+    if taken:
+        assert call(body, settings=settings).media == 1
+    else:
+        with pytest.raises(Refused, match="data: URL"):
+            call(body, settings=settings)
+
+
 def test_media_can_be_switched_off() -> None:
     with pytest.raises(Refused, match="text only"):
         call(
