@@ -17,7 +17,7 @@ from types import TracebackType
 from gateway.core import refusals
 from gateway.core.breaker import Ending
 from gateway.core.call import Call
-from gateway.core.choice import Choice, choose, least_ttft, usable_of
+from gateway.core.choice import LOOKED_AT, Choice, choose, least_ttft, usable_of
 from gateway.core.deadline import too_late
 from gateway.core.fleet import Engine, Fleet, Hold
 from gateway.core.outcome import Refused
@@ -93,7 +93,7 @@ class Grant:
         if hold.live:
             hold.release()
             now = self._dispatch.clock()
-            if self._first_at and self.engine.residency is not None:
+            if self._first_at and self.engine.up and self.engine.residency is not None:
                 self._remember(now)  # only from now on may the engine evict it
             self.engine.breaker.ended(self.probe, self.ending, now)
             self._dispatch.released(self.call, hold, now)
@@ -144,7 +144,8 @@ class Dispatch:
         self._turns: dict[Ticket, asyncio.Future[Grant]] = {}
         self._expiries: list[tuple[float, int, Ticket]] = []
         self._sequence = count()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._rings_at = 0.0  # what it is set to: for a time that has passed, uvloop's handle does not say
         self._late: list[Ticket] = []  # met by the pump, to be shed
 
     def apply(self, policy: Policy) -> None:
@@ -243,7 +244,8 @@ class Dispatch:
 
     def _in_time(self, call: Call, queues: Queues, pressure: Pressure, usable: list[Engine], now: float) -> None:
         """Raises Refused if the call's turn will come too late. Fills in `predicted_wait`."""
-        call.predicted_wait = wait = pressure.wait(queues, call, now, until=call.ttft_by)
+        spare = max(engine.budget - engine.load for engine in usable[:LOOKED_AT])
+        call.predicted_wait = wait = pressure.wait(queues, call, now, until=call.ttft_by, spare=spare)
         if not self.policy.deadlines.predict:
             return
         if now + wait > call.ttft_by or too_late(call, now + wait, *least_ttft(usable, call, now)):
@@ -377,10 +379,11 @@ class Dispatch:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-        elif self._timer is None or self._timer.when() > expiries[0][0]:
+        elif self._timer is None or self._rings_at > expiries[0][0]:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_at(expiries[0][0], self._expire)
+            self._rings_at = expiries[0][0]
+            self._timer = asyncio.get_running_loop().call_at(self._rings_at, self._expire)
 
     def _expire(self) -> None:
         self._timer = None

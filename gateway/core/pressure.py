@@ -6,11 +6,11 @@ Its engines' own state is in the fleet, and the calls that wait are in its queue
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from gateway.core.choice import usable_of
 from gateway.core.breaker import errors_of
 from gateway.core.call import Call
+from gateway.core.choice import usable_of
 from gateway.core.deadline import Drain
 from gateway.core.fleet import Engine
 from gateway.core.mode import Mode, ModelMode, Signals, Window
@@ -27,12 +27,13 @@ STEP_EVERY = 0.1  # seconds at least between two judgements of the mode
 class Pressure:
     """`drain` and `places` serve predictions, `level` is the mode as a number: 0 is normal."""
 
-    __slots__ = ("_judged_at", "_mode", "_order", "_ttfts", "_window", "drain", "level", "places")
+    __slots__ = ("_judged_at", "_mode", "_order", "_ttfts", "_window", "drain", "level", "places", "readings")
 
     def __init__(self, policy: Policy, now: float) -> None:
         self.drain = Drain(now)
         self.places: dict[str, Places] = {}
         self.level = 0
+        self.readings: Callable[[Signals, float], object] | None = None  # told of each, if set: a shadow's mode
         self._mode = ModelMode(policy.modes)
         self._order = tuple(policy.classes)
         self._window = Window()
@@ -73,19 +74,29 @@ class Pressure:
         """Seconds from arrival to the first token that this share of the class's streams stay below; None: too few."""
         return self._ttfts[class_name].value(quantile)
 
-    def wait(self, queues: Queues, call: Call, now: float, ticket: Ticket | None = None, until: float = 0.0) -> float:
+    def wait(
+        self,
+        queues: Queues,
+        call: Call,
+        now: float,
+        ticket: Ticket | None = None,
+        *,
+        until: float = 0.0,
+        spare: int = 0,
+    ) -> float:
         """Predicted seconds until `call` (waiting as `ticket`, or were it to come now) can start.
 
         Work ahead of it over the drain rate, two ways, and the longer: what waits now, by the queues' order; and its
         own class's work at its class's share, since more important calls keep coming while it waits. Booked work that
-        is due by `until` counts as ahead of a newcomer.
+        is due by `until` counts as ahead of a newcomer. `spare` tokens of its own need not be waited for.
         """
+        short = max(0, call.cost - spare)
         booked = self.places[call.class_name].ahead(now, until) if ticket is None else 0.0
         own, fair = queues.own_ahead(call, now, ticket)
         everything = queues.ahead(call, now, (), booked) if ticket is None else queues.ahead_of(ticket, now)
         return max(
-            self.drain.wait(everything + call.cost, now),
-            self.drain.wait_of(call.class_name, own + booked + call.cost, fair, now),
+            self.drain.wait(everything + short, now),
+            self.drain.wait_of(call.class_name, own + booked + short, fair, now),
         )
 
     def place(self, queues: Queues, call: Call, now: float) -> float | None:
@@ -112,4 +123,6 @@ class Pressure:
         )
         changed = self._mode.step(signals, now)
         self.level = self._mode.mode.value
+        if self.readings is not None:
+            self.readings(signals, now)
         return changed
