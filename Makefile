@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 STAMP := $(VENV)/.weir-installed
 
-.PHONY: help run test check fast slow coverage lint format vllm test-vllm bench-overhead figures clean
+.PHONY: help run test check fast slow coverage lint format vllm test-vllm bench-overhead compare-vllm figures clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -66,6 +66,9 @@ test-vllm: vllm ## the tests against that real vLLM
 
 bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx and vllm-router, where they are installed
 	$(BIN)/python -m loadtest.overhead $(BENCH)
+
+compare-vllm: vllm ## one overloaded vLLM on CPU: direct, vllm-router, and the gateway; six minutes; COMPARE=--help tells
+	$(BIN)/python -m loadtest.compare_vllm $(COMPARE)
 
 figures: $(STAMP) ## goodput, lateness, failover and more, of the whole gateway in virtual time; FIGURES=--help tells how
 	$(BIN)/python -m loadtest.figures $(FIGURES)

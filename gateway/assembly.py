@@ -21,6 +21,7 @@ from gateway.core.limits import LimitBook
 from gateway.core.outcome import Record
 from gateway.core.policy import EngineEntry, Policy
 from gateway.core.retries import RetryBudget
+from gateway.core.shadow import Shadow
 from gateway.core.snapshot import Snapshot
 from gateway.dispatch import Dispatch
 from gateway.loading import Configuration
@@ -33,6 +34,8 @@ from gateway.wire.server import Server, ServerSettings
 if TYPE_CHECKING:
     from gateway.kv_events import KvEvents
 
+NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'weir[kv-events]', or leave kv_events out"
+
 
 class ApplyError(Exception):
     """A policy that is well-formed and cannot be used here; the message says why."""
@@ -41,7 +44,8 @@ class ApplyError(Exception):
 class Gateway:
     """What `serve` runs, and what a test or a simulation drives.
 
-    `entries` are engines beside the policy's: the command line's, which stay whatever the policy says.
+    `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `shadow` is a
+    second policy that is asked about every call and never obeyed. Raises ValueError for a policy that only looks right.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Gateway:
         log: CallLog | None,
         rng: random.Random,
         api_keys: Mapping[str, str] | None = None,
+        shadow: Policy | None = None,
     ) -> None:
         self.policy = policy
         self.log = log
@@ -76,7 +81,15 @@ class Gateway:
             rng,
         )
         self.server = Server(self.pipeline, server_settings(policy))
-        self.metrics = Metrics(self.fleet, self.dispatch, lambda: self.server.connections, lambda: self.server.refusals)
+        self.metrics = Metrics(
+            self.fleet,
+            self.dispatch,
+            lambda: self.server.connections,
+            lambda: self.server.refusals,
+            self.retries,
+            self.pipeline.batcher,
+        )
+        self.pipeline.shadow = self.metrics.shadow = None if shadow is None else Shadow(shadow, self._shadow_failed)
         self._fixed = tuple(entries)
         self._retired: list[Engine] = []
         self._engines(self._entries(policy), api_keys or {})
@@ -98,6 +111,17 @@ class Gateway:
         self.server.settings = server_settings(policy)
         self.dispatch.apply(policy)
 
+    def apply_shadow(self, configuration: Configuration) -> None:
+        """Ask this policy from now on, where a shadow was wanted at the start. Raises ValueError, and then nothing has
+        changed."""
+        if self.pipeline.shadow is not None:
+            self.pipeline.shadow.apply(configuration.policy, self.clock())
+
+    def _shadow_failed(self, error: Exception) -> None:
+        """A bug in the shadow: the first is told, with its traceback; no call notices."""
+        message = "the shadow policy failed; nothing that is enforced has changed, and no further failure is reported"
+        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+
     def _entries(self, policy: Policy) -> dict[str, EngineEntry]:
         """The engines there are to be, by id. Raises ApplyError if the policy names one of the command line's, or wants
         events that cannot be listened to."""
@@ -107,21 +131,16 @@ class Gateway:
             if id in entries:
                 raise ApplyError(f"the engine {id} is there twice: in the policy, and there or on the command line")
             entries[id] = entry
-        self._can_listen([entry.kv_events for entry in entries.values() if entry.kv_events is not None])
+        if self.kv_events is None and any(entry.kv_events for entry in entries.values()):
+            self.kv_events = self._listeners()
         return entries
 
-    def _can_listen(self, urls: Sequence[str]) -> None:
-        if not urls:
-            return
+    def _listeners(self) -> KvEvents:
         try:
-            from gateway.kv_events import KvEvents, check  # noqa: PLC0415 # pyzmq is an extra
-
-            check(urls)
+            from gateway.kv_events import KvEvents  # noqa: PLC0415 # pyzmq is an extra
         except ModuleNotFoundError as error:
-            raise ApplyError(f"kv_events needs {error.name}: pip install 'weir[kv-events]', or leave it out") from error
-        except ValueError as error:
-            raise ApplyError(str(error)) from error
-        self.kv_events = self.kv_events or KvEvents(self.clock)
+            raise ApplyError(NO_PYZMQ) from error
+        return KvEvents(self.clock)
 
     def _engines(self, entries: Mapping[str, EngineEntry], api_keys: Mapping[str, str]) -> None:
         """Make the fleet what `entries` say."""
@@ -172,11 +191,15 @@ class Gateway:
                     model=record.model,
                     engine=record.engine or None,
                     state="streaming" if record.ttft else "running" if record.engine else "queued",
-                    age_s=round(now - record.arrived, 3),
+                    age_s=round(now - live.call.arrived, 3),
                     deadline_s=round(live.call.deadline - now, 3),
                     held_tokens=live.call.cost,
                     attempts=record.attempts,
                 )
+
+    def is_user_key(self, key: str) -> bool:
+        """Whether this is a key of the data port's, as the policy of now has them."""
+        return self.pipeline.snapshot.tenants.has_key(key)
 
     def drain_engine(self, engine: Engine, wanted: bool) -> None:
         """No new calls for an engine, or new ones again; one that the policy no longer names gets none in any case."""

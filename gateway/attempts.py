@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from gateway.core.breaker import Ending, ending_of
 from gateway.core.call import Call
@@ -28,6 +29,7 @@ CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
     ("reset", "garbage", "truncated", "stall", "closed"), "reset"
 )
 SLOWER = 3.0  # than its usual pace an engine may be with a whole answer
+FAIR = 1.0  # seconds that any engine should need at most for a first byte, however little is predicted
 QUANTILES = {"p90": 0.90, "p95": 0.95, "p99": 0.99}  # the policy's words
 
 
@@ -59,15 +61,16 @@ class Attempts:
         self.retries.call(self.clock())
         failed: set[str] = set()
 
-        async def send(grant: Grant) -> Reply:
+        def send(grant: Grant) -> Coroutine[Any, Any, Reply]:
+            engine = grant.engine
             record.attempts += 1
-            record.engine = grant.engine.id
+            record.engine = engine.id
             body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
             patience = policy.timeouts.first_byte
             if not call.stream:  # a whole answer's first byte comes with its last
-                patience += SLOWER * (call.shaped or call.asked) * grant.engine.tpot
+                patience += SLOWER * (call.shaped or call.asked) * engine.tpot
             timeout = min(patience, call.deadline - self.clock())
-            return await self.clients[grant.engine.id].send(b"POST", path, headers, body, timeout=timeout)
+            return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
 
         while True:
             after = self._hedge_after(call, policy) if policy.hedging.enabled else None
@@ -79,7 +82,8 @@ class Attempts:
                     record.engine = grant.engine.id
             except EngineError as error:
                 kind, message = CAUSES[error.kind], str(error)
-                grant.ending = Ending.FAILURE
+                hurried = kind == "timeout" and self._hurried(call, grant)
+                grant.ending = Ending.NEUTRAL if hurried else Ending.FAILURE
                 if kind == "connect":
                     grant.engine.down()  # until its health answers again
             else:
@@ -101,6 +105,13 @@ class Attempts:
             if kind != "429":  # an engine that is too busy says nothing of the others
                 await asyncio.sleep(self.retries.backoff(record.attempts, self.rng))
             await grant.move(frozenset(failed))
+
+    def _hurried(self, call: Call, grant: Grant) -> bool:
+        """Whether the call's own deadline left the engine less time than it may well need: that is no fault of it, and
+        no client may open a breaker by asking for the impossible."""
+        now = self.clock()
+        usual = grant.expected if call.stream else grant.expected + (call.shaped or call.asked) * grant.engine.tpot
+        return now >= call.deadline and now - grant.hold.taken_at < max(FAIR, SLOWER * usual)
 
     def _others(self, call: Call, grant: Grant, failed: set[str]) -> list[Engine]:
         """Engines that could take the call and have not failed it."""
@@ -139,7 +150,10 @@ class Attempts:
 
 
 async def hedged(
-    grant: Grant, send: Callable[[Grant], Awaitable[Reply]], after: float, second: Callable[[Grant], Grant | None]
+    grant: Grant,
+    send: Callable[[Grant], Coroutine[Any, Any, Reply]],
+    after: float,
+    second: Callable[[Grant], Grant | None],
 ) -> Reply:
     """The first reply of two attempts; `grant` is then the one that belongs to it. Raises EngineError if both fail.
 

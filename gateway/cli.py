@@ -53,7 +53,12 @@ examples:
   gateway serve --engine sim:4:a100-8b                           four simulated engines with the profile a100-8b
   gateway serve --policy policy.yaml --listen 0.0.0.0:8000       reachable from other machines
   gateway serve --policy policy.yaml --listen unix:/run/weir.sock --log /var/log/weir.jsonl
+  gateway serve --policy now.yaml --shadow next.yaml             try next.yaml on real traffic before it is enforced
   WEIR_ADMIN_TOKEN=... gateway serve --policy policy.yaml --control 0.0.0.0:8001
+
+With --shadow the second policy decides too, with limits and modes of its own, on what the enforced one has met:
+weir_shadow_decisions_total{decision,enforced,shadow} counts both, weir_shadow_differences_total where they differ.
+Its file is reloaded as the policy's is; its engines, routing and sizes of bodies are not looked at.
 
 SIGTERM or Ctrl-C drains: answers in flight finish, within timeouts.drain; a second one ends it at once."""
 
@@ -128,6 +133,11 @@ def _parser() -> Parser:
         epilog=SERVE_EXAMPLES,
     )
     serve.add_argument("--policy", metavar="FILE", help="the policy, YAML; left out: the defaults")
+    serve.add_argument(
+        "--shadow",
+        metavar="FILE",
+        help="a second policy that is asked about every call and never obeyed: /metrics counts where it differs",
+    )
     serve.add_argument(
         "--engine",
         action="append",
@@ -251,6 +261,8 @@ def _serve(given: argparse.Namespace) -> int:
     engines = tuple(engine for engine in given.engine if isinstance(engine, EngineEntry))
     embedded = tuple(engine for engine in given.engine if isinstance(engine, EmbeddedFleet))
     policy = _checked(Path(given.policy))[0] if given.policy else Policy()
+    if given.shadow:
+        _checked(Path(given.shadow))
     if not (policy.fleet.engines or engines or embedded):
         raise Mistake(NO_ENGINE)
     ids = Counter(engine_id(engine.url) for engine in engines)
@@ -269,6 +281,7 @@ def _serve(given: argparse.Namespace) -> int:
         Options(
             announce=_announce,
             policy=Path(given.policy) if given.policy else None,
+            shadow=Path(given.shadow) if given.shadow else None,
             engines=engines,
             embedded=embedded,
             listen=given.listen,

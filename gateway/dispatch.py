@@ -24,7 +24,7 @@ from gateway.core.outcome import Refused
 from gateway.core.policy import Policy
 from gateway.core.pressure import Pressure
 from gateway.core.queues import Queues, Ticket
-from gateway.core.shaping import cap, shaped
+from gateway.core.shaping import cap, least, shaped
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -141,6 +141,7 @@ class Dispatch:
         self.running = dict.fromkeys(policy.classes, 0)
         self._order = tuple(policy.classes)
         self._limited = _limited(policy)
+        self._shaped_above, self._shaped_from = least(policy.shaping)
         self._turns: dict[Ticket, asyncio.Future[Grant]] = {}
         self._expiries: list[tuple[float, int, Ticket]] = []
         self._sequence = count()
@@ -153,6 +154,7 @@ class Dispatch:
         self.policy = policy
         self._order = tuple(policy.classes)
         self._limited = _limited(policy)
+        self._shaped_above, self._shaped_from = least(policy.shaping)
         weights = _weights(policy)
         for queues in self.queues.values():
             queues.apply(policy.classes, weights)
@@ -172,11 +174,11 @@ class Dispatch:
 
     def at_once(self, call: Call, exclude: frozenset[str] = NOBODY) -> Grant | None:
         """A grant without waiting: nobody waits for this model, and an engine has room."""
-        if self.queues.get(call.model) or self.draining:
+        if self.queues.get(call.model) or self.draining or call.class_name not in self.policy.classes:
             return None
         pressure = self.pressure.get(call.model)
         if pressure is None or (pressure.level and pressure.refuses(call)):
-            return None  # the first of its model, or enter() says why
+            return None  # the first of its model, or refused: enter() says why
         now = self.clock()
         choice = self._choose(call, now, exclude)
         return None if choice is None else self._grant(call, choice, now, None)
@@ -276,6 +278,10 @@ class Dispatch:
                 pressure.step(self.fleet.serving(model), now)
                 if self.queues[model]:
                     self._pump(model, self.queues[model])
+        if self._turns:
+            for model, queues in self.queues.items():
+                if queues and not self.fleet.serving(model):
+                    self._pump(model, queues)  # nobody has it any more: those who wait are told
 
     def released(self, call: Call, hold: Hold, now: float) -> None:
         """A hold came back: account the drain and let the next calls of that engine's models go."""
@@ -313,7 +319,7 @@ class Dispatch:
                 if not turn.done():  # else its task is cancelled and has not run yet
                     turn.set_result(self._grant(ticket.call, choice, now, ticket))
             elif not late:
-                if not any(engine.up for engine in self.fleet.serving(model)):
+                if not any(engine.up and not engine.draining for engine in self.fleet.serving(model)):
                     for waiting in list(queues):
                         self._refuse(waiting, refusals.no_engine(model))
                 break
@@ -337,9 +343,9 @@ class Dispatch:
         return too_late(call, now, choice.ttft, choice.prefill / engine.prefill_rate, engine.tpot)
 
     def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Grant:
-        if self.policy.shaping and call.route.generates:
-            level = self.pressure[call.model].mode
-            most = cap(self.policy.shaping, choice.engine.watermark, level, call.class_name, self._order)
+        watermark, pressure = choice.engine.watermark, self.pressure[call.model]
+        if (watermark > self._shaped_above or pressure.level >= self._shaped_from) and call.route.generates:
+            most = cap(self.policy.shaping, watermark, pressure.mode, call.class_name, self._order)
             if most is not None and most < call.asked:
                 call.shaped = shaped(call.asked, most, self.policy.classes[call.class_name].min_tokens)
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)

@@ -1,6 +1,6 @@
 """Listens to what engines publish of their prefix caches, by ZeroMQ: vLLM's `--kv-events-config`.
 
-One subscription per engine whose policy entry has a `kv_events` address; what it says goes to `core.kv_events` as it
+One subscription per engine whose policy entry has a `kv_events` address; what it says goes to `core.residency` as it
 is. ZeroMQ connects, and connects again, by itself; a monitor tells whether it is connected. Between socket and loop lie
 QUEUED messages at most: a gateway that cannot follow misses some, sees the gap in their numbers, and does without
 events until they are whole again.
@@ -11,29 +11,21 @@ pyzmq is an extra: nobody imports this file before there is an address to listen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from gateway.core.fleet import Engine
-from gateway.core.kv_events import Residency
+from gateway.core.residency import Residency
 
 QUEUED = 256  # messages; an engine sends one per step
 LARGEST = 16 * 1024 * 1024  # bytes of a message; 64k tokens in a step make half a megabyte
 RECONNECT = 100, 5_000  # milliseconds between two attempts: at first, at most
+AGAIN = 10.0  # seconds without a connection after which all begins anew
 HEARTBEAT = 2_000, 6_000  # milliseconds between pings; without an answer for so long it counts as disconnected
-
-
-def check(urls: Iterable[str]) -> None:
-    """Raises ValueError for an address that cannot be one: ZeroMQ finds that out in silence, or too late."""
-    for url in urls:
-        scheme, _, place = url.partition("://")
-        if scheme == "tcp" and not 1 <= int(place.rpartition(":")[2]) <= 65_535:
-            raise ValueError(f"kv_events: cannot listen to {url}: the port must be 1 to 65535")
-        if scheme == "ipc" and len(place.encode()) > zmq.IPC_PATH_MAX_LEN:
-            raise ValueError(f"kv_events: cannot listen to {url}: the path has more than {zmq.IPC_PATH_MAX_LEN} bytes")
 
 
 class KvEvents:
@@ -90,9 +82,22 @@ class Listener:
             group.create_task(self._follow())
 
     async def _watch(self) -> None:
+        linked = False
         while True:
-            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
-            self._residency.link(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            try:
+                async with asyncio.timeout(None if linked else AGAIN):
+                    message = await self._monitor.recv_multipart()
+            except TimeoutError:
+                self._connect_again()
+                continue
+            linked = parse_monitor_message(message)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._residency.link(linked)
+
+    def _connect_again(self) -> None:
+        """Whoever sends what is no ZeroMQ, or a message beyond LARGEST, ZeroMQ does not connect to again by itself."""
+        with contextlib.suppress(zmq.ZMQError):  # it has given up this address already
+            self._socket.disconnect(self.url)
+        self._socket.connect(self.url)
 
     async def _follow(self) -> None:
         while True:

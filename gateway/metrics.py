@@ -20,6 +20,7 @@ from gateway.core.fleet import Engine, Fleet
 from gateway.core.outcome import Outcome, Record
 from gateway.core.policy_status import PolicyStatus
 from gateway.core.retries import RetryBudget
+from gateway.core.shadow import Shadow
 from gateway.dispatch import Dispatch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -90,6 +91,7 @@ class Metrics(Collector):
         self._refusals = refusals
         self._retries = retries
         self._batcher = batcher
+        self.shadow: Shadow | None = None
         self.policy_status: Callable[[], PolicyStatus] = PolicyStatus
         self._waits: dict[str, tuple[_Histogram, _Histogram]] = {}  # class -> predicted wait, its error
         self._cancelled: dict[str, int] = {}
@@ -164,6 +166,8 @@ class Metrics(Collector):
             refusals.add_metric((str(status),), count)
         yield refusals
         yield from self._decisions()
+        if self.shadow is not None:
+            yield from _shadow_decisions(self.shadow)
         yield from self._models()
         yield GaugeMetricFamily("weir_connections", "Open connections of the data port.", value=self._connections())
 
@@ -266,3 +270,20 @@ class Metrics(Collector):
             for engine in self._fleet:
                 family.add_metric((engine.id,), float(read(engine)))
             yield family
+
+
+def _shadow_decisions(shadow: Shadow) -> Iterable[Metric]:
+    decisions = CounterMetricFamily(
+        "weir_shadow_decisions",
+        "Calls by what was decided and what the shadow policy would have; equal labels: no difference.",
+        labels=("decision", "enforced", "shadow"),
+    )
+    for labels, calls in shadow.counts().items():
+        decisions.add_metric(labels, calls)
+    differences = CounterMetricFamily(
+        "weir_shadow_differences", "Those of which the two labels differ.", labels=("decision",)
+    )
+    for decision, calls in shadow.differences().items():
+        differences.add_metric((decision,), calls)
+    yield from (decisions, differences)
+    yield CounterMetricFamily("weir_shadow_failures", "Bugs met while asking the shadow policy.", shadow.bugs)

@@ -32,10 +32,12 @@ from gateway.core.limits import Charge, LimitBook, refusal_body
 from gateway.core.mode import Mode
 from gateway.core.models import model_list
 from gateway.core.outcome import Outcome, Record, Refused, refusal_headers
+from gateway.core.shadow import Shadow
 from gateway.core.shaping import shaped_header
 from gateway.core.snapshot import Snapshot
 from gateway.core.tenants import Account
 from gateway.core.usage import JSONUsage
+from gateway.core.verdict import Verdict
 from gateway.core.vllm import error_object
 from gateway.dispatch import Dispatch, Grant
 from gateway.relay import Relay
@@ -53,11 +55,13 @@ PASSED_ON = (b"traceparent", b"tracestate")  # request headers an engine may see
 class Live:
     """A call under way, as its watchers see it: `leave` ends it from outside, saying why."""
 
-    __slots__ = ("call", "record", "task")
+    __slots__ = ("account", "call", "record", "task", "verdict")
 
     def __init__(self, record: Record) -> None:
         self.record = record
+        self.account: Account | None = None  # if it is known already
         self.call: Call | None = None  # once it is parsed
+        self.verdict: Verdict | None = None  # of the shadow policy, where there is one
         self.task: asyncio.Task[None] | None = None
 
     def leave(self, reason: str) -> None:
@@ -90,9 +94,12 @@ class Pipeline:
         self.attempts = attempts
         self.batcher = Batcher(lambda: self.snapshot.policy.batching, self._exchange, clock, self._window)
         self.observe = observe
+        self.shadow: Shadow | None = None
         self.clock = clock
         self.rng = rng
         self.tasks: dict[asyncio.Task[None], Live] = {}
+        self._whose: Request | None = None  # the request whose head was read last, and its account
+        self._account: Account | None = None
         self._id_prefix = secrets.token_hex(6)
         self._ids = count(1)
 
@@ -116,9 +123,12 @@ class Pipeline:
             return None
         else:
             try:
-                snapshot.tenants.identify(request.fields, request.peer)
+                self._account = snapshot.tenants.identify(request.fields, request.peer)
+                self._whose = request
             except Refused as unknown:
                 refused = unknown
+                if self.shadow is not None:
+                    self.shadow.unknown(request.fields, request.peer)
             else:
                 return None
         record = Record(request_id=self._request_id(request), route=route.path if route else "other")
@@ -139,6 +149,9 @@ class Pipeline:
             return
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
         live = Live(record)
+        if self._whose is request:  # its body came with its head: nobody has asked since
+            live.account = self._account
+        self._whose = self._account = None
         live.task = asyncio.get_running_loop().create_task(self._run(request, responder, route, live))
         self.tasks[live.task] = live
         live.task.add_done_callback(self.tasks.pop)
@@ -171,11 +184,13 @@ class Pipeline:
             self._refuse(Refused(Outcome.BUG, message), responder, record)
             raise
         finally:
+            if live.verdict is not None:
+                live.verdict.ended(record.outcome)
             self._finish(record, request.at)
 
     async def _serve(self, request: Request, responder: Responder, route: Route, live: Live) -> None:
         record, snapshot = live.record, self.snapshot
-        account = snapshot.tenants.identify(request.fields, request.peer)
+        account = live.account or snapshot.tenants.identify(request.fields, request.peer)
         record.tenant = account.name
         call = live.call = parse(
             route,
@@ -189,38 +204,62 @@ class Pipeline:
         if snapshot.policy.logging.prompts:
             record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
         self._judge(call, account, snapshot, record)
-        with self._charge(call, account, request.at) as charge:
+        if self.shadow is not None:
+            live.verdict = self._shadowed(self.shadow, call, account, snapshot, request)
+        self._may_have(call, account)
+        charged = self._charge(call, account, request.at)
+        if live.verdict is not None and live.verdict.charge is not None:
+            charged = charged.with_beside(live.verdict.charge)
+        with charged as charge:
             piece = self.batcher.piece(call) if call.route.kind in MERGED else None
             if piece is not None:
                 self._answer_part(await self.batcher.answer(piece), call, charge, responder, record)
                 return
             async with self.dispatch.admitted(call) as grant:
-                record.queue = self.clock() - request.at
-                record.predicted_wait = call.predicted_wait
-                record.affinity_tokens = grant.cached
-                record.held_tokens = call.cost
-                if call.shaped:
-                    record.shaped_tokens = (call.asked - call.shaped) * call.n
-                headers = self._engine_headers(request, call)
-                reply = await self.attempts.first_byte(request.path, headers, call, grant, record)
-                with closing(reply):
-                    now = self.clock()
-                    record.ttft = now - request.at
-                    if reply.status < 400:
-                        grant.first_byte(now)
-                    content_type = reply.headers.get(b"content-type", b"application/octet-stream")
-                    relay = Relay(call, reply, responder, self._lines(call, charge, record, content_type))
-                    try:
-                        await self._relayed(relay, reply, live)
-                    except asyncio.CancelledError:
-                        # OpenAI's client closes at `[DONE]`, before the chunk that ends the body: it has its answer.
-                        if record.reason != "client_gone" or not relay.delivered():
-                            raise
-                    finally:
-                        self._settle(call, grant, charge, relay, record)
+                await self._granted(request, responder, live, call, charge, grant)
+
+    async def _granted(
+        self, request: Request, responder: Responder, live: Live, call: Call, charge: Charge, grant: Grant
+    ) -> None:
+        """From the grant to the answer's last byte."""
+        record = live.record
+        if live.verdict is not None:
+            live.verdict.granted(grant.engine, grant.hold, grant.ticket)
+        record.queue = self.clock() - request.at
+        record.predicted_wait = call.predicted_wait
+        record.affinity_tokens = grant.cached
+        record.held_tokens = call.cost
+        if call.shaped:
+            record.shaped_tokens = (call.asked - call.shaped) * call.n
+        headers = self._engine_headers(request, call)
+        try:
+            reply = await self.attempts.first_byte(request.path, headers, call, grant, record)
+        except asyncio.CancelledError:
+            if record.reason == "client_gone":  # an engine had the prompt: leaving is no way around a limit
+                charge.settle(call.prompt_tokens, self.clock())
+            raise
+        except Refused as refused:
+            if refused.outcome is Outcome.EXPIRED:  # nor is a deadline that nobody could keep
+                charge.settle(call.prompt_tokens, self.clock())
+            raise
+        with closing(reply):
+            now = self.clock()
+            record.ttft = now - request.at
+            if reply.status < 400:
+                grant.first_byte(now)
+            content_type = reply.headers.get(b"content-type", b"application/octet-stream")
+            relay = Relay(call, reply, responder, self._lines(call, charge, record, content_type))
+            try:
+                await self._relayed(relay, reply, live)
+            except asyncio.CancelledError:
+                # OpenAI's client closes at `[DONE]`, before the chunk that ends the body: it has its answer.
+                if record.reason != "client_gone" or not relay.delivered():
+                    raise
+            finally:
+                self._settle(call, grant, charge, relay, record)
 
     def _judge(self, call: Call, account: Account, snapshot: Snapshot, record: Record) -> None:
-        """What the call will cost, which class it is, and whether it may have its model at all."""
+        """What the call will cost, and which class it is."""
         self.cost.estimate_prompt(call)
         classify(call, snapshot.classes, account.default_class, account.best)
         self.cost.estimate_output(call, self.fleet.context(call.model))
@@ -229,6 +268,18 @@ class Pipeline:
         record.stream = call.stream
         record.prompt_tokens = record.estimated_prompt_tokens = call.prompt_tokens
         record.held_tokens = call.cost
+
+    def _shadowed(
+        self, shadow: Shadow, call: Call, account: Account, snapshot: Snapshot, request: Request
+    ) -> Verdict | None:
+        """What the shadow policy thinks of it, with the facts that the enforced one has."""
+        dispatch, model = self.dispatch, call.model
+        queues, pressure = dispatch.queues.get(model), dispatch.pressure.get(model)
+        now, engines = self.clock(), self.fleet.serving(model)
+        return shadow.judge(call, account, snapshot, request.fields, request.peer, queues, pressure, engines, now)
+
+    def _may_have(self, call: Call, account: Account) -> None:
+        """Raises Refused for a model that is not for this tenant, or not here at all."""
         if account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
         if not self.fleet.serving(call.model):

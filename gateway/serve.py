@@ -50,6 +50,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     announce: Callable[[Running], None]  # called once everything listens
     policy: Path | None = None
+    shadow: Path | None = None  # a policy to compare with, never enforced
     engines: tuple[EngineEntry, ...] = ()
     embedded: tuple[EmbeddedFleet, ...] = ()
     listen: str = "127.0.0.1:8000"
@@ -79,6 +80,8 @@ async def serve(options: Options) -> None:
         signals = Signals(asyncio.get_running_loop())
         stack.callback(signals.close)
         file, configuration = _configuration(options.policy)
+        shadow_file, shadow = _configuration(options.shadow, "shadow ")
+        shadow_policy = None if shadow_file is None else shadow.policy
         entries = list(options.engines)
         if options.embedded:
             embedded = Embedded()
@@ -87,7 +90,8 @@ async def serve(options: Options) -> None:
                 entries += [EngineEntry(url=url) for url in await _embedded(embedded, group)]
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
         try:
-            gateway = Gateway(configuration.policy, entries, _call_log(options.log), rng, configuration.api_keys)
+            log = _call_log(options.log)
+            gateway = Gateway(configuration.policy, entries, log, rng, configuration.api_keys, shadow_policy)
         except ApplyError as error:
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
@@ -95,7 +99,10 @@ async def serve(options: Options) -> None:
             gateway.metrics.policy_status = lambda: file.status
             file.start(gateway.apply)
             stack.push_async_callback(file.aclose)
-            signals.on_hangup(file.ask)
+        if shadow_file is not None:
+            shadow_file.start(gateway.apply_shadow)
+            stack.push_async_callback(shadow_file.aclose)
+        signals.on_hangup(partial(_reload, [each for each in (file, shadow_file) if each is not None]))
         app = control_app(
             gateway.fleet,
             gateway.dispatch,
@@ -106,7 +113,7 @@ async def serve(options: Options) -> None:
             calls=gateway.calls,
             drain=partial(_drained_by_hand, gateway, signals),
             drain_engine=gateway.drain_engine,
-            is_user_key=lambda key: gateway.pipeline.snapshot.tenants.has_key(key),
+            is_user_key=gateway.is_user_key,
             policy_status=PolicyStatus if file is None else lambda: file.status,
             reload=None if file is None else file.reload_now,
         )
@@ -147,18 +154,24 @@ async def _drain(gateway: Gateway, signals: Signals) -> None:
         await server.drain(0.0)
 
 
-def _configuration(path: Path | None) -> tuple[PolicyFile | None, Configuration]:
-    """The policy file, to be watched, and what it says now. Raises StartError."""
+def _configuration(path: Path | None, which: str = "") -> tuple[PolicyFile | None, Configuration]:
+    """The policy file, to be watched, and what it says now; its log lines begin with `which`. Raises StartError."""
     if path is None:
         return None, Configuration()
     failures = (PolicyError, LoadError, ApplyError, OSError, ValueError)
-    file = PolicyFile(path, partial(load, path), _say, failures=failures)
+    file = PolicyFile(path, partial(load, path), lambda line: _say(which + line), failures=failures)
     try:
         return file, file.first()
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}") from error
     except (PolicyError, LoadError, ValueError) as error:
         raise StartError(str(error)) from error
+
+
+def _reload(files: list[PolicyFile]) -> None:
+    """Read them now, changed or not."""
+    for file in files:
+        file.ask()
 
 
 def _say(line: str) -> None:

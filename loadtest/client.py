@@ -25,7 +25,8 @@ class Answer(msgspec.Struct):
 
     intended: float = 0.0
     sent: float = 0.0
-    first_byte: float = 0.0
+    first_byte: float = 0.0  # of the head, which vLLM sends before it has a token
+    first_event: float = 0.0  # of a stream: its first token
     finished: float = 0.0
     status: int = 0
     reason: str = ""  # the gateway's x-weir-reason
@@ -152,6 +153,8 @@ class Exchange(asyncio.Protocol):
         events, separator, self._event = self._event.rpartition(END)
         if not separator:
             return
+        if not answer.events:
+            answer.first_event = self._clock()
         answer.events += events.count(END) + 1
         if ERROR in events:
             answer.error = events[events.index(ERROR) + len(b"data: ") :].decode(errors="replace")[:1000]
@@ -212,8 +215,18 @@ async def exchange(host: str, port: int, request: bytes, answer: Answer, *, limi
             transport.close()
 
 
-def chat(host: str, model: str, prompt: str, *, max_tokens: int, stream: bool = True, usage: bool = True) -> bytes:
-    """The bytes of one chat request that generates exactly `max_tokens` on vLLM (`ignore_eos`)."""
+def chat(
+    host: str,
+    model: str,
+    prompt: str,
+    *,
+    max_tokens: int,
+    stream: bool = True,
+    usage: bool = True,
+    class_name: str = "",
+) -> bytes:
+    """The bytes of one chat request that generates exactly `max_tokens` on vLLM (`ignore_eos`). `class_name`: the
+    traffic class it asks the gateway for, if any."""
     body: dict[str, object] = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -225,4 +238,6 @@ def chat(host: str, model: str, prompt: str, *, max_tokens: int, stream: bool = 
         body["stream_options"] = {"include_usage": True}
     payload = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    if class_name:
+        head += f"x-weir-class: {class_name}\r\n"
     return f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload

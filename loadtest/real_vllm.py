@@ -1,4 +1,4 @@
-"""A real vLLM on CPU, as a child: start it, ask it, kill it. `make vllm` installs it, and a tiny model, outside the tree.
+"""A real vLLM on CPU, as a child: start it, ask it, kill it. `make vllm` installs it and a tiny model.
 
 It is started as operators start it, by its module, in a session of its own, so that the signal that ends it reaches
 EngineCore and its worker too: killing the API server alone leaves them alive. One at a time: it takes both cores of a

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from gateway.core.breaker import CircuitBreaker
-from gateway.core.kv_events import Residency
 from gateway.core.policy import EngineEntry, Policy
+from gateway.core.residency import Residency
 from gateway.core.vllm import EngineSample, ModelCard
 
 FIRST_BYTES_REMEMBERED = 64
@@ -27,6 +27,8 @@ UNUSED = (0, 0)
 TPOT = 0.03  # seconds per output token until answers teach better
 TPOT_TOKENS = 8  # fewer say more of the network than of the engine
 TPOT_WEIGHT = 0.1  # of one answer in the mean
+RATE_TOKENS = 64  # prompt tokens to be read; fewer teach nothing
+RATE_BELIEVED = 30.0  # seconds without a first byte after which a low rate is doubted
 STALE_POLLS = 3
 HITS_IN = 2  # good health checks that bring an engine back
 MISSES_OUT = 3  # bad ones that take it out
@@ -83,6 +85,7 @@ class Engine:
         "_pressed_slots",
         "_pressed_tokens",
         "_unsorted",
+        "_untaught",
         "back_at",
         "breaker",
         "capacity",
@@ -145,6 +148,7 @@ class Engine:
         self.sampled_at = -math.inf
         self.prefill_rate = PREFILL_RATE
         self.unseen: deque[tuple[float, Hold]] = deque()  # in order of their predicted first bytes, roughly
+        self._untaught = 0  # samples since a first byte taught the rate
         self._unsorted = 0  # first bytes since the rate was last computed
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._pressed_tokens = self._pressed_slots = False
@@ -216,15 +220,15 @@ class Engine:
         if self.load + cost > budget:
             self._pressed_tokens = True
             return False
+        if not self.reserves:
+            return True
+        room, slots = budget - self.load - cost, self.slots - self.in_flight
         for name, share in self.reserves:
             if name != class_name:
                 tokens, calls = self.used.get(name, UNUSED)
-                if (
-                    self.load + cost + max(0.0, share * budget - tokens) > budget
-                    or self.in_flight + max(0, round(share * self.slots) - calls) >= self.slots
-                ):
-                    return False
-        return True
+                room -= max(0, int(share * budget) - tokens)
+                slots -= max(0, round(share * self.slots) - calls)
+        return room >= 0 and slots > 0
 
     def hold(self, cost: int, prefill: int, now: float, class_name: str = "") -> Hold:
         """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read. The caller asked `fits`."""
@@ -268,6 +272,10 @@ class Engine:
         preempted = before is not None and sample.preemptions_total > before.preemptions_total
         self._adapt_trim(sample, preempted, min(since, 5.0))
         self._adapt_slots(sample)
+        self._untaught += 1
+        if self._untaught * self.policy.fleet.poll > RATE_BELIEVED:
+            # A rate learned in a bad moment would keep every call away, and so would never be mended.
+            self.prefill_rate = max(self.prefill_rate, PREFILL_RATE)
         self._pressed_tokens = self._pressed_slots = False
 
     def _adapt_trim(self, sample: EngineSample, preempted: bool, since: float) -> None:
@@ -301,9 +309,13 @@ class Engine:
     def learn_first_byte(self, prefill: int, seconds: float) -> None:
         """prefill_rate = p90 of tokens/s over the last 64 first bytes, once there are 8.
 
-        High on purpose: a first byte that waited behind others understates what the engine can do.
+        High on purpose: a first byte that waited behind others understates what the engine can do. A short prompt says
+        more of the step it had to wait for than of the rate.
         """
+        if prefill < RATE_TOKENS:
+            return
         rates = self._first_bytes
+        self._untaught = 0
         rates.append(prefill / max(seconds, 1e-4))
         self._unsorted += 1
         if self._unsorted >= FIRST_BYTES_NEEDED:
@@ -311,9 +323,10 @@ class Engine:
             self.prefill_rate = max(1.0, sorted(rates)[int(len(rates) * 0.9)])
 
     def learn_tpot(self, tokens: float, seconds: float) -> None:
-        """`tokens` of one sequence took `seconds` to write: a mean over answers, weights falling by a tenth."""
+        """`tokens` of one sequence took `seconds` to write: a mean over answers, weights falling by a tenth. Below zero
+        is an answer that was whole before its first token was expected."""
         if tokens >= TPOT_TOKENS:
-            self.tpot += TPOT_WEIGHT * (seconds / tokens - self.tpot)
+            self.tpot += TPOT_WEIGHT * (max(0.0, seconds) / tokens - self.tpot)
 
     def health(self, ok: bool, now: float) -> None:
         """One answer of GET /health: three misses take the engine out, two hits (one at first contact) bring it in."""

@@ -1,30 +1,15 @@
-"""What an engine's own events say of its prefix cache: since when what it has read is still there.
+"""The messages in which vLLM tells what becomes of its prefix cache (`--kv-events-config`), in all their shapes.
 
-vLLM tells which blocks it has stored and which it has evicted, by hashes of their tokens. The gateway has no tokenizer,
-so it cannot find its own blocks of text among them. It need not: the cache evicts what was released longest ago, so
-one evicted block proves that everything last used before that block was stored is gone too. The latest such time is
-the *cut*: what was used after it is there, however long ago that is; what was used before is not. It moves as fast as
-the cache really turns over, and every user of the engine moves it.
-
-What cannot be relied on: events of before the connection, and those after a gap in the sequence. What was used before
-the events are whole is believed in for the policy's `affinity_ttl`, as everything is where there are no events.
+Only what `core.residency` needs is decoded: tokens, by far the most of it, are skipped.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
-LATEST = 16  # evictions that must agree: a connector may drop blocks out of turn, a shared block may have two copies
-LONGEST = 86_400.0  # seconds; what has not been used for a day is not believed in, whatever the events say
-BLOCKS_TRACKED = 131_072  # per engine, about 100 bytes each; beyond it a sample of them, which tells the same
-# Blocks of sliding windows and states of recurrent layers are given up while their request still runs.
-KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
-GPU = frozenset({None, "GPU", "gpu"})  # a block that left it for another medium has to be fetched at a cost
+LONGEST_PATH = 107  # bytes of a unix socket's
 
 Hash = int | bytes
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]  # tokens
@@ -32,6 +17,16 @@ BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]  # tokens
 
 class EventsError(ValueError):
     """A batch of events that cannot be read; says why."""
+
+
+def address_fault(url: str) -> str | None:
+    """What is expected where a policy's address cannot be one, in words: ZeroMQ finds that out in silence, or late."""
+    scheme, _, place = url.partition("://")
+    if scheme == "tcp" and not 1 <= int(place.rpartition(":")[2]) <= 65_535:
+        return "a port from 1 to 65535"
+    if scheme == "ipc" and len(place.encode()) > LONGEST_PATH:
+        return f"a path of at most {LONGEST_PATH} bytes"
+    return None
 
 
 # -- the wire -------------------------------------------------------------------------------------------------------
@@ -151,130 +146,3 @@ def _event(raw: msgspec.Raw) -> Event | None:
 def _is_map(data: bytes | msgspec.Raw) -> bool:
     first = memoryview(data)[0] if data else 0
     return first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
-
-
-# -- what they come to ----------------------------------------------------------------------------------------------
-
-
-class Residency:
-    """One engine's prefix cache, by its events. `since`: from when on they are whole; infinite: they are not.
-
-    Feed it from one connection: `link` when that comes and goes, `take` with every message, in order.
-    """
-
-    __slots__ = ("_block_size", "_expected", "_linked", "_mask", "_stored", "_young", "cut", "live", "problem", "since")
-
-    def __init__(self) -> None:
-        self.since = math.inf
-        self.cut = -math.inf  # what was used last before this is gone
-        self.live = False  # connected, and a message since
-        self.problem = ""  # why the last message could not be read
-        self._linked = False
-        self._expected = -1  # the sequence number that comes next; -1: any
-        self._stored: dict[int, float] = {}  # blocks that are cached -> when they were stored
-        self._young: list[float] = []  # a heap: the latest such times, of evicted blocks, that are after the cut
-        self._mask = 0  # only blocks with these bits 0 are tracked
-        self._block_size = 0
-
-    def __repr__(self) -> str:
-        state = "live" if self.live else "linked" if self._linked else "not linked"
-        return f"<Residency {state}, {self.resident} blocks, cut at {self.cut:.1f}, whole since {self.since:.1f}>"
-
-    # -- what it tells ------------------------------------------------------------------------------------------
-
-    def trusted_since(self, now: float, ttl: float) -> float:
-        """What the engine has used since then is in its cache: by the events, or else by `ttl` (seconds)."""
-        oldest = now - ttl
-        if self.live:
-            oldest = max(min(oldest, self.since), now - LONGEST)
-        return max(oldest, self.cut)
-
-    def horizon(self, now: float) -> float:
-        """Seconds for which the cache keeps what nobody uses; infinite: nothing has had to go yet."""
-        return now - self.cut
-
-    @property
-    def resident(self) -> int:
-        """Blocks that are cached, of those stored since the events are whole; an estimate where they are many."""
-        return len(self._stored) * (self._mask + 1)
-
-    # -- what it is told ----------------------------------------------------------------------------------------
-
-    def link(self, up: bool) -> None:
-        """The connection has come or gone. Until the next message comes, it is not known what was missed."""
-        self._linked = up
-        self.live = False
-
-    def take(self, frames: Sequence[bytes], now: float) -> None:
-        """One message as it came: topic, sequence number, batch. One that cannot be read is as good as lost."""
-        self.live = self._linked
-        try:
-            _, number, payload = frames
-            if len(number) != 8:
-                raise EventsError(f"a sequence number of {len(number)} bytes, expected 8")
-            sequence = int.from_bytes(number)
-            if sequence != self._expected:
-                self._lose()
-                if sequence < self._expected:  # a new process, so an empty cache
-                    self._clear(now)
-            self._expected = sequence + 1
-            events = events_from(payload)
-        except ValueError as error:
-            self.problem = str(error)
-            self._lose()
-            return
-        self.problem = ""
-        for event in events:
-            if isinstance(event, BlockRemoved | RemovedArray):
-                self._removed(event)
-            elif isinstance(event, BlockStored | StoredArray):
-                self._store(event, now)
-            else:
-                self._clear(now)
-
-    def _store(self, event: BlockStored | StoredArray, now: float) -> None:
-        if event.kv_cache_spec_kind not in KINDS or event.medium not in GPU:
-            return
-        if event.block_size > self._block_size:
-            self._stored.clear()
-            self._block_size = event.block_size
-        elif event.block_size < self._block_size:
-            return  # a part of a block, which is given up as soon as the block is full
-        if self.since == math.inf:
-            self.since = now
-        stored, mask, group = self._stored, self._mask, event.group_idx
-        for block in event.block_hashes:
-            key = _key(block, group)
-            if not key & mask:
-                stored.setdefault(key, now)  # of two copies the older one goes first
-        if len(stored) > BLOCKS_TRACKED:
-            self._mask = mask = 2 * mask + 1
-            self._stored = {key: at for key, at in stored.items() if not key & mask}
-
-    def _removed(self, event: BlockRemoved | RemovedArray) -> None:
-        if event.medium not in GPU:
-            return
-        stored, group = self._stored, event.group_idx
-        for block in event.block_hashes:
-            at = stored.pop(_key(block, group), self.cut)
-            if at > self.cut:
-                heapq.heappush(self._young, at)
-                if len(self._young) >= LATEST:
-                    self.cut = heapq.heappop(self._young)
-
-    def _clear(self, now: float) -> None:
-        self.cut = now
-        self._stored.clear()
-        self._young.clear()
-
-    def _lose(self) -> None:
-        """Something was missed: what is cached now is unknown. What is gone stays gone."""
-        self.since = math.inf
-        self._stored.clear()
-        self._block_size = 0
-
-
-def _key(block: Hash, group: int | None) -> int:
-    if isinstance(block, bytes):
-        block = int.from_bytes(block[-8:])
-    return hash((block, group)) if group else block

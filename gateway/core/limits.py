@@ -35,12 +35,13 @@ class Charge:
     manager without an end it is refunded: a call that nobody ran costs nothing.
     """
 
-    __slots__ = ("_live", "_requests", "_tokens", "reserved")
+    __slots__ = ("_live", "_requests", "_tokens", "beside", "reserved")
 
     def __init__(self, requests: Buckets, tokens: Buckets, reserved: int, *, live: bool = True) -> None:
         self._requests = requests
         self._tokens = tokens
         self.reserved = reserved
+        self.beside: Charge | None = None  # another policy's, settled as this one is
         self._live = live
 
     def __enter__(self) -> Charge:
@@ -55,6 +56,8 @@ class Charge:
             self._live = False
             for bucket in self._tokens:
                 bucket.add(tokens - self.reserved, now)
+            if self.beside is not None:
+                self.beside.settle(tokens, now)
 
     def refund(self) -> None:
         """The call did not run: its request and its tokens are given back."""
@@ -69,6 +72,13 @@ class Charge:
     def keep(self) -> None:
         """The call ran, and what it used is not known: the estimate is final."""
         self._live = False
+
+    def with_beside(self, other: Charge) -> Charge:
+        """This charge, or one that is as free where it is of no bucket, with another policy's that is settled as it
+        is. How the other ends otherwise is its owner's to say."""
+        charge = self if self._live else Charge((), (), 0)
+        charge.beside = other
+        return charge
 
     def headers(self, now: float) -> bytes:
         """The answer's x-ratelimit lines, as the limits stand now; empty where none counts this call."""

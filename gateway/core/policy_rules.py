@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from gateway.core.checked import Path, listed, nearest, shown
+from gateway.core.kv_events import address_fault
 from gateway.core.policy import Policy
 from gateway.core.policy_traffic import ModeRule, Threshold, When
 from gateway.core.units import SECONDS, SHARE
@@ -164,3 +165,6 @@ def _engines(policy: Policy) -> Iterator[Fault]:
         if first.setdefault(engine.url, index) != index:
             found = f"{engine.url} again (as in fleet.engines[{first[engine.url]}])"
             yield Fault(("fleet", "engines", index, "url"), found, "each engine once")
+        expected = address_fault(engine.kv_events or "")
+        if expected is not None:
+            yield Fault(("fleet", "engines", index, "kv_events"), str(engine.kv_events), expected)

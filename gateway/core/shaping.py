@@ -7,6 +7,7 @@ body that was parsed can be shaped. The client is told by a header of the answer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -23,6 +24,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "message": ("max_tokens",),
     "response": ("max_output_tokens",),
 }
+MODES = len(Mode)  # no mode has this value, nor a higher one
 LEAST_THINKING = 1024  # tokens; Anthropic's API and vLLM take no smaller thinking.budget_tokens
 NO_THINKING = Raw(b'{"type":"disabled"}')
 
@@ -58,6 +60,19 @@ def cap(
         if applies and class_name not in (order[:1] if tier.except_ is None else tier.except_):
             smallest = tier.max_tokens
     return smallest
+
+
+def least(tiers: Sequence[ShapingTier]) -> tuple[float, int]:
+    """The watermark above which, and the mode's value from which, any tier can apply: below both, none does."""
+    watermarks, levels = [math.inf], [MODES]
+    for tier in tiers:
+        if tier.kv_above is None and tier.mode is None:
+            levels.append(0)
+        if tier.kv_above is not None:
+            watermarks.append(tier.kv_above)
+        if tier.mode is not None:
+            levels.append(LEVELS[tier.mode].value)
+    return min(watermarks), min(levels)
 
 
 def shaped(asked: int, cap: int, min_tokens: int) -> int:

@@ -149,6 +149,7 @@ class Tenants:
         # none is wrong.
         self._keyless = not own and not keys and policy.keys_file is None
         self._proxies = bool(policy.trusted_proxies.addresses)
+        self._open = self._anonymous if self._keyless and not self._proxies else None  # whoever it is
         self._header = policy.trusted_proxies.tenant_header.encode()
         self._networks = [
             ipaddress.ip_network(network, strict=False)
@@ -163,6 +164,8 @@ class Tenants:
         A trusted proxy's header, else `Authorization: Bearer KEY`, else `x-api-key: KEY`, else the tenant `anonymous`.
         Raises Refused (UNAUTHORIZED), with the same words whatever was wrong.
         """
+        if self._open is not None:
+            return self._open
         if self._proxies and self._header in headers and self._trusts(peer):
             account = self.accounts.get(headers[self._header].decode("latin-1"))
             return account or _unauthorized()

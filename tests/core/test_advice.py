@@ -386,7 +386,12 @@ MODES = [
             f"modes: {{closed: {{enter: {{kv: 97%}}, leave: {{kv: 90%}}, {rule}}}}}",
             ["p:3: warning: modes.closed: it refuses every class"],
         )
-        for rule in ("refuse: [top, default]", "only: [top], refuse: [top]", "only: null, refuse: [top]")
+        for rule in (
+            "refuse: [top, default]",
+            "only: [top], refuse: [top]",
+            "only: null, refuse: [top]",
+            "only: [default], refuse: null",
+        )
     ],
     ("classes: {default: {}}\nshaping: []\nmodes: {tight: {enter: {kv: 85%}, leave: {kv: 80%}, refuse: null}}", []),
 ]

@@ -258,18 +258,19 @@ def test_the_class_is_the_one_that_calls_get() -> None:
         assert class_of(POLICY, POLICY.tenants[tenant], asked) == call.class_name
 
 
-@pytest.mark.parametrize("name", list(POLICY.classes))
-def test_the_modes_refuse_what_is_said_that_they_refuse(name: str) -> None:
-    said = [
-        line[26:40].split()[0] for line in explain_call(POLICY, "acme", name, "qwen").splitlines() if " taken" in line
-    ]
-    given = class_of(POLICY, POLICY.tenants["acme"], name)
-    modes = ModelMode(POLICY.modes)
-    taken = []
-    for mode in (Mode.TIGHT, Mode.BROWNOUT, Mode.CLOSED):
-        modes.mode = mode
-        taken += ["taken"] * (modes.refuses(given, 100, tuple(POLICY.classes)) is None)
-    assert said == taken
+@pytest.mark.parametrize("policy", [POLICY, Policy()], ids=["named", "by rank"])
+def test_the_modes_refuse_what_is_said_that_they_refuse(policy: Policy) -> None:
+    order = tuple(policy.classes)
+    for name in order:
+        text = explain_call(policy, "anonymous", name, "qwen")
+        said = [
+            line[26:33].strip() for line in text.splitlines() if line[16:26].strip() in ("tight", "brownout", "closed")
+        ]
+        given = class_of(policy, policy.tenants["anonymous"], name)
+        modes = ModelMode(policy.modes)
+        for word, mode in zip(said, (Mode.TIGHT, Mode.BROWNOUT, Mode.CLOSED), strict=True):
+            modes.mode = mode
+            assert (word == "refused") == (modes.refuses(given, 100, order) is not None)
 
 
 @pytest.mark.parametrize("name", list(POLICY.classes))

@@ -253,3 +253,20 @@ def test_what_telemetry_reports_reaches_the_engine() -> None:
     told = sample(running=3, capacity_tokens=777)
     fleet.sampled(e, told, 2.0)
     assert (e.sample, e.sampled_at, e.capacity) == (told, 2.0, 777)
+
+
+def test_a_low_rate_that_nobody_feeds_is_doubted_and_a_high_one_kept() -> None:
+    slow, fast = engine(), engine()
+    for each, seconds in ((slow, 1.0), (fast, 0.001)):
+        for _ in range(8):
+            each.learn_first_byte(100, seconds)
+    low, high = slow.prefill_rate, fast.prefill_rate
+    sample = EngineSample(running=0, waiting=0, kv_usage=0.0, capacity_tokens=1000)
+    for number in range(60):
+        slow.sampled(sample, number * 0.5)
+        fast.sampled(sample, number * 0.5)
+    assert (slow.prefill_rate, fast.prefill_rate) == (low, high), "30 s have not passed"
+    slow.sampled(sample, 30.5)
+    fast.sampled(sample, 30.5)
+    assert slow.prefill_rate > low
+    assert fast.prefill_rate == high

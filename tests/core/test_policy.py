@@ -193,6 +193,29 @@ trusted_proxies: {addresses: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]}
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "classes: {default: {ttft: 60s, max_wait: 60s, deadline: 60s}}",
+        "classes: {default: {reserve: 60%}, batch: {reserve: 39%}}",
+        "classes: {default: {when: {models: [m]}}}",
+        "tenants: {acme: {class: default, best_class: default}}",
+        "tenants: {acme: {class: batch, best_class: interactive}}",
+        f"tenants: {{acme: {{keys: [{1:064d}, {2:064d}]}}}}",
+        "breaker: {open_for: 60s, open_for_at_most: 60s}",
+        "modes: {tight: {enter: {kv: 80%, waiting: 1}, leave: {kv: 79%, waiting: 0}}}",
+        "modes: {tight: {enter: {kv: 80%, waiting: 1}, leave: {}}}",
+        "modes: {tight: {enter: {}, leave: {}}}",
+        "trusted_proxies: {addresses: [10.0.0.0/32, 10.1.2.3/32, '::1', '::/0', unix]}",
+        "service_tiers: {}",
+        "shaping: []",
+        "tenants: {}",
+    ],
+)
+def test_what_just_agrees_is_good(text: str) -> None:
+    decode(text.encode())
+
+
+@pytest.mark.parametrize(
     ("written", "value"),
     [
         ("1", 1),
@@ -210,7 +233,10 @@ trusted_proxies: {addresses: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]}
         ("0x10", "0x10"),
         ("1_000", "1_000"),
         ("007", "007"),
-        ("1" * 400, "1" * 400),  # more than a number can hold
+        (str(2**64 - 1), 2**64 - 1),
+        (str(2**64), str(2**64)),  # more than most readers take for a number
+        (str(-(2**63)), -(2**63)),
+        (str(-(2**63) - 1), str(-(2**63) - 1)),
         (".inf", ".inf"),
         ("2026-11-21", "2026-11-21"),
         ("[]", []),
@@ -278,9 +304,12 @@ def test_a_large_file_is_read_in_little_time() -> None:
         f'{{url: "http://10.0.{i // 250}.{i % 250}:8000", models: [llama-3-8b], capacity: 400k}}' for i in range(3000)
     ]
     data = ("fleet:\n  engines:\n" + "".join(f"    - {line}\n" for line in lines)).encode()
-    began = time.process_time()
-    assert len(decode(data).fleet.engines) == 3000
-    assert time.process_time() - began < 1.5 * SLOWER
+    took = []
+    while len(took) < 3 and min(took, default=9.0) >= 1.5 * SLOWER:  # a busy machine may slow one of them
+        began = time.process_time()
+        assert len(decode(data).fleet.engines) == 3000
+        took.append(time.process_time() - began)
+    assert min(took) < 1.5 * SLOWER
 
 
 def test_many_unknown_names_are_told_in_few_words() -> None:
@@ -311,12 +340,34 @@ def test_an_alias_is_read_as_what_it_names() -> None:
     assert policy.classes["batch"] == TrafficClass(weight=3)
 
 
+def test_what_is_explained_has_a_line_for_each_field_and_more_where_it_is_long() -> None:
+    models = ", ".join(f"model-{i}" for i in range(20))
+    policy = decode(
+        f"""
+tenants: {{a: {{models: [{models}]}}}}
+shaping: [{{kv_above: 90%, max_tokens: 9}}, {{kv_above: 95%, max_tokens: 8}}, {{mode: closed, max_tokens: 7}}]
+fleet: {{engines: [{{url: "http://h:1"}}]}}
+""".encode()
+    )
+    text = explain(policy)
+    assert "\nbudget:\n  kv_target: 80%\n  alpha: auto\n" in text
+    assert "\nkeys_file: null\n" in text
+    assert "\n  classes: {}\n" in text
+    assert "\n  per_tenant: {requests: null, tokens: null}\n" in text
+    assert "\n  a:\n    class: null\n" in text
+    assert "\n    models:\n      - model-0\n      - model-1\n" in text
+    assert "\nshaping:\n  - {kv_above: 90%, mode: null, max_tokens: 9, except: null}\n" in text
+    assert "\n  on: [connect, reset, timeout, 429, 502, 503, 504]\n" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
 def test_the_policy_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Policy().budget.kv_target = 1.0  # type: ignore[misc]  # the rule under test
 
 
 def test_a_file_too_long_is_refused_before_it_is_read() -> None:
+    assert decode(b"#" * MAX_BYTES) == Policy()
     assert problems("#" * (MAX_BYTES + 1)) == ["p.yaml:1: found 262145 bytes, expected at most 262144 bytes"]
 
 
@@ -469,7 +520,7 @@ engines = st.lists(
 ).map(tuple)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40, deadline=None)
 @given(
     classes=st.dictionaries(class_names, traffic_classes, max_size=3),
     paying=st.dictionaries(st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,9}", fullmatch=True), tenants, max_size=2),
@@ -502,6 +553,7 @@ def test_what_is_explained_reads_back_as_the_same_policy(
     assert decode(text.encode()) == policy
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="abc:{}[]&*!|>-#\"' \n\t0123%~?,\0é", max_size=60) | st.text(max_size=40))
 def test_any_text_is_a_policy_or_a_list_of_problems(text: str) -> None:
     # Surrogates, which text may hold and UTF-8 may not, become bytes that are not UTF-8.

@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.processes import Gateway, get
 from tests.e2e.children import SimEngine
+from tests.e2e.traffic import Site
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +42,16 @@ def engine(tmp_path: Path) -> Iterator[SimEngine]:
     started = SimEngine(tmp_path / "engine.log")
     with started.child:
         yield started
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A gateway for the tests of the traffic policy: each file gives it a policy of its own.
+
+    Its engine has two models, room for 32,768 tokens, and takes 0.4 ms for each.
+    """
+    folder = tmp_path_factory.mktemp("shared")
+    arguments = ("--num-gpu-blocks", "2048", "--speed", "20", "--model", "sim", "--model", "other")
+    started = SimEngine(folder / "engine.log", *arguments)
+    with started.child, Site(folder, {}, started) as running:
+        yield running

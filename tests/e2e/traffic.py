@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ import httpx
 import openai
 
 from loadtest.processes import Gateway, get, until
+from tests.e2e.children import SimEngine
 
 Tree = dict[str, Any]
 Headers = Iterable[tuple[bytes, bytes]]
@@ -40,20 +42,25 @@ def sha256(key: str) -> str:
 
 
 class Site:
-    """A gateway of its own and the policy file it watches; `with` ends it."""
+    """A gateway on `engine`, which the policy may name itself, and the policy file it watches; `with` ends it."""
 
-    def __init__(self, folder: Path, policy: Tree, *arguments: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, policy: Tree, engine: SimEngine) -> None:
+        self.engine = engine
         self.file = folder / "policy.yaml"
         self.save(policy)
-        self.gateway = Gateway(folder / "gateway.log", "--policy", str(self.file), "--log", "none", *arguments)
+        arguments = ["--policy", str(self.file), "--log", "none"]
+        if engine.url not in self.file.read_text():
+            arguments += ["--engine", engine.url]
+        self.gateway = Gateway(folder / "gateway.log", *arguments)
         self.http = httpx.Client(base_url=self.gateway.url, timeout=20.0, trust_env=False)
+        self._clients = ExitStack()
 
     def __enter__(self) -> Site:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
+        self._clients.close()
         alive, told = self.gateway.child.alive, self.gateway.child.output()
         self.gateway.child.stop()
         assert alive, told
@@ -98,7 +105,8 @@ class Site:
 
     def openai(self, key: str = "none", *, retries: int = 0) -> openai.OpenAI:
         url = f"{self.gateway.url}/v1"
-        return openai.OpenAI(base_url=url, api_key=key, max_retries=retries, timeout=20.0)
+        client = openai.OpenAI(base_url=url, api_key=key, max_retries=retries, timeout=20.0)
+        return self._clients.enter_context(client)
 
     def empty(self) -> bool:
         """Whether nothing is held, running or queued any more."""
@@ -120,13 +128,17 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def ask(self, data: bytes, headers: Headers = (), path: str = CHAT) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and body of the answer to a POST on this connection."""
+    def send(self, data: bytes, headers: Headers = (), path: str = CHAT) -> None:
+        """A POST whose answer nobody reads yet."""
         lines = [
             b"POST %b HTTP/1.1\r\nhost: weir\r\ncontent-length: %d\r\n" % (path.encode(), len(data)),
             *(b"%b: %b\r\n" % line for line in headers),
         ]
         self._socket.sendall(b"".join(lines) + b"\r\n" + data)
+
+    def ask(self, data: bytes, headers: Headers = (), path: str = CHAT) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and body of the answer to a POST on this connection."""
+        self.send(data, headers, path)
         answer = http.client.HTTPResponse(self._socket)
         answer.begin()
         return answer.status, dict(answer.headers.items()), answer.read()

@@ -7,11 +7,14 @@ import random
 from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
+from msgspec import structs
 
 from gateway.core.call import Call
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy import Policy, TrafficClass
+from gateway.core.policy_traffic import Deadlines
 from gateway.core.vllm import ModelCard
 from gateway.dispatch import Dispatch
 from loadtest import vtime
@@ -223,6 +226,26 @@ def test_a_class_limit_holds_over_all_engines_and_wakes_the_next() -> None:
         assert world.loop.time() == pytest.approx(4.0), "one at a time"
 
     virtual(scenario, engines=2)
+
+
+def test_calls_that_expire_together_are_all_told_on_the_real_loop_too() -> None:
+    """uvloop's handle of a timer for a time that has passed does not say when it is."""
+
+    async def scenario() -> None:
+        world = World(policy=structs.replace(POLICY, deadlines=Deadlines(predict=False)))
+        problems: list[str] = []
+        world.loop.set_exception_handler(lambda _, context: problems.append(str(context)))
+        first = asyncio.create_task(world.use(world.call(800), 0.1))
+        await asyncio.sleep(0)
+        calls = [world.use(world.call(800, within=0.02), 0.0) for _ in range(5)]
+        async with asyncio.timeout(5.0):
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert [getattr(end, "outcome", end) for end in ends] == [Outcome.EXPIRED] * 5
+        assert problems == []
+        await first
+        world.idle()
+
+    uvloop.run(scenario())
 
 
 def test_random_lives_leave_nothing_behind() -> None:

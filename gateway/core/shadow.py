@@ -1,0 +1,154 @@
+"""A second policy that decides too and is obeyed by nobody: what would change if it were the one in force.
+
+The shadow is asked about each call with the facts that the enforced policy had: the same headers, the same estimate,
+the queues and engines as they are under the enforced policy, its predicted wait, the engine it chose. Its limits and
+modes have a state of their own: its buckets are charged and settled as the enforced ones, its modes step on the same
+signals. So each decision is right for the traffic that there was; what traffic the shadow itself would have made
+(shorter queues, other engines) is not foreseen. Neither is what it would have said to calls that the enforced policy
+refused for their form, and what comes later in the queue (shed, displaced, expired).
+
+Decisions, in the order they are taken: account, class, model, limit, mode, wait, room; each is `passed` or `refused`,
+the class is its name. They are compared up to the first that either refuses. `outcome` is the whole of it. `deadline`
+and `max_tokens` are compared as numbers: `equal`, or which is `less` and which is `more`. Equal words: no difference.
+
+Nothing here may disturb a call: a bug is counted, the first is reported, and the call goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from gateway.core.call import Call
+from gateway.core.fleet import Engine
+from gateway.core.limits import LimitBook
+from gateway.core.mode import ModelMode, Signals
+from gateway.core.outcome import Refused
+from gateway.core.policy import Policy
+from gateway.core.pressure import Pressure
+from gateway.core.queues import Queues
+from gateway.core.snapshot import Snapshot
+from gateway.core.tenants import Account
+from gateway.core.verdict import PASSED, REFUSED, Compared, Verdict, told
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Counts = dict[tuple[str, str, str], int]  # decision, enforced, shadow -> calls
+
+
+class Shadow:
+    """The policy that is only asked. `report` is given the first exception that is a bug here, and must not raise.
+
+    `counts()` is all that comes of it, `bugs` how often it failed.
+    """
+
+    def __init__(self, policy: Policy, report: Callable[[Exception], None]) -> None:
+        """Raises ValueError for a policy that only looks right; see Tenants."""
+        self.snapshot = Snapshot(policy)
+        self.limits = LimitBook(policy)
+        self._compared: dict[Compared, int] = {}
+        self._single: Counts = {}
+        self.bugs = 0
+        self._report = report
+        self._modes: dict[str, ModelMode] = {}  # of models that some engine has
+        self._calm = ModelMode(policy.modes)  # of the others
+
+    def apply(self, policy: Policy, now: float) -> None:
+        """Another shadow. Buckets and modes go on from where they are. Raises ValueError, and then nothing changed."""
+        self.snapshot = Snapshot(policy)
+        self.limits.apply(policy, now)
+        for mode in self._modes.values():
+            mode.apply(policy.modes)
+
+    def unknown(self, headers: Mapping[bytes, bytes], peer: str) -> None:
+        """The enforced policy does not know who sent this."""
+        self.safely(self._unknown, headers, peer)
+
+    def judge(
+        self,
+        call: Call,
+        account: Account,
+        snapshot: Snapshot,
+        headers: Mapping[bytes, bytes],
+        peer: str,
+        queues: Queues | None,
+        pressure: Pressure | None,
+        engines: Sequence[Engine],
+        now: float,
+    ) -> Verdict | None:
+        """What the shadow thinks of a call that is parsed, estimated and classified by the enforced `snapshot`, and not
+        yet charged. `queues`, `pressure` and `engines` are those of its model. None: a bug."""
+        return self.safely(self._judge, call, account, snapshot, headers, peer, queues, pressure, engines, now)
+
+    def differences(self) -> dict[str, int]:
+        """Decisions that differed, by kind."""
+        found: dict[str, int] = {}
+        for (decision, enforced, shadow), calls in self.counts().items():
+            found[decision] = found.get(decision, 0) + (calls if enforced != shadow else 0)
+        return found
+
+    def compared(self, call: Compared) -> None:
+        """Count a call with all its decisions: one addition, where each of them would be several microseconds."""
+        self._compared[call] = self._compared.get(call, 0) + 1
+
+    def count(self, decision: str, enforced: str, shadow: str) -> None:
+        """Count one decision that is not among those."""
+        key = decision, enforced, shadow
+        self._single[key] = self._single.get(key, 0) + 1
+
+    def counts(self) -> Counts:
+        """Calls by decision, what was enforced, and what the shadow would have done. Equal words: no difference."""
+        counts = dict(self._single)
+        for call, calls in self._compared.items():
+            for key in told(call):
+                counts[key] = counts.get(key, 0) + calls
+        return counts
+
+    def safely(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """The only way in for whoever serves a call: what raises here is a bug, and no reason to fail the call."""
+        try:
+            return do(*args, **kwargs)
+        except Exception as error:
+            self.bugs += 1
+            if self.bugs == 1:
+                self._report(error)
+            return None
+
+    def _read(self, mode: ModelMode, signals: Signals, now: float) -> None:
+        self.safely(mode.step, signals, now)
+
+    def _unknown(self, headers: Mapping[bytes, bytes], peer: str) -> None:
+        try:
+            self.snapshot.tenants.identify(headers, peer)
+        except Refused:
+            self.count("account", REFUSED, REFUSED)
+        else:
+            self.count("account", REFUSED, PASSED)
+
+    def _judge(
+        self,
+        call: Call,
+        account: Account,
+        snapshot: Snapshot,
+        headers: Mapping[bytes, bytes],
+        peer: str,
+        queues: Queues | None,
+        pressure: Pressure | None,
+        engines: Sequence[Engine],
+        now: float,
+    ) -> Verdict:
+        verdict = Verdict(self, call, self._mode_of(call.model, pressure, engines), engines, now)
+        verdict.judge(snapshot, account, headers, peer)
+        verdict.foresee(queues, pressure, snapshot.policy.classes)
+        return verdict
+
+    def _mode_of(self, model: str, pressure: Pressure | None, engines: Sequence[Engine]) -> ModelMode:
+        if not engines:
+            return self._calm
+        mode = self._modes.get(model)
+        if mode is None:
+            mode = self._modes[model] = ModelMode(self.snapshot.policy.modes)
+        if pressure is not None and pressure.readings is None:
+            pressure.readings = partial(self._read, mode)
+        return mode

@@ -1,0 +1,257 @@
+"""What a shadow policy thinks of one call, beside what the enforced policy does with it; see shadow.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence
+from copy import copy
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateway.core.breaker import BreakerState
+from gateway.core.call import Call
+from gateway.core.choice import least_ttft
+from gateway.core.classes import classify
+from gateway.core.deadline import too_late
+from gateway.core.fleet import Engine, Hold
+from gateway.core.limits import Charge
+from gateway.core.mode import ModelMode
+from gateway.core.outcome import Outcome, Refused
+from gateway.core.policy import Policy
+from gateway.core.pressure import Pressure
+from gateway.core.queues import Queues
+from gateway.core.shaping import cap, shaped
+from gateway.core.snapshot import Snapshot
+from gateway.core.tenants import Account
+from gateway.core.ticket import Ticket
+
+if TYPE_CHECKING:
+    from gateway.core.shadow import Shadow
+
+ACCOUNT, CLASS, MODEL, LIMIT, MODE, WAIT, ROOM, NONE = range(8)  # where a policy refused a call; NONE: it did not
+STEPS = ("account", "class", "model", "limit", "mode", "wait", "room")
+OUTCOMES = (
+    Outcome.UNAUTHORIZED,
+    Outcome.BAD_REQUEST,  # a class that the policy does not have
+    Outcome.FORBIDDEN,
+    Outcome.RATE_LIMITED,
+    Outcome.SHED,
+    Outcome.HOPELESS,
+    Outcome.QUEUE_FULL,
+)
+REFUSED_AT = {
+    Outcome.FORBIDDEN: MODEL,
+    Outcome.RATE_LIMITED: LIMIT,
+    Outcome.HOPELESS: WAIT,
+    Outcome.QUEUE_FULL: ROOM,
+}
+# Refusals that are no policy's decision: what comes after them is not compared.
+NOT_OF_POLICY = frozenset({
+    Outcome.NOT_FOUND, Outcome.NO_ENGINE, Outcome.TOO_LARGE, Outcome.DRAINING, Outcome.MODEL_UNAVAILABLE, Outcome.BUG,
+})  # fmt: skip
+LEFT_WAITING = frozenset({Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT, Outcome.EXPIRED, Outcome.SHED})
+ADMITTED, PASSED, REFUSED = "admitted", "passed", "refused"
+COMPARED = (("equal", "equal"), ("less", "more"), ("more", "less"))  # by the sign of what the shadow has more
+
+# How a call was decided: the shadow's account in words, both classes, the sign of how much later the shadow's deadline
+# is, where each refused it, the last decision that both were asked for, and the enforced outcome.
+Compared = tuple[str, str, str, int, int, int, int, str]
+
+
+class _Tier(msgspec.Struct, gc=False):
+    service_tier: str | None = None
+
+
+_decode_tier = msgspec.json.Decoder(_Tier).decode
+
+
+class Verdict:
+    """What the shadow thinks of one call, from its judgement to its end. `charge` is what it has taken from the
+    shadow's buckets, if anything: it is settled with the enforced one, and what is left of it ends with the call."""
+
+    __slots__ = (
+        "_account", "_at", "_behind", "_call", "_decided", "_engines", "_full", "_mode", "_own", "_refused", "_shadow",
+        "_shed", "_snapshot", "_ttft", "charge",
+    )  # fmt: skip
+
+    def __init__(self, shadow: Shadow, call: Call, mode: ModelMode, engines: Sequence[Engine], now: float) -> None:
+        self.charge: Charge | None = None
+        self._shadow = shadow
+        self._snapshot = shadow.snapshot  # a call goes by one policy, whatever is reloaded meanwhile
+        self._call = call
+        self._own = copy(call)  # to be given the shadow's class and deadlines
+        self._mode = mode
+        self._engines = engines
+        self._at = now
+        self._account = PASSED
+        self._refused = NONE
+        self._shed = False  # by the enforced policy's mode
+        self._behind = False  # others wait already
+        self._full = False
+        self._ttft: tuple[float, float, float] | None = None  # None: nobody waits, so it is asked when this call does
+        self._decided = False
+
+    def granted(self, engine: Engine, hold: Hold, ticket: Ticket | None) -> None:
+        """The enforced policy has given the call this engine and hold; `ticket` is what it waited with, if it did."""
+        self._shadow.safely(self._granted, engine, hold, ticket)
+
+    def ended(self, outcome: Outcome) -> None:
+        """The call is over. What was not granted is judged now."""
+        self._shadow.safely(self._ended, outcome)
+
+    # -- the shadow's own decisions -----------------------------------------------------------------------------
+
+    def judge(self, snapshot: Snapshot, account: Account, headers: Mapping[bytes, bytes], peer: str) -> None:
+        """All that is known before the call has to wait, and before anything is charged by the enforced policy."""
+        self._refused = self._judge(snapshot, account, headers, peer)
+        if self._refused == MODE:
+            self._refund()
+
+    def _judge(self, snapshot: Snapshot, account: Account, headers: Mapping[bytes, bytes], peer: str) -> int:
+        rules, own = self._snapshot, self._own
+        try:
+            theirs = rules.tenants.identify(headers, peer)
+        except Refused:
+            return ACCOUNT
+        if theirs.name != account.name:
+            self._account = "another"
+        own.asked_class = _asked_class(own, headers, snapshot, rules)
+        if own.asked_class and own.asked_class not in rules.classes.rank:
+            return CLASS
+        classify(own, rules.classes, theirs.default_class, theirs.best)
+        if not theirs.allows_model(own.model):
+            return MODEL
+        if not self._engines:
+            return NONE  # nothing is charged for a model that nobody has
+        try:
+            self.charge = self._shadow.limits.charge(theirs.name, own.class_name, own.model, own.cost, own.arrived)
+        except Refused:
+            return LIMIT
+        return NONE if self._mode.refuses(own.class_name, own.prompt_tokens, rules.order) is None else MODE
+
+    def foresee(self, queues: Queues | None, pressure: Pressure | None, known: Container[str]) -> None:
+        """What the call meets as it comes: the queues' room by the shadow's measure, the engines' speed, and whether
+        the enforced policy's mode refuses it. `known`: the classes that the queues have."""
+        if pressure is not None and pressure.level:
+            self._shed = pressure.refuses(self._call) is not None
+        if self._refused == NONE:
+            self._full = _full(queues, self._own, self._snapshot.policy, known)
+            if queues:
+                self._behind = True
+                self._ttft = self._least_ttft()
+
+    def _hopeless(self) -> bool:
+        if not self._snapshot.policy.deadlines.predict:
+            return False
+        start = self._at + self._call.predicted_wait
+        return start > self._own.ttft_by or too_late(self._own, start, *(self._ttft or self._least_ttft()))
+
+    def _least_ttft(self) -> tuple[float, float, float]:
+        # Their breakers are looked at and not asked: to ask one can move it.
+        usable = [e for e in self._engines if e.up and not e.draining and e.breaker.state is BreakerState.CLOSED]
+        return least_ttft(usable, self._own, self._at) if usable else (0.0, 0.0, 0.0)
+
+    def _refund(self) -> None:
+        if self.charge is not None:
+            self.charge.refund()
+
+    # -- beside the enforced ones -------------------------------------------------------------------------------
+
+    def _granted(self, engine: Engine, hold: Hold, ticket: Ticket | None) -> None:
+        booked = ticket is not None and ticket.place < ticket.pushed_at  # its place was promised: no wait is predicted
+        self._compare(NONE, NONE, ADMITTED, waits=ticket is not None, predicted=not booked)
+        call, own, rules = self._call, self._own, self._snapshot
+        if self._refused != NONE or not call.route.generates:
+            return
+        given = own.asked
+        if rules.policy.shaping:
+            held = (engine.held - hold.tokens) / engine.trim / engine.capacity  # Engine.watermark without this call
+            watermark = held if engine.sample is None else max(held, engine.sample.kv_usage)
+            most = cap(rules.policy.shaping, watermark, self._mode.mode, own.class_name, rules.order)
+            if most is not None:
+                given = shaped(given, most, rules.policy.classes[own.class_name].min_tokens)
+        taken = call.shaped or call.asked
+        self._shadow.count("max_tokens", *COMPARED[(given > taken) - (given < taken)])
+
+    def _ended(self, outcome: Outcome) -> None:
+        if not self._decided:
+            self._refusal(outcome)
+        self._refund()  # what was neither settled nor kept
+
+    def _refusal(self, outcome: Outcome) -> None:
+        """Compare what ended without a grant."""
+        at = REFUSED_AT.get(outcome, NONE)
+        if outcome is Outcome.SHED and self._shed:
+            at = MODE
+        until = NONE
+        if outcome in NOT_OF_POLICY:
+            until = MODE if self._engines else LIMIT
+        early = at < WAIT  # it was never asked to wait; where others do, it would have been
+        waits = at in (WAIT, ROOM) or (early and self._behind) or outcome in LEFT_WAITING
+        enforced = ADMITTED if at == until == NONE else outcome.value
+        self._compare(at, until, enforced, waits=waits, predicted=not early)
+        if at != NONE and self._refused == NONE and self.charge is not None:
+            self.charge.keep()  # the shadow would have let it run; what it would have used is not known
+
+    def _compare(self, at: int, until: int, enforced: str, *, waits: bool, predicted: bool) -> None:
+        """Count every decision that both have taken. `at`: where the enforced policy refused. `until`: before which
+        decision something else ended the call. `waits`: it cannot start at once. `predicted`: how long was asked."""
+        self._decided = True
+        if self._refused == until == NONE and waits:
+            if predicted and self._hopeless():
+                self._refused = WAIT
+            elif self._full:
+                self._refused = ROOM
+            if self._refused != NONE:
+                self._refund()
+        last = min(until - 1, ROOM if waits else MODE)
+        theirs, own = self._call, self._own
+        later = (own.deadline > theirs.deadline) - (own.deadline < theirs.deadline)
+        self._shadow.compared(
+            (self._account, theirs.class_name, own.class_name, later, at, self._refused, last, enforced)
+        )
+
+
+def _asked_class(call: Call, headers: Mapping[bytes, bytes], enforced: Snapshot, shadow: Snapshot) -> str:
+    """The class a call asks for: by the header, which is the same for both, or by its tier, which may mean another."""
+    if b"x-weir-class" in headers or shadow.calls.service_tiers == enforced.calls.service_tiers:
+        return call.asked_class
+    if b'"service_tier"' not in call.body or call.route.kind == "audio":
+        return ""
+    return shadow.calls.service_tiers.get(_decode_tier(call.body).service_tier or "", "")
+
+
+def _full(queues: Queues | None, call: Call, policy: Policy, known: Container[str]) -> bool:
+    """Whether the shadow's bounds leave no room for the call beside those that wait; Queues.room and Queues.victim."""
+    own = policy.classes[call.class_name]
+    if not own.max_queue:
+        return True  # such a class waits in nobody's place
+    if not queues:
+        return own.max_queued_tokens is not None and call.cost > own.max_queued_tokens
+    name = call.class_name
+    length = queues.length(name) if name in known else 0
+    places = sum([each.max_queue for each in policy.classes.values()])
+    if length < own.max_queue and len(queues) < places:
+        if own.max_queued_tokens is None:
+            return False
+        tokens = queues.tokens(name) if name in known else 0
+        most = sum([each.max_queued_tokens or math.inf for each in policy.classes.values()])
+        if tokens + call.cost <= own.max_queued_tokens and queues.total_tokens + call.cost <= most:
+            return False
+    less = list(policy.classes)[list(policy.classes).index(name) + 1 :]
+    return not any(queues.length(other) for other in less if other in known)
+
+
+def told(compared: Compared) -> Iterator[tuple[str, str, str]]:
+    """The decisions of such a call, each with what was enforced and what the shadow would have done."""
+    account, enforced_class, shadow_class, later, at, ours, last, enforced = compared
+    yield "account", PASSED, REFUSED if ours == ACCOUNT else account
+    if ours > ACCOUNT:
+        yield "class", enforced_class, REFUSED if ours == CLASS else shadow_class
+    if ours > CLASS:
+        yield "deadline", *COMPARED[later]
+        for step in range(MODEL, min(at, ours, last) + 1):
+            yield STEPS[step], REFUSED if at == step else PASSED, REFUSED if ours == step else PASSED
+    of_policy = enforced == ADMITTED or at != NONE
+    yield "outcome", enforced, OUTCOMES[ours].value if ours != NONE else ADMITTED if of_policy else enforced

@@ -1,0 +1,444 @@
+"""The shadow policy: what it says beside the enforced one, from facts that the test makes; that it disturbs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+import pytest
+
+from gateway.core.call import ROUTES
+from gateway.core.classes import classify
+from gateway.core.fleet import Engine, Fleet
+from gateway.core.limits import Charge, LimitBook
+from gateway.core.outcome import Outcome
+from gateway.core.policy import Policy
+from gateway.core.policy_file import decode
+from gateway.core.pressure import Pressure
+from gateway.core.queues import Queues, Ticket
+from gateway.core.shadow import Shadow
+from gateway.core.snapshot import Snapshot
+from gateway.core.verdict import Verdict
+from gateway.core.vllm import EngineSample, ModelCard
+from tests.calls import a_call
+
+KEY = hashlib.sha256(b"password").hexdigest()
+HEADERS = {b"authorization": b"Bearer password"}
+ACME = f"tenants: {{acme: {{keys: [{KEY}]}}}}\n"
+MODEL = "tenants: {anonymous: {models: [other]}}\n"
+OPEN = "tenants: {anonymous: {}}\n"
+
+
+def policy(text: str) -> Policy:
+    return decode((text or OPEN).encode(), "p.yaml")
+
+
+class World:
+    """One engine of model `m` under an enforced policy and its shadow; `send` is a call's way through the pipeline."""
+
+    def __init__(self, enforced: str, shadow: str, *, engine: bool = True) -> None:
+        self.snapshot = Snapshot(policy(enforced))
+        self.limits = LimitBook(self.snapshot.policy)
+        self.failures: list[Exception] = []
+        self.shadow = Shadow(policy(shadow), self.failures.append)
+        self.fleet = Fleet()
+        self.engine = Engine("e", "http://e", self.snapshot.policy, capacity=10_000, max_concurrency=4)
+        if engine:
+            self.fleet.add(self.engine)
+            self.fleet.has_models(self.engine, [ModelCard(id="m")])
+        self.engine.up = True
+        self.queues = Queues(self.snapshot.policy.classes)
+        self.pressure = Pressure(self.snapshot.policy, 0.0)
+
+    def judge(self, headers: Mapping[bytes, bytes] = {}, **fields: Any) -> tuple[Any, Verdict]:
+        fields = {"prompt_tokens": 100, "output_tokens": 50, "asked": 100, "max_tokens": 100} | fields
+        call = a_call(**fields)
+        account = self.snapshot.tenants.identify(headers, "127.0.0.1")
+        classify(call, self.snapshot.classes, account.default_class, account.best)
+        before = copy(call)
+        verdict = self.shadow.judge(
+            call, account, self.snapshot, headers, "127.0.0.1", self.queues, self.pressure,
+            self.fleet.serving(call.model), call.arrived,
+        )  # fmt: skip
+        assert not self.failures, self.failures
+        assert verdict is not None
+        assert call == before, "the enforced policy's call is not touched"
+        return call, verdict
+
+    def charge(self, call: Any, verdict: Verdict) -> Charge:
+        charge = self.limits.charge("anonymous", call.class_name, call.model, call.cost, call.arrived)
+        return charge if verdict.charge is None else charge.with_beside(verdict.charge)
+
+    def send(
+        self,
+        headers: Mapping[bytes, bytes] = {},
+        *,
+        outcome: Outcome = Outcome.OK,
+        wait: float | None = None,
+        booked: bool = False,
+        used: int | None = None,
+        **fields: Any,
+    ) -> dict[str, tuple[str, str]]:
+        """Decisions on a call that ends as the test says: granted at once, after `wait`, or never (a refusal). The
+        result is what the call has added to the counts."""
+        before = self.shadow.counts()
+        call, verdict = self.judge(headers, **fields)
+        call.predicted_wait = wait or 0.0
+        if outcome is Outcome.OK:
+            ticket = None
+            if wait is not None:
+                ticket = Ticket(call, call.arrived, place=call.arrived - booked)
+            with self.charge(call, verdict) as charge:
+                hold = self.engine.hold(call.cost, 0, call.arrived)
+                verdict.granted(self.engine, hold, ticket)
+                hold.release()
+                if used is not None:
+                    charge.settle(used, call.arrived)
+        verdict.ended(outcome)
+        assert not self.failures, self.failures
+        return self.added(before)
+
+    def added(self, before: dict[tuple[str, str, str], int]) -> dict[str, tuple[str, str]]:
+        counts = self.shadow.counts()
+        return {key[0]: key[1:] for key, calls in counts.items() if calls > before.get(key, 0)}
+
+    def queue(self, class_name: str, calls: int = 1, **fields: Any) -> None:
+        for _ in range(calls):
+            self.queues.push(Ticket(a_call(class_name=class_name, prompt_tokens=100, **fields), 0.0))
+
+    def differ(self, *args: Any, **fields: Any) -> dict[str, tuple[str, str]]:
+        """Only the decisions that differed."""
+        return {name: words for name, words in self.send(*args, **fields).items() if words[0] != words[1]}
+
+    def left(self) -> float:
+        """What the shadow's buckets hold, requests and tokens."""
+        return sum(bucket.level for bucket in self.shadow.limits._buckets.values())
+
+
+SAME = {
+    "account": ("passed", "passed"), "class": ("default", "default"), "deadline": ("equal", "equal"),
+    "model": ("passed", "passed"), "limit": ("passed", "passed"), "mode": ("passed", "passed"),
+    "outcome": ("admitted", "admitted"),
+}  # fmt: skip
+NUMBER = {"max_tokens": ("equal", "equal")}
+WAITED = {"wait": ("passed", "passed"), "room": ("passed", "passed")}
+
+
+def test_the_same_policy_decides_the_same() -> None:
+    world = World(OPEN, OPEN)
+    assert world.send() == SAME | NUMBER
+    assert world.send(wait=1.0) == SAME | NUMBER | WAITED
+    assert set(world.shadow.differences().values()) == {0}
+    assert world.shadow.counts()["outcome", "admitted", "admitted"] == 2
+
+
+ONLY = OPEN + "classes: {default: {%s}}"
+CASES: list[tuple[str, dict[str, Any], dict[str, tuple[str, str]]]] = [
+    (ACME, {}, {"account": ("passed", "refused"), "outcome": ("admitted", "unauthorized")}),
+    (ACME, {"headers": HEADERS}, {"account": ("passed", "another")}),
+    (MODEL, {}, {"model": ("passed", "refused"), "outcome": ("admitted", "forbidden")}),
+    ("tenants: {anonymous: {class: batch}}", {}, {"class": ("default", "batch"), "deadline": ("less", "more")}),
+    (
+        "tenants: {anonymous: {best_class: batch}}",
+        {"headers": {b"x-weir-class": b"interactive"}, "asked_class": "interactive"},
+        {"class": ("interactive", "batch"), "deadline": ("less", "more")},
+    ),
+    (ONLY % "deadline: 1s", {}, {"deadline": ("more", "less")}),
+    (
+        ONLY % "",
+        {"headers": {b"x-weir-class": b"batch"}, "asked_class": "batch"},
+        {"class": ("batch", "refused"), "outcome": ("admitted", "bad_request")},
+    ),
+    (
+        OPEN + "limits: {per_tenant: {tokens: {rate: 1/h, burst: 100}}}",
+        {},
+        {"limit": ("passed", "refused"), "outcome": ("admitted", "rate_limited")},
+    ),
+    (OPEN + "shaping: [{max_tokens: 40, kv_above: 5%, except: []}]", {"kv": 0.5}, {"max_tokens": ("more", "less")}),
+    (OPEN + "shaping: [{max_tokens: 400, kv_above: 5%, except: []}]", {"kv": 0.5}, {}),
+    (OPEN + "shaping: [{max_tokens: 40, kv_above: 5%}]", {"prompt_tokens": 4000}, {}),  # empty before this very call
+    (OPEN + "shaping: [{max_tokens: 40, kv_above: 5%}]", {"kv": 0.5, "route": ROUTES[b"/v1/embeddings"]}, {}),
+    (
+        OPEN + "shaping: [{max_tokens: 40, kv_above: 5%}]",
+        {"kv": 0.5, "shaped": 20},  # by the enforced policy
+        {"max_tokens": ("less", "more")},
+    ),
+    (
+        ONLY % "max_queue: 0",
+        {"wait": 0.0},
+        {"room": ("passed", "refused"), "outcome": ("admitted", "queue_full")},
+    ),
+    (ONLY % "max_queue: 0", {}, {}),  # it did not have to wait
+    (
+        ONLY % "max_queued_tokens: 100",
+        {"wait": 0.0},
+        {"room": ("passed", "refused"), "outcome": ("admitted", "queue_full")},
+    ),
+    (
+        ONLY % "ttft: 2s",
+        {"wait": 3.0},
+        {"wait": ("passed", "refused"), "outcome": ("admitted", "hopeless")},
+    ),
+    (ONLY % "ttft: 2s", {"wait": 1.0}, {}),
+    (ONLY % "" + "\nshaping: []", {}, {}),
+    (ONLY % "ttft: 2s", {"wait": 3.0, "booked": True}, {}),
+    (ONLY % "ttft: 2s" + "\ndeadlines: {predict: false}", {"wait": 3.0}, {}),
+]
+
+
+@pytest.mark.parametrize(("shadow", "sent", "differences"), CASES)
+def test_what_the_shadow_would_have_done(
+    shadow: str, sent: dict[str, Any], differences: dict[str, tuple[str, str]]
+) -> None:
+    world = World(OPEN, shadow)
+    kv = sent.get("kv")
+    if kv is not None:
+        world.engine.sampled(EngineSample(running=0, waiting=0, kv_usage=kv), 0.0)
+    assert world.differ(**{name: value for name, value in sent.items() if name != "kv"}) == differences
+    counted = {decision: sum(c for (d, *_), c in world.shadow.counts().items() if d == decision) for decision in SAME}
+    assert set(counted.values()) <= {0, 1}
+    assert {name for name, calls in world.shadow.differences().items() if calls} == set(differences)
+
+
+FULL = {"outcome": ("queue_full", "admitted"), "room": ("refused", "passed")}
+
+
+@pytest.mark.parametrize(
+    ("enforced", "shadow", "outcome", "differences"),
+    [
+        (MODEL, OPEN, Outcome.FORBIDDEN, {"model": ("refused", "passed"), "outcome": ("forbidden", "admitted")}),
+        (MODEL, MODEL, Outcome.FORBIDDEN, {}),
+        (OPEN, OPEN, Outcome.RATE_LIMITED, {"limit": ("refused", "passed"), "outcome": ("rate_limited", "admitted")}),
+        (
+            OPEN,
+            ONLY % "max_queue: 0",  # where nobody waits it need not wait either
+            Outcome.RATE_LIMITED,
+            {"limit": ("refused", "passed"), "outcome": ("rate_limited", "admitted")},
+        ),
+        (OPEN, OPEN, Outcome.HOPELESS, {"wait": ("refused", "passed"), "outcome": ("hopeless", "admitted")}),
+        (OPEN, OPEN, Outcome.QUEUE_FULL, FULL),
+        (OPEN, ONLY % "max_queue: 0", Outcome.QUEUE_FULL, {}),
+        (OPEN, MODEL, Outcome.QUEUE_FULL, {"model": ("passed", "refused"), "outcome": ("queue_full", "forbidden")}),
+        # No policy's decision: what comes after it is not compared.
+        (OPEN, ONLY % "max_queue: 0", Outcome.NO_ENGINE, {}),
+        (OPEN, MODEL, Outcome.TOO_LARGE, {"model": ("passed", "refused"), "outcome": ("too_large", "forbidden")}),
+        # It was admitted, and ended later.
+        (OPEN, OPEN, Outcome.EXPIRED, {}),
+        (OPEN, OPEN, Outcome.SHED, {}),
+        (
+            OPEN,
+            ONLY % "max_queue: 0",
+            Outcome.CLIENT_GONE,
+            {"room": ("passed", "refused"), "outcome": ("admitted", "queue_full")},
+        ),
+    ],
+)
+def test_calls_that_are_not_granted(
+    enforced: str, shadow: str, outcome: Outcome, differences: dict[str, tuple[str, str]]
+) -> None:
+    assert World(enforced, shadow).differ(outcome=outcome) == differences
+
+
+def test_a_refusal_is_compared_up_to_where_it_was_made() -> None:
+    assert "mode" not in World(OPEN, OPEN).send(outcome=Outcome.RATE_LIMITED)
+    assert "mode" not in World(OPEN, OPEN).send(outcome=Outcome.DRAINING)
+    assert "limit" in World(OPEN, OPEN).send(outcome=Outcome.DRAINING)
+    unknown = World(OPEN, OPEN + "limits: {per_tenant: {requests: 1/h}}", engine=False)
+    assert "limit" not in unknown.send(outcome=Outcome.NOT_FOUND)
+    assert unknown.send(outcome=Outcome.NOT_FOUND)["outcome"] == ("not_found", "not_found")
+    assert unknown.left() == 0, "nothing is charged for a model that nobody has"
+
+
+# -- room -------------------------------------------------------------------------------------------------------------
+
+
+CLASSES = OPEN + "classes: {high: {max_queue: 2}, default: {max_queue: 2}, low: {max_queue: %s}}"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "fields", "full"),
+    [
+        ({"default": 1}, {}, False),
+        ({"default": 2}, {}, True),
+        ({"default": 2, "low": 1}, {}, False),  # takes its place
+        ({"default": 2, "high": 1}, {}, True),
+        ({"other": 2, "low": 0}, {}, False),
+        ({"high": 4}, {}, False),
+        ({"high": 6}, {}, True),  # all the places there are
+    ],
+)
+def test_room_is_the_shadows_measure_of_the_queue_there_is(
+    waiting: dict[str, int], fields: dict[str, Any], full: bool
+) -> None:
+    enforced = OPEN + "classes: {high: {}, default: {}, low: {}, other: {}}"
+    world = World(enforced, CLASSES % 2)
+    for name, calls in waiting.items():
+        world.queue(name, calls)
+    assert (world.differ(wait=0.0).get("room") == ("passed", "refused")) is full
+    # Refused before it came to that: others wait, so it would have had to.
+    told = world.send(outcome=Outcome.RATE_LIMITED)["outcome"]
+    assert told == ("rate_limited", "queue_full" if full else "admitted")
+
+
+@pytest.mark.parametrize(("most", "full"), [(200, True), (250, False)])
+def test_room_in_tokens(most: int, full: bool) -> None:
+    enforced = OPEN + "classes: {default: {}, low: {}}"
+    world = World(enforced, OPEN + f"classes: {{default: {{max_queued_tokens: {most}}}, new: {{}}}}")
+    world.queue("default")
+    assert ("room" in world.differ(wait=0.0)) is full
+
+
+def test_a_class_that_only_the_shadow_has_is_empty() -> None:
+    world = World(OPEN, "tenants: {anonymous: {class: new}}\nclasses: {default: {}, new: {max_queued_tokens: 200}}")
+    world.queue("default", 3)
+    assert world.differ(wait=0.0) == {"class": ("default", "new")}
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+LIMIT = OPEN + "limits: {per_tenant: {requests: {rate: 1/h, burst: 9}, tokens: {rate: 1/h, burst: 1000}}}"
+
+
+@pytest.mark.parametrize("enforced", [OPEN, LIMIT])
+@pytest.mark.parametrize(
+    ("sent", "left"),
+    [
+        ({"used": 70}, 71),  # settled as the enforced one
+        ({"used": 170}, 171),
+        ({}, 0),  # the engine failed: refunded, as the enforced one
+        ({"outcome": Outcome.RATE_LIMITED}, 151),  # the shadow would have let it run: the estimate is kept
+        ({"outcome": Outcome.HOPELESS}, 151),
+        ({"outcome": Outcome.NO_ENGINE}, 0),
+        ({"outcome": Outcome.CLIENT_GONE}, 0),
+        ({"wait": 400.0}, 0),  # hopeless
+        ({"wait": 400.0, "used": 70}, 0),
+    ],
+)
+def test_the_shadows_buckets_are_charged_and_settled(enforced: str, sent: dict[str, Any], left: int) -> None:
+    world = World(enforced, LIMIT)
+    world.send(**sent)
+    assert world.left() == left
+    world.send(arrived=0.0)
+    assert world.left() == left
+
+
+def test_a_limit_that_only_the_shadow_has() -> None:
+    world = World(OPEN, OPEN + "limits: {per_tenant: {requests: {rate: 1/h, burst: 2}}}")
+    told = [world.send(used=10)["limit"] for _ in range(4)]
+    assert told == [("passed", "passed")] * 2 + [("passed", "refused")] * 2
+
+
+# -- modes ------------------------------------------------------------------------------------------------------------
+
+BROWNOUT = OPEN + "modes: {tight: {enter: {kv: 10%}, leave: {kv: 5%}, refuse: [default], dwell: 0s}}\n"
+
+
+def pressed(world: World, now: float, kv: float) -> None:
+    world.engine.sampled(EngineSample(running=0, waiting=0, kv_usage=kv), now)
+    world.pressure.step([world.engine], now)
+
+
+def test_modes_step_on_the_same_signals() -> None:
+    world = World(OPEN, BROWNOUT)
+    world.send()
+    pressed(world, 1.0, 0.5)
+    assert world.differ(arrived=1.0) == {"mode": ("passed", "refused"), "outcome": ("admitted", "shed")}
+    pressed(world, 2.0, 0.01)
+    assert world.differ(arrived=2.0) == {}
+    world = World(BROWNOUT, OPEN + "limits: {per_tenant: {requests: {rate: 1/h, burst: 9}}}")
+    world.send()
+    pressed(world, 1.0, 0.5)
+    told = world.differ(arrived=1.0, outcome=Outcome.SHED)
+    assert told == {"mode": ("refused", "passed"), "outcome": ("shed", "admitted")}
+    world = World(BROWNOUT, BROWNOUT)
+    world.send()
+    pressed(world, 1.0, 0.5)
+    assert world.differ(arrived=1.0, outcome=Outcome.SHED) == {}
+
+
+def test_what_a_mode_refuses_is_not_charged() -> None:
+    world = World(OPEN, BROWNOUT + "limits: {per_tenant: {requests: {rate: 1/h, burst: 9}}}")
+    world.send()
+    pressed(world, 1.0, 0.5)
+    assert world.send(arrived=1.0, used=70)["mode"] == ("passed", "refused")
+    assert world.left() == 0
+
+
+def test_without_engines_that_are_up_a_wait_is_only_a_wait() -> None:
+    world = World(OPEN, ONLY % "ttft: 2s")
+    world.engine.up = False
+    assert world.differ(wait=1.0) == {}
+    assert "wait" in world.differ(wait=3.0)
+
+
+# -- tiers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "route", "expected"),
+    [
+        (b'{"service_tier": "flex"}', b"/v1/chat/completions", "high"),
+        (b'{"service_tier": "priority"}', b"/v1/chat/completions", "default"),
+        (b'{"service_tier": null}', b"/v1/chat/completions", "default"),
+        (b"{}", b"/v1/chat/completions", "default"),
+        (b'"service_tier"', b"/v1/audio/transcriptions", "default"),
+    ],
+)
+def test_a_tier_may_mean_another_class(body: bytes, route: bytes, expected: str) -> None:
+    world = World(OPEN, OPEN + "classes: {high: {}, default: {}}\nservice_tiers: {flex: high}")
+    told = world.send(body=body, route=ROUTES[route], asked_class="batch")
+    assert told["class"] == ("batch", expected)
+
+
+# -- whatever happens -------------------------------------------------------------------------------------------------
+
+
+def test_who_is_unknown_to_the_enforced_policy() -> None:
+    world = World(ACME, OPEN)
+    world.shadow.unknown({}, "127.0.0.1")
+    assert world.shadow.counts() == {("account", "refused", "passed"): 1}
+    world = World(ACME, ACME)
+    world.shadow.unknown({}, "127.0.0.1")
+    assert world.shadow.counts() == {("account", "refused", "refused"): 1}
+
+
+def test_a_reload_keeps_what_was_taken() -> None:
+    world = World(OPEN, OPEN + "limits: {per_tenant: {requests: {rate: 1/h, burst: 2}}}")
+    world.send(used=10)
+    _, verdict = world.judge()
+    tighter = OPEN + "limits: {per_tenant: {requests: {rate: 1/h, burst: 3}}}\nclasses: {default: {}, new: {}}"
+    world.shadow.apply(policy(tighter), 0.0)
+    verdict.ended(Outcome.RATE_LIMITED)
+    assert [world.send(used=10)["limit"] for _ in range(2)] == [("passed", "passed"), ("passed", "refused")]
+    world.send()
+    world.shadow.apply(policy(BROWNOUT), 1.0)
+    pressed(world, 1.0, 0.5)
+    assert "mode" in world.differ(arrived=1.0)
+
+
+class Broken:
+    """Facts that nobody foresaw."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ZeroDivisionError(name)
+
+
+def test_a_bug_is_counted_reported_once_and_no_calls_concern() -> None:
+    failures: list[Exception] = []
+    shadow = Shadow(policy(OPEN), failures.append)
+    world = World(OPEN, OPEN)
+    call, verdict = world.judge()
+    broken: Any = Broken()
+    account = world.snapshot.tenants.identify({}, "127.0.0.1")
+    judged = shadow.judge(call, account, world.snapshot, {}, "unix", None, broken, world.fleet.serving("m"), 0.0)
+    assert judged is None
+    shadow.unknown(broken, "unix")
+    assert (shadow.bugs, len(failures)) == (2, 1)
+    assert isinstance(failures[0], ZeroDivisionError)
+    verdict.granted(broken, broken, broken)
+    assert (world.shadow.bugs, len(world.failures)) == (1, 1)
+    verdict.ended(Outcome.OK)
+    assert world.shadow.bugs == 1
+    assert world.engine.held == world.left() == 0

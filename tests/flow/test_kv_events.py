@@ -1,0 +1,50 @@
+"""From when on an engine may evict what a call has read: from its end, not from its first byte."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from gateway.core.residency import Residency
+from tests.calls import a_call
+from tests.flow.test_dispatch import World, virtual
+
+
+@pytest.mark.parametrize(("events", "used"), [(True, 10.0), (False, 1.0)])
+def test_what_a_call_has_read_was_used_until_its_end_where_events_tell_of_evictions(events: bool, used: float) -> None:
+    async def scenario(world: World) -> None:
+        engine = world.engine()
+        engine.residency = Residency() if events else None
+        async with world.dispatch.admitted(a_call(prefix=(1, 2), prompt_tokens=100)) as grant:
+            await asyncio.sleep(1.0)
+            grant.first_byte(world.loop.time())
+            await asyncio.sleep(9.0)
+        assert engine.prefixes == {1: used, 2: used}
+
+    virtual(scenario)
+
+
+def test_an_engine_that_is_gone_has_nothing() -> None:
+    async def scenario(world: World) -> None:
+        engine = world.engine()
+        engine.residency = Residency()
+        async with world.dispatch.admitted(a_call(prefix=(1, 2), prompt_tokens=100)) as grant:
+            grant.first_byte(world.loop.time() + 1.0)
+            engine.down()
+        assert engine.prefixes == {}
+
+    virtual(scenario)
+
+
+def test_what_a_call_has_not_read_is_not_remembered_at_its_end() -> None:
+    async def scenario(world: World) -> None:
+        engine = world.engine()
+        engine.residency = Residency()
+        async with world.dispatch.admitted(a_call(prefix=(1, 2), prompt_tokens=100)):
+            await asyncio.sleep(1.0)
+        assert engine.prefixes == {}
+        assert engine.residency.cut == -math.inf
+
+    virtual(scenario)

@@ -1,0 +1,92 @@
+"""A real vLLM's cache events: whether what they are taken to say is what its cache really does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from gateway.core.fleet import Engine
+from gateway.core.policy import Policy
+from gateway.core.residency import Residency
+from gateway.kv_events import KvEvents
+from loadtest.real_vllm import MODEL, Vllm
+from tests.e2e.children import post
+from tests.vllm.conftest import Place
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+BLOCK = 32  # tokens; on CPU a multiple of it
+BLOCKS = 65  # one is set aside
+PROMPT = 10 * BLOCK + 1  # tokens: ten full blocks, and one that is always computed again
+SMALL = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", "512")
+WITHIN = 20.0  # seconds
+
+
+async def ask(vllm: Vllm, number: int) -> int:
+    """Have prompt `number` read; how many of its tokens were cached."""
+    body = {"model": MODEL, "prompt": [100 + number] * PROMPT, "max_tokens": 1, "temperature": 0}
+    status, _, answer = await asyncio.to_thread(post, f"{vllm.url}/v1/completions", body)
+    assert status == 200, answer
+    details = json.loads(answer)["usage"]["prompt_tokens_details"]
+    return int(details["cached_tokens"]) if details else 0
+
+
+def test_events_tell_what_is_cached(place: Place, tmp_path: Path) -> None:
+    place.close()
+    with tempfile.TemporaryDirectory(prefix="weir-") as folder:  # a short path, for a unix socket
+        url = f"ipc://{folder}/events"
+        config = json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": url})
+        flags = (*SMALL, "--max-num-seqs", "8", "--enable-prompt-tokens-details", "--kv-events-config", config)
+        with Vllm(tmp_path / "vllm.log", place.port, *flags) as vllm:
+            uvloop.run(scenario(vllm, url))
+
+
+async def scenario(vllm: Vllm, url: str) -> None:
+    clock = asyncio.get_running_loop().time
+    engine, events = Engine("e", vllm.url, Policy()), KvEvents(clock)
+    events.listen(engine, url)
+    residency = engine.residency
+    assert isinstance(residency, Residency)
+
+    async def until(holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WITHIN):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    def cached(at: float) -> bool:
+        return at >= residency.trusted_since(clock(), 600.0)
+
+    try:
+        await until(lambda: residency._linked)
+        begun = clock()
+        await ask(vllm, 0)
+        await until(lambda: residency.live and residency.resident == PROMPT // BLOCK)
+        assert (residency.cut, residency.problem) == (-math.inf, "")
+        used = {}
+        for number in range(1, 13):  # twice what the cache holds
+            await ask(vllm, number)
+            used[number] = clock()
+        await until(lambda: residency.cut > begun)
+        assert BLOCKS - 2 * PROMPT // BLOCK <= residency.resident < BLOCKS
+        believed = [number for number in used if cached(used[number])]
+        assert believed == list(range(believed[0], 13))
+        assert 6 <= len(believed) <= 8, "six prompts fit; LATEST evictions are as many blocks as another two have"
+        assert await ask(vllm, believed[-5]) == PROMPT - 1
+        assert await ask(vllm, believed[-1]) == PROMPT - 1
+        assert await ask(vllm, believed[0] - 1) == 0
+        assert (await asyncio.to_thread(post, f"{vllm.url}/reset_prefix_cache", {}))[0] == 200
+        reset = clock()
+        assert not await ask(vllm, believed[-1])
+        await until(lambda: residency.cut >= reset)
+        assert not cached(used[12])
+        vllm.stop()
+        await until(lambda: not residency.live)
+        assert not residency.problem
+    finally:
+        await events.aclose()
