@@ -43,7 +43,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 fast: $(STAMP)
-	$(PYTEST) -m 'not slow and not vllm'
+	$(PYTEST) -n auto -m 'not slow and not vllm'
 
 test: check slow coverage ## everything a machine without a GPU can prove
 

@@ -160,6 +160,7 @@ class Gateway:
                 engine.draining = False
             engine.apply(self.policy)
             engine.go_by(entry)
+            self.fleet.has_models(engine, engine.models.values())  # those it may no longer serve are gone at once
             self.clients[id].go_by(settings, api_keys.get(entry.url))
             self.telemetry.watch(engine, api_keys.get(entry.url))
             if self.kv_events is not None:

@@ -74,6 +74,7 @@ class Attempts:
 
         while True:
             after = self._hedge_after(call, policy) if policy.hedging.enabled else None
+            reply: Reply | None = None
             try:
                 if after is None:
                     reply = await send(grant)
@@ -89,22 +90,30 @@ class Attempts:
             else:
                 kind, message = str(reply.status), f"it answered {reply.status}"
                 grant.ending = ending_of(reply.status)
-                if kind not in policy.retries.on or (kind == "429" and not self._others(call, grant, failed)):
+                if kind not in policy.retries.on:
                     return reply
+            again = kind in policy.retries.on and self._again(kind, call, grant, record, failed)
+            if reply is not None:
+                if kind == "429" and not again:
+                    return reply  # nobody else can be asked: let the client hear it
                 reply.close()
-            failed.add(grant.engine.id)
-            now = self.clock()
-            if now >= call.deadline:
-                raise Refused(Outcome.EXPIRED, "The deadline passed before the engine's first byte.")
-            if (
-                kind not in policy.retries.on
-                or record.attempts > policy.retries.per_call
-                or not (self._lost_one(kind, call, grant, record, failed) or self.retries.take(now))
-            ):
+            if not again:
+                if self.clock() >= call.deadline:
+                    raise Refused(Outcome.EXPIRED, "The deadline passed before the engine's first byte.")
                 raise Refused(Outcome.UPSTREAM, f"Engine {grant.engine.id} failed: {message}.", retry_after=1.0)
+            failed.add(grant.engine.id)
             if kind != "429":  # an engine that is too busy says nothing of the others
                 await asyncio.sleep(self.retries.backoff(record.attempts, self.rng))
             await grant.move(frozenset(failed))
+
+    def _again(self, kind: str, call: Call, grant: Grant, record: Record, failed: set[str]) -> bool:
+        """Whether there may be another attempt; if so it is taken from the budget. A 429 goes elsewhere or nowhere."""
+        now = self.clock()
+        if now >= call.deadline or record.attempts > self.retries.policy.per_call:
+            return False
+        if kind == "429" and not self._others(call, grant, failed):
+            return False
+        return self._lost_one(kind, call, grant, record, failed) or self.retries.take(now)
 
     def _hurried(self, call: Call, grant: Grant) -> bool:
         """Whether the call's own deadline left the engine less time than it may well need: that is no fault of it, and
@@ -155,9 +164,11 @@ async def hedged(
     after: float,
     second: Callable[[Grant], Grant | None],
 ) -> Reply:
-    """The first reply of two attempts; `grant` is then the one that belongs to it. Raises EngineError if both fail.
+    """The first good reply of two attempts; where none is good, what became of the first. `grant` is then of the engine
+    that the reply is from. Good is whatever is no failure of the engine: one that fails fast must not win.
 
     `second` is asked once, `after` seconds from now, for a grant on another engine; None: there is no second attempt.
+    Raises EngineError.
     """
     first = asyncio.ensure_future(send(grant))
     other: Grant | None = None
@@ -166,37 +177,40 @@ async def hedged(
         await asyncio.wait(tasks, timeout=after)
         if not first.done():
             other = second(grant)
-        if other is None:
-            return await first
-        tasks.append(asyncio.ensure_future(send(other)))
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        winner = next((task for task in tasks if task.done() and _good(task)), None)
-        if winner is None:  # one has failed: the other decides
+        if other is not None:
+            tasks.append(asyncio.ensure_future(send(other)))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not any(_ending(task) is Ending.SUCCESS for task in tasks):  # one has failed: the other decides
             await asyncio.wait(tasks)
-            winner = next((task for task in tasks if _good(task)), first)
-        if winner is tasks[1]:
+        winner = next((task for task in tasks if _ending(task) is Ending.SUCCESS), first)
+        if other is not None and winner is not first:
+            grant.ending = _ending(first)
             grant.take(other)
             other = None
         tasks.remove(winner)
         return winner.result()
     finally:
+        # Nothing is awaited from here on: a cancellation could come in between, and holds and replies would be lost.
         for task in tasks:
-            await _dropped(task)
+            task.cancel()
+            task.add_done_callback(_drop)
         if other is not None:
             other.close()
 
 
-def _good(task: asyncio.Future[Reply]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
+def _ending(task: asyncio.Future[Reply]) -> Ending:
+    """What an attempt says of its engine so far."""
+    if not task.done() or task.cancelled():
+        return Ending.NEUTRAL
+    return ending_of(None if task.exception() is not None else task.result().status)
 
 
-async def _dropped(task: asyncio.Future[Reply]) -> None:
+def _drop(task: asyncio.Future[Reply]) -> None:
     """End an attempt nobody needs any more: its connection closes, or goes back to the pool if its answer is whole."""
-    task.cancel()
-    await asyncio.wait([task])
-    if _good(task):
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is None:
         task.result().close()
-    elif not task.cancelled():
-        error = task.exception()
-        if not isinstance(error, EngineError):
-            raise error  # type: ignore[misc] # a task that is done and has no result has an exception
+    elif not isinstance(error, EngineError):
+        raise error

@@ -238,10 +238,6 @@ class Pipeline:
             if record.reason == "client_gone":  # an engine had the prompt: leaving is no way around a limit
                 charge.settle(call.prompt_tokens, self.clock())
             raise
-        except Refused as refused:
-            if refused.outcome is Outcome.EXPIRED:  # nor is a deadline that nobody could keep
-                charge.settle(call.prompt_tokens, self.clock())
-            raise
         with closing(reply):
             now = self.clock()
             record.ttft = now - request.at

@@ -71,8 +71,9 @@ class Pressure:
             self._window.first_byte(seconds / (call.ttft_by - call.arrived), now)
 
     def usual_ttft(self, class_name: str, quantile: float) -> float | None:
-        """Seconds from arrival to the first token that this share of the class's streams stay below; None: too few, or there
-        is no such class any more."""
+        """Seconds from arrival to the first token that this share of the class's streams stay below.
+
+        None: too few are known, or there is no such class any more."""
         ttfts = self._ttfts.get(class_name)
         return None if ttfts is None else ttfts.value(quantile)
 

@@ -183,14 +183,18 @@ class Queues:
     def victim(self, call: Call) -> Ticket | None:
         """The ticket to refuse so that the newcomer may have its place, where there is no `room`; None: there is none.
 
-        Of the least important class, below the newcomer's, that has one: its newest that was never granted, and if
+        Of the least important class, below the newcomer's, that has one (and, where the newcomer has no place of its
+        own left, waits in more than half of its places): its newest that was never granted, and if
         tokens are what is short, one at least as large. A class with `max_queue: 0` waits in nobody's place.
         """
         line = self._lines[call.class_name]
         if not line.settings.max_queue or self.room(call) is None:
             return None
         least = 0 if self._tokens_fit(line, call) else call.cost
+        more = len(line.tickets) >= line.settings.max_queue  # else it takes back a place of its own
         for other in takewhile(lambda other: other is not line, reversed(self._lines.values())):
+            if more and 2 * len(other.tickets) <= other.settings.max_queue:
+                continue
             for ticket in islice(reversed(other.tickets), LOOKED_AT):
                 if not ticket.paid and ticket.cost >= least:
                     return ticket

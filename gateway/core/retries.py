@@ -55,7 +55,7 @@ class RetryBudget:
         """Spend one retry if the budget has one left."""
         if int(now) != self._second:
             self._advance(now)
-        if self.left <= 0:
+        if self.left < 1:
             return False
         self._retries[self._second % WINDOW] += 1
         self.retries += 1

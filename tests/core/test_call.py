@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.call import ROUTES, Call, CallSettings, parse, route_of
+from gateway.core.call import ROUTES, Call, CallSettings, parse, route_of, time_allowed
 from gateway.core.outcome import Outcome, Refused
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -79,6 +79,35 @@ def test_class_header_beats_service_tier_beats_default() -> None:
     assert call(tier, headers={"x-weir-class": "interactive"}).class_name == "interactive"
     assert call({**CHAT, "service_tier": "auto"}).class_name == "default"
     assert call({**CHAT, "service_tier": None}).class_name == "default"
+
+
+@pytest.mark.parametrize(
+    ("headers", "more", "asked"),
+    [
+        ({}, {}, ""),
+        ({"x-weir-class": "batch"}, {}, "batch"),
+        ({"x-weir-class": "default"}, {"service_tier": "priority"}, "default"),
+        ({}, {"service_tier": "flex"}, "batch"),
+        ({}, {"service_tier": "auto"}, ""),
+    ],
+)
+def test_what_a_client_asks_for_by_name_or_tier(headers: dict[str, str], more: dict[str, Any], asked: str) -> None:
+    assert call({**CHAT, **more}, headers=headers).asked_class == asked
+
+
+def test_the_clients_own_times_are_kept_for_whoever_decides_the_class() -> None:
+    made = call(CHAT, headers={"x-weir-deadline-ms": "2500", "x-stainless-read-timeout": "600"})
+    assert (made.within, made.patience, made.deadline) == (2.5, 600.0, 102.5)
+    made = call(CHAT, headers={"x-stainless-read-timeout": "junk"})
+    assert (made.within, made.patience) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("within", "patience", "otherwise", "allowed"),
+    [(0.0, 0.0, 60.0, 60.0), (5.0, 0.0, 60.0, 5.0), (5.0, 3.0, 60.0, 3.0), (0.0, 90.0, 60.0, 60.0)],
+)
+def test_time_allowed(within: float, patience: float, otherwise: float, allowed: float) -> None:
+    assert time_allowed(within, patience, otherwise) == allowed
 
 
 def test_an_unknown_class_is_refused_with_the_classes_there_are() -> None:

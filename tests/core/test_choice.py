@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
+from gateway.core.breaker import BreakerState, Ending
 from gateway.core.call import Call
-from gateway.core.choice import SCAN_AT_MOST, Choice, cached_tokens, choose, predicted_ttft
+from gateway.core.choice import (
+    LOOKED_AT,
+    SCAN_AT_MOST,
+    Choice,
+    cached_tokens,
+    choose,
+    least_ttft,
+    predicted_ttft,
+    usable_of,
+)
 from gateway.core.fleet import Engine
 from gateway.core.policy import Policy, Routing
+from gateway.core.policy_traffic import Breaker
 from tests.calls import a_call
 
 POLICY = Policy()
@@ -107,3 +119,86 @@ def test_a_large_fleet_is_sampled() -> None:
     rng = random.Random(2)
     seen = {id_of(choose(engines, call(), NOW, routing=Routing(), rng=rng)) for _ in range(300)}
     assert len(seen) > SCAN_AT_MOST
+
+
+def fail(engine: Engine, now: float = NOW) -> None:
+    """As often as its breaker stands."""
+    for _ in range(POLICY.breaker.failures):
+        engine.breaker.ended(engine.breaker.sent(now), Ending.FAILURE, now)
+    assert engine.breaker.state is BreakerState.OPEN
+
+
+def test_usable_are_those_that_are_up_stay_and_whose_breaker_lets_a_call_through() -> None:
+    a, b, c, d = (engine(id) for id in "abcd")
+    assert usable_of([a, b, c, d], NOW) == [a, b, c, d]
+    assert usable_of([], NOW) == []
+    fail(a)
+    b.draining = True
+    assert usable_of([a, b, c, d], NOW) == [c, d]
+    later = NOW + POLICY.breaker.open_for
+    assert usable_of([a, b, c, d], later) == [a, c, d], "due for a probe"
+    a.breaker.sent(later)
+    assert usable_of([a, b, c, d], later) == [c, d], "its probe is on the way"
+
+
+def test_with_more_open_than_the_panic_threshold_breakers_are_ignored() -> None:
+    fleet = [engine(id) for id in "abcd"]
+    fail(fleet[0])
+    fail(fleet[1])
+    assert usable_of(fleet, NOW) == fleet[2:], "half is not more than half"
+    fail(fleet[2])
+    assert usable_of(fleet, NOW) == fleet
+    fleet[3].down()
+    assert usable_of(fleet, NOW) == fleet[:3], "but not those that are down"
+    calm = Policy(breaker=Breaker(panic=1.0))
+    for each in fleet:
+        each.apply(calm)
+    assert usable_of(fleet, NOW) == []
+
+
+def test_an_engine_whose_breaker_is_open_is_not_chosen() -> None:
+    a, b, c = engine("a"), engine("b", 5000), engine("c", 5000)
+    fail(a)
+    assert id_of(chosen([a, b, c])) in ("b", "c")
+
+
+def test_what_the_class_may_not_use_is_not_chosen() -> None:
+    a, b = engine("a", 1000), engine("b", 50_000)
+    a.reserves = (("interactive", 0.99),)
+    assert id_of(chosen([a, b])) == "b"
+
+
+def test_several_gateways_take_the_better_of_two_drawn_at_random() -> None:
+    fleet = [engine(f"e{number}", 1000 * number + 1) for number in range(4)]
+    rng = random.Random(1)
+    routing = Routing(gateways=2)
+    seen = [id_of(choose(fleet, call(), NOW, routing=routing, rng=rng)) for _ in range(300)]
+    assert set(seen) == {"e0", "e1", "e2"}, "the worst is never the better of two"
+    assert seen.count("e0") == pytest.approx(150, abs=40), "in half of all pairs"
+
+
+def test_a_session_goes_where_its_last_prompt_is_cached() -> None:
+    policy = Policy(routing=Routing(affinity="session"))
+    warm, cold = engine("warm", 100), engine("cold")
+    for each in (warm, cold):
+        each.apply(policy)
+    warm.remember_session(7, 900, NOW)
+    same, other = call(), call()
+    same.session, other.session = 7, 8
+    for made, winner, cached in ((same, "warm", 900), (other, "cold", 0), (call(), "cold", 0)):
+        choice = choose([warm, cold], made, NOW, routing=policy.routing, rng=random.Random(5))
+        assert choice is not None
+        assert (id_of(choice), choice.cached) == (winner, cached)
+    warm.remember_session(7, 5000, NOW)
+    assert cached_tokens(warm, same, NOW) == 1000, "never more than there is"
+    assert cached_tokens(warm, call(), NOW) == 0
+
+
+def test_least_ttft_is_of_the_engine_that_would_answer_first_were_there_room() -> None:
+    slow, fast = engine("slow"), engine("fast", 79_900)
+    slow.prefill_rate, fast.prefill_rate, fast.tpot = 100.0, 1_000_000.0, 0.01
+    ttft, reading, tpot = least_ttft([slow, fast], call(), NOW)
+    assert ttft == pytest.approx((79_900 + 1000) / 1e6 * (1 + 79_900 / 80_000))
+    assert (reading, tpot) == (0.001, 0.01)
+    assert least_ttft([slow] * LOOKED_AT + [fast], call(), NOW)[1] == 10.0, "a few say enough"
+    assert least_ttft([], call(), NOW) == (math.inf, 0.0, 0.0)

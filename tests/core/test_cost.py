@@ -288,3 +288,35 @@ def test_estimate_and_learn_are_cheap() -> None:
         learns.append(time.perf_counter() - between)
     assert min(estimates) / 500 < 12e-6
     assert min(learns) / 500 < 30e-6
+
+
+def test_prompt_and_output_can_be_estimated_apart() -> None:
+    """The class is found between the two: it depends on the one, and the other on it."""
+    whole, apart, model = call(), call(), CostModel()
+    model.estimate(whole, 1000)
+    model.estimate_prompt(apart)
+    assert (apart.prompt_tokens, apart.output_tokens) == (whole.prompt_tokens, 0)
+    model.estimate_output(apart, 1000)
+    assert (apart.asked, apart.output_tokens) == (whole.asked, whole.output_tokens)
+
+
+def test_what_a_call_is_cut_to_is_expected_like_what_it_asks() -> None:
+    model, one = CostModel(0.5), call(n=2)
+    model.estimate(one, None)
+    model.expect(one, 20)
+    assert (one.asked, one.output_tokens) == (20, 2 * 11)
+
+
+def test_a_reload_fixes_alpha_and_frees_it_again_with_what_was_learned() -> None:
+    model = CostModel()
+    for _ in range(200):
+        one = call()
+        model.estimate(one, None)
+        model.learn(one, 100, one.asked)
+    learned = one.output_tokens
+    model.fix(0.25)
+    model.estimate(one, None)
+    assert one.output_tokens == one.asked // 4 + 1
+    model.fix("auto")
+    model.estimate(one, None)
+    assert one.output_tokens == pytest.approx(learned, abs=2)

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.fleet import PREFIX_BLOCKS_REMEMBERED, Engine, Fleet
-from gateway.core.policy import Policy
+from gateway.core.fleet import (
+    PREFILL_RATE,
+    PREFIX_BLOCKS_REMEMBERED,
+    RATE_TOKENS,
+    SESSIONS_REMEMBERED,
+    TPOT,
+    TPOT_TOKENS,
+    TPOT_WEIGHT,
+    Engine,
+    Fleet,
+)
+from gateway.core.policy import Budget, EngineEntry, Policy
+from gateway.core.policy_traffic import Breaker, TrafficClass
 from gateway.core.vllm import EngineSample, ModelCard
 
 POLICY = Policy()
@@ -270,3 +281,124 @@ def test_a_low_rate_that_nobody_feeds_is_doubted_and_a_high_one_kept() -> None:
     fast.sampled(sample, 30.5)
     assert slow.prefill_rate > low
     assert fast.prefill_rate == high
+
+
+RESERVED = Policy(
+    classes={
+        "interactive": TrafficClass(reserve=0.5),
+        "default": TrafficClass(reserve=0.25),
+        "batch": TrafficClass(),
+    }
+)
+
+
+def test_what_other_classes_have_in_reserve_and_do_not_use_is_kept() -> None:
+    e = Engine("e", "http://e", RESERVED, capacity=1000)
+    assert e.budget == 800
+    assert e.fits(800, "batch"), "an idle engine keeps nothing back"
+    e.hold(100, 1, 0.0, "batch")
+    assert e.fits(100, "batch")
+    assert not e.fits(101, "batch"), "400 and 200 are kept, together"
+    assert e.fits(300, "default"), "its own reserve is its own"
+    assert not e.fits(301, "default")
+    assert e.fits(500, "interactive")
+    assert not e.fits(501, "interactive")
+    used = e.hold(300, 1, 0.0, "interactive")
+    assert e.fits(100, "batch"), "what is used of a reserve need not be kept"
+    assert not e.fits(101, "batch")
+    used.release()
+    assert not e.fits(101, "batch")
+
+
+def test_places_in_the_batch_are_reserved_too() -> None:
+    e = Engine("e", "http://e", RESERVED, capacity=100_000, max_concurrency=8)
+    holds = []
+    while e.fits(1, "batch"):
+        holds.append(e.hold(1, 1, 0.0, "batch"))
+    assert len(holds) == 2, "of 8 places 4 and 2 are kept"
+    while e.fits(1, "default"):
+        holds.append(e.hold(1, 1, 0.0, "default"))
+    assert len(holds) == 4
+    while e.fits(1, "interactive"):
+        holds.append(e.hold(1, 1, 0.0, "interactive"))
+    assert len(holds) == 8
+    for hold in holds:
+        hold.release()
+    assert all(used == [0, 0] for used in e.used.values())
+
+
+def test_a_new_policy_changes_the_rules_and_keeps_what_is_held() -> None:
+    e = engine()
+    e.hold(300, 1, 0.0, "batch")
+    e.apply(Policy(classes=RESERVED.classes, budget=Budget(kv_target=0.5), breaker=Breaker(failures=1)))
+    assert (e.held, e.budget, e.breaker.policy.failures) == (300, 500, 1)
+    assert e.reserves == (("interactive", 0.5), ("default", 0.25))
+
+
+def test_what_the_policy_says_of_an_engine_and_what_it_says_no_longer() -> None:
+    e = engine(capacity=None)
+    e.go_by(EngineEntry(url="http://e", capacity=5000, max_concurrency=4, models=("m",)))
+    assert (e.capacity, e.slots, e.max_slots, e.only_models) == (5000, 4, 4, frozenset({"m"}))
+    e.sampled(sample(running=8, waiting=9, capacity_tokens=7000), 1.0)
+    assert (e.capacity, e.slots) == (5000, 4), "what is fixed is not learned"
+    e.go_by(EngineEntry(url="http://e"))
+    assert (e.capacity, e.slots, e.max_slots, e.only_models) == (7000, 4, None, frozenset())
+    e.sampled(sample(running=8, waiting=9, capacity_tokens=7000), 2.0)
+    assert e.slots == 10, "learned from there"
+
+
+def test_an_engine_that_tells_no_capacity_keeps_what_it_was_given() -> None:
+    e = engine(capacity=None)
+    e.go_by(EngineEntry(url="http://e", capacity=5000))
+    e.go_by(EngineEntry(url="http://e"))
+    assert e.capacity == 5000
+    e.sampled(sample(), 1.0)
+    e.go_by(EngineEntry(url="http://e"))
+    assert e.capacity == 5000
+
+
+def test_the_watermark_is_what_is_measured_or_what_holds_will_come_to() -> None:
+    e = engine()
+    assert e.watermark == 0.0
+    e.hold(400, 1, 0.0)
+    assert e.watermark == 0.4
+    e.trim = 2.0
+    assert e.watermark == 0.2, "holds turn into half of what they say"
+    e.sampled(sample(kv_usage=0.7), 1.0)
+    assert e.watermark == 0.7
+
+
+def test_time_per_token_is_a_mean_over_answers_that_are_long_enough() -> None:
+    e = engine()
+    e.learn_tpot(TPOT_TOKENS - 1, 100.0)
+    assert e.tpot == TPOT
+    e.learn_tpot(100, 13.0)
+    assert e.tpot == pytest.approx(TPOT + TPOT_WEIGHT * (0.13 - TPOT))
+    for _ in range(200):
+        e.learn_tpot(100, -3.0)  # the first token was expected later than the last one came
+    assert 0.0 <= e.tpot < 1e-6
+
+
+def test_sessions_are_trusted_for_a_time_and_bounded() -> None:
+    e = engine()
+    e.remember_session(1, 500, 0.0)
+    ttl = POLICY.routing.affinity_ttl
+    assert (e.session_tokens(1, ttl), e.session_tokens(1, ttl + 0.1), e.session_tokens(2, 0.0)) == (500, 0, 0)
+    for session in range(2, SESSIONS_REMEMBERED + 1):
+        e.remember_session(session, 1, 1.0)
+    e.remember_session(1, 600, 2.0)
+    e.remember_session(SESSIONS_REMEMBERED + 1, 1, 3.0)
+    assert len(e.sessions) == SESSIONS_REMEMBERED
+    assert (e.session_tokens(1, 3.0), e.session_tokens(2, 3.0)) == (600, 0), "the least recent goes first"
+    e.forget_cache()
+    assert e.session_tokens(1, 3.0) == 0
+
+
+def test_short_prompts_teach_no_rate() -> None:
+    e = engine()
+    for _ in range(64):
+        e.learn_first_byte(RATE_TOKENS - 1, 9.0)
+    rate = e.prefill_rate
+    for _ in range(8):
+        e.learn_first_byte(RATE_TOKENS, 1.0)
+    assert (rate, e.prefill_rate) == (PREFILL_RATE, RATE_TOKENS)

@@ -68,3 +68,10 @@ def test_retry_after_is_whole_seconds_within_a_minute_jittered_upwards(
         assert 0 <= seconds * 1000 - milliseconds <= 1000
         seen.add(milliseconds)
     assert len(seen) > 10 or wanted == 1e9
+
+
+def test_a_refusal_in_a_tenants_own_words() -> None:
+    refused = Refused(Outcome.RATE_LIMITED, "too much", retry_after=1.0)
+    refused.replace(402, b'{"pay": "more"}')
+    assert (refused.status, refused.body()) == (402, b'{"pay": "more"}')
+    assert b"x-weir-reason: rate_limited" in refusal_headers(refused, random.Random(1)), "machines are told as ever"

@@ -564,3 +564,22 @@ def test_a_class_that_was_strict_is_not_in_debt_to_those_it_went_before() -> Non
     popped(queues, 50)
     queues.apply({name: TrafficClass() for name in strict}, {})
     assert Counter(each.call.class_name for each in popped(queues, 20)) == {"first": 10, "default": 10}
+
+
+def test_what_is_ahead_of_a_call_in_its_own_class_and_the_share_its_class_has() -> None:
+    queues = Queues({
+        "first": TrafficClass(strict=True),
+        "interactive": TrafficClass(weight=3),
+        "default": TrafficClass(weight=1),
+    })  # fmt: skip
+    one = a_call(class_name="default", prompt_tokens=100)
+    assert queues.own_ahead(one, 0.0) == (0.0, 1.0), "nobody competes"
+    ticket = Ticket(a_call(class_name="default", prompt_tokens=70), 0.0)
+    queues.push(ticket)
+    queues.push(Ticket(a_call(class_name="interactive", prompt_tokens=500), 0.0))
+    assert queues.own_ahead(one, 0.0) == (70.0, 0.25)
+    assert queues.own_ahead(ticket.call, 0.0, ticket) == (0.0, 0.25)
+    first = Ticket(a_call(class_name="first", prompt_tokens=5), 0.0)
+    queues.push(first)
+    assert queues.own_ahead(one, 0.0) == (70.0, 0.0), "a strict class goes first"
+    assert queues.own_ahead(first.call, 0.0) == (5.0, 1.0), "and shares with nobody"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 from gateway.core.policy import Retries
@@ -48,7 +47,7 @@ def test_random_traffic_never_exceeds_the_budget() -> None:
             oldest = int(now) - WINDOW
             recent = sum(int(at) > oldest for at in retries)
             allowed = policy.budget * sum(int(at) > oldest for at in calls)
-            assert recent <= max(policy.at_least, math.ceil(allowed))
+            assert recent <= max(policy.at_least, allowed + 1e-9)
 
 
 def test_backoff_is_full_jitter_over_a_doubling_range() -> None:

@@ -434,7 +434,8 @@ def test_a_bug_is_counted_reported_once_and_no_calls_concern() -> None:
     account = world.snapshot.tenants.identify({}, "127.0.0.1")
     judged = shadow.judge(call, account, world.snapshot, {}, "unix", None, broken, world.fleet.serving("m"), 0.0)
     assert judged is None
-    shadow.unknown(broken, "unix")
+    shadow.snapshot = broken
+    shadow.unknown({}, "unix")
     assert (shadow.bugs, len(failures)) == (2, 1)
     assert isinstance(failures[0], ZeroDivisionError)
     verdict.granted(broken, broken, broken)

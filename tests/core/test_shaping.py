@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from gateway.core.mode import Mode
 from gateway.core.policy_traffic import ShapingTier
-from gateway.core.shaping import cap, shape_body, shaped, shaped_header
+from gateway.core.shaping import cap, least, shape_body, shaped, shaped_header
 
 ORDER = ("interactive", "default", "batch")
 NORMAL, TIGHT, BROWNOUT, CLOSED = Mode
@@ -137,3 +138,18 @@ def test_thoughts_that_no_longer_fit_give_way(thinking: str, max_tokens: int, ex
 
 def test_the_header_says_what_was_made_of_what() -> None:
     assert shaped_header(256, 4096) == b"x-weir-max-tokens: 256; asked=4096\r\n"
+
+
+@pytest.mark.parametrize(
+    ("tiers", "watermark", "level"),
+    [
+        ((), math.inf, len(Mode)),
+        ((ShapingTier(max_tokens=9, kv_above=0.8),), 0.8, len(Mode)),
+        ((ShapingTier(max_tokens=9, kv_above=0.8), ShapingTier(max_tokens=5, kv_above=0.9)), 0.8, len(Mode)),
+        ((ShapingTier(max_tokens=9, mode="brownout"),), math.inf, Mode.BROWNOUT.value),
+        ((ShapingTier(max_tokens=9, mode="brownout", kv_above=0.7), ShapingTier(max_tokens=9, mode="tight")), 0.7, 1),
+        ((ShapingTier(max_tokens=9),), math.inf, 0),
+    ],
+)
+def test_below_both_of_these_no_tier_applies(tiers: tuple[ShapingTier, ...], watermark: float, level: int) -> None:
+    assert least(tiers) == (watermark, level)

@@ -243,3 +243,16 @@ def test_a_policy_with_the_keys_of_its_file() -> None:
         "keys.txt: bbbbbbbbbbbb...: found the tenant acmee, expected a tenant of the policy (did you mean acme?)",
         "keys.txt: cccccccccccc...: found the tenant nobody, expected a tenant of the policy",
     ]
+
+
+def test_whether_a_key_is_a_tenants() -> None:
+    who = Tenants(POLICY, KEYS)
+    assert who.has_key(GOOD)
+    assert not who.has_key("weir-goo")
+    assert not who.has_key("")
+    assert not who.has_key("\udcff"), "no key is a reason to fail"
+    assert not Tenants(POLICY, {hash_of("k"): "gone"}).has_key("k"), "of a tenant that is not there"
+
+
+def test_a_key_is_asked_for_where_nobody_is_anonymous() -> None:
+    refused(Tenants(CLOSED, KEYS), {})

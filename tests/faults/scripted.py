@@ -87,6 +87,9 @@ class ScriptedEngine:
         if name == "hang":
             await reader.read()  # until the other side leaves
             return False
+        if name.startswith("slow"):  # longer than any hedging waits: `slow` and then good, `slow_503` and then that
+            await asyncio.sleep(0.08)
+            name = name.removeprefix("slow_").replace("slow", "good")
         if name.isdigit():
             writer.write(answer(int(name), b'{"error":{"message":"scripted","type":"x","param":null,"code":null}}'))
             return True
@@ -123,6 +126,8 @@ class ScriptedEngine:
         if name == "stall":
             await reader.read()
             return False
+        if name == "pause":
+            await asyncio.sleep(0.02)
         writer.write(chunk(EVENT[20:]))
         if name == "no_done":
             writer.write(b"0\r\n\r\n")

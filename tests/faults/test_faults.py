@@ -309,8 +309,14 @@ def test_after_many_random_mixes_nothing_is_left(seed: int) -> None:
     a_random_mix(seed)
 
 
+def holders() -> Counter[str]:
+    gc.collect()
+    return Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, HOLDERS))
+
+
 def a_random_mix(seed: int) -> None:
     rng = random.Random(seed)
+    before = holders()  # other tests' parameters are some
 
     async def main() -> None:
         fds = await fds_at_rest()
@@ -343,6 +349,5 @@ def a_random_mix(seed: int) -> None:
         assert len(asyncio.all_tasks()) == 1
 
     uvloop.run(main())
-    gc.collect()
-    left = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, HOLDERS))
+    left = holders() - before
     assert not left, "objects of ended calls that something still holds"

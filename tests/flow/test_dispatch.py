@@ -14,8 +14,8 @@ from gateway.core.call import Call
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy import Policy, TrafficClass
-from gateway.core.policy_traffic import Deadlines
-from gateway.core.vllm import ModelCard
+from gateway.core.policy_traffic import Deadlines, ModeRule, Modes, Threshold
+from gateway.core.vllm import EngineSample, ModelCard
 from gateway.dispatch import Dispatch
 from loadtest import vtime
 from tests.calls import a_call
@@ -60,6 +60,7 @@ class World:
             assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0), engine
         assert all(not queues for queues in self.dispatch.queues.values())
         assert not any(self.dispatch.running.values())
+        assert not any(pressure.drain.held for pressure in self.dispatch.pressure.values())
         assert not self.dispatch._turns
         self.dispatch._arm()
         assert self.dispatch._timer is None
@@ -246,6 +247,379 @@ def test_calls_that_expire_together_are_all_told_on_the_real_loop_too() -> None:
         world.idle()
 
     uvloop.run(scenario())
+
+
+def test_when_a_starving_call_leaves_those_it_held_up_go() -> None:
+    async def scenario(world: World) -> None:
+        first = asyncio.create_task(world.use(world.call(400), 9.0))
+        await asyncio.sleep(0)
+        starving = asyncio.create_task(world.use(world.call(800, within=6.0), 1.0))
+        await asyncio.sleep(4.0)
+        small = asyncio.create_task(world.use(world.call(100, "default"), 0.5))
+        await asyncio.sleep(0.5)
+        assert world.engine().held == 400, "nothing passes what has waited half of its time"
+        starving.cancel()
+        await small
+        assert world.loop.time() == pytest.approx(5.0)
+        await first
+
+    virtual(scenario)
+
+
+# -- promises: refuse, shed, come back -------------------------------------------------------------------------------
+
+PROMISES = Policy(
+    classes={
+        "interactive": TrafficClass(weight=8, ttft=2.0, max_queue=100),
+        "default": TrafficClass(weight=4, max_queue=4),
+        "batch": TrafficClass(weight=1, max_queue=2, max_concurrency=1),
+    },
+    modes=Modes(
+        tight=ModeRule(enter=Threshold(kv=0.9), leave=Threshold(kv=0.5), dwell=1.0, refuse=("batch",)),
+    ),
+)
+BLIND = structs.replace(PROMISES, deadlines=Deadlines(predict=False, shed_late=True))
+
+
+def promised(world: World, tokens: int = 800, class_name: str = "interactive", body: bytes = b"") -> Call:
+    """A call with its class's target, known by its body."""
+    call = world.call(tokens, class_name)
+    ttft = world.dispatch.policy.classes[class_name].ttft
+    if ttft is not None:
+        call.ttft_by = call.arrived + ttft
+    call.body = body
+    return call
+
+
+async def refused(world: World, call: Call) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await world.use(call, 1.0)
+    return caught.value
+
+
+async def busy(world: World, seconds: float, number: int = 1) -> list[asyncio.Task[str]]:
+    """So many calls that fill the engine for so long, one after the other; the first has begun."""
+    tasks = [asyncio.create_task(world.use(world.call(800), seconds)) for _ in range(number)]
+    await asyncio.sleep(0)
+    return tasks
+
+
+def test_a_mode_refuses_what_it_says_and_lets_who_waits_go() -> None:
+    async def scenario(world: World) -> None:
+        tasks = await busy(world, 2.0)
+        waiting = asyncio.create_task(world.use(world.call(800, "batch"), 1.0))
+        await asyncio.sleep(0.2)
+        world.engine().sampled(EngineSample(running=1, waiting=0, kv_usage=0.95, preemptions_total=0), 0.2)
+        world.dispatch.changed(world.engine())
+        told = await refused(world, world.call(10, "batch"))
+        assert told.outcome is Outcome.SHED
+        assert "mode tight refuses class 'batch'" in told.message
+        world.engine().excess = 0
+        assert await world.use(world.call(10), 0.1) == "e0", "another class"
+        await asyncio.gather(*tasks, waiting)
+
+    virtual(scenario, policy=BLIND)
+
+
+def test_what_cannot_make_it_is_refused_at_the_door_and_told_when_to_come_back() -> None:
+    async def scenario(world: World) -> None:
+        await asyncio.gather(*await busy(world, 1.5, 2))
+        tasks = await busy(world, 1.5, 2)
+        told = await refused(world, promised(world))
+        assert told.outcome is Outcome.HOPELESS
+        assert told.kept
+        assert told.retry_after is not None
+        assert told.retry_after >= 1.0
+        assert world.loop.time() == pytest.approx(3.0), "at once"
+        await asyncio.gather(*tasks)
+
+    virtual(scenario, policy=PROMISES)
+
+
+def test_what_waited_too_long_for_its_target_is_shed_when_its_time_is_up() -> None:
+    async def scenario(world: World) -> None:
+        tasks = await busy(world, 5.0)
+        told = await refused(world, promised(world))
+        assert (told.outcome, world.loop.time()) == (Outcome.SHED, pytest.approx(2.0))
+        assert "could no longer meet its target" in told.message
+        await asyncio.gather(*tasks)
+
+    virtual(scenario, policy=BLIND)
+
+
+def test_what_would_be_late_if_it_went_now_is_shed_and_the_next_goes() -> None:
+    async def scenario(world: World) -> None:
+        world.engine().prefill_rate = 800.0  # its first token takes a second, of two
+        tasks = await busy(world, 1.5)
+        late = asyncio.create_task(world.use(promised(world, 700), 1.0))
+        await asyncio.sleep(0.2)
+        other = asyncio.create_task(world.use(world.call(800, "default"), 1.0))
+        with pytest.raises(Refused) as caught:
+            await late
+        assert (caught.value.outcome, world.loop.time()) == (Outcome.SHED, pytest.approx(1.5)), "before its time is up"
+        await other
+        assert world.loop.time() == pytest.approx(2.5)
+        await asyncio.gather(*tasks)
+
+    virtual(scenario, policy=BLIND)
+
+
+def test_a_full_queue_gives_the_place_of_a_less_important_call_to_a_more_important_one() -> None:
+    async def scenario(world: World) -> None:
+        tasks = await busy(world, 2.0)
+        batch = [asyncio.create_task(world.use(world.call(800, "batch"), 1.0)) for _ in range(2)]
+        tasks += [asyncio.create_task(world.use(world.call(800, "default"), 1.0)) for _ in range(5)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused) as caught:
+            await batch[1]
+        assert caught.value.outcome is Outcome.SHED
+        assert "made room for a more important one" in caught.value.message
+        assert world.loop.time() == 0.0
+        await asyncio.gather(*tasks, batch[0])
+
+    virtual(scenario, policy=BLIND)
+
+
+def test_a_reserve_is_kept_for_its_class() -> None:
+    policy = Policy(classes={"interactive": TrafficClass(reserve=0.5), "default": TrafficClass(max_queue=9)})
+
+    async def scenario(world: World) -> None:
+        default = [asyncio.create_task(world.use(world.call(200, "default"), 2.0)) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert world.engine().held == 400, "the other half is not theirs"
+        await world.use(world.call(400), 1.0)
+        assert world.loop.time() == pytest.approx(1.0), "it had not to wait"
+        await asyncio.gather(*default)
+        assert world.loop.time() == pytest.approx(4.0)
+
+    virtual(scenario, policy=policy)
+
+
+def test_a_class_at_its_limit_waits_while_others_pass() -> None:
+    async def scenario(world: World) -> None:
+        batch = [asyncio.create_task(world.use(world.call(10, "batch"), 2.0)) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        await world.use(world.call(10, "default"), 0.5)
+        assert world.loop.time() == pytest.approx(1.0)
+        await asyncio.gather(*batch)
+        assert world.loop.time() == pytest.approx(4.0)
+
+    virtual(scenario, policy=BLIND)
+
+
+def test_a_limit_of_a_class_that_frees_up_wakes_another_model() -> None:
+    async def scenario(world: World) -> None:
+        world.fleet.has_models(world.engine(1), [ModelCard(id="other", max_model_len=4096)])
+        first = asyncio.create_task(world.use(world.call(10, "batch"), 1.0))
+        await asyncio.sleep(0)
+        await world.use(world.call(10, "batch", model="other"), 1.0)
+        assert world.loop.time() == pytest.approx(2.0)
+        await first
+
+    virtual(scenario, engines=2, policy=BLIND)
+
+
+def test_a_call_that_lost_its_engine_keeps_its_turn_and_is_not_shed_for_its_first_token() -> None:
+    async def scenario(world: World) -> None:
+        order: list[str] = []
+        other = asyncio.create_task(world.use(world.call(800), 5.0))
+        await asyncio.sleep(0)
+        async with world.dispatch.admitted(promised(world)) as grant:
+            failed = grant.engine.id
+
+            async def behind() -> None:
+                async with world.dispatch.admitted(world.call(800)):
+                    order.append("behind")
+
+            later = asyncio.create_task(behind())
+            await asyncio.sleep(0)
+            world.fleet.engines[failed].down()
+            await grant.move(frozenset({failed}))
+            order.append("moved")
+            assert world.loop.time() == pytest.approx(5.0), "its target was 2 s, and passed while it waited"
+            assert grant.engine.id != failed
+        await asyncio.gather(other, later)
+        assert order == ["moved", "behind"]
+
+    virtual(scenario, engines=2, policy=BLIND)
+
+
+def test_a_call_that_comes_back_when_told_goes_before_those_who_came_meanwhile() -> None:
+    async def scenario(world: World) -> None:
+        await asyncio.gather(*await busy(world, 1.0, 2))
+        tasks = await busy(world, 1.0, 3)
+        told = await refused(world, promised(world, body=b"again"))
+        assert told.kept
+        assert told.retry_after is not None
+        pressure = world.dispatch.pressure["m"]
+        assert len(pressure.places["interactive"]) == 1
+        await asyncio.sleep(told.retry_after)
+        order: list[str] = []
+
+        async def one(name: str, call: Call) -> None:
+            async with world.dispatch.admitted(call):
+                order.append(name)
+                await asyncio.sleep(0.2)
+
+        block = asyncio.create_task(world.use(world.call(800), 0.5))
+        await asyncio.sleep(0)
+        world.dispatch.policy = BLIND  # newcomers are not turned away
+        newcomers = [asyncio.create_task(one(f"new{number}", promised(world))) for number in range(2)]
+        await asyncio.sleep(0)
+        back = asyncio.create_task(one("back", promised(world, body=b"again")))
+        await asyncio.gather(*tasks, block, back, *newcomers)
+        assert order[0] == "back"
+        assert len(pressure.places["interactive"]) == 0
+
+    virtual(scenario, policy=PROMISES)
+
+
+# -- reloads and engines that go ---------------------------------------------------------------------------------------
+
+
+def test_when_the_last_engine_is_to_leave_those_who_wait_are_told() -> None:
+    async def scenario(world: World) -> None:
+        tasks = await busy(world, 5.0)
+        waiting = asyncio.create_task(world.use(world.call(800), 1.0))
+        await asyncio.sleep(1.0)
+        world.engine().draining = True
+        world.dispatch.changed(world.engine())
+        with pytest.raises(Refused) as caught:
+            await waiting
+        assert (caught.value.outcome, world.loop.time()) == (Outcome.NO_ENGINE, pytest.approx(1.0))
+        await asyncio.gather(*tasks)
+
+    virtual(scenario)
+
+
+def test_when_nobody_has_the_model_any_more_those_who_wait_are_told() -> None:
+    async def scenario(world: World) -> None:
+        tasks = await busy(world, 5.0)
+        waiting = asyncio.create_task(world.use(world.call(800), 1.0))
+        await asyncio.sleep(1.0)
+        world.fleet.has_models(world.engine(), [ModelCard(id="other")])
+        world.dispatch.changed(world.engine())
+        with pytest.raises(Refused) as caught:
+            await waiting
+        assert (caught.value.outcome, world.loop.time()) == (Outcome.NO_ENGINE, pytest.approx(1.0))
+        await asyncio.gather(*tasks)
+
+    virtual(scenario)
+
+
+def test_a_call_of_a_class_that_is_gone_goes_on_as_default() -> None:
+    async def scenario(world: World) -> None:
+        tasks = await busy(world, 2.0)
+        waiting, arriving = world.call(800, "batch"), world.call(10, "batch")
+        task = asyncio.create_task(world.use(waiting, 1.0))
+        await asyncio.sleep(1.0)
+        classes = {name: each for name, each in POLICY.classes.items() if name != "batch"}
+        world.dispatch.apply(structs.replace(POLICY, classes=classes))
+        assert waiting.class_name == "default"
+        await asyncio.gather(task, *tasks)
+        assert await world.use(arriving, 1.0) == "e0", "one that a batch of calls was held back for"
+        assert arriving.class_name == "default"
+        assert set(world.dispatch.running) == set(classes)
+
+    virtual(scenario)
+
+
+# -- work conservation -------------------------------------------------------------------------------------------------
+
+
+def not_idle(world: World) -> None:
+    """No head of a class waits while an engine has room for it, unless one before it starves."""
+    now, dispatch = world.loop.time(), world.dispatch
+    paused = dispatch._paused()
+    for model, queues in dispatch.queues.items():
+        engines = [engine for engine in world.fleet.serving(model) if engine.up and not engine.draining]
+        for ticket in queues.heads(now):
+            if ticket.call.class_name in paused or not ticket.waiting:
+                continue
+            usable = [engine for engine in engines if engine.id not in ticket.exclude] or engines
+            pressed = [(engine._pressed_slots, engine._pressed_tokens) for engine in usable]
+            fits = [engine for engine in usable if engine.fits(ticket.call.cost, ticket.call.class_name)]
+            for engine, (slots, tokens) in zip(usable, pressed, strict=True):
+                engine._pressed_slots, engine._pressed_tokens = slots, tokens
+            assert not fits, (now, ticket.call.class_name, fits)
+            if now - ticket.place > (ticket.call.deadline - ticket.place) / 2:
+                break
+
+
+LIVELY = Policy(
+    classes={
+        "interactive": TrafficClass(weight=8, ttft=2.0, max_queue=20, reserve=0.2),
+        "default": TrafficClass(weight=4, max_queue=10),
+        "batch": TrafficClass(weight=1, max_queue=30, max_concurrency=3),
+    },
+    deadlines=Deadlines(predict=False),
+)
+
+
+async def live(world: World, seed: int, steps: int, *, every: float = 40.0) -> None:
+    """Calls that come, wait, run, move, are cancelled and expire, over engines that come and go; looked at after every
+    event of it."""
+    rng = random.Random(seed)
+    tasks: set[asyncio.Task[None]] = set()
+    ends: list[str] = []
+
+    async def one(call: Call, seconds: float, moves: bool) -> None:
+        try:
+            async with world.dispatch.admitted(call) as grant:
+                not_idle(world)
+                await asyncio.sleep(seconds)
+                if moves:
+                    await grant.move(frozenset({grant.engine.id}))
+                    not_idle(world)
+                    await asyncio.sleep(seconds)
+                grant.first_byte(world.loop.time())
+        except Refused as refused:
+            ends.append(refused.outcome.value)
+        else:
+            ends.append("ok")
+        not_idle(world)
+
+    for _ in range(steps):
+        await asyncio.sleep(rng.expovariate(every))
+        call = promised(world, rng.randint(1, 800), rng.choice(["interactive", "default", "batch"]))
+        call.deadline = call.arrived + rng.uniform(0.2, 6.0)
+        call.body = b"%d" % rng.randrange(200)
+        task = asyncio.create_task(one(call, rng.uniform(0.0, 0.4), rng.random() < 0.05))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        if rng.random() < 0.1:
+            rng.choice(list(tasks)).cancel()
+        engine = rng.choice(list(world.fleet))
+        if rng.random() < 0.01:
+            engine.down()
+        elif rng.random() < 0.02:
+            engine.draining = not engine.draining
+        elif not engine.up and rng.random() < 0.3:
+            world.fleet.health(engine, True, world.loop.time())
+            world.fleet.health(engine, True, world.loop.time())
+        world.dispatch.changed(engine)
+        not_idle(world)
+        assert all(0 <= engine.held <= 800 for engine in world.fleet)
+    for engine in world.fleet:
+        engine.draining = False
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert {"ok", "shed", "expired", "queue_full"} <= set(ends)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_idle_while_a_call_that_fits_waits(seed: int) -> None:
+    async def scenario(world: World) -> None:
+        await live(world, seed, 1500)
+
+    virtual(scenario, engines=3, policy=LIVELY)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps_leave_nothing_behind() -> None:
+    async def scenario(world: World) -> None:
+        await live(world, 99, 100_000)
+
+    virtual(scenario, engines=3, policy=LIVELY)
 
 
 def test_random_lives_leave_nothing_behind() -> None:

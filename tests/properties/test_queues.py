@@ -307,7 +307,13 @@ def test_places_may_be_lent_but_not_made(seed: int) -> None:
             continue
         else:
             assert order.index(victim.call.class_name) > rank
-            below = [each for each in queues if order.index(each.call.class_name) > order.index(victim.call.class_name)]
+            more = queues.length(name) >= classes[name].max_queue
+            below = [
+                each
+                for each in queues
+                if order.index(each.call.class_name) > order.index(victim.call.class_name)
+                and not (more and 2 * queues.length(each.call.class_name) <= classes[each.call.class_name].max_queue)
+            ]
             assert all(each.cost < call.cost for each in below), "the least important first"
             queues.remove(victim)
         queues.push(Ticket(call, 0.0))

@@ -1,0 +1,192 @@
+"""What is known of one model's traffic: predicted waits, booked places, the usual first token, and the mode."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gateway.core.breaker import Ending
+from gateway.core.call import Call
+from gateway.core.fleet import Engine
+from gateway.core.mode import Mode, Signals
+from gateway.core.places import SHARE, SHOWS
+from gateway.core.policy import Policy
+from gateway.core.policy_traffic import ModeRule, Modes, Threshold, TrafficClass
+from gateway.core.pressure import SOON, STEP_EVERY, Pressure
+from gateway.core.quantile import SORT_EVERY
+from gateway.core.queues import Queues, Ticket
+from gateway.core.vllm import EngineSample
+from tests.calls import a_call
+
+POLICY = Policy(
+    classes={"interactive": TrafficClass(weight=3, ttft=2.0), "default": TrafficClass(weight=1)},
+    modes=Modes(tight=ModeRule(enter=Threshold(kv=0.8), leave=Threshold(kv=0.5), dwell=1.0, refuse=("default",))),
+)
+
+
+def call(class_name: str = "default", tokens: int = 100, ttft: float = math.inf, body: bytes = b"") -> Call:
+    return a_call(class_name=class_name, prompt_tokens=tokens, ttft_by=ttft, body=body)
+
+
+def draining(rate: int = 100, shares: tuple[tuple[str, int], ...] = (("default", 100),)) -> Pressure:
+    """So many tokens per second came back lately, by class; nothing is held."""
+    pressure = Pressure(POLICY, 0.0)
+    for name, tokens in shares:
+        pressure.drain.taken(tokens)
+        pressure.drain.returned(name, tokens, 1.0, 1.0)
+    assert pressure.drain.rate(1.0) == rate
+    return pressure
+
+
+def engine(kv: float, waiting: int = 0, now: float = 0.0) -> Engine:
+    made = Engine("e", "http://e", POLICY, capacity=1000)
+    made.health(True, now)
+    made.sampled(EngineSample(running=0, waiting=waiting, kv_usage=kv, preemptions_total=0), now)
+    return made
+
+
+# -- waits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wait_is_the_work_ahead_and_ones_own_over_the_drain() -> None:
+    pressure, queues = draining(), Queues(POLICY.classes)
+    assert pressure.wait(queues, call(), 1.0) == pytest.approx(1.0)
+    assert pressure.wait(queues, call(), 1.0, spare=40) == pytest.approx(0.6), (
+        "what there is room for is not waited for"
+    )
+    assert pressure.wait(queues, call(), 1.0, spare=400) == 0.0
+    for _ in range(3):
+        queues.push(Ticket(call(), 1.0))
+    assert pressure.wait(queues, call(), 1.0) == pytest.approx(4.0)
+
+
+def test_the_longer_of_two_ways_to_see_it() -> None:
+    """By the queues' order an interactive call is soon done; by what its class gets it would be as well. A default call
+    with one interactive call before it gets a quarter by weight, though little waits."""
+    pressure, queues = draining(200, (("default", 1), ("interactive", 199))), Queues(POLICY.classes)
+    queues.push(Ticket(call("interactive"), 1.0))
+    assert pressure.wait(queues, call("default"), 1.0) == pytest.approx(100 / (200 * 0.25))
+    assert pressure.wait(queues, call("interactive"), 1.0) == pytest.approx(200 / 200)
+
+
+def test_booked_work_that_is_due_by_then_is_ahead_of_a_newcomer_and_not_of_who_waits() -> None:
+    pressure, queues = draining(), Queues(POLICY.classes)
+    pressure.places["default"].book(call(body=b"b"), 5.5, 1.0)
+    assert pressure.wait(queues, call(), 1.0, until=3.0) == pytest.approx(1.0)
+    assert pressure.wait(queues, call(), 1.0, until=10.0) == pytest.approx(1.0 + SHOWS)
+    ticket = Ticket(call(), 1.0)
+    queues.push(ticket)
+    assert pressure.wait(queues, ticket.call, 1.0, ticket, until=10.0) == pytest.approx(1.0)
+
+
+# -- places -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_place_is_due_when_its_class_has_drained_what_is_booked_at_half_its_pace() -> None:
+    pressure, queues = draining(), Queues(POLICY.classes)
+    first = pressure.place(queues, call(body=b"1"), 1.0)
+    assert first == pytest.approx(100 / SHARE / 100)
+    second = pressure.place(queues, call(body=b"2"), 1.0)
+    assert second == pytest.approx((100 * SHOWS + 100) / SHARE / 100)
+
+
+def test_a_place_is_not_due_before_what_waits_has_drained_and_never_at_once() -> None:
+    pressure, queues = draining(), Queues(POLICY.classes)
+    assert pressure.place(queues, call(tokens=10, body=b"1"), 1.0) == SOON
+    for _ in range(8):
+        queues.push(Ticket(call(), 1.0))
+    assert pressure.place(queues, call(body=b"2"), 1.0) == pytest.approx(8.0)
+
+
+def test_no_place_beyond_a_minute() -> None:
+    pressure, queues = draining(), Queues(POLICY.classes)
+    for _ in range(61):
+        queues.push(Ticket(call(), 1.0))
+    assert pressure.place(queues, call(), 1.0) is None
+
+
+# -- the usual first token --------------------------------------------------------------------------------------------
+
+
+def test_the_usual_time_to_first_token_is_of_a_class() -> None:
+    pressure = Pressure(POLICY, 0.0)
+    for number in range(SORT_EVERY):
+        assert pressure.usual_ttft("default", 0.9) is None
+        pressure.first_byte(call(), float(number))
+    assert pressure.usual_ttft("default", 0.9) == SORT_EVERY - 1.0
+    assert pressure.usual_ttft("interactive", 0.9) is None
+    pressure.first_byte(call("gone"), 1.0)
+    assert pressure.usual_ttft("gone", 0.9) is None, "a reload has done away with it while the call ran"
+
+
+def test_first_bytes_over_the_target_are_a_signal_of_the_mode() -> None:
+    pressure, told = Pressure(POLICY, 0.0), []
+    pressure.readings = lambda signals, now: told.append((signals, now))
+    for _ in range(10):
+        pressure.first_byte(call("interactive", ttft=2.0), 3.0)
+        pressure.first_byte(call("default"), 30.0)  # has no target
+    pressure.step([], 5.0)
+    assert told == [(Signals(ttft=1.5), 5.0)]
+
+
+# -- the mode ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_mode_is_judged_by_engines_that_may_be_used_and_not_too_often() -> None:
+    pressure = Pressure(POLICY, 0.0)
+    pressed, idle, dead = engine(0.95), engine(0.75), engine(0.99)
+    dead.down()
+    assert pressure.step([pressed, idle, dead], 0.1)
+    assert (pressure.mode, pressure.level, pressure.state.why) == (Mode.TIGHT, 1, "kv 0.85 >= 0.8")
+    pressed.sampled(EngineSample(running=0, waiting=0, kv_usage=0.0, preemptions_total=0), 1.2)
+    idle.sampled(EngineSample(running=0, waiting=0, kv_usage=0.0, preemptions_total=0), 1.2)
+    assert not pressure.step([pressed, idle], 0.1 + STEP_EVERY / 2), "just now"
+    assert pressure.step([pressed, idle], 1.3)
+    assert pressure.level == 0
+
+
+def test_stale_samples_and_none_say_nothing() -> None:
+    pressure = Pressure(POLICY, 0.0)
+    unread = Engine("u", "http://u", POLICY)
+    unread.health(True, 0.0)
+    assert not pressure.step([engine(0.99), unread], 100.0)
+    assert pressure.level == 0
+
+
+def test_failed_calls_are_a_signal() -> None:
+    pressure, bad, told = Pressure(POLICY, 0.0), engine(0.1), []
+    pressure.readings = lambda signals, _: told.append(signals)
+    for _ in range(5):
+        bad.breaker.ended(bad.breaker.sent(0.0), Ending.SUCCESS, 0.0)
+        bad.breaker.ended(bad.breaker.sent(0.0), Ending.FAILURE, 0.0)
+    pressure.step([bad], 0.1)
+    assert told == [Signals(kv=0.1, waiting=0.0, errors=0.5)]
+
+
+def test_what_a_mode_refuses() -> None:
+    pressure = Pressure(POLICY, 0.0)
+    assert pressure.refuses(call()) is None
+    pressure.step([engine(0.9)], 0.1)
+    assert pressure.refuses(call("interactive")) is None
+    assert "mode tight refuses class 'default'" in str(pressure.refuses(call()))
+
+
+# -- a reload ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_reload_changes_rules_and_classes_and_keeps_what_was_seen() -> None:
+    pressure, queues = draining(), Queues(POLICY.classes)
+    pressure.place(queues, call(body=b"1"), 1.0)
+    pressure.step([engine(0.9)], 0.1)
+    for number in range(SORT_EVERY):
+        pressure.first_byte(call(), float(number))
+    kept = pressure.places["default"]
+    pressure.apply(Policy(classes={"default": TrafficClass(), "batch": TrafficClass()}))
+    assert list(pressure.places) == ["default", "batch"]
+    assert pressure.places["default"] is kept
+    assert len(kept) == 1
+    assert pressure.usual_ttft("default", 0.9) == SORT_EVERY - 1.0
+    assert pressure.usual_ttft("interactive", 0.9) is None
+    assert pressure.mode is Mode.TIGHT
+    assert pressure.refuses(call("default")) is None, "the new tight mode refuses nobody"
