@@ -15,6 +15,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q
 STAMP := $(VENV)/.weir-installed
+# Some machines set it; then every process of every test, and every worker, would compile all it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run test check fast slow coverage lint format vllm test-vllm bench-overhead compare-vllm figures clean
 
@@ -42,8 +44,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# One more than there are cores, for tests wait as much as they work.
+WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 fast: $(STAMP)
-	$(PYTEST) -n auto -m 'not slow and not vllm'
+	$(PYTEST) -n $(WORKERS) -m 'not slow and not vllm'
 
 test: check slow coverage ## everything a machine without a GPU can prove
 
