@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from gateway.core.breaker import Ending, ending_of
@@ -59,26 +60,15 @@ class Attempts:
         answered. `headers` are lines for the engine. Raises Refused."""
         policy = self.policy
         self.retries.call(self.clock())
-        failed: set[str] = set()
-
-        def send(grant: Grant) -> Coroutine[Any, Any, Reply]:
-            engine = grant.engine
-            record.attempts += 1
-            record.engine = engine.id
-            body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
-            patience = policy.timeouts.first_byte
-            if not call.stream:  # a whole answer's first byte comes with its last
-                patience += SLOWER * (call.shaped or call.asked) * engine.tpot
-            timeout = min(patience, call.deadline - self.clock())
-            return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
-
+        failed: set[str] | None = None
         while True:
             after = self._hedge_after(call, policy) if policy.hedging.enabled else None
             reply: Reply | None = None
             try:
                 if after is None:
-                    reply = await send(grant)
+                    reply = await self._send(path, headers, call, record, grant)
                 else:
+                    send = partial(self._send, path, headers, call, record)
                     reply = await hedged(grant, send, after, self._second)
                     record.engine = grant.engine.id
             except EngineError as error:
@@ -92,6 +82,7 @@ class Attempts:
                 grant.ending = ending_of(reply.status)
                 if kind not in policy.retries.on:
                     return reply
+            failed = set() if failed is None else failed
             again = kind in policy.retries.on and self._again(kind, call, grant, record, failed)
             if reply is not None:
                 if kind == "429" and not again:
@@ -105,6 +96,20 @@ class Attempts:
             if kind != "429":  # an engine that is too busy says nothing of the others
                 await asyncio.sleep(self.retries.backoff(record.attempts, self.rng))
             await grant.move(frozenset(failed))
+
+    def _send(
+        self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant
+    ) -> Coroutine[Any, Any, Reply]:
+        """One attempt, on the grant's engine."""
+        engine = grant.engine
+        record.attempts += 1
+        record.engine = engine.id
+        body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
+        patience = self.policy.timeouts.first_byte
+        if not call.stream:  # a whole answer's first byte comes with its last
+            patience += SLOWER * (call.shaped or call.asked) * engine.tpot
+        timeout = min(patience, call.deadline - self.clock())
+        return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
 
     def _again(self, kind: str, call: Call, grant: Grant, record: Record, failed: set[str]) -> bool:
         """Whether there may be another attempt; if so it is taken from the budget. A 429 goes elsewhere or nowhere."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from types import TracebackType
 
@@ -48,7 +48,7 @@ class Grant:
         if not call.stream:
             choice.engine.expect_first_byte(self.hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
-        dispatch.pressure[call.model].drain.taken(call.cost)
+        dispatch.pressure[call.model].drain.taken(self.hold.tokens)
 
     def first_byte(self, now: float) -> None:
         """The engine has answered: it has read the prompt, and has it cached."""
@@ -244,7 +244,7 @@ class Dispatch:
             self.pressure[model] = Pressure(self.policy, self.clock())
         return queues, self.pressure[model]
 
-    def _in_time(self, call: Call, queues: Queues, pressure: Pressure, usable: list[Engine], now: float) -> None:
+    def _in_time(self, call: Call, queues: Queues, pressure: Pressure, usable: Sequence[Engine], now: float) -> None:
         """Raises Refused if the call's turn will come too late. Fills in `predicted_wait`."""
         spare = max(engine.budget - engine.load for engine in usable[:LOOKED_AT])
         call.predicted_wait = wait = pressure.wait(queues, call, now, until=call.ttft_by, spare=spare)

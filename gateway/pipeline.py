@@ -228,7 +228,7 @@ class Pipeline:
         record.queue = self.clock() - request.at
         record.predicted_wait = call.predicted_wait
         record.affinity_tokens = grant.cached
-        record.held_tokens = call.cost
+        record.held_tokens = grant.hold.tokens
         if call.shaped:
             record.shaped_tokens = (call.asked - call.shaped) * call.n
         headers = self._engine_headers(request, call)

@@ -55,14 +55,16 @@ def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) 
     return seconds
 
 
-def usable_of(engines: Sequence[Engine], now: float) -> list[Engine]:
+def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
     """Those that may be given calls: up, not leaving, their breaker closed or due for a probe.
 
     With more of them open than the policy's panic threshold, breakers are ignored.
     """
-    closed = [e for e in engines if e.up and not e.draining and e.breaker.state is CLOSED]
-    if len(closed) == len(engines):
-        return closed
+    for engine in engines:
+        if not engine.up or engine.draining or engine.breaker.state is not CLOSED:
+            break
+    else:
+        return engines
     usable = [e for e in engines if e.up and not e.draining]
     allowed = [e for e in usable if e.breaker.allows(now)]
     shut = len(usable) - len(allowed)

@@ -22,26 +22,24 @@ LEAST_SHARE = 0.01  # of the drain that a class is believed to get
 
 
 class DrainRate:
-    """Tokens given back per second, averaged with weights that fall by e in WINDOW."""
+    """Tokens given back per second, averaged with weights that fall by e in WINDOW.
 
-    __slots__ = ("_at", "_rate", "_returned")
+    `tokens` is what has come back since the last reading, and is for its owner to add to."""
+
+    __slots__ = ("_at", "_rate", "tokens")
 
     def __init__(self, now: float) -> None:
         self._rate = 0.0
-        self._returned = 0  # tokens since _at
+        self.tokens = 0
         self._at = now
-
-    def returned(self, tokens: int) -> None:
-        """Tokens of a hold came back."""
-        self._returned += tokens
 
     def rate(self, now: float) -> float:
         """Tokens per second; 0 where nothing has come back yet."""
         since = now - self._at
         if since >= EVERY:
             kept = math.exp(-since / WINDOW) if self._rate else 0.0  # from idleness: what was seen, at once
-            self._rate = self._rate * kept + self._returned / since * (1.0 - kept)
-            self._returned, self._at = 0, now
+            self._rate = self._rate * kept + self.tokens / since * (1.0 - kept)
+            self.tokens, self._at = 0, now
         return self._rate
 
 
@@ -67,11 +65,11 @@ class Drain:
     def returned(self, class_name: str, tokens: int, lasted: float, now: float) -> None:
         """A hold of `tokens` came back after `lasted` seconds."""
         self.held -= tokens
-        self._rate.returned(tokens)
+        self._rate.tokens += tokens
         rate = self._by_class.get(class_name)
         if rate is None:
             rate = self._by_class[class_name] = DrainRate(now)
-        rate.returned(tokens)
+        rate.tokens += tokens
         # Weighted by tokens: a mean over held tokens, as Little's law has it.
         self._lasted += RESIDENCE_WEIGHT * (tokens * lasted - self._lasted)
         self._tokens += RESIDENCE_WEIGHT * (tokens - self._tokens)

@@ -48,7 +48,8 @@ class Charge:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.refund()
+        if self._live:
+            self.refund()
 
     def settle(self, tokens: int, now: float) -> None:
         """Real usage in place of the estimate: the rest is given back, what was used beyond it becomes debt."""

@@ -22,18 +22,18 @@ def call(deadline: float = 100.0, ttft_by: float = math.inf, output: int = 0, n:
 def test_from_idleness_the_first_reading_is_what_was_seen() -> None:
     rate = DrainRate(10.0)
     assert rate.rate(10.0) == 0.0
-    rate.returned(500)
+    rate.tokens += 500
     assert rate.rate(10.0 + EVERY / 2) == 0.0, "too soon to say"
     assert rate.rate(10.5) == pytest.approx(1000.0)
 
 
 def test_later_readings_are_averaged_with_weights_that_fall_by_e_in_a_window() -> None:
     rate = DrainRate(0.0)
-    rate.returned(1000)
+    rate.tokens += 1000
     assert rate.rate(1.0) == 1000.0
     assert rate.rate(1.0 + WINDOW) == pytest.approx(1000.0 / math.e), "nothing came back"
     for second in range(100):
-        rate.returned(200)
+        rate.tokens += 200
         found = rate.rate(2.0 + WINDOW + second)
     assert found == pytest.approx(200.0, rel=0.01)
 
