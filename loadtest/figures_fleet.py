@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.figure_table import Row, measured, percent, quantile
-from loadtest.scenarios import MIX, Outcome, Setting
+from loadtest.scenarios import BLOCKS, MIX, Outcome, Setting
 from loadtest.simulated_client import Clients, Try
 from loadtest.simulation import Fault
 from loadtest.workload import Chat, conversations, poisson
@@ -16,13 +16,14 @@ AFTER = 90.0  # seconds a run with a fault goes on, so that what hangs can time 
 def row10(setting: Setting) -> list[Row]:
     """Cached over prompt tokens, of every answer but those at the start."""
 
-    def rate(outcome: Outcome) -> float:
+    def hits(outcome: Outcome) -> float:
         done = [t for t in measured(setting, outcome) if t.outcome == "ok"]
         return sum(t.cached_tokens for t in done) / max(1, sum(t.prompt_tokens for t in done))
 
     def run(what: str, *, gateway: bool, big: bool) -> float:
-        calls = conversations(Chat(), SESSIONS * setting.engines, setting.ends, setting.seed)
-        return rate(setting.run(f"conversations, {what}", calls, gateway=gateway, big=big))
+        rate = SESSIONS * setting.engines * setting.blocks / BLOCKS
+        calls = conversations(Chat(), rate, setting.ends, setting.seed)
+        return hits(setting.run(f"conversations, {what}", calls, gateway=gateway, big=big))
 
     ours = run("gateway", gateway=True, big=False)
     one = run("one big engine", gateway=False, big=True)

@@ -9,7 +9,7 @@ and output per second of the measured part of the run, over the capacity.
 from __future__ import annotations
 
 from loadtest.figure_table import Row, measured, percent, quantile
-from loadtest.scenarios import BLOCKS, MIX, Outcome, Setting, in_time, tokens
+from loadtest.scenarios import MIX, Outcome, Setting, in_time, tokens
 from loadtest.simulated_client import Clients
 from loadtest.workload import poisson
 
@@ -108,12 +108,12 @@ def row8(setting: Setting) -> list[Row]:
 def row9(setting: Setting) -> list[Row]:
     """On engines whose memory binds first: half the blocks, so that compute alone would take more calls than fit."""
     rows = []
-    for blocks in (BLOCKS // 2, BLOCKS):
+    for blocks in (setting.blocks // 2, setting.blocks):
         what = f"2x load, {blocks} blocks"
         calls = poisson(MIX, 2.0 * setting.saturated().calls, setting.ends, setting.seed)
-        result = (setting.overload(2.0) if blocks == BLOCKS else setting.run(what, calls, blocks=blocks)).result
+        result = (setting.overload(2.0) if blocks == setting.blocks else setting.run(what, calls, blocks=blocks)).result
         kv = [share for sample in result.samples if sample.at >= setting.warm for share in sample.kv]
-        mean, bound = sum(kv) / len(kv), blocks < BLOCKS
+        mean, bound = sum(kv) / len(kv), blocks < setting.blocks
         rows.append(
             Row(
                 name="9",

@@ -131,6 +131,16 @@ class MemoryEngine:
         """Whether a request sent now would be worked on."""
         return self.condition == "up" and self.errors < 1.0
 
+    @property
+    def preempted(self) -> int:
+        """Sequences that lost their blocks, since the start."""
+        return self.engine.stats.preemptions
+
+    def reading(self) -> tuple[float, int, int]:
+        """KV used (0..1), sequences running, sequences waiting."""
+        scheduler = self.engine.scheduler
+        return scheduler.blocks.usage, len(scheduler.running), scheduler.waiting
+
     # -- requests -----------------------------------------------------------------------------------------------
 
     def post(self, path: bytes, body: bytes, taker: Taker) -> Callable[[], None]:

@@ -9,7 +9,9 @@ binds. Traffic is three classes; clients behave as openai-python does and give u
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 
@@ -20,7 +22,8 @@ from loadtest.inprocess import GatewayTarget, Target, targets_of
 from loadtest.memory_engine import MemoryEngine
 from loadtest.round_robin import RoundRobin
 from loadtest.simulated_client import Clients, Try
-from loadtest.simulation import Fault, Result, Run
+from loadtest.simulated_client import Target as Where
+from loadtest.simulation import Fault, Result, Run, Watched
 from loadtest.workload import Kind, Planned, poisson
 
 PROFILE = "a100-8b"
@@ -55,6 +58,30 @@ class Outcome(msgspec.Struct):
     sent: int = 0
 
 
+class Shape(msgspec.Struct, frozen=True):
+    """`engines` of them, each of `size` times the usual memory, batch and speed, with `blocks` KV blocks at size 1; a
+    gateway before them, or clients that go to each in turn."""
+
+    engines: int
+    size: int
+    blocks: int
+    gateway: bool
+
+
+async def _nothing() -> list[str]:
+    return []
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Where a run takes place. `left_over` tells what the gateway has left behind, in words; `again` counts calls that
+    were sent again after their first byte."""
+
+    engines: Sequence[Watched]
+    target: Where
+    left_over: Callable[[], Coroutine[Any, Any, list[str]]] = _nothing
+    again: Callable[[], int] = lambda: 0
+
+
 class Setting(msgspec.Struct, kw_only=True):
     """What all figures share. Times in virtual seconds; `progress(what, share)` is told how far a run is.
 
@@ -66,6 +93,8 @@ class Setting(msgspec.Struct, kw_only=True):
     policy: bytes = b""
     warm: float = 60.0
     measured: float = 120.0
+    blocks: int = BLOCKS  # KV blocks of an engine
+    sweep: tuple[int, ...] = SWEEP
     progress: Callable[[str, float], None] = lambda what, share: None
     known: dict[str, Outcome] = {}
     capacity: Capacity | None = None
@@ -86,7 +115,7 @@ class Setting(msgspec.Struct, kw_only=True):
         """The capacity, measured once."""
         if self.capacity is None:
             found = []
-            for clients in SWEEP:
+            for clients in self.sweep:
                 calls = poisson(MIX, 1000.0, 1e9, self.seed)
                 run = self.run(f"capacity, {clients} clients an engine", calls, closed=clients, gateway=False)
                 done = [t for t in run.result.tries if t.outcome == "ok" and t.finished >= self.warm]
@@ -126,15 +155,15 @@ class Setting(msgspec.Struct, kw_only=True):
         ends: float | None = None,
         grace: float = 0.0,
         big: bool = False,
-        blocks: int = BLOCKS,
+        blocks: int | None = None,
     ) -> Outcome:
         """One run of this setting's engines (or of one that is as `big` as all of them), kept by its name."""
         known = self.known.get(what)
         if known is None:
             began = time.process_time()
-            known = vtime.run(
-                self._run(what, calls, gateway, clients, faults, closed, ends or self.ends, grace, big, blocks)
-            )
+            count, size = (1, self.engines) if big else (self.engines, 1)
+            shape = Shape(count, size, self.blocks if blocks is None else blocks, gateway)
+            known = self.within(self._run(what, calls, shape, clients, faults, closed, ends or self.ends, grace))
             known.cpu = time.process_time() - began
             known.sent = len(known.result.tries)
             # A run at ten times the load is hundreds of thousands of tries: those of the warm-up are not kept.
@@ -147,33 +176,47 @@ class Setting(msgspec.Struct, kw_only=True):
         self,
         what: str,
         calls: Iterable[Planned],
-        gateway: bool,
+        shape: Shape,
         clients: Clients | None,
         faults: Sequence[Fault],
         closed: int,
         ends: float,
         grace: float,
-        big: bool,
-        blocks: int,
     ) -> Outcome:
-        count, size = (1, self.engines) if big else (self.engines, 1)
-        engines = [an_engine(self.seed * 100 + number, size, blocks) for number in range(count)]
-        over = GatewayTarget(self.policy, engines, seed=self.seed) if gateway else None
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
-        run = Run(
-            engines,
-            over or RoundRobin(engines),
-            calls,
-            clients=(Clients() if closed else waits) if clients is None else clients,
-            seed=self.seed,
-            faults=faults,
-            closed=closed * len(engines),
-            progress=lambda now: self.progress(what, now / ends),
-        )
-        result = await run.until(ends, grace=grace)
-        if over is None:
-            return Outcome(result, [], 0)
-        return Outcome(result, over.left_over(), over.sends.again)
+        async with self.stage(shape) as stage:
+            run = Run(
+                stage.engines,
+                stage.target,
+                calls,
+                clients=(Clients() if closed else waits) if clients is None else clients,
+                seed=self.seed,
+                faults=faults,
+                closed=closed * len(stage.engines),
+                progress=lambda now: self.progress(what, now / ends),
+            )
+            result = await run.until(ends, grace=grace)
+            return Outcome(result, await stage.left_over(), stage.again())
+
+    # -- where a run takes place: in memory and in virtual time, unless a subclass knows better ------------------
+
+    def within(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """Run to the end on an event loop whose time begins with the run."""
+        return vtime.run(main)
+
+    @asynccontextmanager
+    async def stage(self, shape: Shape) -> AsyncIterator[Stage]:
+        """The engines, and what stands before them."""
+        engines = [an_engine(self.seed * 100 + number, shape.size, shape.blocks) for number in range(shape.engines)]
+        if not shape.gateway:
+            yield Stage(engines, RoundRobin(engines))
+            return
+        target = GatewayTarget(self.policy, engines, seed=self.seed)
+
+        async def left_over() -> list[str]:
+            return target.left_over()
+
+        yield Stage(engines, target, left_over, lambda: target.sends.again)
 
 
 def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:

@@ -1,14 +1,15 @@
-"""One run in virtual time: calls go out when they were meant to, engines work, faults strike, samples are taken.
+"""One run: calls go out when they were meant to, engines work, faults strike, samples are taken.
 
-What stands between clients and engines is a `Target`: a gateway (`inprocess.py`), or nothing (`round_robin.py`).
+In virtual time or in real time, as the event loop has it. What stands between clients and engines is a `Target`:
+a gateway (`inprocess.py`), nothing (`round_robin.py`), or real sockets and processes (`realtime.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -18,6 +19,21 @@ from loadtest.workload import Planned
 
 SAMPLE_EVERY = 0.5  # seconds
 PROGRESS_EVERY = 5.0  # seconds
+
+
+class Watched(Protocol):
+    """An engine, as a run watches it. `posts` counts the requests that reached it, the last one at `posted_at`; `open`
+    are those under way; `preempted` counts sequences."""
+
+    posts: int
+    posted_at: float
+
+    @property
+    def open(self) -> Sized: ...
+    @property
+    def preempted(self) -> int: ...
+    def reading(self) -> tuple[float, int, int]:
+        """KV used (0..1), calls running, calls waiting inside."""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -47,7 +63,7 @@ class Result(msgspec.Struct):
     samples: list[Sample]
     preempted: int
     posts: int
-    seconds: float  # of virtual time
+    seconds: float  # of the loop's time
     unfinished: int  # calls that the end of the run cut off
     last_posts: tuple[float, ...]  # when each engine was sent a request last
     orphans: int  # the most requests open at engines at one moment beyond the calls that clients still wait for
@@ -62,7 +78,7 @@ class Run:
 
     def __init__(
         self,
-        engines: Sequence[MemoryEngine],
+        engines: Sequence[Watched],
         target: Target,
         calls: Iterable[Planned],
         *,
@@ -117,7 +133,7 @@ class Run:
             tries=self.tries,
             calls=self.calls,
             samples=self.samples,
-            preempted=sum(engine.engine.stats.preemptions for engine in self.engines),
+            preempted=sum(engine.preempted for engine in self.engines),
             posts=sum(engine.posts for engine in self.engines),
             seconds=loop.time(),
             unfinished=unfinished,
@@ -183,15 +199,8 @@ class Run:
 
     def _sample(self) -> None:
         self._orphans = max(self._orphans, sum(len(engine.open) for engine in self.engines) - len(self._open))
-        schedulers = [engine.engine.scheduler for engine in self.engines]
-        self.samples.append(
-            Sample(
-                self._loop.time(),
-                tuple([scheduler.blocks.usage for scheduler in schedulers]),
-                tuple([len(scheduler.running) for scheduler in schedulers]),
-                tuple([scheduler.waiting for scheduler in schedulers]),
-            )
-        )
+        kv, running, waiting = zip(*[engine.reading() for engine in self.engines], strict=True)
+        self.samples.append(Sample(self._loop.time(), kv, running, waiting))
         if not self._over:
             self._loop.call_later(SAMPLE_EVERY, self._sample)
 
@@ -203,6 +212,7 @@ class Run:
     def _strike(self, fault: Fault) -> None:
         for number in fault.engines or range(len(self.engines)):
             engine = self.engines[number]
+            assert isinstance(engine, MemoryEngine)  # noqa: S101 # only these can be broken
             if fault.what == "die":
                 engine.die()
             elif fault.what == "stop":

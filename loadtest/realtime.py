@@ -1,0 +1,286 @@
+"""Figures 6 to 10 once more in real time: processes, sockets, the kernel's clock. `python -m loadtest.realtime --help`.
+
+The same rows, traffic and clients as `loadtest.figures`, whose virtual time this checks: simulated engines and the
+gateway are child processes, every try is a connection of its own. Engines are half as fast and have an eighth of the
+memory, so that two cores can run them, the gateway and the clients. Exit status as that of `loadtest.figures`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from loadtest import figures_fleet, figures_load
+from loadtest.client import Answer, Exchange
+from loadtest.figure_table import Row, details_of, quantile, table_of
+from loadtest.figures import WIDTH, Bars
+from loadtest.processes import SAMPLE, Child, Gateway, get
+from loadtest.scenarios import PROFILE, Outcome, Setting, Shape, Stage
+from loadtest.simulated_client import Life, Try
+from loadtest.workload import Planned
+
+BLOCKS = 1024
+SPEED = 0.5
+SWEEP = (24, 32, 40)
+PLACES = 256  # of a batch, at size 1
+READ_EVERY = 0.5  # seconds
+DRAINED_WITHIN = 10.0  # seconds, for an idle gateway to have nothing left
+ROWS: dict[str, Callable[[Setting], list[Row]]] = {
+    "6": figures_load.row6,
+    "7": figures_load.row7,
+    "8": figures_load.row8,
+    "9": figures_load.row9,
+    "10": figures_fleet.row10,
+}
+KV = "vllm:kv_cache_usage_perc"
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+PREEMPTED = "vllm:num_preemptions_total"
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """`time()` is real seconds since `begin`."""
+
+    _zero = 0.0
+
+    def time(self) -> float:
+        return super().time() - self._zero
+
+    def begin(self) -> None:
+        """Let it be 0 now. Only before any timer is set."""
+        self._zero += self.time()
+
+
+class Process:
+    """One engine in a process of its own, as its /metrics tell of it every half second."""
+
+    def __init__(self, child: Child) -> None:
+        self.url = child.line(r"^ready (http://\S+)", 30.0)
+        self.posts = 0
+        self.posted_at = -1.0
+        self.open = ()  # only the process itself knows
+        self.preempted = 0
+        self._reading = (0.0, 0, 0)
+
+    def reading(self) -> tuple[float, int, int]:
+        return self._reading
+
+    async def watch(self) -> None:
+        """Read on until cancelled. An engine too busy to answer keeps its last reading."""
+        while True:
+            try:
+                _, text = await asyncio.to_thread(get, f"{self.url}/metrics")
+            except (OSError, http.client.HTTPException):
+                continue
+            found = {match["name"]: float(match["value"]) for match in SAMPLE.finditer(text.decode())}
+            self._reading = found[KV], int(found[RUNNING]), int(found[WAITING])
+            self.preempted = int(found[PREEMPTED])
+            await asyncio.sleep(READ_EVERY)
+
+
+class Sockets:
+    """Where calls are sent: each of these servers in turn, a connection for every try."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        parts = [urlsplit(url) for url in urls]
+        self._servers = [(part.hostname or "", part.port or 80) for part in parts]
+        self._next = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+        server = self._servers[self._next % len(self._servers)]
+        self._next += 1
+        task = asyncio.get_running_loop().create_task(self._exchange(server, call, attempt, tried))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def leave() -> None:
+            task.cancel()
+
+        return leave
+
+    async def _exchange(self, server: tuple[str, int], call: Planned, attempt: Life, tried: Try) -> None:
+        loop = asyncio.get_running_loop()
+        lines = b"".join(b"%b: %b\r\n" % field for field in call.fields.items())
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n"
+        request = head % (server[0].encode(), lines, len(call.body)) + call.body
+        over: asyncio.Future[None] = loop.create_future()
+        exchange = Told(request, attempt, tried, over)
+        try:
+            await loop.create_connection(lambda: exchange, *server)
+            await over
+        except OSError:
+            attempt.over(False)
+        finally:
+            if exchange.transport is not None:
+                exchange.transport.abort()
+
+
+class Told(Exchange):
+    """An exchange that tells its client's `Life` what comes: the head with the first bytes of the body, since vLLM
+    sends it before it has a token."""
+
+    def __init__(self, request: bytes, attempt: Life, tried: Try, over: asyncio.Future[None]) -> None:
+        self._got = Answer()
+        super().__init__(request, self._got, over)
+        self._attempt = attempt
+        self._tried = tried
+        self._fields: dict[bytes, bytes] = {}
+        self._told = False
+
+    def _read_head(self, head: bytes) -> None:
+        super()._read_head(head)
+        for line in head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            self._fields[name.lower()] = value.strip()
+        tried = self._tried
+        tried.upstream = 1 if b"x-weir-engine" in self._fields or b"x-weir-reason" not in self._fields else 0
+        tried.queue = int(self._fields.get(b"x-weir-queue-ms", b"-1000")) / 1000.0
+
+    def _read_body(self, data: bytes) -> None:
+        if data:
+            self._tell()
+            self._attempt.body(data)
+        super()._read_body(data)
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self._attempt.head(self._got.status, self._fields)
+
+    def _finish(self, error: str = "") -> None:
+        if not self._over.done():
+            super()._finish(error)
+            if self._got.status:
+                self._tell()
+            self._attempt.over(self._got.complete)
+
+
+class RealSetting(Setting, kw_only=True):
+    """What all figures share, in processes. `folder` is for their logs."""
+
+    folder: Path
+
+    def within(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            return runner.run(main)
+
+    @asynccontextmanager
+    async def stage(self, shape: Shape) -> AsyncIterator[Stage]:
+        async with AsyncExitStack() as stack:
+            engines = []
+            for number in range(shape.engines):
+                options = {
+                    "profile": PROFILE,
+                    "speed": SPEED * shape.size,
+                    "num-gpu-blocks": shape.blocks * shape.size,
+                    "max-num-seqs": PLACES * shape.size,
+                    "seed": self.seed * 100 + number,
+                }
+                words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+                argv = [sys.executable, "-m", "loadtest.engine", *words, "--enable-prompt-tokens-details"]
+                engines.append(
+                    Process(stack.enter_context(Child(f"engine-{number}", argv, self.folder / f"engine-{number}")))
+                )
+            gateway = None
+            if shape.gateway:
+                words = [word for engine in engines for word in ("--engine", engine.url)]
+                if self.policy:
+                    policy = self.folder / "policy.yaml"
+                    policy.write_bytes(self.policy)
+                    words += ["--policy", str(policy)]
+                gateway = stack.enter_context(Gateway(self.folder / "gateway", *words, "--log", "none"))
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, Loop)  # noqa: S101 # `within` made it
+            loop.begin()
+            for watching in [loop.create_task(engine.watch()) for engine in engines]:
+                stack.callback(watching.cancel)
+
+            async def left_over() -> list[str]:
+                end = loop.time() + DRAINED_WITHIN
+                while gateway is not None and not await asyncio.to_thread(gateway.idle):
+                    if loop.time() > end:
+                        return [f"the gateway still holds something {DRAINED_WITHIN:g} s after its last client left"]
+                    await asyncio.sleep(0.1)
+                return []
+
+            yield Stage(engines, Sockets([gateway.url] if gateway else [engine.url for engine in engines]), left_over)
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line. Exits with status 2 where it cannot be understood."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.realtime",
+        description="Figures 6 to 10 in real time, with processes and sockets: 15 minutes for all of them. Everything "
+        "runs on the same cores; the lag of our own sending is printed below the table: above some 20 ms at p99 the "
+        "machine was too busy for the figures to count.",
+    )
+    parser.add_argument("--rows", default=",".join(ROWS), help="which rows (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of traffic and engines (default: 1)")
+    parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
+    parser.add_argument("--policy", type=Path, help="a policy file; left out: the gateway's defaults")
+    parser.add_argument("--warm", type=float, default=30.0, help="seconds of each run before it counts (default: 30)")
+    parser.add_argument("--seconds", type=float, default=40.0, help="seconds that count (default: 40)")
+    parser.add_argument("--details", action="store_true", help="also: what became of every class in every run")
+    options = parser.parse_args(argv)
+    options.rows = [name.strip() for name in options.rows.split(",") if name.strip()]
+    unknown = [name for name in options.rows if name not in ROWS]
+    if unknown:
+        parser.error(f"--rows: there is no row {', '.join(unknown)}; one of {', '.join(ROWS)}")
+    try:
+        options.policy = options.policy.read_bytes() if options.policy else b""
+        Setting(policy=options.policy)
+    except (OSError, ValueError) as error:
+        parser.error(f"--policy: {error}")
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; the exit status."""
+    options = arguments(sys.argv[1:] if argv is None else argv)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    began = time.perf_counter()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console, transient=True) as progress:
+        setting = RealSetting(
+            engines=options.engines,
+            seed=options.seed,
+            policy=options.policy,
+            warm=options.warm,
+            measured=options.seconds,
+            progress=Bars(progress),
+            blocks=BLOCKS,
+            sweep=SWEEP,
+            folder=Path(folder),
+        )
+        rows = [row for name in options.rows for row in ROWS[name](setting)]
+    console.print(table_of(rows))
+    if options.details:
+        console.print(details_of(setting))
+    open_runs = [outcome for what, outcome in setting.known.items() if not what.startswith("capacity")]
+    lags = [t.sent - t.intended for outcome in open_runs for t in outcome.result.tries if t.number == 1]
+    late = f"{1000 * quantile(lags, 0.5):.1f} ms (p50), {1000 * quantile(lags, 0.99):.1f} ms (p99)"
+    seconds = time.perf_counter() - began
+    console.print(f"{setting.tries} calls in {seconds:.0f} s of real time; our own sending was late by {late}")
+    for what, outcome in setting.known.items():
+        for wrong in outcome.left_over:
+            console.print(f"[red]{what}: {wrong}[/]")
+    return 0 if all(row.met is not False for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
