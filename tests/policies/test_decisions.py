@@ -11,6 +11,7 @@ import pytest
 
 from gateway.core.call import Call, parse, route_of
 from gateway.core.classes import classify
+from gateway.core.fleet import Engine
 from gateway.core.limits import LimitBook, refusal_body
 from gateway.core.merging import rule_of
 from gateway.core.mode import Mode, ModelMode, Signals
@@ -292,3 +293,32 @@ def test_long_prompts_have_a_class_of_their_own() -> None:
     assert decided(shipped("default"), tokens=8001).class_name == "long_context"
     assert decided(shipped("default"), tokens=8000).class_name == "default"
     assert decided(shipped("demo"), tokens=8001).class_name == "default"
+
+
+# -- one-engine -------------------------------------------------------------------------------------------------------
+
+
+def one_engine(batch: int) -> Engine:
+    """Its engine, as the policy has it, with so many batch calls on it."""
+    policy = shipped("one-engine")
+    engine = Engine("e", "http://127.0.0.1:8100", policy, capacity=100_000)
+    engine.go_by(policy.fleet.engines[0])
+    for _ in range(batch):
+        engine.hold(800, 600, 0.0, "batch")
+    return engine
+
+
+@pytest.mark.parametrize(("batch", "another", "person"), [(0, True, True), (5, True, True), (6, False, True)])
+def test_two_of_eight_places_are_kept_for_people(batch: int, another: bool, person: bool) -> None:
+    engine = one_engine(batch)
+    assert engine.fits(800, "batch") is another
+    assert engine.fits(100, "interactive") is person
+
+
+def test_batch_jobs_may_wait_and_are_dropped_only_when_they_are_hopeless() -> None:
+    policy = shipped("one-engine")
+    assert not policy.deadlines.predict
+    assert policy.deadlines.shed_late
+    assert decided(policy, {"x-weir-class": "batch"}).deadline == 28.0
+    assert decided(policy, {"x-weir-class": "interactive"}).ttft_by == 1.0
+    assert decided(policy, tokens=9000).class_name == "long_context"
