@@ -14,8 +14,8 @@ order. That is one call per class in half its time: a class of old calls does no
 
 Room: `max_queue` and `max_queued_tokens` are places that a class always has. Where they are taken, a newcomer may take
 the place of a waiting call of a less important class that has taken more than half of its own, so the least important
-are refused first and none is driven out. All classes together
-never hold more than the sum of their places, so what a class lent is not filled again behind it.
+are refused first and none is driven out. All classes together never hold more than the sum of their places, so what a
+class lent is not filled again behind it.
 """
 
 from __future__ import annotations

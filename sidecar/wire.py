@@ -1,0 +1,151 @@
+"""What sidecars and gateways tell each other: the one module of the sidecar that a gateway imports.
+
+A sidecar POSTs a `CapacityReport` to `/sidecars/report` on the control port of each gateway, every second and at once
+when something changed; the answer is a `DemandReport`. A gateway that cannot wait for the next report (a call wants a
+model that is not awake) POSTs `/models/PROFILE/ensure` to the sidecar's `control` address. Both sides show the same
+token. JSON, at most MAX_BYTES, unknown fields ignored, so that either side may be upgraded first.
+
+Nobody trusts a word of it: texts and lists are bounded here, and whether an engine's URL may be used at all is the
+gateway's to decide by its allowed networks.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+T = TypeVar("T")
+
+VERSION = 1
+MAX_BYTES = 1024 * 1024
+REPORT_PATH = "/sidecars/report"
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Words = Annotated[str, Meta(max_length=2000)]
+Url = Annotated[str, Meta(max_length=2048)]
+Size = Annotated[int, Meta(ge=0, le=2**60)]  # bytes or tokens
+Count = Annotated[int, Meta(ge=0, le=2**31)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+
+State = Literal["stopped", "starting", "running", "sleeping", "error"]
+Pending = Literal["start", "stop", "sleep", "wake", "drain"]
+
+
+class GPUReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU. Sizes in bytes, `utilization` 0..1 (None: not known); `refused` says why it is not used, if so."""
+
+    index: Count
+    total: Size
+    used: Size
+    free: Size
+    utilization: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    refused: Words = ""
+
+
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One profile. `model` is the name that callers use.
+
+    `url` is of its engine, empty while there is none. `ready_in`: seconds until it could serve, were it wanted now: 0
+    for one that runs, None for one that cannot be had, and then `why` says so in a word (`no_memory`, `error`) and
+    `message` in a sentence. `retry_in`: seconds after which that may have changed, where it is known.
+    """
+
+    profile: Name
+    model: Name
+    state: State
+    pending: Pending | None = None
+    url: Url = ""
+    ready_in: Seconds | None = None
+    why: Annotated[str, Meta(max_length=64)] = ""
+    message: Words = ""
+    retry_in: Seconds | None = None
+    kv_tokens: Size | None = None
+    context_length: Count | None = None
+    max_concurrency: Count | None = None
+    sleep_level: Literal[0, 1, 2] = 0
+    last_error: Words = ""
+
+
+class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sidecar has. `boot` is another with every start of the sidecar, `sequence` counts its reports: one that
+    arrives out of order is dropped. `control` is where it takes orders, as the gateways reach it."""
+
+    sidecar: Id
+    boot: Id
+    sequence: Annotated[int, Meta(ge=0, le=2**53)]
+    control: Url
+    gpus: Annotated[tuple[GPUReport, ...], Meta(max_length=64)] = ()
+    models: Annotated[tuple[ModelReport, ...], Meta(max_length=256)] = ()
+    version: int = VERSION
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What one gateway does with one profile's engine: calls that hold a grant on it, calls that wait for the model,
+    seconds since the last of either (None: never), and whether the gateway sends it nothing more (`withdrawn`), so that
+    `in_flight` 0 then means that it may be stopped."""
+
+    profile: Name
+    in_flight: Count = 0
+    waiting: Count = 0
+    idle: Seconds | None = None
+    withdrawn: bool = False
+
+
+class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway's answer to the report `sequence` of `boot`."""
+
+    gateway: Id
+    boot: Id
+    sequence: Annotated[int, Meta(ge=0, le=2**53)]
+    demands: Annotated[tuple[Demand, ...], Meta(max_length=256)] = ()
+    version: int = VERSION
+
+
+class Ensured(msgspec.Struct, frozen=True, kw_only=True):
+    """A sidecar's answer to `/models/PROFILE/ensure`: what it says of that profile now."""
+
+    model: ModelReport
+
+
+class WireError(ValueError):
+    """A message that is not what it should be; the text says where."""
+
+
+def encode(message: CapacityReport | DemandReport | Ensured) -> bytes:
+    """The JSON of a message."""
+    return msgspec.json.encode(message)
+
+
+def capacity_report(data: bytes) -> CapacityReport:
+    """Raises WireError."""
+    report = _decoded(data, CapacityReport)
+    names = [model.profile for model in report.models]
+    if len(set(names)) < len(names):
+        raise WireError("models: a profile is there twice")
+    return report
+
+
+def demand_report(data: bytes) -> DemandReport:
+    """Raises WireError."""
+    return _decoded(data, DemandReport)
+
+
+def ensured(data: bytes) -> Ensured:
+    """Raises WireError."""
+    return _decoded(data, Ensured)
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    if len(data) > MAX_BYTES:
+        raise WireError(f"{len(data)} bytes, expected at most {MAX_BYTES}")
+    try:
+        message = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise WireError(str(error)) from None
+    version = getattr(message, "version", VERSION)
+    if version != VERSION:
+        raise WireError(f"version {version}, expected {VERSION}: upgrade the older of the two")
+    return message
