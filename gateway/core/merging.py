@@ -191,7 +191,7 @@ def split(answer: bytes, merged: Call, pieces: Sequence[Piece]) -> list[tuple[by
         rows = [(_decode_index(row["index"]), row) for row in _decode_rows(fields[name])]
         told, usage = _usage(fields, [piece.call.prompt_tokens for piece in pieces])
         answer_id = msgspec.json.decode(fields.get("id", b"null"))
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
         raise SplitError(f"its answer is not as expected: {error}") from error
     ends = list(accumulate(piece.items for piece in pieces))
     expected = ends[-1]

@@ -165,7 +165,7 @@ class SSEUsage:
             return True
         try:
             fields = _decode_event(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return True  # not ours to judge: the client gets what the engine said
         if fields.error is not None or fields.object == "error" or fields.type in {"error", "response.failed"}:
             self.error = True
@@ -237,7 +237,7 @@ class JSONUsage:
             return False
         try:
             numbers = _decode_usage(found[: end + 1]).read()
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return True
         if numbers[0] is not None or numbers[1] is not None:
             self.prompt_tokens, self.completion_tokens, self.cached_tokens = numbers

@@ -197,7 +197,7 @@ def models_from(body: bytes) -> list[ModelCard]:
     """An engine's answer to GET /v1/models; adapters get their parent's context length. Raises SampleError."""
     try:
         cards = _decode_models(body).data
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SampleError(f"cannot read the engine's list of models: {error}") from None
     lengths = {card.id: card.max_model_len for card in cards}
     return [
@@ -234,7 +234,7 @@ def error_object(status: int, body: bytes) -> bytes:
     advice = STATUS[Outcome.BAD_REQUEST if status < 500 else Outcome.UPSTREAM]
     try:
         answer = _decode_error(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = _ErrorAnswer()
     error = answer.error
     if isinstance(error, str):

@@ -308,6 +308,7 @@ def test_the_largest_remainders_get_what_is_left(total: int, weights: list[int],
         b'{"data":[{"index":0},{"index":1}],"usage":7}',
         b'{"data":[{"index":0},{"index":1}],"id":"\xff"}',
         b'{"data":[{"index":0},{"index":1}',
+        b'{"data":' + b"[" * 9999,
     ],
 )
 def test_an_answer_without_exactly_its_rows_is_nobodys(body: bytes) -> None:

@@ -168,6 +168,7 @@ def test_responses(kind: str) -> None:
         b'data: {"usage": {"prompt_tokens": 1e99}}\n\n',
         b'data: "usage"\n\n',
         b'data: {"usage": {}, "x": "\xff"}\n\n',
+        b'data: {"x": ' + b"[" * 9999 + b'"usage"\n\n',  # the parser's own recursion ends there
         b': a comment with "usage"\n\n',
         b'event: x\n"usage"\n\n',
         b'data: {"usage": {"note": 1}}\n\n',
@@ -256,6 +257,10 @@ def test_usage_of_an_answer(usage: Any, expected: tuple[int | None, int | None, 
     for cut in range(0, len(data), 3):
         assert numbers(read(data[:cut], data[cut:])) == expected
     assert numbers(read(*(data[at : at + 1] for at in range(len(data))))) == expected
+
+
+def test_a_usage_too_deep_to_read_is_none() -> None:
+    assert numbers(read(b'{"usage":{"x":' + b"[" * 1500 + b"]" * 1500 + b"}}")) == (None, None, None)
 
 
 def test_the_last_usage_with_numbers_counts() -> None:

@@ -233,7 +233,7 @@ def test_models() -> None:
     [
         b"", b"[]", b"{}", b'{"data": 5}', b'{"data": [{}]}', b'{"data": [{"id": ""}]}', b'{"data": [{"id": 5}]}',
         b'{"data": [{"id": "m", "max_model_len": 0}]}', b'{"data": [{"id": "m", "max_model_len": 1e99}]}',
-        b'{"data": [{"id": "\xff"}]}',
+        b'{"data": [{"id": "\xff"}]}', b'{"x": ' + b"[" * 9999,
     ],
 )  # fmt: skip
 def test_models_that_are_not_believed(body: bytes) -> None:
@@ -252,6 +252,7 @@ def test_models_that_are_not_believed(body: bytes) -> None:
         (422, {"detail": [{"loc": ["n"]}]}, '[{"loc":["n"]}]', None, None, None),
         (503, {}, "The engine answered 503 without saying why.", None, None, None),
         (502, b"<html>", "The engine answered 502 without saying why.", None, None, None),
+        (502, b'{"x": ' + b"[" * 9999, "The engine answered 502 without saying why.", None, None, None),
         (500, b'{"message": "\xff"}', "The engine answered 500 without saying why.", None, None, None),
     ],
 )
