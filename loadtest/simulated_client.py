@@ -19,7 +19,8 @@ from loadtest.workload import Planned
 
 ERROR = b'data: {"error"'
 DONE = b"data: [DONE]"
-_USAGE = re.compile(rb'"prompt_tokens":(\d+),"completion_tokens":(\d+)')
+_PROMPT = re.compile(rb'"prompt_tokens":(\d+)')
+_COMPLETION = re.compile(rb'"completion_tokens":(\d+)')
 _CACHED = re.compile(rb'"cached_tokens":(\d+)')
 _CONTENT = re.compile(rb'"content":"([^"]*)"')
 LONGEST_ADVICE = 60.0  # seconds; openai-python ignores a longer Retry-After
@@ -162,10 +163,11 @@ class Life:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _read_usage(self, data: bytes) -> None:
-        found, tried = _USAGE.search(data), self.tried
-        if found is not None:
-            tried.prompt_tokens, tried.completion_tokens = int(found[1]), int(found[2])
-            cached = _CACHED.search(data, found.end())
+        prompt, tried = _PROMPT.search(data), self.tried
+        if prompt is not None:
+            completion, cached = _COMPLETION.search(data, prompt.end()), _CACHED.search(data, prompt.end())
+            tried.prompt_tokens = int(prompt[1])
+            tried.completion_tokens = int(completion[1]) if completion is not None else 0
             tried.cached_tokens = int(cached[1]) if cached is not None else 0
 
     def _stop(self) -> None:
