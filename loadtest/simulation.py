@@ -199,8 +199,15 @@ class Run:
 
     def _sample(self) -> None:
         self._orphans = max(self._orphans, sum(len(engine.open) for engine in self.engines) - len(self._open))
-        kv, running, waiting = zip(*[engine.reading() for engine in self.engines], strict=True)
-        self.samples.append(Sample(self._loop.time(), kv, running, waiting))
+        readings = [engine.reading() for engine in self.engines]
+        self.samples.append(
+            Sample(
+                self._loop.time(),
+                tuple([kv for kv, _, _ in readings]),
+                tuple([running for _, running, _ in readings]),
+                tuple([waiting for _, _, waiting in readings]),
+            )
+        )
         if not self._over:
             self._loop.call_later(SAMPLE_EVERY, self._sample)
 
