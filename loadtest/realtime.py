@@ -1,7 +1,7 @@
 """Figures 6 to 10 once more in real time: processes, sockets, the kernel's clock. `python -m loadtest.realtime --help`.
 
 The same rows, traffic and clients as `loadtest.figures`, whose virtual time this checks: simulated engines and the
-gateway are child processes, every try is a connection of its own. Engines are half as fast and have an eighth of the
+gateway are child processes, every try is a connection of its own. Engines are half as fast and have a quarter of the
 memory, so that two cores can run them, the gateway and the clients. Exit status as that of `loadtest.figures`.
 """
 
@@ -31,9 +31,9 @@ from loadtest.scenarios import PROFILE, Outcome, Setting, Shape, Stage
 from loadtest.simulated_client import Life, Try
 from loadtest.workload import Planned
 
-BLOCKS = 1024
+BLOCKS = 2048
 SPEED = 0.5
-SWEEP = (24, 32, 40)
+SWEEP = (48, 56, 64)
 PLACES = 256  # of a batch, at size 1
 READ_EVERY = 0.5  # seconds
 DRAINED_WITHIN = 10.0  # seconds, for an idle gateway to have nothing left
