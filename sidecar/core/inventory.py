@@ -1,0 +1,89 @@
+"""What the plan is made from: the machine's GPUs, who holds memory on them, who wants some, and by what rules.
+
+Bytes are per GPU unless a field says otherwise; times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STOPPED, WAKE, Pending, State
+
+LEAST_RELOAD = 0.1  # seconds; whatever says it is back sooner has been measured badly
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU. `free` is by NVML: other processes count. A quarantined one is given nothing."""
+
+    index: int
+    total: int
+    free: int
+    quarantined: bool = False
+
+
+class Resident(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile whose engine holds memory, or is about to: a STOPPED one with its start pending too.
+
+    `unseen`: bytes that it holds or is taking and NVML does not show as used yet. `ref_count`: its calls in flight at
+    all gateways. `sleep_level`: 0 it cannot sleep, 1 at level 1 while host memory allows, else 2, 2 only at 2.
+    `wake_seconds`: from level 1, from level 2. `level`: the one it sleeps at or is being put to sleep at.
+    `host_bytes`: of the whole engine, at level 1.
+    """
+
+    profile: str
+    state: State
+    gpus: tuple[int, ...]
+    claim: int
+    residue: int = 0
+    unseen: int = 0
+    ref_count: int = 0
+    pinned: bool = False
+    pending: Pending | None = None
+    last_used: float = -math.inf
+    load_seconds: float = 60.0
+    wake_seconds: tuple[float, float] = (math.inf, math.inf)
+    sleep_level: Literal[0, 1, 2] = 0
+    level: Literal[0, 1, 2] = 0
+    host_bytes: int = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes on each of its GPUs that are not to be had by others, as it is now."""
+        if self.state is SLEEPING and self.pending is not WAKE:
+            return self.residue
+        return 0 if self.state is STOPPED and self.pending is not START else self.claim
+
+    @property
+    def reload_seconds(self) -> float:
+        """Seconds to have it back, evicted the way it would rather be."""
+        if self.state is not RUNNING or not self.sleep_level:
+            return max(LEAST_RELOAD, self.load_seconds)
+        return max(LEAST_RELOAD, min(self.load_seconds, *self.wake_seconds[self.sleep_level - 1 :]))
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wanted: `need` bytes (its claim) on each of `tensor_parallel` GPUs; of `gpus`, if its profile says which.
+
+    `since`: when the first call began to wait for it. `last_used`: before that, which is how warm it is.
+    """
+
+    profile: str
+    need: int
+    since: float
+    tensor_parallel: int = 1
+    gpus: tuple[int, ...] | None = None
+    last_used: float = -math.inf
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`host_memory`: bytes for all models asleep at level 1. `come_back`: seconds after which to ask again when nobody
+    can know, since it waits for calls to end or for somebody to act."""
+
+    host_memory: int = 0
+    hot: float = 10.0
+    max_starvation: float = 60.0
+    cost_aware: bool = False
+    come_back: float = 5.0

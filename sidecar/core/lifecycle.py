@@ -1,0 +1,172 @@
+"""One engine's life: TRANSITIONS and PENDING are all there is; anything else raises and changes nothing.
+
+    STOPPED -> STARTING -> RUNNING <-> SLEEPING, any of the last three -> ERROR -> STARTING
+
+`state` is what the engine's process is, `pending` is what is being done about it. Orders (start, drain, sleep, wake,
+stop, and cancel for one that nothing was done about yet) change only `pending`; facts (launched, ready, slept, woken,
+stopped, failed, out_of_memory) change `state`, and end what they answer. A stop that was ordered outlasts every fact
+but its own: an engine that gets ready, falls asleep or fails meanwhile is stopped all the same.
+
+An engine that fails is started again after `backoff` seconds. MOST_FAILURES in a row, and nobody tries any more until
+somebody asks. Running out of memory is the machine's fault, not the model's: it is not counted, and after one more
+try (for which the plan evicts one more) it too waits to be asked.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal
+
+
+class State(Enum):
+    """Values are the metric label and the word in reports."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    RUNNING = "running"
+    SLEEPING = "sleeping"
+    ERROR = "error"
+
+
+class Pending(Enum):
+    """What is being done; nothing is None. Values are the word in reports."""
+
+    START = "start"  # from the decision on, while others make room, until it is ready
+    DRAIN = "drain"  # gateways send it nothing more
+    SLEEP = "sleep"
+    WAKE = "wake"
+    STOP = "stop"
+
+
+STOPPED, STARTING, RUNNING, SLEEPING, ERROR = State
+START, DRAIN, SLEEP, WAKE, STOP = Pending
+
+Event = Literal[
+    "start", "drain", "sleep", "wake", "stop", "cancel",
+    "launched", "ready", "slept", "woken", "stopped", "failed", "out_of_memory",
+]  # fmt: skip
+
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    STOPPED: {"start": STOPPED, "cancel": STOPPED, "launched": STARTING},
+    STARTING: {"stop": STARTING, "ready": RUNNING, "failed": ERROR, "out_of_memory": ERROR, "stopped": STOPPED},
+    RUNNING: {
+        **dict.fromkeys(("drain", "cancel", "sleep", "stop"), RUNNING),
+        "slept": SLEEPING,
+        "failed": ERROR,
+        "stopped": STOPPED,
+    },
+    SLEEPING: {
+        **dict.fromkeys(("wake", "stop"), SLEEPING),
+        "woken": RUNNING,
+        "failed": ERROR,
+        "out_of_memory": ERROR,
+        "stopped": STOPPED,
+    },
+    ERROR: {**dict.fromkeys(("start", "cancel", "stop"), ERROR), "launched": STARTING, "stopped": STOPPED},
+}
+
+# What is pending after an event, by what was before. An engine's sleep may be somebody else's doing: no order precedes.
+PENDING: dict[Event, dict[Pending | None, Pending | None]] = {
+    "start": {None: START},
+    "drain": {None: DRAIN},
+    "sleep": {None: SLEEP, DRAIN: SLEEP},
+    "wake": {None: WAKE},
+    "stop": dict.fromkeys((None, START, DRAIN, SLEEP, WAKE), STOP),
+    "cancel": {START: None, DRAIN: None},
+    "launched": {START: START},
+    "ready": {START: None, STOP: STOP},
+    "slept": {None: None, DRAIN: None, SLEEP: None, STOP: STOP},
+    "woken": {None: None, WAKE: None, STOP: STOP},
+    "stopped": {STOP: None},
+    "failed": {**dict.fromkeys((None, START, DRAIN, SLEEP, WAKE)), STOP: STOP},
+    "out_of_memory": {START: None, WAKE: None, STOP: STOP},
+}
+
+MOST_FAILURES = 5  # in a row
+MOST_STARVED = 2  # times in a row out of memory: the first, and once more after another eviction
+SHORTEST, LONGEST = 10.0, 300.0  # seconds of backoff
+
+
+class IllegalTransition(Exception):
+    """An event that the tables do not have in this state: a mistake of ours."""
+
+
+def after(state: State, pending: Pending | None, event: Event) -> tuple[State, Pending | None]:
+    """Where `event` leads. Raises IllegalTransition."""
+    found = TRANSITIONS[state].get(event)
+    if found is None:
+        raise IllegalTransition(f"{event!r} in state {state.value}: it has {', '.join(TRANSITIONS[state])}")
+    if pending not in PENDING[event]:
+        raise IllegalTransition(
+            f"{event!r} in state {state.value} with {pending.value if pending else 'nothing'} pending"
+        )
+    return found, PENDING[event][pending]
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after this many failures in a row: min(10 x 2^(n-1), 300); none after none."""
+    return min(SHORTEST * 2 ** (failures - 1), LONGEST) if failures else 0.0
+
+
+class Lifecycle:
+    """Of one profile. `since` is when `state` last changed; `transitions` counts by the state that was entered.
+
+    `failures` and `starved` (out of memory) are in a row, since it was last ready; `last_error` is of the last of
+    either, and stays until it is ready. An engine found alive when the sidecar starts begins in the `state` it is in.
+    """
+
+    __slots__ = ("failures", "last_error", "pending", "since", "starved", "state", "transitions")
+
+    def __init__(self, now: float, state: State = STOPPED) -> None:
+        self.state = state
+        self.pending: Pending | None = None
+        self.since = now
+        self.last_error = ""
+        self.failures = self.starved = 0
+        self.transitions = {each.value: 0 for each in State}
+
+    def step(self, event: Event, now: float, error: str = "") -> State:
+        """What happened or was ordered, at `now`; `error` in words, of failed and out_of_memory. Returns the state.
+
+        Raises IllegalTransition, with nothing changed.
+        """
+        state, pending = after(self.state, self.pending, event)
+        if event == "ready":
+            self.failures = self.starved = 0
+            self.last_error = ""
+        elif event == "start" and self.given_up:
+            self.failures = self.starved = 0  # somebody asked again: it has all its tries again
+        elif event in ("failed", "out_of_memory"):
+            self.last_error = error
+            if self.pending is not STOP:  # it was being ended anyway
+                self.failures += event == "failed"
+                self.starved += event == "out_of_memory"
+        if state is not self.state:
+            self.since = now
+            self.transitions[state.value] += 1
+        self.state, self.pending = state, pending
+        return state
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it is started again only when somebody asks."""
+        return self.failures >= MOST_FAILURES or self.starved >= MOST_STARVED
+
+    @property
+    def restart_at(self) -> float | None:
+        """When an engine in ERROR is to be started again by itself; None: it is not to be."""
+        if self.state is not ERROR or self.pending is not None or self.given_up:
+            return None
+        return self.since + backoff(self.failures)
+
+
+def diagram() -> str:
+    """TRANSITIONS as a Mermaid state diagram: a line per pair of states, with the events that lead from one to the
+    other; orders lead back to where they were given, and say so in `pending`."""
+    lines = ["stateDiagram-v2", f"    [*] --> {STOPPED.value}"]
+    for state, events in TRANSITIONS.items():
+        edges: dict[State, list[str]] = {}
+        for event, found in events.items():
+            edges.setdefault(found, []).append(event)
+        lines += [f"    {state.value} --> {found.value}: {', '.join(labels)}" for found, labels in edges.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,258 @@
+"""How a model gets its memory: what is put to sleep, what is stopped, on which GPUs it is then started or woken.
+
+Room on a GPU is min(free by NVML - what NVML does not show yet, total - everything held): a resident holds its claim,
+asleep its residue, and one that is starting or waking its whole claim already. A model fits where each of its GPUs has
+room for its claim. Nothing is ever planned on hope: what is being stopped or put to sleep holds its claim until it is.
+
+Idle residents (no call in flight, not pinned, nothing pending) may be evicted, and are ordered from cold to hot: by
+last use, or, cost-aware, by idle seconds per second to have it back. On one set of GPUs **the hottest is spared
+first**: start with all of them evicted, and from hot to cold take back each that the target can spare. That is LRU,
+and what LRU took for nothing is spared. Among the sets of GPUs the best is the one with the fewest victims, then the
+one whose victims are colder, then the one with the least left over (best fit). A tensor parallel engine gets all its
+GPUs at once or none.
+
+A model used within `hot` x its load time does not make way for a colder one, unless that has waited `max_starvation`.
+A victim is put to sleep rather than stopped where that is the quicker way back and its residue still leaves room; the
+hottest first. Pure and deterministic; bytes are per GPU, times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Literal
+
+import msgspec
+
+from sidecar.core.inventory import Device, Resident, Settings, Target
+from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, STOPPED
+
+GIB = 1 << 30
+
+
+class PutToSleep(msgspec.Struct, frozen=True):
+    """A victim that sleeps, and how deep."""
+
+    profile: str
+    level: Literal[1, 2]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """First `sleep` and `stop`, colder ones first, then `start` or `wake` on `gpus`. Nothing of them: it runs already.
+
+    Of a target that sleeps where it cannot wake, or is in ERROR, `stop` has the target itself last.
+    """
+
+    sleep: tuple[PutToSleep, ...] = ()
+    stop: tuple[str, ...] = ()
+    start: str | None = None
+    wake: str | None = None
+    gpus: tuple[int, ...] = ()
+
+
+class Infeasible(msgspec.Struct, frozen=True):
+    """`why` in words. `retry_at`: when it may be otherwise; None: not before somebody changes something."""
+
+    why: str
+    retry_at: float | None
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One way to serve the target: `need` more bytes on each of `size` of the GPUs, whose room is `room` by index."""
+
+    wakes: bool
+    need: int
+    size: int
+    room: Mapping[int, int]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """`spare` is what is left over on each of `gpus` with the victims stopped; victims colder first."""
+
+    gpus: tuple[int, ...]
+    victims: tuple[Resident, ...]
+    spare: dict[int, int]
+
+
+def plan(
+    target: Target, residents: Sequence[Resident], devices: Sequence[Device], now: float, settings: Settings
+) -> Plan | Infeasible:
+    """What to do so that `target` runs, or why nothing will do. `residents` may have the target itself among them."""
+    own = next((r for r in residents if r.profile == target.profile), None)
+    if own is not None and (own.pending is not None or own.state is STARTING):
+        doing = own.pending.value if own.pending is not None else START.value
+        return Infeasible(f"{target.profile} is {own.state.value} and has a {doing} pending", now + settings.come_back)
+    if own is not None and own.state is RUNNING:
+        return Plan(gpus=own.gpus)
+    others = [r for r in residents if r is not own]
+    ways = list(_ways(target, own, residents, devices))
+    idle = [r for r in others if not r.ref_count and not r.pinned and r.pending is None and r.state is not STARTING]
+    cool = [r for r in idle if now >= _cool_at(r, target, settings)]
+    for evictable in (cool, idle) if now >= target.since + settings.max_starvation else (cool,):
+        order = sorted(evictable, key=lambda r: (_heat(r, now, settings), r.profile))
+        for way in ways:
+            choice = _best(way, order)
+            if choice is not None:
+                return _decided(target, own, way, choice, residents, settings)
+    return _why(target, ways, others, idle, devices, now, settings)
+
+
+def _ways(
+    target: Target, own: Resident | None, residents: Sequence[Resident], devices: Sequence[Device]
+) -> Iterator[Way]:
+    """To wake it where it sleeps, which is always quicker; to start it, where it may. One that is there is stopped."""
+    room = {}
+    for device in devices:
+        here = [r for r in residents if device.index in r.gpus]
+        unseen, held = sum(r.unseen for r in here), sum(r.held for r in here)
+        if not device.quarantined:
+            room[device.index] = min(device.free - unseen, device.total - held)
+    if own is not None and own.state is SLEEPING and all(gpu in room for gpu in own.gpus):
+        here_only = {gpu: room[gpu] for gpu in own.gpus}
+        yield Way(wakes=True, need=own.claim - own.residue, size=len(own.gpus), room=here_only)
+    allowed = {gpu: room[gpu] for gpu in sorted(room) if target.gpus is None or gpu in target.gpus}
+    if own is not None:
+        allowed.update({gpu: allowed[gpu] + own.held for gpu in own.gpus if gpu in allowed})
+    yield Way(wakes=False, need=target.need, size=target.tensor_parallel, room=allowed)
+
+
+def _cool_at(resident: Resident, target: Target, settings: Settings) -> float:
+    """From when it makes way for `target`: at once, if that is the warmer of the two."""
+    if resident.last_used <= target.last_used:
+        return -math.inf
+    return resident.last_used + settings.hot * resident.load_seconds
+
+
+def _heat(resident: Resident, now: float, settings: Settings) -> float:
+    """What candidates are ordered by, the first to be evicted least."""
+    if settings.cost_aware:
+        return (resident.last_used - now) / resident.reload_seconds
+    return resident.last_used
+
+
+def _open(way: Way, evictable: Iterable[Resident]) -> list[int]:
+    """GPUs with room enough, were all these evicted. Where there are `size` of them, the way can be gone."""
+    room = dict(way.room)
+    for resident in evictable:
+        for gpu in resident.gpus:
+            if gpu in room:
+                room[gpu] += resident.held
+    return [gpu for gpu in room if room[gpu] >= way.need]
+
+
+def _best(way: Way, order: Sequence[Resident]) -> Choice | None:
+    """The best set of GPUs; None: there is none. `order`: who may be evicted, from cold to hot.
+
+    Looks at every set: 8 GPUs have 70 of 4 (1 ms), 16 have 12,870 of 8 (250 ms, beside a start that takes a minute).
+    """
+    rank = {resident.profile: place for place, resident in enumerate(order)}
+
+    def cost(choice: Choice) -> tuple[int, list[int], int, tuple[int, ...]]:
+        hottest_first = [rank[victim.profile] for victim in reversed(choice.victims)]
+        return len(hottest_first), hottest_first, sum(choice.spare.values()), choice.gpus
+
+    sets = combinations(_open(way, order), way.size)
+    return min((_sparing(way, gpus, order) for gpus in sets), key=cost, default=None)
+
+
+def _sparing(way: Way, gpus: tuple[int, ...], order: Sequence[Resident]) -> Choice:
+    """On these GPUs, which can be had: everybody evicted, then the hottest spared first."""
+    spare = {gpu: way.room[gpu] - way.need for gpu in gpus}
+    if min(spare.values()) >= 0:
+        return Choice(gpus, (), spare)
+    here = [(resident, [gpu for gpu in resident.gpus if gpu in spare]) for resident in order]
+    for resident, shared in here:
+        for gpu in shared:
+            spare[gpu] += resident.held
+    victims = []
+    for resident, shared in reversed(here):
+        if all(spare[gpu] >= resident.held for gpu in shared):
+            for gpu in shared:
+                spare[gpu] -= resident.held
+        else:
+            victims.append(resident)
+    return Choice(gpus, tuple(reversed(victims)), spare)
+
+
+def _decided(
+    target: Target, own: Resident | None, way: Way, choice: Choice, residents: Sequence[Resident], settings: Settings
+) -> Plan:
+    """Who of the victims may sleep: the hottest has the first claim on what is spare and on host memory."""
+    host = settings.host_memory - sum(r.host_bytes for r in residents if r.level == 1)
+    spare = dict(choice.spare)
+    sleep: list[PutToSleep] = []
+    stop: list[str] = []
+    for victim in reversed(choice.victims):
+        level = _level(victim, host)
+        shared = [gpu for gpu in victim.gpus if gpu in spare]
+        if level is None or any(spare[gpu] < victim.residue for gpu in shared):
+            stop.append(victim.profile)
+            continue
+        for gpu in shared:
+            spare[gpu] -= victim.residue
+        host -= victim.host_bytes if level == 1 else 0
+        sleep.append(PutToSleep(victim.profile, level))
+    stop.reverse()
+    if not way.wakes and own is not None and own.state is not STOPPED:
+        stop.append(own.profile)
+    name = target.profile
+    start, wake = (None, name) if way.wakes else (name, None)
+    return Plan(sleep=tuple(reversed(sleep)), stop=tuple(stop), start=start, wake=wake, gpus=choice.gpus)
+
+
+def _level(victim: Resident, host: int) -> Literal[1, 2] | None:
+    """How deep it should sleep, with `host` bytes of host memory left for that; None: it is better stopped."""
+    if victim.state is not RUNNING or not victim.sleep_level:
+        return None
+    first, second = victim.wake_seconds
+    if victim.sleep_level == 1 and victim.host_bytes <= host and first < victim.load_seconds:
+        return 1
+    return 2 if second < victim.load_seconds else None
+
+
+def _why(
+    target: Target,
+    ways: Sequence[Way],
+    others: Sequence[Resident],
+    idle: Sequence[Resident],
+    devices: Sequence[Device],
+    now: float,
+    settings: Settings,
+) -> Infeasible:
+    """What stands in the way: the first of time, calls, pins, other processes, quarantine whose end would help."""
+    each = "a GPU" if target.tensor_parallel == 1 else f"each of {target.tensor_parallel} GPUs"
+    needs = f"{target.profile} needs {target.need / GIB:.1f} GiB of {each}"
+
+    def could(evictable: Sequence[Resident]) -> bool:
+        return any(len(_open(way, evictable)) >= way.size for way in ways)
+
+    def names(some: Iterable[Resident]) -> str:
+        there = {gpu for way in ways for gpu in way.room}
+        return ", ".join(sorted(r.profile for r in some if r.held and not there.isdisjoint(r.gpus)))
+
+    if could(idle):
+        starved_at = target.since + settings.max_starvation
+        times = sorted(at for r in idle if now < (at := _cool_at(r, target, settings)) < starved_at)
+        ends = (at for at in times if could([r for r in idle if at >= _cool_at(r, target, settings)]))
+        hot = names(r for r in idle if now < _cool_at(r, target, settings))
+        return Infeasible(
+            f"{needs}, and it is too soon after the last use of {hot} to evict for a colder model",
+            next(ends, starved_at),
+        )
+    soon = now + settings.come_back
+    if could([r for r in others if not r.pinned]):
+        busy = names(r for r in others if not r.pinned and r not in idle)
+        return Infeasible(f"{needs}, and cannot have it before calls or changes of {busy} have ended", soon)
+    if could(others):
+        pinned = names(r for r in others if r.pinned)
+        return Infeasible(
+            f"{needs}, and there is none beside what is pinned: unpin {pinned}, or allow other GPUs", None
+        )
+    large = [d for d in devices if d.total >= target.need and (target.gpus is None or d.index in target.gpus)]
+    if sum(not d.quarantined for d in large) >= target.tensor_parallel:
+        return Infeasible(f"{needs}, and other processes hold too much of them", soon)
+    if len(large) >= target.tensor_parallel:
+        shut = ", ".join(str(d.index) for d in large if d.quarantined)
+        return Infeasible(f"{needs}, and of those it may use, these are in quarantine: {shut}", soon)
+    return Infeasible(f"{needs}, and may use only {len(large)} that are so large", None)
