@@ -1,0 +1,140 @@
+"""GPUs as the sidecar sees them: what one is, which of them it may use, whether memory given up has come back.
+
+A GPU's number is NVML's, which is nvidia-smi's: the order of the PCI bus. CUDA numbers the fastest first unless told
+otherwise, so whoever starts an engine sets `CUDA_DEVICE_ORDER=PCI_BUS_ID` beside `CUDA_VISIBLE_DEVICES`, with these
+numbers (not every vLLM takes UUIDs there). Memory is in bytes, and signed: differences of two readings may be negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+SHARE = 0.75  # of what was claimed; the driver keeps a little, and readings of a busy GPU are not exact
+
+Selection: TypeAlias = Literal["all"] | Sequence[int | str]
+
+
+class GPUError(Exception):
+    """The GPUs as a whole cannot be read. The message says why, and what to do where there is something."""
+
+
+class NoNVML(GPUError):
+    """There is no NVIDIA driver here, or none loaded: no engine can run on a GPU of this machine."""
+
+
+class Unselectable(Exception):
+    """The GPUs asked for are not there, or not this process's to use. The message names them."""
+
+
+class GPU(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU at one moment.
+
+    One that is `refused` is listed and not to be used: nothing is started on it. Where it is not even `readable`, none
+    of its memory counts as free, and what never was known of it is empty or 0.
+    """
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    total: int = 0  # bytes
+    used: int = 0  # bytes, what the driver keeps for itself included: total - free
+    free: int = 0  # bytes
+    utilization: int | None = None  # percent of the last sampling period; None: not told
+    temperature: int | None = None  # degrees Celsius; None: not told
+    processes: dict[int, int] = {}  # bytes by pid, 0 where only the pid is told
+    processes_hidden: bool = False  # whether `processes` says less than there is: no permission, or no such function
+    refused: str = ""  # why it may not be used
+    readable: bool = True
+
+    def unreadable(self, why: str) -> GPU:
+        """This GPU from the moment it can no longer be read: all its memory counts as used."""
+        return GPU(
+            index=self.index,
+            uuid=self.uuid,
+            name=self.name,
+            total=self.total,
+            used=self.total,
+            processes_hidden=True,
+            refused=why,
+            readable=False,
+        )
+
+
+class GPUs(Protocol):
+    """The GPUs of this machine that the sidecar may use: real ones, or a folder that simulates them.
+
+    Not for two callers at a time, and `snapshot` may block for as long as the driver does: `sidecar.sampler` sees to
+    both.
+    """
+
+    @property
+    def driver(self) -> str:
+        """The driver's version, empty before the first snapshot."""
+
+    def snapshot(self) -> tuple[GPU, ...]:
+        """Each selected GPU as it is now, by ascending index. Raises GPUError where there is no telling, and
+        Unselectable (at the first call) for a selection that cannot be met. The next call tries everything anew."""
+
+    def close(self) -> None:
+        """Give the driver back. A later snapshot opens it again."""
+
+
+def chosen(select: Selection, uuids: Sequence[str], visible: str | None) -> tuple[int, ...]:
+    """The indices of the selected GPUs, ascending.
+
+    `select` is "all" or names: a number, or a UUID (`GPU-...`, as much of it as is unmistakable). `uuids` are those of
+    the machine's GPUs by index, empty where one is not known. `visible` is CUDA_VISIBLE_DEVICES, read as CUDA reads it
+    (empty: none; what follows a name of no GPU does not count) except that its numbers are NVML's, too: it limits
+    "all", and names beyond it are refused. Raises Unselectable.
+    """
+    seen = tuple(range(len(uuids))) if visible is None else _visible(visible, uuids)
+    if select == "all":
+        return tuple(sorted(seen))
+    found = []
+    for name in select:
+        index = _named(str(name), uuids)
+        if index is None:
+            raise Unselectable(f"there is no GPU {name} (or more than one): this machine has {_listed(uuids)}")
+        if index not in seen:
+            raise Unselectable(
+                f"GPU {name} is not in CUDA_VISIBLE_DEVICES={visible}, which this sidecar was started with"
+            )
+        if index in found:
+            raise Unselectable(f"GPU {name} is named twice")
+        found.append(index)
+    return tuple(sorted(found))
+
+
+def _visible(text: str, uuids: Sequence[str]) -> tuple[int, ...]:
+    found = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name.startswith("MIG-"):
+            raise Unselectable(f"CUDA_VISIBLE_DEVICES={text} names a MIG slice; the sidecar uses whole GPUs")
+        index = _named(name, uuids)
+        if index is None:
+            break
+        found.append(index)
+    return tuple(dict.fromkeys(found))
+
+
+def _named(name: str, uuids: Sequence[str]) -> int | None:
+    if name.isdecimal():
+        return int(name) if int(name) < len(uuids) else None
+    matches = [index for index, uuid in enumerate(uuids) if name.startswith("GPU-") and uuid.startswith(name)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _listed(uuids: Sequence[str]) -> str:
+    return ", ".join(f"{index} ({uuid or 'not readable'})" for index, uuid in enumerate(uuids)) or "none"
+
+
+def returned(before: int, after: int, claim: int, share: float = SHARE) -> bool:
+    """Whether the memory of an engine that has gone is back.
+
+    `before` and `after` are a GPU's used bytes while the engine was there and now, `claim` the bytes it really held.
+    The difference is signed: a neighbour that grew meanwhile makes it negative: not back, and no huge number.
+    """
+    return claim == 0 or before - after >= share * claim

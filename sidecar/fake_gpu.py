@@ -1,0 +1,229 @@
+"""GPUs that are a folder: for tests and the demo, shared by processes, and there for as long as the folder is.
+
+The folder is hardware and driver in one. Every file holds one line of ASCII:
+
+    GPU-0.total          the bytes of GPU 0: there is a GPU for each such file, numbered from 0
+    GPU-0.4711.98765     the bytes that process 4711 holds on GPU 0; 98765 is when it was started, the 22nd field of
+                         /proc/4711/stat (clock ticks since boot), so that a later process 4711 is not taken for it
+
+and these are faults, put there and removed by whoever wants them:
+
+    error                the driver fails, with this text; a FIFO instead of a file: it hangs until one writes to it
+    GPU-0.error          GPU 0 fails, with this text
+    GPU-0.lost           GPU 0 has fallen off the bus
+    GPU-0.mig            GPU 0 is divided by MIG
+    GPU-0.return         memory of GPU 0 is free again only this many seconds after it was given up; inf: never
+
+A process claims and resizes by writing its file (under another name first that begins with a dot, then renamed, so
+that nobody reads half of it) and releases by removing it. Whoever ends, by SIGKILL too, has released: the file of a
+process that has ended does not count, and is removed by the next snapshot once its memory is free again. `claim` does
+all this; a program that may not import it needs no more than the two lines above.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from sidecar.core.gpus import GPU, GPUError, Selection, chosen
+
+_CLAIM = re.compile(r"GPU-(?P<index>[0-9]+)\.(?P<pid>[0-9]+)\.(?P<start>[0-9]+)")
+_LOST = "it has fallen off the bus (simulated)"
+_MIG = "it is divided by MIG, and the sidecar uses whole GPUs (simulated)"
+
+
+class OutOfMemory(Exception):
+    """The GPU has less free than was asked for; what the process held already it still holds."""
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What one process, alive or not, has said it holds on one GPU."""
+
+    name: str
+    index: int
+    pid: int
+    size: int
+    alive: bool
+
+
+class Late(msgspec.Struct, frozen=True):
+    """Memory that was given up at `since`, as far as the driver noticed, and is perhaps not free yet."""
+
+    name: str
+    index: int
+    size: int
+    since: float
+
+
+def lay_out(folder: Path, sizes: Sequence[int]) -> None:
+    """Make `folder` one of GPUs of these many bytes. Claims and faults that are in it already stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, size in enumerate(sizes):
+        (folder / f"GPU-{index}.total").write_text(str(size))
+
+
+def claim(folder: Path, index: int, size: int) -> None:
+    """From now on this process holds `size` bytes on GPU `index`, whatever it held before; 0 releases.
+
+    Raises OutOfMemory if that is more than the other processes leave (those that ended count for as long as a
+    `return` fault keeps their memory), and GPUError if there is no such GPU or it is lost.
+    """
+    total = _bytes(folder, f"GPU-{index}.total")
+    if total is None or (folder / f"GPU-{index}.lost").exists():
+        raise GPUError(f"GPU {index}: {f'there is none in {folder}' if total is None else _LOST}")
+    own = folder / f"GPU-{index}.{os.getpid()}.{_started(os.getpid())}"
+    with _locked(folder):
+        late = (folder / f"GPU-{index}.return").exists()
+        others = (each for each in _claims(folder) if each.index == index and each.name != own.name)
+        free = total - sum(each.size for each in others if each.alive or late)
+        if size > free:
+            raise OutOfMemory(f"GPU {index}: {size} bytes asked for, {free} of {total} are free")
+        if size:
+            written = folder / f".{own.name}"
+            written.write_text(str(size))
+            written.rename(own)
+        else:
+            own.unlink(missing_ok=True)
+
+
+class FakeGPUs:
+    """The GPUs of a folder (`core.gpus.GPUs`). `clock` gives monotonic seconds, for memory that returns late.
+
+    "Late" counts from the snapshot that first saw the memory given up. A new FakeGPUs on the same folder knows of it
+    only where its process has ended, and then counts anew.
+    """
+
+    def __init__(self, folder: Path, select: Selection = "all", *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.driver = "simulated"
+        self._folder = folder
+        self._select = select
+        self._clock = clock
+        self._held: dict[str, Claim] = {}
+        self._late: list[Late] = []
+
+    def snapshot(self) -> tuple[GPU, ...]:
+        """Each selected GPU as it is now. Raises GPUError (the fault, or a folder that is none) and Unselectable."""
+        fault = _text(self._folder, "error")
+        if fault is not None:
+            raise GPUError(f"the GPUs cannot be read, the simulated driver says: {fault or 'unknown error'}")
+        totals = list(_totals(self._folder))
+        if not totals:
+            raise GPUError(f"there is no simulated GPU in {self._folder}")
+        indices = chosen(self._select, [_uuid(index) for index in range(len(totals))], None)
+        self._notice()
+        return tuple(self._gpu(index, totals[index]) for index in indices)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _notice(self) -> None:
+        """Compare what is held with what was, and put on the late list what was given up."""
+        now = self._clock()
+        claims = {each.name: each for each in _claims(self._folder)}
+        for name, was in (claims | self._held).items():
+            claim = claims.get(name)
+            given_up = was.size - (claim.size if claim is not None and claim.alive else 0)
+            if given_up > 0:
+                self._late.append(Late(name, was.index, given_up, now))
+        self._late = [
+            late for late in self._late if now - late.since < _seconds(self._folder, f"GPU-{late.index}.return")
+        ]
+        kept = {late.name for late in self._late}
+        self._held = {name: msgspec.structs.replace(each, size=each.size * each.alive) for name, each in claims.items()}
+        for name, claim in claims.items():
+            if not claim.alive and name not in kept:
+                (self._folder / name).unlink(missing_ok=True)
+                del self._held[name]
+
+    def _gpu(self, index: int, total: int) -> GPU:
+        processes = {each.pid: each.size for each in self._held.values() if each.index == index and each.alive}
+        late = sum(each.size for each in self._late if each.index == index)
+        used = min(total, sum(processes.values()) + late)
+        refused = _MIG if (self._folder / f"GPU-{index}.mig").exists() else ""
+        gpu = GPU(
+            index=index,
+            uuid=_uuid(index),
+            name="simulated GPU",
+            total=total,
+            used=used,
+            free=total - used,
+            processes=processes,
+            refused=refused,
+        )
+        if (self._folder / f"GPU-{index}.lost").exists():
+            return gpu.unreadable(_LOST)
+        fault = _text(self._folder, f"GPU-{index}.error")
+        return gpu if fault is None else gpu.unreadable(f"NVML: {fault or 'unknown error'} (simulated)")
+
+
+def _uuid(index: int) -> str:
+    return f"GPU-{index:08x}-5eed-5eed-5eed-{index:012x}"
+
+
+def _totals(folder: Path) -> Iterator[int]:
+    index = 0
+    while (total := _bytes(folder, f"GPU-{index}.total")) is not None:
+        yield total
+        index += 1
+
+
+def _claims(folder: Path) -> Iterator[Claim]:
+    for name in sorted(os.listdir(folder)):
+        match = _CLAIM.fullmatch(name)
+        size = _bytes(folder, name) if match else None
+        if match and size is not None:
+            pid = int(match["pid"])
+            yield Claim(name, int(match["index"]), pid, size, _started(pid) == int(match["start"]))
+
+
+def _started(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot; None for one that has ended, also if it is not reaped."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _text(folder: Path, name: str) -> str | None:
+    try:
+        return (folder / name).read_text("ascii", "replace").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _bytes(folder: Path, name: str) -> int | None:
+    """The whole number in a file, None without the file. Raises GPUError for one that says something else."""
+    text = _text(folder, name)
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise GPUError(f"{folder / name} holds {text[:40]!r}, where a number of bytes belongs")
+    return int(text)
+
+
+def _seconds(folder: Path, name: str) -> float:
+    """The seconds in a file, 0 without the file; inf is a number of them. Raises GPUError for anything else."""
+    text = _text(folder, name) or "0"
+    try:
+        return float(text)
+    except ValueError:
+        raise GPUError(f"{folder / name} holds {text[:40]!r}, where seconds or inf belong") from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One claim at a time: two that fit alone may not fit together. The folder's own lock ends with its holder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,121 @@
+"""Reading GPUs from an event loop: in a thread, within a time limit, one call at a time; and waiting for memory.
+
+A driver that hangs (a GPU with a hardware fault does that) hangs whoever calls it, and nothing can interrupt the call.
+Here it costs one thread, which keeps neither the loop nor the process's exit waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from sidecar.core.gpus import GPU, SHARE, GPUError, GPUs, Unselectable, returned
+
+LIMIT = 5.0  # seconds a snapshot may take; NVML needs milliseconds, tens where it begins a session
+BACK_WITHIN = 5.0  # seconds; drivers give memory back late
+POLL = 0.25  # seconds
+
+Answer: TypeAlias = "concurrent.futures.Future[tuple[GPU, ...]]"
+
+
+class Sampler:
+    """Snapshots of `gpus` for one event loop. `aclose` when it is no longer needed."""
+
+    __slots__ = ("_began", "_call", "_gpus", "_limit")
+
+    def __init__(self, gpus: GPUs, *, limit: float = LIMIT) -> None:
+        self._gpus = gpus
+        self._limit = limit
+        self._call: Answer | None = None
+        self._began = 0.0
+
+    async def sample(self) -> tuple[GPU, ...]:
+        """Each GPU as it is now; who asks while a call is under way gets its answer.
+
+        Raises GPUError within `limit` seconds of the call's beginning, so at once for as long as a call hangs; the
+        answer of one that took longer is not used, since its figures may be that old. Raises what `snapshot` raises.
+        """
+        if self._call is None or self._call.done():
+            self._begin(self._gpus.snapshot)
+        return await self._answer()
+
+    async def aclose(self) -> None:
+        """Give the driver back, within twice `limit` seconds; while a call hangs only the process's end can."""
+        if self._call is not None:
+            with contextlib.suppress(GPUError, Unselectable):
+                await self._answer()
+            if not self._call.done():
+                return
+        self._begin(self._close)
+        with contextlib.suppress(GPUError):
+            await self._answer()
+
+    def _close(self) -> tuple[GPU, ...]:
+        self._gpus.close()
+        return ()
+
+    def _begin(self, read: Callable[[], tuple[GPU, ...]]) -> None:
+        self._began = asyncio.get_running_loop().time()
+        self._call = concurrent.futures.Future()
+        self._call.set_running_or_notify_cancel()  # from now on no waiter's cancellation touches it
+        # A daemon, not an executor's thread: those are joined when the process ends.
+        threading.Thread(target=_answer, args=(read, self._call), name="gpu-sample", daemon=True).start()
+
+    async def _answer(self) -> tuple[GPU, ...]:
+        assert self._call is not None  # noqa: S101 - both callers have just looked
+        try:
+            async with asyncio.timeout_at(self._began + self._limit):
+                return await asyncio.wrap_future(self._call)
+        except TimeoutError:
+            waited = asyncio.get_running_loop().time() - self._began
+            raise GPUError(f"the GPU driver hangs: no answer for {waited:.1f} s; see dmesg, a reset may help") from None
+
+
+def _answer(read: Callable[[], tuple[GPU, ...]], answer: Answer) -> None:
+    try:
+        answer.set_result(read())
+    except (GPUError, Unselectable) as error:
+        answer.set_exception(error)
+    except BaseException as error:  # a bug: whoever waits is told, and the thread's end shows where
+        answer.set_exception(error)
+        raise
+
+
+async def memory_back(
+    sample: Callable[[], Awaitable[tuple[GPU, ...]]],
+    before: Iterable[GPU],
+    claims: Mapping[int, int],
+    *,
+    share: float = SHARE,
+    within: float = BACK_WITHIN,
+    poll: float = POLL,
+) -> bool:
+    """Wait until the memory of an engine that slept or ended has come back, on every GPU it was on.
+
+    `before` is a snapshot from while the engine still held it, `claims` the bytes it really held by GPU index (what it
+    was allowed would never come back in full). False after `within` seconds, also where the GPUs could not be read: the
+    claim then has to stay. Raises KeyError for a claim on a GPU that `before` does not have.
+    """
+    held = {gpu.index: gpu.used for gpu in before}
+    waited = {index: (held[index], claim) for index, claim in claims.items()}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            while True:
+                if await _back(sample, waited, share):
+                    return True
+                await asyncio.sleep(poll)
+    return False
+
+
+async def _back(
+    sample: Callable[[], Awaitable[tuple[GPU, ...]]], waited: Mapping[int, tuple[int, int]], share: float
+) -> bool:
+    try:
+        now = {gpu.index: gpu.used for gpu in await sample()}
+    except GPUError:
+        return False  # asked again at the next poll
+    return all(index in now and returned(used, now[index], claim, share) for index, (used, claim) in waited.items())
