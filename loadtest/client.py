@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import cast
+from collections.abc import Mapping
+from typing import Protocol, cast
 
 import msgspec
 
@@ -60,11 +61,21 @@ class Answer(msgspec.Struct):
         return "ok" if self.done or not self.streamed else "cut"
 
 
+class Listener(Protocol):
+    """Who wants to hear an answer as it comes: its head with names in lower case, then the pieces of its body."""
+
+    def head(self, status: int, fields: Mapping[bytes, bytes]) -> None: ...
+    def body(self, data: bytes) -> None: ...
+
+
 class Exchange(asyncio.Protocol):
     """One request and its answer. `over` is set once, when nothing more will come."""
 
-    def __init__(self, request: bytes, answer: Answer, over: asyncio.Future[None]) -> None:
+    def __init__(
+        self, request: bytes, answer: Answer, over: asyncio.Future[None], listener: Listener | None = None
+    ) -> None:
         self.transport: asyncio.Transport | None = None
+        self._listener = listener
         self._request = request
         self._answer = answer
         self._over = over
@@ -105,12 +116,13 @@ class Exchange(asyncio.Protocol):
                     self._finish()
 
     def _read_head(self, head: bytes) -> None:
-        line, *fields = head.split(b"\r\n")
+        line, *lines = head.split(b"\r\n")
         self._answer.status = int(line.split(b" ", 2)[1])
-        for field in fields:
+        fields: dict[bytes, bytes] = {}
+        for field in lines:
             name, _, value = field.partition(b":")
             name = name.lower()
-            value = value.strip()
+            value = fields[name] = value.strip()
             if name == b"transfer-encoding":
                 self._chunked = value.lower() == b"chunked"
             elif name == b"content-length":
@@ -119,6 +131,8 @@ class Exchange(asyncio.Protocol):
                 self._answer.streamed = value.startswith(b"text/event-stream")
             elif name == b"x-weir-reason":
                 self._answer.reason = value.decode()
+        if self._listener is not None:
+            self._listener.head(self._answer.status, fields)
 
     def _read_chunks(self, data: bytes) -> None:
         data = self._raw + data
@@ -147,6 +161,8 @@ class Exchange(asyncio.Protocol):
 
     def _read_body(self, data: bytes) -> None:
         answer = self._answer
+        if self._listener is not None:
+            self._listener.body(data)
         self._event += data
         if not answer.streamed:
             return

@@ -13,12 +13,13 @@ import http.client
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -117,68 +118,61 @@ class Sockets:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n"
         request = head % (server[0].encode(), lines, len(call.body)) + call.body
         over: asyncio.Future[None] = loop.create_future()
-        exchange = Told(request, attempt, tried, over)
+        ear, answer = Ear(attempt, tried), Answer()
+        exchange = Exchange(request, answer, over, ear)
         try:
             await loop.create_connection(lambda: exchange, *server)
             await over
+            ear.over(answer.complete)
         except OSError:
-            attempt.over(False)
+            ear.over(False)
         finally:
             if exchange.transport is not None:
                 exchange.transport.abort()
 
 
-class Told(Exchange):
-    """An exchange that tells its client's `Life` what comes: the head with the first bytes of the body, since vLLM
-    sends it before it has a token."""
+class Ear:
+    """Hears an answer for a client's `Life`, and tells of the head with the first bytes of the body: vLLM sends it
+    before it has a token."""
 
-    def __init__(self, request: bytes, attempt: Life, tried: Try, over: asyncio.Future[None]) -> None:
-        self._got = Answer()
-        super().__init__(request, self._got, over)
+    def __init__(self, attempt: Life, tried: Try) -> None:
         self._attempt = attempt
         self._tried = tried
-        self._fields: dict[bytes, bytes] = {}
-        self._told = False
+        self._status = 0
+        self._fields: Mapping[bytes, bytes] = {}
 
-    def _read_head(self, head: bytes) -> None:
-        super()._read_head(head)
-        for line in head.split(b"\r\n")[1:]:
-            name, _, value = line.partition(b":")
-            self._fields[name.lower()] = value.strip()
+    def head(self, status: int, fields: Mapping[bytes, bytes]) -> None:
+        self._status, self._fields = status, fields
         tried = self._tried
-        tried.upstream = 1 if b"x-weir-engine" in self._fields or b"x-weir-reason" not in self._fields else 0
-        tried.queue = int(self._fields.get(b"x-weir-queue-ms", b"-1000")) / 1000.0
+        tried.upstream = 1 if b"x-weir-engine" in fields or b"x-weir-reason" not in fields else 0
+        tried.queue = int(fields.get(b"x-weir-queue-ms", b"-1000")) / 1000.0
 
-    def _read_body(self, data: bytes) -> None:
+    def body(self, data: bytes) -> None:
         if data:
             self._tell()
             self._attempt.body(data)
-        super()._read_body(data)
+
+    def over(self, whole: bool) -> None:
+        self._tell()
+        self._attempt.over(whole)
 
     def _tell(self) -> None:
-        if not self._told:
-            self._told = True
-            self._attempt.head(self._got.status, self._fields)
-
-    def _finish(self, error: str = "") -> None:
-        if not self._over.done():
-            super()._finish(error)
-            if self._got.status:
-                self._tell()
-            self._attempt.over(self._got.complete)
+        if self._status:
+            self._attempt.head(self._status, self._fields)
+            self._status = 0
 
 
-class RealSetting(Setting, kw_only=True):
-    """What all figures share, in processes. `folder` is for their logs."""
+class Processes(msgspec.Struct, frozen=True):
+    """Where runs take place: in real time and in processes, whose output goes to files in `folder`."""
 
     folder: Path
 
-    def within(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
+    def run(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
         with asyncio.Runner(loop_factory=Loop) as runner:
             return runner.run(main)
 
     @asynccontextmanager
-    async def stage(self, shape: Shape) -> AsyncIterator[Stage]:
+    async def stage(self, shape: Shape, policy: bytes, seed: int) -> AsyncIterator[Stage]:
         async with AsyncExitStack() as stack:
             engines = []
             for number in range(shape.engines):
@@ -187,7 +181,7 @@ class RealSetting(Setting, kw_only=True):
                     "speed": SPEED * shape.size,
                     "num-gpu-blocks": shape.blocks * shape.size,
                     "max-num-seqs": PLACES * shape.size,
-                    "seed": self.seed * 100 + number,
+                    "seed": seed * 100 + number,
                 }
                 words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
                 argv = [sys.executable, "-m", "loadtest.engine", *words, "--enable-prompt-tokens-details"]
@@ -197,10 +191,9 @@ class RealSetting(Setting, kw_only=True):
             gateway = None
             if shape.gateway:
                 words = [word for engine in engines for word in ("--engine", engine.url)]
-                if self.policy:
-                    policy = self.folder / "policy.yaml"
-                    policy.write_bytes(self.policy)
-                    words += ["--policy", str(policy)]
+                if policy:
+                    (self.folder / "policy.yaml").write_bytes(policy)
+                    words += ["--policy", str(self.folder / "policy.yaml")]
                 gateway = stack.enter_context(Gateway(self.folder / "gateway", *words, "--log", "none"))
             loop = asyncio.get_running_loop()
             assert isinstance(loop, Loop)  # noqa: S101 # `within` made it
@@ -256,7 +249,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console, transient=True) as progress:
-        setting = RealSetting(
+        setting = Setting(
             engines=options.engines,
             seed=options.seed,
             policy=options.policy,
@@ -265,7 +258,7 @@ def main(argv: list[str] | None = None) -> int:
             progress=Bars(progress),
             blocks=BLOCKS,
             sweep=SWEEP,
-            folder=Path(folder),
+            place=Processes(Path(folder)),
         )
         rows = [row for name in options.rows for row in ROWS[name](setting)]
     console.print(table_of(rows))

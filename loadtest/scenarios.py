@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
 
 import msgspec
 
@@ -82,8 +82,38 @@ class Stage(msgspec.Struct, frozen=True):
     again: Callable[[], int] = lambda: 0
 
 
+class Place(Protocol):
+    """Where runs take place."""
+
+    def run(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """To the end, on an event loop whose time begins with the run."""
+
+    def stage(self, shape: Shape, policy: bytes, seed: int) -> AbstractAsyncContextManager[Stage]:
+        """The engines, and what stands before them, for one run."""
+
+
+class InMemory(msgspec.Struct, frozen=True):
+    """In this process and in virtual time."""
+
+    def run(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
+        return vtime.run(main)
+
+    @asynccontextmanager
+    async def stage(self, shape: Shape, policy: bytes, seed: int) -> AsyncIterator[Stage]:
+        engines = [an_engine(seed * 100 + number, shape.size, shape.blocks) for number in range(shape.engines)]
+        if not shape.gateway:
+            yield Stage(engines, RoundRobin(engines))
+            return
+        target = GatewayTarget(policy, engines, seed=seed)
+
+        async def left_over() -> list[str]:
+            return target.left_over()
+
+        yield Stage(engines, target, left_over, lambda: target.sends.again)
+
+
 class Setting(msgspec.Struct, kw_only=True):
-    """What all figures share. Times in virtual seconds; `progress(what, share)` is told how far a run is.
+    """What all figures share. Times in seconds; `progress(what, share)` is told how far a run is.
 
     Raises ValueError for a policy that cannot be used here.
     """
@@ -93,6 +123,7 @@ class Setting(msgspec.Struct, kw_only=True):
     policy: bytes = b""
     warm: float = 60.0
     measured: float = 120.0
+    place: Place = InMemory()
     blocks: int = BLOCKS  # KV blocks of an engine
     sweep: tuple[int, ...] = SWEEP
     progress: Callable[[str, float], None] = lambda what, share: None
@@ -163,7 +194,7 @@ class Setting(msgspec.Struct, kw_only=True):
             began = time.process_time()
             count, size = (1, self.engines) if big else (self.engines, 1)
             shape = Shape(count, size, self.blocks if blocks is None else blocks, gateway)
-            known = self.within(self._run(what, calls, shape, clients, faults, closed, ends or self.ends, grace))
+            known = self.place.run(self._run(what, calls, shape, clients, faults, closed, ends or self.ends, grace))
             known.cpu = time.process_time() - began
             known.sent = len(known.result.tries)
             # A run at ten times the load is hundreds of thousands of tries: those of the warm-up are not kept.
@@ -184,7 +215,7 @@ class Setting(msgspec.Struct, kw_only=True):
         grace: float,
     ) -> Outcome:
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
-        async with self.stage(shape) as stage:
+        async with self.place.stage(shape, self.policy, self.seed) as stage:
             run = Run(
                 stage.engines,
                 stage.target,
@@ -197,26 +228,6 @@ class Setting(msgspec.Struct, kw_only=True):
             )
             result = await run.until(ends, grace=grace)
             return Outcome(result, await stage.left_over(), stage.again())
-
-    # -- where a run takes place: in memory and in virtual time, unless a subclass knows better ------------------
-
-    def within(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """Run to the end on an event loop whose time begins with the run."""
-        return vtime.run(main)
-
-    @asynccontextmanager
-    async def stage(self, shape: Shape) -> AsyncIterator[Stage]:
-        """The engines, and what stands before them."""
-        engines = [an_engine(self.seed * 100 + number, shape.size, shape.blocks) for number in range(shape.engines)]
-        if not shape.gateway:
-            yield Stage(engines, RoundRobin(engines))
-            return
-        target = GatewayTarget(self.policy, engines, seed=self.seed)
-
-        async def left_over() -> list[str]:
-            return target.left_over()
-
-        yield Stage(engines, target, left_over, lambda: target.sends.again)
 
 
 def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:
