@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
@@ -196,10 +197,12 @@ class Watcher:
 
 
 def _client(url: str, api_key: str | None) -> httpx.AsyncClient:
-    """One connection or two, straight to the engine: no proxy from the environment, no redirects, no compression."""
+    """One connection or two, straight to the engine: no proxy from the environment, no redirects, no compression, no
+    cookies."""
     path = url.removeprefix("unix://")
     transport = httpx.AsyncHTTPTransport(
         uds=path if path != url else None,
+        verify=url.startswith("https://"),  # reading the CA store takes 20 ms
         limits=httpx.Limits(max_connections=4, keepalive_expiry=4.0),  # vLLM closes idle connections after 5 s
         trust_env=False,
     )
@@ -211,6 +214,8 @@ def _client(url: str, api_key: str | None) -> httpx.AsyncClient:
         transport=transport,
         base_url=base,
         headers=headers,
+        # No engine's cookies are kept: one with bytes beyond ASCII would make every later request raise.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         timeout=None,  # noqa: S113 # _get bounds each request as a whole; httpx's time-outs are per read
         trust_env=False,
     )

@@ -37,6 +37,7 @@ class FakeEngine:
             "/metrics": (200, METRICS),
         }
         self.asked: list[tuple[str, dict[str, str]]] = []
+        self.lines = b""  # more of an answer's head
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self.port = 0
@@ -64,14 +65,15 @@ class FakeEngine:
         self._open.add(writer)
         try:
             while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                first, *lines = head.split("\r\n")
+                request = (await reader.readuntil(b"\r\n\r\n")).decode()
+                first, *lines = request.split("\r\n")
                 path = first.split()[1]
                 pairs = [line.split(": ", 1) for line in lines if line]
                 self.asked.append((path, {name.lower(): value for name, value in pairs}))
                 if path in self.answers:
                     status, body = self.answers[path]
-                    writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+                    head = b"HTTP/1.1 %d X\r\n%bcontent-length: %d\r\n\r\n" % (status, self.lines, len(body))
+                    writer.write(head + body)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -297,6 +299,20 @@ def test_unix_sockets_base_paths_and_no_proxy(tmp_path: Path, monkeypatch: pytes
         assert its["e1"].up
         await its.telemetry.aclose()
         await on_unix.close()
+
+    play(scene)
+
+
+def test_an_engines_cookies_are_not_kept() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        engine.lines = b"set-cookie: a=b\r\nset-cookie: \xff=\xff\r\n"
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        changes = its.changes
+        await its.until(lambda: its.changes > changes + 2)  # the watchers go on
+        assert its["e0"].up
+        assert not any("cookie" in fields for _, fields in engine.asked)
+        await its.telemetry.aclose()
 
     play(scene)
 
