@@ -20,9 +20,10 @@ from gateway.control.listener import is_loopback, split_address
 from gateway.core.advice import Advice, advise
 from gateway.core.explained import explain_call
 from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_file import MAX_BYTES, PolicyError, decode_with_lines, explain
+from gateway.core.policy_file import PolicyError, decode_with_lines, explain
 from gateway.core.schema import schema_text
 from gateway.core.tenants import MAX_KEYS_BYTES, keys_from, with_keys
+from gateway.core.yaml_file import MAX_BYTES
 from gateway.embedded import EmbeddedFleet, parse_embedded
 from gateway.keys import KeysError, run_add, run_list, run_revoke
 from gateway.serve import NO_ENGINE, Options, Running, StartError, run

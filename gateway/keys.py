@@ -23,8 +23,9 @@ import msgspec
 
 from gateway.core.checked import nearest
 from gateway.core.policy import Policy
-from gateway.core.policy_file import MAX_BYTES, decode
+from gateway.core.policy_file import decode
 from gateway.core.tenants import MAX_KEYS, MAX_KEYS_BYTES, key_lines, keys_from
+from gateway.core.yaml_file import MAX_BYTES
 
 RANDOM_BYTES = 24  # of a key: 192 bits, 32 characters
 LONGEST_KEY = 4096  # characters that are read from standard input

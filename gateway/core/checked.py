@@ -40,6 +40,15 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return f"{where}found {self.found}, expected {self.expected}{hint}"
 
 
+class Fault(msgspec.Struct, frozen=True):
+    """One thing wrong with a tree of Structs that no single field can tell: where, and what would be right."""
+
+    path: Path
+    found: str
+    expected: str
+    nearest: str | None = None
+
+
 class Value(msgspec.Struct, frozen=True, kw_only=True):
     """A node of the plain tree. `fields` maps a key to its line and value. All None: null, or nothing written."""
 
@@ -88,6 +97,12 @@ class Reader:
             Problem(file=self.file, line=line, path=path, found=found, expected=expected, nearest=nearest)
         )
 
+    def fault(self, root: Value, fault: Fault) -> None:
+        """A fault as a problem, on the line where as much of its path as is written begins."""
+        self.problem(
+            root.line_of(fault.path) or root.line, spelled(fault.path), fault.found, fault.expected, fault.nearest
+        )
+
     def read(self, value: Value, kind: Any, path: str) -> Any:
         """`value` as `kind`, which is what kinds.py says kinds are."""
         if kind is Any:
@@ -121,7 +136,8 @@ class Reader:
 
     def _text(self, text: str, kind: Any) -> Any:
         if is_struct(kind) and hasattr(kind, "shorthand"):
-            read = scalar(text, self._structs.fields(kind)[kind.shorthand].type)
+            options = options_of(self._structs.fields(kind)[kind.shorthand].type)
+            read = next((read for option in options if (read := scalar(text, option)) is not None), None)
             return _NO if read is None else kind(**{kind.shorthand: read})
         read = scalar(text, kind)
         return _NO if read is None else read

@@ -9,24 +9,13 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-import msgspec
-
-from gateway.core.checked import Path, listed, nearest, shown
+from gateway.core.checked import Fault, Path, listed, nearest, shown
 from gateway.core.kv_events import address_fault
 from gateway.core.policy import Policy
 from gateway.core.policy_traffic import ModeRule, Threshold, When
 from gateway.core.units import SECONDS, SHARE
 
 HINTS = 20  # names of a kind whose nearest is looked for: it takes a while among thousands
-
-
-class Fault(msgspec.Struct, frozen=True):
-    """One thing wrong with a policy, where, and what would be right."""
-
-    path: Path
-    found: str
-    expected: str
-    nearest: str | None = None
 
 
 def faults(policy: Policy) -> Iterator[Fault]:

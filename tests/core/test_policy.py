@@ -20,7 +20,7 @@ from gateway.core.call import ROUTES
 from gateway.core.checked import Value, listed, spelled
 from gateway.core.kinds import is_struct, options_of
 from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_file import MAX_BYTES, PolicyError, decode, decode_with_lines, explain
+from gateway.core.policy_file import PolicyError, decode, decode_with_lines, explain
 from gateway.core.policy_traffic import (
     Batching,
     Hedging,
@@ -40,6 +40,7 @@ from gateway.core.policy_traffic import (
 )
 from gateway.core.policy_types import Rate, RouteKind
 from gateway.core.units import ABOVE, BYTES, COUNT, FACTOR, SAMPLE, SECONDS, SHARE, TIMES, Unit
+from gateway.core.yaml_file import MAX_BYTES
 
 ROOT = Path(__file__).parents[2]
 SLOWER = 4 if sys.gettrace() else 1  # coverage looks at every line

@@ -1,0 +1,196 @@
+"""YAML in and out, for every file that an operator writes: a plain tree of text that knows its lines, and back.
+
+Reading is bounded (bytes, depth, nodes after aliases) and refuses tags and duplicate keys. All is text here; what it
+means is said by the Structs that checked.py reads the tree into.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn, cast
+
+import msgspec
+import yaml
+
+from gateway.core.checked import Reader, Value, dotted, plain, shortened
+
+MAX_BYTES = 256 * 1024  # about 3,000 engines
+MAX_NODES = 20_000  # after aliases: a file that grows by reference is refused before it is built
+MAX_DEPTH = 16
+WIDTH = 120  # columns of what is explained
+
+_BARE = re.compile(r"-?[A-Za-z0-9][A-Za-z0-9_./%-]*", re.ASCII)
+_ESCAPED = {'"': '\\"', "\\": "\\\\"}
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # an escape can make one; no encoder takes it
+# What to do about errors of the parser that do not tell it.
+_REMEDIES = (
+    ("'\\t' that cannot start", "; indent with spaces"),
+    ("that cannot start", "; text that begins so needs quotes"),
+    ("a block scalar", "; text that begins with > or | needs quotes"),
+    ("an alias", "; text that begins with * needs quotes"),
+)
+
+
+class Unreadable(Exception):
+    """A file whose reading ended before its end; the reader's problems say why."""
+
+
+def read_tree(data: bytes, reader: Reader) -> Value:
+    """The file as a plain tree. Duplicate keys, and what ended the reading, are gathered in `reader`. Raises Unreadable
+    where the reading ended."""
+    if len(data) > MAX_BYTES:
+        reader.problem(1, "", f"{len(data)} bytes", f"at most {MAX_BYTES} bytes")
+        raise Unreadable
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        reader.problem(line, "", f"the byte 0x{data[error.start]:02x}", "UTF-8 text")
+        raise Unreadable from None
+    try:
+        return _Tree(yaml.parse(text, yaml.SafeLoader), reader).document()
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        reader.problem(line, "", f"the character {chr(error.character)!r}", "printable text")
+    except yaml.MarkedYAMLError as error:
+        # Every error of the parser carries a mark; what it was in the middle of may have begun lines before.
+        mark, began = cast(yaml.Mark, error.problem_mark), error.context_mark
+        context = f", {error.context} from line {began.line + 1}" if began else ""
+        found = f"a YAML error ({error.problem}{context})"
+        remedy = next((remedy for words, remedy in _REMEDIES if words in found), "")
+        reader.problem(mark.line + 1, "", found, f"valid YAML{remedy}")
+    raise Unreadable
+
+
+def _at(event: Any) -> int:
+    return int(event.start_mark.line) + 1
+
+
+class _Tree:
+    """Builds Values from YAML events, in one pass. Any: the stubs do not say which events have marks and anchors."""
+
+    def __init__(self, events: Iterator[Any], reader: Reader) -> None:
+        self._events = events
+        self._reader = reader
+        self._anchors: dict[str | None, Value] = {}
+        self._nodes = 0
+
+    def document(self) -> Value:
+        next(self._events)  # the stream begins
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            return Value(line=1)
+        root = self._node(next(self._events), "", 1)
+        next(self._events)  # the document ends
+        event = next(self._events)
+        if isinstance(event, yaml.DocumentStartEvent):
+            self._stop(event, "", "a second document", "one document in a file")
+        return root
+
+    def _stop(self, event: Any, path: str, found: str, expected: str) -> NoReturn:
+        self._reader.problem(_at(event), path, found, expected)
+        raise Unreadable
+
+    def _node(self, event: Any, path: str, depth: int) -> Value:
+        line = _at(event)
+        if isinstance(event, yaml.AliasEvent):
+            value = self._anchors.get(event.anchor)
+            if value is None:
+                self._stop(event, path, f"the alias *{event.anchor}", f"an anchor &{event.anchor} complete before it")
+        elif event.tag is not None:
+            self._stop(event, path, f"the tag {shortened(event.tag)}", "no tags: a field's name says what it is")
+        elif depth > MAX_DEPTH:
+            self._stop(event, path, f"more than {MAX_DEPTH} levels", "a flatter file")
+        elif isinstance(event, yaml.ScalarEvent):
+            null = event.implicit[0] and event.value in {"", "~", "null"}
+            value = Value(line=line, text=None if null else self._text(event, path), quoted=not event.implicit[0])
+        elif isinstance(event, yaml.SequenceStartEvent):
+            items = tuple(self._items(path, depth))
+            value = Value(line=line, items=items, size=1 + sum(item.size for item in items))
+        else:
+            fields = self._fields(path, depth)
+            value = Value(line=line, fields=fields, size=1 + sum(field.size for _, field in fields.values()))
+        if event.anchor is not None:
+            self._anchors[event.anchor] = value
+        self._nodes += value.size if isinstance(event, yaml.AliasEvent) else 1
+        if self._nodes > MAX_NODES:
+            self._stop(event, path, f"more than {MAX_NODES} values, aliases counted in full", "a smaller file")
+        return value
+
+    def _text(self, event: Any, path: str) -> str:
+        half = _SURROGATE.search(event.value)
+        if half:
+            self._stop(event, path, f"the character {half[0]!r}", "printable text")
+        return str(event.value)
+
+    def _items(self, path: str, depth: int) -> Iterator[Value]:
+        index = 0
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            yield self._node(event, f"{path}[{index}]", depth + 1)
+            index += 1
+
+    def _fields(self, path: str, depth: int) -> dict[str, tuple[int, Value]]:
+        fields: dict[str, tuple[int, Value]] = {}
+        while not isinstance(key := next(self._events), yaml.MappingEndEvent):
+            if not isinstance(key, yaml.ScalarEvent):
+                self._stop(key, path, "a key that is not a word", "a field's name")
+            here, line = dotted(path, self._text(key, path)), _at(key)
+            value = self._node(next(self._events), here, depth + 1)
+            if key.value in fields:
+                found = f"{shortened(key.value)} a second time (first on line {fields[key.value][0]})"
+                self._reader.problem(line, here, found, "each field once")
+            else:
+                fields[key.value] = (line, value)
+        return fields
+
+
+# -- a plain tree to YAML ---------------------------------------------------------------------------------------------
+
+
+def written(value: Any, kind: Any) -> str:
+    """A value of a kind as YAML, every default written out, lines of at most WIDTH where that can be; it reads to an
+    equal value."""
+    return "\n".join(_block(plain(value, kind, _json), "")) + "\n"
+
+
+def _block(tree: Mapping[str, Any], pad: str) -> Iterator[str]:
+    for name, value in tree.items():
+        line = f"{pad}{_flow(name)}: {_flow(value)}"
+        if value and isinstance(value, dict) and (not pad or len(line) > WIDTH):
+            yield f"{pad}{_flow(name)}:"
+            yield from _block(value, pad + "  ")
+        elif isinstance(value, list) and len(line) > WIDTH:
+            yield f"{pad}{_flow(name)}:"
+            yield from (f"{pad}  - {_flow(item)}" for item in value)
+        else:
+            yield line
+
+
+class _Quoted(msgspec.Struct, frozen=True):
+    """Text that is text, whatever it looks like."""
+
+    text: str
+
+
+def _json(value: Any) -> Any:
+    """JSON as `_flow` writes it: its text in quotes, its numbers, true and false without."""
+    if isinstance(value, dict):
+        return {name: _json(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_json(item) for item in value]
+    if isinstance(value, str):
+        return _Quoted(value)
+    return None if value is None else msgspec.json.encode(value).decode()
+
+
+def _flow(tree: Any) -> str:
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{_flow(name)}: {_flow(value)}" for name, value in tree.items()) + "}"
+    if isinstance(tree, list):
+        return "[" + ", ".join(map(_flow, tree)) + "]"
+    if tree is None:
+        return "null"
+    if isinstance(tree, str) and _BARE.fullmatch(tree) and tree != "null":
+        return tree
+    text = tree.text if isinstance(tree, _Quoted) else tree
+    return '"' + "".join(_ESCAPED.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'

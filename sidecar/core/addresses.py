@@ -1,0 +1,102 @@
+"""Where things listen: the control API, and the engines, each on a port or a socket of a pool.
+
+The Structs with `parse` are how the file writes them; `parse` and `str` are each other's reverse.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import ClassVar
+
+import msgspec
+
+LOOPBACK = "127.0.0.1"
+LONGEST_SOCKET = 107  # bytes of a unix socket's path
+SUFFIX = ".sock"
+
+_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as an address (IPv6 in brackets or not) or a name, is certainly this machine's own."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Address(msgspec.Struct, frozen=True):
+    """`HOST:PORT`, the host of IPv6 in brackets."""
+
+    pattern: ClassVar[str] = rf"({_HOST}):([0-9]{{1,5}})"
+    what: ClassVar[str] = "HOST:PORT such as 127.0.0.1:8002"
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address | None:
+        """The address; None where the text is not one."""
+        match = re.fullmatch(cls.pattern, text)
+        return cls(match[1], int(match[2])) if match and int(match[2]) < 65_536 else None
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one engine listens: on `port` of `host`, or on the unix socket `uds`."""
+
+    host: str = LOOPBACK
+    port: int = 0
+    uds: str | None = None
+
+    @property
+    def url(self) -> str:
+        """As gateways call it."""
+        return f"http://{self.host}:{self.port}" if self.uds is None else f"unix://{self.uds}"
+
+
+class Places(msgspec.Struct, frozen=True):
+    """The pool that engines listen on: the ports `first` to `last` of `host`, or sockets in the folder `sockets`."""
+
+    pattern: ClassVar[str] = rf"(?:({_HOST}):)?([0-9]{{1,5}})-([0-9]{{1,5}})|unix:(/[^\x00-\x20\x7f?#]{{0,99}})"
+    what: ClassVar[str] = (
+        "ports such as 8100-8199 or 10.0.0.11:8100-8199, or a folder for sockets such as unix:/run/weir"
+    )
+
+    host: str = LOOPBACK
+    first: int = 8100
+    last: int = 8199
+    sockets: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Places | None:
+        """The pool; None where the text is none. 0.0.0.0 is none: it is no address that a gateway could call."""
+        match = re.fullmatch(cls.pattern, text)
+        if match is None:
+            return None
+        if match[4] is not None:
+            return cls(sockets=match[4].rstrip("/") or "/")
+        host, first, last = match[1] or LOOPBACK, int(match[2]), int(match[3])
+        good = 0 < first <= last < 65_536 and host not in {"0.0.0.0", "[::]"}  # noqa: S104 # it is refused
+        return cls(host, first, last) if good else None
+
+    def __str__(self) -> str:
+        if self.sockets is not None:
+            return f"unix:{self.sockets}"
+        return f"{'' if self.host == LOOPBACK else self.host + ':'}{self.first}-{self.last}"
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The ports in order; none where engines listen on sockets."""
+        return () if self.sockets is not None else tuple(range(self.first, self.last + 1))
+
+    def on_socket(self, profile: str) -> Place:
+        """Where the engine of a profile listens if the pool is a folder of sockets."""
+        return Place(uds=f"{(self.sockets or '').rstrip('/')}/{profile}{SUFFIX}")
+
+    def on_port(self, port: int) -> Place:
+        """Where an engine listens that has been given one of `ports`."""
+        return Place(host=self.host, port=port)

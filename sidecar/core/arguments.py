@@ -1,0 +1,145 @@
+"""What starts an engine: its command line and environment, from a profile; and whether the installed vLLM knows them.
+
+The profile's words are the same for every engine; vLLM's own are found here alone. The module is started, since the
+`vllm` script and the functions behind it change place from release to release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from sidecar.core.addresses import Place
+from sidecar.core.flags import VARIABLES
+from sidecar.core.profile import Engine, KvMemory, Profile
+
+VLLM = "vllm.entrypoints.openai.api_server"
+SIMULATED = "loadtest.engine"
+# The profile's words that are vLLM's by another name.
+UNIFIED: Mapping[str, str] = {
+    "model_path": "--model",
+    "tokenizer_path": "--tokenizer",
+    "served_name": "--served-model-name",
+    "context_length": "--max-model-len",
+    "tensor_parallel": "--tensor-parallel-size",
+    "trust_remote_code": "--trust-remote-code",
+}
+# Of a profile's flags those that a simulated engine obeys, and what it calls them; the others mean nothing to it.
+OF_SIMULATED: Mapping[str, str] = {
+    "enable-prompt-tokens-details": "--enable-prompt-tokens-details",
+    "max-num-batched-tokens": "--max-num-batched-tokens",
+    "max-num-seqs": "--max-num-seqs",
+    "num-gpu-blocks-override": "--num-gpu-blocks",
+    "scheduling-policy": "--scheduling-policy",
+}
+
+_USAGE_FLAG = re.compile(r"(?:\[|\| )(--[A-Za-z0-9][A-Za-z0-9_-]*)")
+# An option begins a line, two spaces in; prose and its examples stand further in. Its help begins two spaces later.
+_OPTION_LINE = re.compile(r"^ {2}(-\S(?:.*?))(?: {2,}.*)?$", re.MULTILINE)
+_OPTION_FLAG = re.compile(r"(?:^|, )(--[A-Za-z0-9][A-Za-z0-9_-]*)")
+
+
+def command(
+    profile: Profile, engine: Engine, served_name: str, place: Place, *, own: str, share: float | None = None
+) -> tuple[str, ...]:
+    """The command line that starts a profile's engine.
+
+    `own`: the sidecar's own interpreter, for an engine that names none. `share`: of each GPU, 0..1, what the engine may
+    fill: what the plan has claimed for it, or what vLLM does by itself if None; where the profile says the share, that
+    is it. It is told to vLLM beside a cache of fixed size too, for vLLM does not start without that much free.
+    """
+    if engine.simulated is not None:
+        return _simulated(profile, engine.simulated, served_name, place, own)
+    values = {field: getattr(profile, field) for field in UNIFIED} | {"served_name": served_name}
+    found = [part for field, value in values.items() for part in _argument(UNIFIED[field], value)]
+    found += _listen(place)
+    if engine.device == "gpu":
+        found += _memory(profile, share)
+        found += ["--enable-sleep-mode"] if profile.sleep is not None else []
+    for name, value in profile.flags.items():
+        found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)
+    return (engine.python or own, "-m", VLLM, *found)
+
+
+def help_commands(engine: Engine, own: str) -> tuple[tuple[str, ...], ...]:
+    """Command lines that print all flags of the installed engine, to be tried in order until one exits with 0: older
+    vLLMs know only the second. Either takes as long as the import of vLLM, about 20 s."""
+    if engine.simulated is not None:
+        return ((own, "-m", SIMULATED, "--help"),)
+    start = (engine.python or own, "-m", VLLM)
+    return ((*start, "--help=all"), (*start, "--help"))
+
+
+def environment(profile: Profile, gpus: Sequence[int], own: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a profile's engine on the GPUs with these numbers, as nvidia-smi counts them.
+
+    `own`: the sidecar's environment, of which an engine gets what VARIABLES lists. Without GPUs it sees none.
+    """
+    inherited = {name: value for name, value in own.items() if name in VARIABLES}
+    found = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **inherited, **profile.environment}
+    # What has no line yet is a stall, so no line waits in a buffer.
+    found |= {"PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    if profile.sleep is not None:  # only then has vLLM routes to put it to sleep, which ask nobody for a key
+        found["VLLM_SERVER_DEV_MODE"] = "1"
+    return found
+
+
+def known_flags(help_text: str) -> frozenset[str]:
+    """Every long flag in the text that an engine prints for --help, `--no-` forms and aliases among them.
+
+    They stand in the usage, in brackets, and at the beginning of the lines of the options; either alone will do. Flags
+    that the text only talks about are none.
+    """
+    usage, _, _ = help_text.partition("\n\n")
+    options = (flag for line in _OPTION_LINE.findall(help_text) for flag in _OPTION_FLAG.findall(line))
+    return frozenset([*_USAGE_FLAG.findall(usage), *options])
+
+
+def unsupported(argv: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
+    """The flags of a command line that the engine, whose `flags` are known, does not have. In order."""
+    given = [part.partition("=")[0] for part in argv if part.startswith("--")]
+    return tuple(flag for flag in given if flag not in flags)
+
+
+def _argument(flag: str, value: Any) -> list[str]:
+    """A flag with its value; nothing where the value is None or False, the flag alone where it is True."""
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    if isinstance(value, Mapping):
+        return [flag, msgspec.json.encode(value).decode()]
+    return [flag, str(value)]
+
+
+def _listen(place: Place) -> list[str]:
+    """Always told: what vLLM does by itself is to listen for everybody."""
+    if place.uds is not None:
+        return ["--uds", place.uds]
+    return ["--host", place.host.strip("[]"), "--port", str(place.port)]
+
+
+def _memory(profile: Profile, share: float | None) -> list[str]:
+    memory = profile.gpu_memory
+    kept = memory if isinstance(memory, float) else share
+    cache = memory.kv if isinstance(memory, KvMemory) else None
+    return [
+        *_argument("--gpu-memory-utilization", kept),
+        *_argument("--kv-cache-memory-bytes", cache),
+    ]
+
+
+def _simulated(profile: Profile, latency: str, served_name: str, place: Place, own: str) -> tuple[str, ...]:
+    listen = ("--port", str(place.port)) if place.uds is None else ("--uds", place.uds)
+    found = ["--profile", latency, "--model", served_name, *listen]
+    found += _argument("--max-model-len", profile.context_length)
+    found += ["--no-enable-prefix-caching"] if profile.flags.get("enable-prefix-caching") is False else []
+    for name, flag in OF_SIMULATED.items():
+        found += _argument(flag, profile.flags.get(name))
+    return (own, "-m", SIMULATED, *found)

@@ -1,0 +1,103 @@
+"""What vLLM will take of a GPU for a model: not what it needs, but a share of the GPU, in bytes on each of its GPUs.
+
+`--gpu-memory-utilization` is that share; what of it the model leaves becomes KV cache, unless
+`--kv-cache-memory-bytes` (vLLM 0.10.2) caps that. A ledger of the GPU must hold the claim, and vLLM does not start
+unless the whole share is free, capped or not.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from sidecar.core.memory import Need, arithmetic, gib
+from sidecar.core.model_config import ModelShape
+
+MOST = 970  # thousandths of a GPU that are claimed unless the operator says more: the driver keeps some
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What vLLM takes on each GPU of `total`: `bytes`, `kv` of them KV cache. `utilization` is the flag to start it
+    with. `said`: by whom the amount was chosen."""
+
+    bytes: int
+    kv: int
+    total: int
+    thousandths: int
+    said: Literal["auto", "utilization", "kv"]
+
+    @property
+    def utilization(self) -> float:
+        """For `--gpu-memory-utilization`."""
+        return self.thousandths / 1000
+
+    @property
+    def start_needs(self) -> int:
+        """Free bytes that vLLM asks for before it loads anything, even where its KV cache is capped."""
+        return _share(self.total, self.thousandths)
+
+
+def claim(need: Need, total: int, *, utilization: float | None = None, kv: int | None = None) -> Claim:
+    """What vLLM will take of a GPU of `total` bytes; never more than it has.
+
+    `utilization` (0..1): that share of it. `kv` bytes: the KV cache is capped at them. Neither: the least share in
+    which the need fits, up to MOST. `refuse_reason` says whether it fits.
+    """
+    if utilization is not None:
+        thousandths = min(1000, max(1, round(utilization * 1000)))
+        taken = _share(total, thousandths)
+        return Claim(
+            bytes=taken, kv=max(0, taken - need.without_kv), total=total, thousandths=thousandths, said="utilization"
+        )
+    wanted = need.total if kv is None else need.without_kv + kv
+    thousandths = min(MOST, _thousandths(wanted, total))
+    share = _share(total, thousandths)
+    taken = share if kv is None else min(wanted, share)
+    return Claim(
+        bytes=taken,
+        kv=max(0, taken - need.without_kv),
+        total=total,
+        thousandths=thousandths,
+        said="auto" if kv is None else "kv",
+    )
+
+
+def can_start(claim: Claim, free: int) -> bool:
+    """Whether vLLM would start on a GPU with `free` bytes: it wants its whole share free (vLLM 0.9 to 0.33)."""
+    return free >= claim.start_needs
+
+
+def refuse_reason(shape: ModelShape, need: Need, claim: Claim, present: int) -> str | None:
+    """Why the model can never run so on a machine of `present` GPUs, for its operator; None: it can."""
+    gpus = need.gpus
+    if gpus > present:
+        return f"needs {gpus} GPUs (tensor_parallel), the sidecar has {present}"
+    if shape.heads % gpus:
+        fit = ", ".join(str(count) for count in range(1, present + 1) if shape.heads % count == 0)
+        return f"tensor_parallel {gpus} does not divide the model's {shape.heads} attention heads: use one of {fit}"
+    if need.total <= claim.bytes:
+        return None
+    least = _thousandths(need.total, claim.total)
+    if claim.said == "kv" and least <= MOST:
+        return (
+            f"needs a KV cache of {gib(need.kv)} GiB for {need.tokens:,} tokens, and gpu_memory caps it at "
+            f"{gib(claim.kv)}: raise the cap or lower context_length"
+        )
+    where, has = ("its GPU", "which has") if gpus == 1 else (f"each of {gpus} GPUs", "each has")
+    told = f"needs {gib(need.total)} GiB on {where} ({arithmetic(need)}), {has} {gib(claim.total)}"
+    if least <= MOST:
+        return f"{told} and gpu_memory gives {gib(claim.bytes)} of them: give it {least / 1000:g} or more"
+    return (
+        f"{told}, of which an engine can have {gib(_share(claim.total, MOST))}: use more GPUs (tensor_parallel), "
+        "a lower context_length, an fp8 KV cache or a quantised model"
+    )
+
+
+def _share(total: int, thousandths: int) -> int:
+    return -(-total * thousandths // 1000)
+
+
+def _thousandths(wanted: int, total: int) -> int:
+    """The least share of `total` that holds `wanted`."""
+    return max(1, -(-wanted * 1000 // total))

@@ -1,0 +1,172 @@
+"""The sidecar's file as one frozen tree: its GPUs, whom it reports to, and the models it may run. YAML in, all of it or
+every problem found out.
+
+The reader is the gateway's, so that both files answer mistakes alike. What is absent has its default; file names are
+relative to the file itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from gateway.core.checked import Fault, Problem, Reader
+from gateway.core.kinds import Text
+from gateway.core.units import Bytes
+from gateway.core.yaml_file import MAX_BYTES, Unreadable, read_tree, written
+from sidecar.core.addresses import LONGEST_SOCKET, LOOPBACK, Address, Places, is_loopback
+from sidecar.core.profile import Bounds, Engine, FileName, GpuIndex, Profile, engine_faults, faults
+
+__all__ = ["MAX_BYTES", "ConfigError", "SidecarConfig", "decode", "explain"]
+
+MAX_MODELS = 256
+
+SidecarName = Annotated[str, Text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a name of letters, digits, _ . and -")]
+# Part of paths in the control API, of file names and of metric labels.
+ProfileName = Annotated[str, Text(r"[a-z0-9][a-z0-9_.-]{0,63}", "a lower-case name of letters, digits, _ . and -")]
+GatewayUrl = Annotated[
+    str,
+    Text(
+        r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?/?",
+        "the control port of a gateway: http://HOST:PORT or https://HOST:PORT",
+    ),
+]
+
+
+class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an operator tells one machine's sidecar.
+
+    `version`: of this format. `id`: how gateways and metrics call this machine; null: its host name. `gpus`: those it
+    may use, numbered as nvidia-smi does. `gateways`: the control ports it reports to. `token_file`: the token that it
+    shows gateways, and that its control API asks for, alone in a file. `listen`: of the control API.
+    `engine_addresses`: the pool that engines listen on. Whoever reaches an engine can put it to sleep, so ports that
+    other machines reach belong on a network of gateways and engines alone. `engine`: what runs the models.
+    `host_memory_for_sleep`: how much host memory the weights of sleeping models may fill; auto: half of the machine's.
+    `state_file`: what it must know after a restart: which engines are its own, what each model was measured to take.
+    `log_dir`: a file per model, of what its engine writes. `models`: what may run, by profile name.
+    """
+
+    version: Literal[1] = 1
+    id: SidecarName | None = None
+    gpus: Literal["all"] | tuple[GpuIndex, ...] = "all"
+    gateways: tuple[GatewayUrl, ...] = ()
+    token_file: FileName | None = None
+    listen: Address = Address("127.0.0.1", 8002)
+    engine_addresses: Places = Places()
+    engine: Engine = Engine()
+    host_memory_for_sleep: Literal["auto"] | Annotated[Bytes, Bounds(ge=0, le=1024**5)] = "auto"
+    state_file: FileName = "sidecar.state"
+    log_dir: FileName = "sidecar-logs"
+    models: Mapping[ProfileName, Profile]
+
+    def served_name(self, profile: str) -> str:
+        """What calls name the model of a profile. Raises KeyError where there is none."""
+        return self.models[profile].served_name or profile
+
+    def engine_of(self, profile: str) -> Engine:
+        """What runs the model of a profile. Raises KeyError where there is none."""
+        return self.models[profile].engine or self.engine
+
+
+class ConfigError(Exception):
+    """A file that cannot be used: every problem found in it, in the order of its lines."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = sorted(problems, key=lambda problem: problem.line)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def decode(data: bytes, name: str = "sidecar") -> SidecarConfig:
+    """What a YAML file says. `name` is how messages call the file. Raises ConfigError."""
+    reader = Reader(name)
+    try:
+        root = read_tree(data, reader)
+    except Unreadable:
+        raise ConfigError(reader.problems) from None
+    config: SidecarConfig = reader.read(root, SidecarConfig, "")
+    if not reader.problems:
+        for fault in _faults(config):
+            reader.fault(root, fault)
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return config
+
+
+def explain(config: SidecarConfig) -> str:
+    """The config as YAML, every default written out; it decodes to an equal one."""
+    return written(config, SidecarConfig)
+
+
+def _faults(config: SidecarConfig) -> Iterator[Fault]:
+    """Everything that keeps a well-formed config from being used."""
+    if not config.models:
+        yield Fault(("models",), "no model", "at least one: what the sidecar may run")
+    elif len(config.models) > MAX_MODELS:
+        found = f"{len(config.models)} models"
+        yield Fault(("models",), found, f"at most {MAX_MODELS}: as many as a report to a gateway holds")
+    yield from engine_faults(config.engine, ("engine",))
+    yield from _machine(config)
+    yield from _reach(config)
+    yield from _pool(config)
+    served: dict[str, str] = {}
+    for name, profile in config.models.items():
+        at = ("models", name)
+        yield from faults(profile, at)
+        yield from _on_this_machine(config, profile, name)
+        first = served.setdefault(config.served_name(name), name)
+        if first != name:
+            field = at if profile.served_name is None else (*at, "served_name")
+            yield Fault(field, f"the served name {config.served_name(name)}", f"another than models.{first} has")
+
+
+def _machine(config: SidecarConfig) -> Iterator[Fault]:
+    gpus = config.gpus
+    if not gpus:
+        yield Fault(("gpus",), "no GPU", "all, or a list of at least one")
+    elif len(set(gpus)) < len(gpus) and gpus != "all":
+        yield Fault(("gpus",), "a GPU twice", "each GPU once")
+
+
+def _on_this_machine(config: SidecarConfig, profile: Profile, name: str) -> Iterator[Fault]:
+    """Where a model asks for GPUs that the sidecar does not have."""
+    if config.gpus == "all" or not config.gpus:
+        return
+    own = ", ".join(map(str, config.gpus))
+    for index, gpu in enumerate(profile.gpus or ()):
+        if gpu not in config.gpus:
+            yield Fault(("models", name, "gpus", index), f"the GPU {gpu}", f"one of the sidecar's own: {own}")
+    if profile.tensor_parallel > len(config.gpus):
+        expected = f"at most the number of the sidecar's GPUs, {len(config.gpus)}"
+        yield Fault(("models", name, "tensor_parallel"), str(profile.tensor_parallel), expected)
+
+
+def _reach(config: SidecarConfig) -> Iterator[Fault]:
+    """What other machines can reach asks for a token."""
+    seen: dict[str, int] = {}
+    for index, url in enumerate(config.gateways):
+        first = seen.setdefault(url.rstrip("/"), index)
+        if first != index:
+            yield Fault(("gateways", index), f"{url} again (as in gateways[{first}])", "each gateway once")
+    if config.token_file is None and not is_loopback(config.listen.host):
+        yield Fault(("listen",), f"{config.listen}, which other machines can reach", "a token_file beside it")
+
+
+def _pool(config: SidecarConfig) -> Iterator[Fault]:
+    """Every model needs an address of its own, for one that sleeps keeps its."""
+    pool = config.engine_addresses
+    if pool.sockets is None:
+        if len(pool.ports) < len(config.models):
+            found = f"fewer ports ({len(pool.ports)}) than models ({len(config.models)})"
+            yield Fault(("engine_addresses",), found, "a port for each model")
+        if config.listen.port in pool.ports:
+            yield Fault(("engine_addresses",), f"port {config.listen.port}, which is listen's", "ports of their own")
+        if pool.host != LOOPBACK and any(config.engine_of(name).simulated for name in config.models):
+            yield Fault(("engine_addresses",), pool.host, f"{LOOPBACK}, where simulated engines listen")
+        return
+    longest = max(config.models, key=len, default="")
+    length = len((pool.on_socket(longest).uds or "").encode())
+    if length > LONGEST_SOCKET:
+        found = f"a path of {length} bytes for the socket of {longest}"
+        yield Fault(("engine_addresses",), found, f"at most {LONGEST_SOCKET} bytes: a shorter folder or name")

@@ -1,0 +1,204 @@
+"""How much GPU memory a model needs: weights + KV cache + activations + overhead, in bytes on each GPU.
+
+What vLLM will take of the GPU is another figure, and the one for a ledger: claim.py. What was measured of a profile
+replaces its estimate: measured.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from sidecar.core.measured import Measured
+from sidecar.core.model_config import ModelShape, element_bytes
+from sidecar.core.model_fields import ModelError, shown
+from sidecar.core.model_layers import Cache, State
+from sidecar.core.weights import Stored, on_each_gpu
+
+MIB = 1024**2
+GIB = 1024**3
+BLOCK = 16  # tokens: the least that KV cache is given out in
+STEP = 8192  # tokens computed at once: vLLM's --max-num-batched-tokens for servers on large GPUs
+ACTIVATIONS = 512 * MIB
+CONTEXT = 512 * MIB  # the CUDA context and libraries
+GRAPHS = 512 * MIB  # CUDA graphs, which --enforce-eager does without
+RESIDUE = 1229 * MIB  # 1.2 GiB: the most that a sleeping engine of one GPU was seen to keep
+FLOOR = 0.5  # of the weights: quantising 16 bits while loading halves them; a measurement below it is of something else
+
+_KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "float16": 2}
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine needs on each of its `gpus`, in bytes, to hold `tokens` of `sequences` in its KV cache."""
+
+    weights: int
+    kv: int
+    activations: int
+    overhead: int
+    tokens: int
+    sequences: int = 1
+    gpus: int = 1
+    measured: bool = False
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The parts and their names, in the order they are told."""
+        return (
+            ("weights", self.weights),
+            ("KV", self.kv),
+            ("activations", self.activations),
+            ("overhead", self.overhead),
+        )
+
+    @property
+    def total(self) -> int:
+        return sum(size for _, size in self.parts)
+
+    @property
+    def without_kv(self) -> int:
+        return self.total - self.kv
+
+
+class Residue(msgspec.Struct, frozen=True):
+    """What a sleeping engine keeps: `device` bytes on each GPU, `host` bytes of the machine's memory in all."""
+
+    device: int
+    host: int
+
+
+# -- need -------------------------------------------------------------------------------------------------------------
+
+
+def kv_element_bytes(dtype: str = "auto", kv_dtype: str = "auto") -> int:
+    """Bytes of one element of KV cache under vLLM's `--dtype` and `--kv-cache-dtype`. Raises ModelError.
+
+    auto: as the model computes. Newer vLLM takes fp8 by itself where a checkpoint brings scales for it; the larger is
+    reckoned with.
+    """
+    if kv_dtype == "auto":
+        return element_bytes(dtype)
+    size = _KV_BYTES.get(kv_dtype)
+    if size is None:
+        raise ModelError(f"kv_cache_dtype is {shown(kv_dtype)}, expected auto or one of {', '.join(_KV_BYTES)}")
+    return size
+
+
+def kv_per_token(shape: ModelShape, *, gpus: int = 1, element: int = 2) -> int:
+    """Bytes of KV cache for one more token of a short sequence, on each GPU; `element` bytes each.
+
+    layers x KV heads / GPUs (one at least) x 2 x head_dim x bytes. MLA: layers x (kv_lora_rank + qk_rope_head_dim) x
+    bytes, on every GPU.
+    """
+    return sum(cache.layers * _split(cache.heads, gpus) * cache.width for cache in shape.caches) * element
+
+
+def kv_per_sequence(shape: ModelShape, *, gpus: int = 1, dtype: str = "auto") -> int:
+    """Bytes that each sequence keeps on each GPU, however short: the states of Mamba and linear attention."""
+    return sum(_state_bytes(state, gpus, element_bytes(dtype)) for state in shape.states)
+
+
+def kv_bytes(
+    shape: ModelShape,
+    tokens: int,
+    *,
+    sequences: int = 1,
+    gpus: int = 1,
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    step: int = STEP,
+) -> int:
+    """Bytes of KV cache on each GPU for `tokens` in all of `sequences`. Raises ModelError.
+
+    Layers with a window keep of each sequence the window and a block, since it may begin within one; and the `step`
+    tokens that are being computed, whosever they are.
+    """
+    element = kv_element_bytes(dtype, kv_dtype)
+    attention = sum(
+        _held(cache, tokens, sequences, step) * cache.layers * _split(cache.heads, gpus) * cache.width
+        for cache in shape.caches
+    )
+    return attention * element + sequences * kv_per_sequence(shape, gpus=gpus, dtype=dtype)
+
+
+def need(
+    shape: ModelShape,
+    stored: Stored,
+    *,
+    tokens: int,
+    sequences: int = 1,
+    gpus: int = 1,
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    step: int = STEP,
+    eager: bool = False,
+    measured: Measured | None = None,
+) -> Need:
+    """What an engine needs on each of `gpus` to hold `tokens` (vLLM will not start with less than one whole context).
+
+    `step`: `--max-num-batched-tokens`; `eager`: `--enforce-eager`. `measured`: of this profile with these settings.
+    Raises ModelError.
+    """
+    estimate = Need(
+        weights=on_each_gpu(stored, shape, gpus, dtype),
+        kv=kv_bytes(shape, tokens, sequences=sequences, gpus=gpus, dtype=dtype, kv_dtype=kv_dtype, step=step),
+        activations=ACTIVATIONS + step * shape.hidden * element_bytes(dtype),
+        overhead=CONTEXT + (0 if eager else GRAPHS),
+        tokens=tokens,
+        sequences=sequences,
+        gpus=gpus,
+    )
+    return estimate if measured is None else corrected(estimate, measured)
+
+
+def corrected(estimate: Need, measured: Measured) -> Need:
+    """The estimate with what was measured in place of all but the KV cache, whose size is wanted, not measured.
+
+    At least FLOOR of the weights. What is less than estimated is taken from the overhead, then the activations.
+    """
+    rest = max(measured.without_kv, int(estimate.weights * FLOOR))
+    weights = min(estimate.weights, rest)
+    activations = min(estimate.activations, rest - weights)
+    overhead = rest - weights - activations
+    return msgspec.structs.replace(estimate, weights=weights, activations=activations, overhead=overhead, measured=True)
+
+
+def asleep(need: Need, level: Literal[1, 2], measured: Measured | None = None) -> Residue:
+    """What the engine keeps while it sleeps. Level 1 holds the weights in host memory, level 2 drops them.
+
+    The residue on the GPU is the same at both levels, and not above what the engine needs awake. Where it was measured,
+    that counts, but not below half a CUDA context, which a process that is there at all holds.
+    """
+    seen = None if measured is None else measured.asleep
+    device = RESIDUE if seen is None else max(seen, CONTEXT // 2)
+    return Residue(min(device, need.total), need.weights * need.gpus if level == 1 else 0)
+
+
+def arithmetic(need: Need) -> str:
+    """The parts of a need in GiB, for people: `weights 131.4, KV 8.0 for 8,192 tokens, ...`."""
+    held = f" for {need.tokens:,} tokens"
+    return ", ".join(f"{name} {gib(size)}{held if name == 'KV' else ''}" for name, size in need.parts)
+
+
+def gib(size: int) -> str:
+    """Bytes in GiB to one decimal, without the unit."""
+    return f"{size / GIB:.1f}"
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def _split(parts: int, gpus: int) -> int:
+    """What one of `gpus` holds of `parts` that are divided among them; where they do not go round, one each."""
+    return -(-parts // gpus)
+
+
+def _held(cache: Cache, tokens: int, sequences: int, step: int) -> int:
+    """Tokens of which a cache holds something at once."""
+    return tokens if cache.window is None else min(tokens, sequences * (cache.window - 1 + BLOCK) + step)
+
+
+def _state_bytes(state: State, gpus: int, element: int) -> int:
+    channels = _split(state.channels, gpus) + _split(state.groups, gpus) * state.group_channels
+    recurrent = _split(state.recurrent, gpus) * (state.recurrent_bytes or element)
+    return state.layers * (channels * state.kept * element + recurrent)

@@ -1,0 +1,139 @@
+"""The shape of a model, read from its config.json: what of it costs GPU memory, and nothing else.
+
+The names are those of Hugging Face's configuration classes, older and newer; what a layer keeps is in model_layers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sidecar.core.model_fields import (
+    MAX_LAYERS,
+    MAX_TOKENS,
+    SHOWN,
+    Fields,
+    ModelError,
+    json_object,
+    needed,
+    shown,
+    whole,
+    within,
+    word,
+)
+from sidecar.core.model_layers import Cache, State, attends, caches_of, kinds_of, states_of
+
+MAX_BYTES = 4 * 1024**2  # some quantised models list their layers
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")  # where models that also see keep theirs
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_DTYPES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+
+# What files of these types leave out, because it is the class's default.
+_LEFT_OUT: dict[str, Fields] = {
+    "gemma2": {"sliding_window_pattern": 2},
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262_208,
+    },
+    "gpt_oss": {"sliding_window_pattern": 2},
+    "cohere2": {"sliding_window_pattern": 4},
+}
+# Bits per parameter where the file says no number of its own.
+_BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "modelopt": 8.0, "bitsandbytes": 8.0, "mxfp4": 4.25, "modelopt_fp4": 4.5}
+
+
+class Quantization(msgspec.Struct, frozen=True):
+    """How the weights are stored: `bits` per parameter, scales and zeros included; None: not told."""
+
+    method: str
+    bits: float | None
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a model's architecture costs memory. `heads`: query heads, 0 without attention. `context`: tokens it was
+    made for. `dtype`: of the weights in the file; None: not told. `embedding`: parameters that are never quantised."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    heads: int
+    embedding: int
+    caches: tuple[Cache, ...]
+    states: tuple[State, ...] = ()
+    context: int | None = None
+    dtype: str | None = None
+    quantization: Quantization | None = None
+
+
+def shape_from(data: bytes) -> ModelShape:
+    """The shape in the bytes of a config.json. Raises ModelError."""
+    outer = json_object(data, "config.json", MAX_BYTES)
+    inner = _text_model(outer)
+    model_type = word(inner, "model_type") or "unknown"
+    written = {name: value for name, value in inner.items() if value is not None}
+    fields = {**_LEFT_OUT.get(model_type, {}), **written}
+    layers, hidden = needed(fields, _LAYERS, MAX_LAYERS), needed(fields, ("hidden_size", "n_embd", "d_model"))
+    kinds = kinds_of(fields, model_type, layers)
+    heads = needed(fields, ("num_attention_heads", "n_head", "n_heads")) if attends(kinds) else 0
+    tied = fields.get("tie_word_embeddings", outer.get("tie_word_embeddings"))
+    words = whole(fields, ("vocab_size", "padded_vocab_size")) or 0
+    return ModelShape(
+        model_type=model_type[:SHOWN],
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        embedding=words * hidden * (1 if tied is True else 2),
+        caches=tuple(caches_of(fields, model_type, kinds, heads, hidden)) if heads else (),
+        states=tuple(states_of(fields, model_type, kinds, hidden)),
+        context=whole(fields, ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"), MAX_TOKENS),
+        dtype=_dtype(fields) or _dtype(outer),
+        quantization=_quantization(outer) or _quantization(fields),
+    )
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of one element under vLLM's `--dtype`. auto: 2, since it brings float32 models down to 16 bits too.
+    Raises ModelError."""
+    size = 2 if dtype == "auto" else _DTYPES.get(dtype)
+    if size is None:
+        raise ModelError(f"dtype is {shown(dtype)}, expected auto or one of {', '.join(_DTYPES)}")
+    return size
+
+
+def _text_model(outer: Fields) -> Fields:
+    """The part that is the language model: nested once or twice where the model also sees or hears."""
+    fields = outer
+    for _ in range(2):
+        nested = [within(fields, name) for name in _NESTED]
+        fields = next((found for found in nested if any(name in found for name in (*_LAYERS, *_NESTED))), fields)
+    return fields
+
+
+def _dtype(fields: Fields) -> str | None:
+    name = (word(fields, "dtype", "torch_dtype") or "auto").removeprefix("torch.")
+    return None if name == "auto" else name[:SHOWN]
+
+
+def _quantization(fields: Fields) -> Quantization | None:
+    """FP8, AWQ, GPTQ, compressed-tensors, ModelOpt, bitsandbytes: what the file says of bits, else what is usual."""
+    told = within(fields, "quantization_config") or within(fields, "compression_config")
+    if not told:
+        return None
+    method = (word(told, "quant_method") or "unknown").lower()[:SHOWN]
+    groups = [within(group, "weights") for group in within(told, "config_groups").values() if isinstance(group, dict)]
+    per = [_bits(group, ("num_bits",), ("group_size",)) for group in groups]
+    own = _bits(told, ("bits", "w_bit", "num_bits"), ("group_size", "q_group_size"))
+    bits = own or max(filter(None, per), default=None)
+    if bits is None and told.get("load_in_4bit") is True:
+        bits = 4.5
+    return Quantization(method, bits or _BITS.get(method))
+
+
+def _bits(fields: Fields, names: tuple[str, ...], sizes: tuple[str, ...]) -> float | None:
+    """Bits per weight, and of a 16-bit scale and a zero for each group of weights."""
+    bits = whole(fields, names, 64)
+    size = next((size for size in map(fields.get, sizes) if type(size) is int and size > 0), None)
+    return bits if bits is None or size is None else bits + (16 + bits) / size

@@ -1,0 +1,172 @@
+"""A profile: one model that the sidecar may run, and how. Whoever asks for a model names its profile, nothing else.
+
+Times are seconds, sizes bytes, shares 0..1, whatever units the file used. `faults` says what no single field can tell;
+flags.py, what may be handed on to vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from gateway.core.checked import Fault, Path, listed, nearest, shortened
+from gateway.core.kinds import Text
+from gateway.core.units import SECONDS, Bytes, Count, Seconds, Share
+from sidecar.core.flags import FLAGS, OWNED_VARIABLES, VARIABLES, fits, owned_flag
+
+Bounds = msgspec.Meta
+Moment = Annotated[Seconds, Bounds(ge=1, le=30 * 86_400)]
+GpuIndex = Annotated[Count, Bounds(ge=0, le=127)]
+# What is handed on as an argument must not look like a flag.
+FileName = Annotated[str, Text(r"[^\x00-\x1f-][^\x00-\x1f]{0,4095}", "a file name that does not begin with -")]
+ModelPath = Annotated[str, Text(r"[^\x00-\x20-][^\x00-\x1f]{0,4095}", "a folder, a file or the model's id on a hub")]
+ServedName = Annotated[str, Text(r"[!-,.-~][!-~]{0,199}", "a model name without spaces")]
+SimulatedName = Annotated[str, Text(r"[a-z0-9][a-z0-9-]{0,63}", "the name of a latency profile such as h100-8b")]
+Prompt = Annotated[str, Text(r"(?s:.{1,10000})", "a prompt of at most 10000 characters")]
+FlagName = Annotated[str, Text(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "the name of a flag such as max-num-seqs")]
+VariableName = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]{0,63}", "the name of a variable")]
+VariableText = Annotated[str, Text(r"[^\x00-\x1f\x7f]{0,4096}", "text of one line")]
+Flag = Any  # as YAML writes it; FLAGS says what each takes
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """What is started for a model. `python`: the interpreter whose vLLM it is; null: the sidecar's own. `device`: cpu
+    for a vLLM built for CPU, which has no memory to give back. `simulated`: no vLLM but a simulated one with this
+    latency profile, for a trial without a GPU.
+    """
+
+    shorthand: ClassVar[str] = "python"
+
+    python: FileName | None = None
+    device: Literal["gpu", "cpu"] = "gpu"
+    simulated: SimulatedName | None = None
+
+
+class KvMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """`kv`: memory of the KV cache on each GPU; weights and the rest come on top."""
+
+    kv: Annotated[Bytes, Bounds(ge=16 * 1024**2, le=1024**4)]
+
+
+class Sleep(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model sleeps. `level`: 1 keeps its weights in host memory, as long as there is room, and wakes fastest; 2
+    drops them. `after`: idle time until it sleeps; null: only when another model needs its memory.
+    """
+
+    level: Literal[1, 2] = 1
+    after: Moment | None = None
+
+
+class Warmup(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls made before a model counts as ready. `requests`: how many; 0: none."""
+
+    prompt: Prompt = "hello"
+    requests: Annotated[Count, Bounds(ge=0, le=100)] = 1
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that the sidecar may run.
+
+    `model_path`: its folder, its GGUF file, or its id on a hub. `tokenizer_path`: of a tokenizer that is not beside it.
+    `served_name`: what calls name it; null: the profile's name. `context_length`: tokens of prompt and answer; null:
+    what the model can. `trust_remote_code`: it runs code that came with the model. `tensor_parallel`: GPUs that share
+    it. `gpus`: which ones; null: those that fit best. `gpu_memory`: on each, what its KV cache may take, or a share of
+    the GPU for all of it; auto: what the sidecar works out for it.
+    `sleep`: null: it never sleeps, and is stopped to make room. `stop_after`: idle time until it is stopped; null:
+    never. `pin`: it is never put to sleep or stopped to make room. `max_starvation`: how long a call may wait before
+    models used more than this one make room for it.
+    `warmup`: what is asked of it before others may ask. `load_stall`: how long starting may go on without a sign of
+    progress. `load_timeout`: how long it may take in all; null: as long as it progresses.
+    `engine`: what runs it, where that is not what runs the others. `flags`: more flags of vLLM, without their dashes.
+    `environment`: more variables of its environment.
+    """
+
+    model_path: ModelPath
+    tokenizer_path: ModelPath | None = None
+    served_name: ServedName | None = None
+    context_length: Annotated[Count, Bounds(ge=1, le=1_000_000_000)] | None = None
+    trust_remote_code: bool = False
+    tensor_parallel: Annotated[Count, Bounds(ge=1, le=64)] = 1
+    gpus: tuple[GpuIndex, ...] | None = None
+    gpu_memory: Literal["auto"] | Annotated[Share, Bounds(ge=0.02, le=1)] | KvMemory = "auto"
+    sleep: Sleep | None = Sleep()
+    stop_after: Moment | None = None
+    pin: bool = False
+    max_starvation: Moment = 60.0
+    warmup: Warmup = Warmup()
+    load_stall: Moment = 300.0
+    load_timeout: Moment | None = None
+    engine: Engine | None = None
+    flags: Mapping[FlagName, Flag] = msgspec.field(default_factory=dict)
+    environment: Mapping[VariableName, VariableText] = msgspec.field(default_factory=dict)
+
+
+def faults(profile: Profile, at: Path) -> Iterator[Fault]:
+    """What keeps a well-formed profile, which is at the path `at`, from being used."""
+    yield from _gpus(profile, at)
+    yield from _idle(profile, at)
+    yield from engine_faults(profile.engine, (*at, "engine"))
+    for name, value in profile.flags.items():
+        yield from _flag(name, value, (*at, "flags", name))
+    for name in profile.environment:
+        yield from _variable(name, (*at, "environment", name))
+
+
+def engine_faults(engine: Engine | None, at: Path) -> Iterator[Fault]:
+    if engine is not None and engine.simulated is not None and engine.python is not None:
+        yield Fault((*at, "simulated"), "python as well", "one of them: a simulated engine is no vLLM")
+
+
+def _gpus(profile: Profile, at: Path) -> Iterator[Fault]:
+    gpus = profile.gpus
+    if gpus is None:
+        return
+    if len(set(gpus)) < len(gpus):
+        yield Fault((*at, "gpus"), f"a GPU twice in {_numbers(gpus)}", "each GPU once")
+    elif len(gpus) != profile.tensor_parallel:
+        expected = f"as many as tensor_parallel says, {profile.tensor_parallel}"
+        yield Fault((*at, "gpus"), f"{len(gpus)} in {_numbers(gpus)}", expected)
+
+
+def _numbers(gpus: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, gpus))}]"
+
+
+def _idle(profile: Profile, at: Path) -> Iterator[Fault]:
+    after = profile.sleep.after if profile.sleep is not None else None
+    if profile.pin:
+        for path, seconds in ((("sleep", "after"), after), (("stop_after",), profile.stop_after)):
+            if seconds is not None:
+                yield Fault((*at, *path), SECONDS.show(seconds), "null: a pinned model is always ready")
+    elif after is not None and profile.stop_after is not None and profile.stop_after <= after:
+        expected = f"more than sleep.after, {SECONDS.show(after)}, or it would never sleep"
+        yield Fault((*at, "stop_after"), SECONDS.show(profile.stop_after), expected)
+    if profile.load_timeout is not None and profile.load_timeout < profile.load_stall:
+        expected = f"at least load_stall, {SECONDS.show(profile.load_stall)}"
+        yield Fault((*at, "load_timeout"), SECONDS.show(profile.load_timeout), expected)
+
+
+def _flag(name: str, value: Flag, at: Path) -> Iterator[Fault]:
+    instead = owned_flag(name)
+    if instead is not None:
+        yield Fault(at, f"the flag {shortened(name)}", instead)
+    elif name not in FLAGS:
+        plain = name.lstrip("-").replace("_", "-")
+        yield Fault(at, f"the flag {shortened(name)}", f"one of {listed(FLAGS)}", nearest(plain, FLAGS))
+    elif not fits(name, value):
+        yield Fault(at, _shown(value), FLAGS[name])
+
+
+def _shown(value: Flag) -> str:
+    if isinstance(value, str):
+        return shortened(value)
+    return "nothing" if value is None else shortened(msgspec.json.encode(value).decode())
+
+
+def _variable(name: str, at: Path) -> Iterator[Fault]:
+    if name in OWNED_VARIABLES:
+        yield Fault(at, f"the variable {name}", OWNED_VARIABLES[name])
+    elif name not in VARIABLES:
+        yield Fault(at, f"the variable {name}", f"one of {listed(sorted(VARIABLES))}", nearest(name, VARIABLES))

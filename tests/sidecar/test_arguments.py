@@ -1,0 +1,208 @@
+"""From a profile to the command line and environment of its engine, and what the installed vLLM has of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.processes import Child, answers, get
+from loadtest.real_vllm import free_port
+from sidecar.core.addresses import Place
+from sidecar.core.arguments import command, environment, help_commands, known_flags, unsupported
+from sidecar.core.flags import FLAGS
+from sidecar.core.profile import Engine, KvMemory, Profile
+
+ROOT = Path(__file__).parents[2]
+START = ("/v/python", "-m", "vllm.entrypoints.openai.api_server")
+SIMULATED = ("py", "-m", "loadtest.engine", "--profile", "h100-8b", "--model", "m")
+AWAKE: dict[str, Any] = {"sleep": None}
+PLACE = Place(port=8100)
+# As a profile without a word beyond its path has it.
+HERE = "--host 127.0.0.1 --port 8100"
+PLAIN = f"--model /m --served-model-name m --tensor-parallel-size 1 {HERE}"
+
+# Cut from what `--help=all` of a real vLLM 0.32 prints.
+HELP = """\
+usage: api_server.py [-h] [--headless] [--api-server-count API_SERVER_COUNT]
+                     [--lora-modules LORA_MODULES [LORA_MODULES ...]]
+                     [--tool-call-parser {apertus,hermes} or name registered in --tool-parser-plugin]
+                     [--enable-log-requests | --no-enable-log-requests]
+                     [model_tag]
+
+vLLM OpenAI-Compatible RESTful API server.
+
+positional arguments:
+  model_tag             The model tag to serve (optional if specified in
+                        config) (default: None)
+
+ModelConfig:
+  -h, --help            show this help message and exit
+  --enforce-eager, --no-enforce-eager
+                        Whether to always use eager-mode PyTorch. Requires
+                        `--enable-log-requests`, or --nothing-of-the-kind with
+                        --at-the-beginning of a line.
+  --host HOST           Host name, or --of-a-host. (default: None)
+  --gpu-memory-utilization GPU_MEMORY_UTILIZATION, --device-memory-utilization GPU_MEMORY_UTILIZATION
+                        The fraction of GPU memory to be used.
+  --tensor-parallel-size TENSOR_PARALLEL_SIZE, -tp TENSOR_PARALLEL_SIZE
+                        Number of tensor parallel groups. (default: 1)
+
+When passing JSON CLI arguments, the following sets of arguments are equivalent:
+   --json-arg '{"key1": "value1", "key2": {"key3": "value2"}}'
+   --json-arg.key1 value1 --json-arg.key2.key3 value2
+"""
+
+
+def argv(place: Place = PLACE, share: float | None = None, **fields: Any) -> str:
+    """The arguments of vLLM for such a profile, joined by spaces."""
+    profile = Profile(model_path="/m", **fields)
+    whole = command(profile, Engine(python="/v/python"), "m", place, own="py", share=share)
+    assert whole[:3] == START
+    return " ".join(whole[3:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, f"{PLAIN} --enable-sleep-mode"),
+        (AWAKE, PLAIN),
+        ({"place": Place(host="[fd00::1]", port=1), **AWAKE}, PLAIN.replace(HERE, "--host fd00::1 --port 1")),
+        ({"place": Place(uds="/run/m.sock"), **AWAKE}, PLAIN.replace(HERE, "--uds /run/m.sock")),
+        (
+            {"tokenizer_path": "/t", "context_length": 8192, "tensor_parallel": 2, "trust_remote_code": True, **AWAKE},
+            "--model /m --tokenizer /t --served-model-name m --max-model-len 8192 --tensor-parallel-size 2 "
+            "--trust-remote-code --host 127.0.0.1 --port 8100",
+        ),
+        # memory: the plan's share, unless the profile says one; beside a fixed cache too
+        ({"share": 0.305, **AWAKE}, f"{PLAIN} --gpu-memory-utilization 0.305"),
+        ({"share": 0.3, "gpu_memory": 0.45, **AWAKE}, f"{PLAIN} --gpu-memory-utilization 0.45"),
+        ({"gpu_memory": KvMemory(kv=2**30), **AWAKE}, f"{PLAIN} --kv-cache-memory-bytes 1073741824"),
+        (
+            {"share": 0.5, "gpu_memory": KvMemory(kv=2**30), **AWAKE},
+            f"{PLAIN} --gpu-memory-utilization 0.5 --kv-cache-memory-bytes 1073741824",
+        ),
+        # flags of vLLM
+        ({"flags": {"enforce-eager": True, "enable-prefix-caching": False}, **AWAKE},
+         f"{PLAIN} --enforce-eager --no-enable-prefix-caching"),
+        ({"flags": {"max-num-seqs": 8, "dtype": "bfloat16"}, **AWAKE}, f"{PLAIN} --max-num-seqs 8 --dtype bfloat16"),
+        ({"flags": {"cudagraph-capture-sizes": [1, 2]}, **AWAKE}, f"{PLAIN} --cudagraph-capture-sizes 1 2"),
+        ({"flags": {"limit-mm-per-prompt": {"image": 2}}, **AWAKE}, PLAIN + ' --limit-mm-per-prompt {"image":2}'),
+    ],
+)  # fmt: skip
+def test_a_profile_becomes_the_arguments_of_vllm(fields: dict[str, Any], expected: str) -> None:
+    assert argv(**fields) == expected
+
+
+def test_what_is_one_value_is_one_argument() -> None:
+    profile = Profile(model_path="/my models/m", flags={"hf-overrides": {"a b": [1, None]}})
+    found = command(profile, Engine(), "m", PLACE, own="py")
+    assert (found[0], found[found.index("--model") + 1]) == ("py", "/my models/m")
+    assert json.loads(found[found.index("--hf-overrides") + 1]) == {"a b": [1, None]}
+
+
+def test_a_vllm_for_cpu_is_told_nothing_of_gpus() -> None:
+    profile = Profile(model_path="/m", gpu_memory=0.5)
+    found = command(profile, Engine(device="cpu"), "m", PLACE, own="py", share=0.5)
+    assert " ".join(found[3:]) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("place", "fields", "expected"),
+    [
+        (PLACE, {}, ("--port", "8100")),
+        (Place(uds="/run/m.sock"), {"context_length": 4096}, ("--uds", "/run/m.sock", "--max-model-len", "4096")),
+        (
+            PLACE,
+            {"flags": {"num-gpu-blocks-override": 99, "enforce-eager": True, "enable-prefix-caching": False}},
+            ("--port", "8100", "--no-enable-prefix-caching", "--num-gpu-blocks", "99"),
+        ),
+        (PLACE, {"flags": {"enable-prompt-tokens-details": False}}, ("--port", "8100")),
+    ],
+)
+def test_a_simulated_engine_is_told_what_it_obeys(place: Place, fields: dict[str, Any], expected: tuple[str]) -> None:
+    found = command(Profile(model_path="/m", **fields), Engine(simulated="h100-8b"), "m", place, own="py", share=0.5)
+    assert found == (*SIMULATED, *expected)
+
+
+# -- the environment --------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_gets_what_is_listed_and_what_the_sidecar_sets() -> None:
+    own = {"PATH": "/bin", "HF_TOKEN": "t", "AWS_SECRET": "s", "VLLM_API_KEY": "k", "CUDA_VISIBLE_DEVICES": "7"}
+    assert environment(Profile(model_path="/m"), (2, 0), own) == {
+        "PATH": "/bin",
+        "HF_TOKEN": "t",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "2,0",
+        "VLLM_SERVER_DEV_MODE": "1",
+    }
+
+
+def test_a_profiles_variables_come_before_the_sidecars_own() -> None:
+    profile = Profile(model_path="/m", environment={"PATH": "/v/bin", "VLLM_NO_USAGE_STATS": "0"})
+    found = environment(profile, (0,), {"PATH": "/bin"})
+    assert (found["PATH"], found["VLLM_NO_USAGE_STATS"]) == ("/v/bin", "0")
+
+
+def test_a_model_that_never_sleeps_has_no_routes_to_put_it_to_sleep() -> None:
+    found = environment(Profile(model_path="/m", sleep=None), (), {})
+    assert "VLLM_SERVER_DEV_MODE" not in found
+    assert found["CUDA_VISIBLE_DEVICES"] == ""
+
+
+# -- what the installed engine has ------------------------------------------------------------------------------------
+
+
+def test_the_flags_of_a_help_text_and_not_those_it_talks_about() -> None:
+    expected = (
+        "headless api-server-count lora-modules tool-call-parser enable-log-requests no-enable-log-requests help "
+    )
+    expected += (
+        "enforce-eager no-enforce-eager host gpu-memory-utilization device-memory-utilization tensor-parallel-size"
+    )
+    assert known_flags(HELP) == {f"--{name}" for name in expected.split()}
+    assert known_flags("") == frozenset()
+
+
+def test_flags_that_the_engine_does_not_have_are_named_in_order() -> None:
+    flags = known_flags(HELP)
+    given = ("py", "-m", "x", "--host", "h", "--uds=/s", "--enforce-eager", "--swap-space", "4", '{"a":"--b"}')
+    assert unsupported(given, flags) == ("--uds", "--swap-space")
+    assert unsupported(given, {*flags, "--uds", "--swap-space"}) == ()
+
+
+def test_how_to_ask_for_the_help() -> None:
+    start = ("/v/python", *START[1:])
+    assert help_commands(Engine(python="/v/python"), "py") == ((*start, "--help=all"), (*start, "--help"))
+    assert help_commands(Engine(), "py")[0][0] == "py"
+    assert help_commands(Engine(simulated="x"), "py") == (("py", "-m", "loadtest.engine", "--help"),)
+
+
+def test_the_simulated_engine_has_every_flag_it_is_told() -> None:
+    engine = Engine(simulated="h100-8b")
+    asked = help_commands(engine, sys.executable)[0]
+    flags = known_flags(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=30, cwd=ROOT).stdout)
+    full = dict.fromkeys(FLAGS, 1) | {"enable-prefix-caching": False, "enable-prompt-tokens-details": True}
+    profile = Profile(model_path="/m", context_length=1, flags=full)
+    for place in (PLACE, Place(uds="/s")):
+        found = command(profile, engine, "m", place, own=sys.executable)
+        assert len(found) > 15
+        assert unsupported(found, flags) == ()
+
+
+def test_a_simulated_engine_starts_by_its_command_and_serves_the_name(tmp_path: Path) -> None:
+    profile, place = Profile(model_path="/m", context_length=4096, sleep=None), Place(port=free_port())
+    argv = command(profile, Engine(simulated="h100-8b"), "org/m", place, own=sys.executable)
+    with Child("engine", argv, tmp_path / "log", env=environment(profile, (), os.environ)) as child:
+        child.wait(lambda: answers(f"{place.url}/health"), 20.0, "health")
+        (card,) = json.loads(get(f"{place.url}/v1/models")[1])["data"]
+    assert (card["id"], card["max_model_len"]) == ("org/m", 4096)

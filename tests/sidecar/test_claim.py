@@ -1,0 +1,132 @@
+"""What vLLM takes of a GPU, and what operators are told of a model that cannot have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.claim import MOST, Claim, can_start, claim, refuse_reason
+from sidecar.core.memory import GIB, Need
+from sidecar.core.model_config import ModelShape, shape_from
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def shape(name: str) -> ModelShape:
+    return shape_from((CONFIGS / f"{name}.json").read_bytes())
+
+
+def needs(weights: float, kv: float, gpus: int = 1) -> Need:
+    """In GiB; 2 GiB beside weights and KV cache."""
+    return Need(weights=int(weights * GIB), kv=int(kv * GIB), activations=GIB, overhead=GIB, tokens=8192, gpus=gpus)
+
+
+def test_by_itself_the_least_share_that_fits_is_claimed() -> None:
+    assert claim(needs(14, 4), 80 * GIB) == Claim(
+        bytes=20 * GIB, kv=4 * GIB, total=80 * GIB, thousandths=250, said="auto"
+    )
+    barely = claim(needs(14, 4.01), 80 * GIB)
+    assert (barely.thousandths, barely.utilization) == (251, 0.251)
+    assert barely.kv - int(4.01 * GIB) < 0.001 * 80 * GIB, "what is left of a thousandth is KV cache too"
+    assert claim(needs(200, 4), 80 * GIB).thousandths == MOST
+
+
+def test_a_share_is_filled_with_kv_cache() -> None:
+    taken = claim(needs(14, 4), 80 * GIB, utilization=0.9)
+    assert (taken.bytes, taken.kv, taken.utilization) == (72 * GIB, 56 * GIB, 0.9)
+    assert taken.said == "utilization"
+    assert claim(needs(14, 4), 80 * GIB, utilization=0.1).kv == 0
+    assert claim(needs(14, 4), 80 * GIB, utilization=1.0).bytes == 80 * GIB
+    assert claim(needs(14, 4), 80 * GIB, utilization=1e-9).thousandths == 1
+
+
+def test_a_cap_on_the_kv_cache_is_all_that_is_claimed_of_it() -> None:
+    taken = claim(needs(14, 4), 80 * GIB, kv=8 * GIB)
+    assert (taken.bytes, taken.kv, taken.said) == (24 * GIB, 8 * GIB, "kv")
+    assert taken.start_needs == 24 * GIB, "vLLM asks for its share whatever the cap"
+    assert claim(needs(14, 4), 80 * GIB, kv=100 * GIB).bytes < 80 * GIB
+
+
+def test_it_starts_where_its_whole_share_is_free() -> None:
+    taken = claim(needs(14, 4), 80 * GIB, utilization=0.9)
+    assert can_start(taken, 72 * GIB)
+    assert not can_start(taken, 72 * GIB - 1)
+    capped = claim(needs(14, 4), 80 * GIB, kv=int(4.01 * GIB))
+    assert capped.start_needs > capped.bytes, "the share is in thousandths"
+    assert can_start(capped, capped.start_needs)
+    assert not can_start(capped, capped.bytes)
+
+
+def test_a_share_of_nothing_is_never_asked_for() -> None:
+    nothing = Need(weights=0, kv=0, activations=0, overhead=0, tokens=0)
+    assert claim(nothing, 80 * GIB).utilization == 0.001
+
+
+def test_what_fits_is_not_refused() -> None:
+    for amount in ({}, {"utilization": 0.9}, {"kv": 4 * GIB}):
+        wanted = needs(14, 4)
+        assert refuse_reason(shape("llama-3-8b"), wanted, claim(wanted, 80 * GIB, **amount), 1) is None
+
+
+def reason(name: str, wanted: Need, taken: Claim, present: int) -> str:
+    found = refuse_reason(shape(name), wanted, taken, present)
+    assert found is not None
+    return found
+
+
+def test_a_model_that_is_too_large_is_refused_with_the_arithmetic() -> None:
+    wanted = needs(131.4, 8, gpus=2)
+    assert reason("llama-3-70b", wanted, claim(wanted, 80 * GIB), 2) == (
+        "needs 141.4 GiB on each of 2 GPUs (weights 131.4, KV 8.0 for 8,192 tokens, activations 1.0, overhead 1.0), "
+        "each has 80.0, of which an engine can have 77.6: use more GPUs (tensor_parallel), a lower context_length, "
+        "an fp8 KV cache or a quantised model"
+    )
+    wanted = needs(16, 1)
+    for amount in ({}, {"kv": GIB}, {"utilization": 0.5}):
+        assert reason("llama-3-8b", wanted, claim(wanted, 16 * GIB, **amount), 1).startswith(
+            "needs 19.0 GiB on its GPU (weights 16.0, KV 1.0 for 8,192 tokens, activations 1.0, overhead 1.0), which "
+            "has 16.0, of which an engine can have 15.5: "
+        )
+
+
+def test_a_setting_that_is_too_small_is_refused_with_what_it_must_be() -> None:
+    wanted = needs(14, 4)
+    small = claim(wanted, 80 * GIB, utilization=0.2)
+    assert reason("llama-3-8b", wanted, small, 1).endswith(
+        "which has 80.0 and gpu_memory gives 16.0 of them: give it 0.25 or more"
+    )
+    assert refuse_reason(shape("llama-3-8b"), wanted, claim(wanted, 80 * GIB, utilization=0.25), 1) is None
+    assert reason("llama-3-8b", wanted, claim(wanted, 80 * GIB, kv=2 * GIB), 1) == (
+        "needs a KV cache of 4.0 GiB for 8,192 tokens, and gpu_memory caps it at 2.0: raise the cap or lower "
+        "context_length"
+    )
+
+
+def test_gpus_that_are_not_there_or_do_not_divide_the_model_are_refused() -> None:
+    for gpus, present, told in (
+        (4, 2, "needs 4 GPUs (tensor_parallel), the sidecar has 2"),
+        (3, 8, "tensor_parallel 3 does not divide the model's 28 attention heads: use one of 1, 2, 4, 7"),
+    ):
+        wanted = needs(1, 1, gpus)
+        assert reason("qwen2.5-7b", wanted, claim(wanted, 80 * GIB), present) == told
+
+
+@given(
+    st.builds(needs, st.floats(0, 300), st.floats(0, 300)),
+    st.integers(1, 192 * GIB),
+    st.none() | st.floats(0.02, 1),
+    st.none() | st.integers(0, 300 * GIB),
+)
+def test_a_claim_is_never_more_than_the_gpu_and_never_less_than_a_need_that_is_not_refused(
+    wanted: Need, total: int, utilization: float | None, kv: int | None
+) -> None:
+    taken = claim(wanted, total, utilization=utilization, kv=kv)
+    assert 0 <= taken.kv <= taken.bytes <= taken.start_needs <= total
+    assert 0 < taken.utilization <= 1
+    refused = refuse_reason(shape("llama-3-8b"), wanted, taken, 1)
+    assert (refused is None) == (wanted.total <= taken.bytes)
+    if refused is None:
+        assert taken.kv >= wanted.kv
+        assert can_start(taken, total)

@@ -1,0 +1,389 @@
+"""The sidecar's file: its defaults, its units, and the exact line that every mistake is answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import msgspec
+import pytest
+
+from gateway.core.kinds import is_struct, options_of
+from sidecar.core.addresses import Address, Place, Places, is_loopback
+from sidecar.core.config import MAX_BYTES, ConfigError, SidecarConfig, decode, explain
+from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
+from sidecar.core.profile import Engine, KvMemory, Profile, Sleep, Warmup
+
+EXAMPLE = Path(__file__).parents[2] / "sidecar" / "example.yaml"
+A = "models: {a: {model_path: /m}}\n"
+
+
+def of(profile: str, more: str = "") -> str:
+    """A file with one model `a`, whose profile says `profile` too; on line 1."""
+    return f"models: {{a: {{model_path: /m, {profile}}}}}\n{more}"
+
+
+def problems(text: str | bytes) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        decode(text.encode() if isinstance(text, str) else text, "s.yaml")
+    assert str(caught.value) == "\n".join(map(str, caught.value.problems))
+    return [str(problem) for problem in caught.value.problems]
+
+
+def structs_of(kind: Any) -> set[type[msgspec.Struct]]:
+    found = set()
+    for option in options_of(kind):
+        if is_struct(option):
+            found |= {option}.union(*(structs_of(field.type) for field in msgspec.structs.fields(option)))
+        elif get_origin(option) in (tuple, Mapping):
+            found = found.union(*(structs_of(item) for item in get_args(option)))
+    return found
+
+
+# -- what is right ----------------------------------------------------------------------------------------------------
+
+
+def test_models_alone_are_a_file() -> None:
+    config = decode(A.encode())
+    assert config == SidecarConfig(models={"a": Profile(model_path="/m")})
+    assert (str(config.listen), str(config.engine_addresses), config.gpus) == ("127.0.0.1:8002", "8100-8199", "all")
+    assert config.models["a"].sleep == Sleep(level=1, after=None)
+    assert (config.models["a"].load_stall, config.models["a"].load_timeout) == (300.0, None)
+
+
+def test_a_file_says_everything_in_units() -> None:
+    config = decode(
+        b"""
+id: Box-1
+gpus: [0, 1, 3]
+gateways: ["http://127.0.0.1:8001", "https://[fd00::1]:8001/"]
+listen: 10.0.0.5:8002
+token_file: t
+engine_addresses: 10.0.0.5:9000-9001
+engine: /opt/vllm/bin/python
+host_memory_for_sleep: 1.5GiB
+models:
+  a: {model_path: org/a, served_name: org/A, context_length: 8k, gpu_memory: 45%, sleep: {level: 2, after: 90s},
+      stop_after: 2h, tensor_parallel: 2, gpus: [3, 0], warmup: {requests: 0}, load_timeout: 10m, max_starvation: 2m}
+  b.2:
+    {model_path: /b.gguf, tokenizer_path: /b, trust_remote_code: true, gpu_memory: {kv: 8GiB}, sleep: null, pin: true,
+     engine: {device: cpu}, environment: {OMP_NUM_THREADS: 4},
+     flags: {enforce-eager: true, max-num-seqs: 8, dtype: bfloat16, revision: 1.0, lora-modules: [x=/x],
+             hf-overrides: {a: [1]}}}
+"""
+    )
+    a, b = config.models.values()
+    assert (config.id, config.gpus, config.host_memory_for_sleep) == ("Box-1", (0, 1, 3), 3 * 2**29)
+    assert config.gateways == ("http://127.0.0.1:8001", "https://[fd00::1]:8001/")
+    assert (config.listen, config.engine_addresses) == (Address("10.0.0.5", 8002), Places("10.0.0.5", 9000, 9001))
+    assert (a.context_length, a.gpu_memory, a.sleep) == (8000, 0.45, Sleep(level=2, after=90.0))
+    assert (a.stop_after, a.gpus, a.warmup, a.load_timeout) == (7200.0, (3, 0), Warmup(requests=0), 600.0)
+    assert (b.gpu_memory, b.sleep, b.pin, b.trust_remote_code) == (KvMemory(kv=8 * 2**30), None, True, True)
+    assert b.flags == {
+        "enforce-eager": True,
+        "max-num-seqs": 8,
+        "dtype": "bfloat16",
+        "revision": 1.0,
+        "lora-modules": ["x=/x"],
+        "hf-overrides": {"a": [1]},
+    }
+    assert [config.served_name(name) for name in config.models] == ["org/A", "b.2"]
+    assert [config.engine_of(name) for name in config.models] == [
+        Engine(python="/opt/vllm/bin/python"),
+        Engine(device="cpu"),
+    ]
+    assert decode(explain(config).encode()) == config
+
+
+def test_engines_on_sockets_and_simulated_ones() -> None:
+    config = decode(f"{A}engine_addresses: unix:/run/weir\nengine: {{simulated: h100-8b}}".encode())
+    assert (config.engine_addresses, config.engine) == (Places(sockets="/run/weir"), Engine(simulated="h100-8b"))
+    assert decode(explain(config).encode()) == config
+
+
+def test_the_commented_example_is_good_and_shows_every_field() -> None:
+    data = EXAMPLE.read_bytes()
+    config = decode(data, EXAMPLE.name)
+    assert decode(explain(config).encode()) == config
+    kinds = structs_of(SidecarConfig)
+    assert {SidecarConfig, Profile, Sleep, Warmup, Engine, KvMemory} == kinds
+    fields = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
+    assert {name for name in fields if f"{name}:" not in data.decode()} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "pool"),
+    [
+        ("8100-8100", Places(first=8100, last=8100)),
+        ("[fd00::1]:1-65535", Places("[fd00::1]", 1, 65_535)),
+        ("unix:/run/weir", Places(sockets="/run/weir")),
+        ("unix:/", Places(sockets="/")),
+    ],
+)
+def test_a_pool_of_addresses_is_written_as_it_is_read(text: str, pool: Places) -> None:
+    assert (Places.parse(text), str(pool)) == (pool, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["8199-8100", "0-9", "8100", "1-65536", "0.0.0.0:1-2", "[::]:1-2", "unix:run", "unix:", "a b:1-2", "8100-8199 "],
+)
+def test_what_is_no_pool_of_addresses(text: str) -> None:
+    assert Places.parse(text) is None
+
+
+def test_where_an_engine_listens() -> None:
+    ports, sockets = Places("10.0.0.5", 9000, 9001), Places(sockets="/run/weir")
+    assert (ports.ports, sockets.ports) == ((9000, 9001), ())
+    assert ports.on_port(9000).url == "http://10.0.0.5:9000"
+    assert sockets.on_socket("a").url == "unix:///run/weir/a.sock"
+    assert Places(sockets="/").on_socket("a") == Place(uds="/a.sock")
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("[::1]", True), ("Localhost", True), ("10.0.0.1", False), ("h", False)],
+)
+def test_loopback_hosts(host: str, own: bool) -> None:
+    assert is_loopback(host) is own
+
+
+def test_no_name_is_both_allowed_and_the_sidecars() -> None:
+    assert set(FLAGS) & set(OWNED) == set()
+    assert VARIABLES & set(OWNED_VARIABLES) == set()
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------------
+
+ADDRESS = "the sidecar gives every engine its address, from engine_addresses"
+NO = "expected no such flag:"
+KEY = "an engine's routes for sleeping ask for no key, so its address is its guard (engine_addresses)"
+GPUS = "the GPUs of a model are counted by tensor_parallel and named by gpus"
+FIELDS = (
+    "model_path, tokenizer_path, served_name, context_length, trust_remote_code, tensor_parallel, gpus, gpu_memory, "
+    "sleep, stop_after, pin, max_starvation, warmup, load_stall, load_timeout, engine, flags, environment"
+)
+TOP = (
+    "version, id, gpus, gateways, token_file, listen, engine_addresses, engine, host_memory_for_sleep, state_file, "
+    "log_dir, models"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # the reader, as policies have it
+        ("", ["1: found no models, expected models: a mapping"]),
+        ("a: [", ["1: found a YAML error (expected the node content, but found '<stream end>', while parsing a flow "]),
+        (A + A, ["2: models: found 'models' a second time (first on line 1), expected each field once"]),
+        (A + "version: 2", ["2: version: found '2', expected 1"]),
+        (A + "gpu: all", [f"2: found unknown field 'gpu', expected one of {TOP} (did you mean gpus?)"]),
+        ("models: {}", ["1: models: found no model, expected at least one: what the sidecar may run"]),
+        (
+            "engine_addresses: 9000-9999\nmodels:\n" + "".join(f"  m{n}: {{model_path: /m}}\n" for n in range(257)),
+            ["2: models: found 257 models, expected at most 256: as many as a report to a gateway holds"],
+        ),
+        (
+            "models:\n  A/b: {model_path: /m}",
+            ["2: models: found the name 'A/b', expected a lower-case name of letters, digits, _ . and -"],
+        ),
+        (
+            "models:\n  a: {modelpath: /m}",
+            [
+                f"2: models.a: found unknown field 'modelpath', expected one of {FIELDS} (did you mean model_path?)",
+                "2: models.a: found no model_path, expected model_path: a folder, a file or the model's id on a hub",
+            ],
+        ),
+        # one field
+        (
+            "models: {a: {model_path: --port}}",
+            ["1: models.a.model_path: found '--port', expected a folder, a file or the model's id on a hub"],
+        ),
+        (
+            of("gpu_memory: 8GiB"),
+            [
+                "1: models.a.gpu_memory: found '8GiB', expected auto or a share such as 80%, at least 2%, at most 100% "
+                "or a mapping with kv"
+            ],
+        ),
+        (of("sleep: {level: 3}"), ["1: models.a.sleep.level: found '3', expected 1 or 2"]),
+        (
+            of("sleep: {after: 5}"),
+            ["1: models.a.sleep.after: found '5', expected a time such as 250ms, 10s, 5m, at least 1s, at most 30d"],
+        ),
+        (
+            of("tensor_parallel: 0"),
+            ["1: models.a.tensor_parallel: found '0', expected a number such as 256, 200k, 1M, at least 1, at most 64"],
+        ),
+        (of("flags: [a]"), ["1: models.a.flags: found a list, expected a mapping"]),
+        (
+            A + "listen: 8002",
+            ["2: listen: found '8002', expected HOST:PORT such as 127.0.0.1:8002"],
+        ),
+        (
+            A + "listen: h:65536",
+            ["2: listen: found 'h:65536', expected HOST:PORT such as 127.0.0.1:8002"],
+        ),
+        (
+            A + "engine_addresses: 0.0.0.0:8100-8199",
+            [
+                "2: engine_addresses: found '0.0.0.0:8100-8199', expected ports such as 8100-8199 or "
+                "10.0.0.11:8100-8199, or a folder for sockets such as unix:/run/weir"
+            ],
+        ),
+        (
+            A + 'gateways: ["http://h:8001/fleet"]',
+            [
+                "2: gateways[0]: found 'http://h:8001/fleet', expected the control port of a gateway: http://HOST:PORT "
+                "or https://HOST:PORT"
+            ],
+        ),
+        # GPUs
+        (A + "gpus: []", ["2: gpus: found no GPU, expected all, or a list of at least one"]),
+        (A + "gpus: [0, 0]", ["2: gpus: found a GPU twice, expected each GPU once"]),
+        (of("gpus: [0, 0]"), ["1: models.a.gpus: found a GPU twice in [0, 0], expected each GPU once"]),
+        (
+            of("gpus: [0], tensor_parallel: 2"),
+            ["1: models.a.gpus: found 1 in [0], expected as many as tensor_parallel says, 2"],
+        ),
+        (
+            of("gpus: [1, 7], tensor_parallel: 2", "gpus: [0, 1]"),
+            ["1: models.a.gpus[1]: found the GPU 7, expected one of the sidecar's own: 0, 1"],
+        ),
+        (
+            of("tensor_parallel: 4", "gpus: [0, 1]"),
+            ["1: models.a.tensor_parallel: found 4, expected at most the number of the sidecar's GPUs, 2"],
+        ),
+        # idle
+        (
+            of("pin: true, stop_after: 1h, sleep: {after: 5m}"),
+            [
+                "1: models.a.sleep.after: found 5m, expected null: a pinned model is always ready",
+                "1: models.a.stop_after: found 1h, expected null: a pinned model is always ready",
+            ],
+        ),
+        (
+            of("stop_after: 5m, sleep: {after: 10m}"),
+            ["1: models.a.stop_after: found 5m, expected more than sleep.after, 10m, or it would never sleep"],
+        ),
+        (
+            of("load_timeout: 2m"),
+            ["1: models.a.load_timeout: found 2m, expected at least load_stall, 5m"],
+        ),
+        # names
+        (
+            "models:\n  a: {model_path: /m}\n  b: {model_path: /m, served_name: a}",
+            ["3: models.b.served_name: found the served name a, expected another than models.a has"],
+        ),
+        (
+            "models:\n  a: {model_path: /m, served_name: b}\n  b: {model_path: /m}",
+            ["3: models.b: found the served name b, expected another than models.a has"],
+        ),
+        # engines
+        (
+            of("engine: {python: p, simulated: s}", "engine: {python: p, simulated: s}"),
+            [
+                "1: models.a.engine.simulated: found python as well, expected one of them: a simulated engine is "
+                "no vLLM",
+                "2: engine.simulated: found python as well, expected one of them: a simulated engine is no vLLM",
+            ],
+        ),
+        # addresses
+        (
+            A + "listen: 0.0.0.0:8002",
+            ["2: listen: found 0.0.0.0:8002, which other machines can reach, expected a token_file beside it"],
+        ),
+        (
+            A + "engine_addresses: 10.0.0.5:8100-8199\nengine: {simulated: h100-8b}",
+            ["2: engine_addresses: found 10.0.0.5, expected 127.0.0.1, where simulated engines listen"],
+        ),
+        (
+            A + 'gateways: ["http://h:1", "http://h:1/"]',
+            ["2: gateways[1]: found http://h:1/ again (as in gateways[0]), expected each gateway once"],
+        ),
+        (
+            A + "engine_addresses: 8000-8099\nlisten: 127.0.0.1:8002",
+            ["2: engine_addresses: found port 8002, which is listen's, expected ports of their own"],
+        ),
+        (
+            "models: {a: {model_path: /a}, b: {model_path: /b}}\nengine_addresses: 1-1",
+            ["2: engine_addresses: found fewer ports (1) than models (2), expected a port for each model"],
+        ),
+        (
+            f"{A}engine_addresses: unix:/{'d' * 99}\n".replace("{a:", "{abc:"),
+            [
+                "2: engine_addresses: found a path of 109 bytes for the socket of abc, expected at most 107 bytes: a "
+                "shorter folder or name"
+            ],
+        ),
+        # flags and variables
+        (of("flags: {api-key: k}"), [f"1: models.a.flags.api-key: found the flag 'api-key', {NO} {KEY}"]),
+        (of("flags: {port: 1}"), [f"1: models.a.flags.port: found the flag 'port', {NO} {ADDRESS}"]),
+        (of("flags: {--uds: x}"), [f"1: models.a.flags.--uds: found the flag '--uds', {NO} {ADDRESS}"]),
+        (of("flags: {host: x}"), [f"1: models.a.flags.host: found the flag 'host', {NO} {ADDRESS}"]),
+        (
+            of("flags: {pipeline_parallel_size: 2}"),
+            [f"1: models.a.flags.pipeline_parallel_size: found the flag 'pipeline_parallel_size', {NO} {GPUS}"],
+        ),
+        (
+            of("flags: {max-model-len: 8}"),
+            [
+                "1: models.a.flags.max-model-len: found the flag 'max-model-len', expected no such flag: "
+                "context_length says it"
+            ],
+        ),
+        (
+            of("flags: {no-enable-sleep-mode: true}"),
+            [
+                "1: models.a.flags.no-enable-sleep-mode: found the flag 'no-enable-sleep-mode', "
+                "expected no such flag: sleep says it"
+            ],
+        ),
+        (
+            of("flags: {max-num-seqs: x, enforce-eager: 1, dtype: -x, hf-overrides: [1], lora-modules: a, seed: }"),
+            [
+                "1: models.a.flags.max-num-seqs: found 'x', expected a number",
+                "1: models.a.flags.enforce-eager: found '1', expected true or false",
+                "1: models.a.flags.dtype: found '-x', expected text that does not begin with -",
+                "1: models.a.flags.hf-overrides: found '[1]', expected a mapping",
+                "1: models.a.flags.lora-modules: found 'a', expected a list of text and numbers that do not "
+                "begin with -",
+                "1: models.a.flags.seed: found nothing, expected a number",
+            ],
+        ),
+        (
+            of("environment: {VLLM_SERVER_DEV_MODE: 1, CUDA_VISIBLE_DEVICES: 0, VLLM_API_KEY: k}"),
+            [
+                "1: models.a.environment.VLLM_SERVER_DEV_MODE: found the variable VLLM_SERVER_DEV_MODE, expected "
+                "no such "
+                "variable: the sidecar sets it for models that may sleep (sleep)",
+                "1: models.a.environment.CUDA_VISIBLE_DEVICES: found the variable CUDA_VISIBLE_DEVICES, expected "
+                "no such "
+                "variable: the sidecar sets it from the model's GPUs (gpus)",
+                "1: models.a.environment.VLLM_API_KEY: found the variable VLLM_API_KEY, "
+                f"expected no such variable: {KEY}",
+            ],
+        ),
+    ],
+)
+def test_every_mistake_gets_exactly_its_line(text: str, expected: list[str]) -> None:
+    found = problems(text)
+    assert len(found) == len(expected)
+    for line, start in zip(found, expected, strict=True):
+        whole = f"s.yaml:{start}"
+        assert line == whole if not start.endswith(" ") else line.startswith(whole)
+
+
+def test_what_is_no_flag_is_answered_with_those_there_are_and_the_nearest() -> None:
+    (found,) = problems(of("flags: {max_num_seq: 8}"))
+    assert found.startswith(
+        "s.yaml:1: models.a.flags.max_num_seq: found the flag 'max_num_seq', expected one of async-"
+    )
+    assert found.endswith(" more (did you mean max-num-seqs?)")
+    (found,) = problems(of("environment: {VLLM_ATTENTION_BACKENDS: x}"))
+    assert found.endswith(" more (did you mean VLLM_ATTENTION_BACKEND?)")
+
+
+def test_a_file_that_is_too_long_is_not_read() -> None:
+    assert problems(b"#" * (MAX_BYTES + 1)) == ["s.yaml:1: found 262145 bytes, expected at most 262144 bytes"]

@@ -1,0 +1,274 @@
+"""What models need: a table of figures made by hand from published architectures, and the laws of the arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.measured import MAX_BYTES, Measured, StateError, decode, encode
+from sidecar.core.memory import (
+    ACTIVATIONS,
+    CONTEXT,
+    FLOOR,
+    GIB,
+    GRAPHS,
+    MIB,
+    RESIDUE,
+    Need,
+    arithmetic,
+    asleep,
+    kv_bytes,
+    kv_element_bytes,
+    kv_per_sequence,
+    kv_per_token,
+    need,
+)
+from sidecar.core.model_config import ModelShape, shape_from
+from sidecar.core.model_fields import ModelError
+from sidecar.core.weights import Stored
+
+CONFIGS = Path(__file__).parent / "configs"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
+
+
+def shape(name: str) -> ModelShape:
+    return shape_from((CONFIGS / f"{name}.json").read_bytes())
+
+
+# Bytes of one token on one GPU of 1 and of 8, at 2 bytes: layers x KV heads x (K and V) x head_dim x 2.
+PER_TOKEN = [
+    ("llama-3-8b", 131_072, 16_384),  # 32 x 8 x 2 x 128 x 2; 1 head on each of 8
+    ("llama-3-8b-fp8", 131_072, 16_384),  # its weights are in 8 bits, its KV is not
+    ("llama-3-70b", 327_680, 40_960),  # 80 x 8 x 2 x 128 x 2
+    ("qwen2.5-7b", 57_344, 14_336),  # 28 x 4 x 2 x 128 x 2; 4 heads on 8 GPUs: one each, not half
+    ("qwen2.5-7b-awq", 57_344, 14_336),
+    ("qwen3-moe-30b", 98_304, 24_576),  # 48 x 4 x 2 x 128 x 2, head_dim given: 2048 / 32 would be 64
+    ("qwen3-tiny", 512, 256),  # 2 x 2 x 2 x 32 x 2
+    ("mistral-7b-window", 131_072, 16_384),  # as Llama, until the window is full
+    ("gemma-3-27b", 507_904, 63_488),  # 62 x 16 x 2 x 128 x 2, below the window
+    ("deepseek-v3", 70_272, 70_272),  # 61 x (512 + 64) x 2, the same on each GPU
+    ("mixtral-8x7b", 131_072, 16_384),  # experts keep nothing
+    ("jamba-mini", 16_384, 2_048),  # 4 layers of attention in 32: 4 x 8 x 2 x 128 x 2
+    ("bamba-9b", 12_288, 1_536),  # 3 layers of attention: 3 x 8 x 2 x 128 x 2
+    ("gpt2", 36_864, 6_144),  # 12 x 12 x 2 x 64 x 2; 12 heads on 8 GPUs: at most 2
+]
+
+
+@pytest.mark.parametrize(("name", "one", "eight"), PER_TOKEN)
+def test_bytes_of_kv_cache_per_token(name: str, one: int, eight: int) -> None:
+    assert (kv_per_token(shape(name)), kv_per_token(shape(name), gpus=8)) == (one, eight)
+    assert kv_bytes(shape(name), 1000) == 1000 * one + kv_per_sequence(shape(name))
+    half = kv_bytes(shape(name), 1000, kv_dtype="fp8")
+    assert half == 500 * one + kv_per_sequence(shape(name)), "fp8 halves the KV cache, not the states"
+
+
+def test_every_config_is_in_the_table() -> None:
+    assert sorted(name for name, _, _ in PER_TOKEN) == NAMES
+
+
+# Bytes of one sequence, however long, on one GPU of 1 and of 4.
+PER_SEQUENCE = [
+    ("llama-3-8b", 0, 0),
+    # 28 layers x (3 inputs x 8192 channels + 8192 x 16) x 2; all of it divided
+    ("jamba-mini", 8_716_288, 2_179_072),
+    # 29 layers x (3 x (8192 + 1 group x 2 x 128) + 128 heads x 64 x 128) x 2;
+    # on 4: 29 x (3 x (2048 + 256) + 262144) x 2, since each GPU needs the group
+    ("bamba-9b", 62_287_360, 15_605_248),
+]
+
+
+@pytest.mark.parametrize(("name", "one", "four"), PER_SEQUENCE)
+def test_bytes_of_state_per_sequence(name: str, one: int, four: int) -> None:
+    assert (kv_per_sequence(shape(name)), kv_per_sequence(shape(name), gpus=4)) == (one, four)
+    assert kv_bytes(shape(name), 0, sequences=3) == 3 * one
+
+
+def test_groups_of_mamba_2_are_divided_while_there_are_enough() -> None:
+    groups = msgspec.structs.replace(shape("bamba-9b").states[0], layers=1, groups=8)
+    nemotron = msgspec.structs.replace(shape("bamba-9b"), states=(groups,))
+    # (3 x (8192 / 4 + 8 / 4 groups x 2 x 128) + 32 heads x 64 x 128) x 2
+    assert kv_per_sequence(nemotron, gpus=4) == (3 * (2_048 + 512) + 262_144) * 2
+
+
+def test_a_window_holds_itself_a_block_and_what_is_being_computed() -> None:
+    mistral = shape("mistral-7b-window")
+    # 4095 + a block of 16 + 2048 in one step, of 131,072 bytes each
+    assert kv_bytes(mistral, 32_768, step=2048) == 6_159 * 131_072
+    # two sequences have a window each, and share the step
+    assert kv_bytes(mistral, 65_536, sequences=2, step=2048) == (2 * 4_111 + 2048) * 131_072
+    assert kv_bytes(mistral, 4_000, step=2048) == 4_000 * 131_072
+
+
+def test_only_local_layers_have_the_window() -> None:
+    # Of 62 layers 10 are global; 1023 + 16 + 2048 tokens in the others; a layer takes 8,192 bytes of a token.
+    assert kv_bytes(shape("gemma-3-27b"), 131_072, step=2048) == (52 * 3_087 + 10 * 131_072) * 8_192
+
+
+def test_elements_follow_the_flags() -> None:
+    assert [kv_element_bytes(), kv_element_bytes("float32"), kv_element_bytes("half", "fp8_e5m2")] == [2, 4, 1]
+    assert kv_element_bytes("float32", "bfloat16") == 2
+    with pytest.raises(ModelError, match="kv_cache_dtype is 'int3', expected auto or one of fp8"):
+        kv_element_bytes(kv_dtype="int3")
+
+
+def test_what_a_model_needs_is_the_sum_of_its_parts() -> None:
+    # Llama 3 70B on 2 GPUs: 141.1 GB of weights, 8,192 tokens of 163,840 bytes, 8,192 x 8,192 x 2 computed at once.
+    found = need(shape("llama-3-70b"), Stored(141_107_412_992), tokens=8_192, gpus=2)
+    assert found == Need(
+        weights=70_553_706_496,
+        kv=1_342_177_280,
+        activations=512 * MIB + 128 * MIB,
+        overhead=1024 * MIB,
+        tokens=8_192,
+        gpus=2,
+    )
+    assert found.total == sum(size for _, size in found.parts) == 73_640_714_240
+    assert found.without_kv == found.total - 1_342_177_280
+    assert arithmetic(found) == "weights 65.7, KV 1.2 for 8,192 tokens, activations 0.6, overhead 1.0"
+    eager = need(shape("llama-3-70b"), Stored(141_107_412_992), tokens=8_192, gpus=2, eager=True)
+    assert eager.overhead == CONTEXT
+    assert found.overhead == CONTEXT + GRAPHS
+
+
+# -- measured ---------------------------------------------------------------------------------------------------------
+
+
+def seen(without_kv: int, kv: int = 8 * GIB, asleep: int | None = None) -> Measured:
+    return Measured(settings="a", peak=without_kv + kv, settled=without_kv + kv, kv=kv, asleep=asleep)
+
+
+# 16 GiB of weights, 0.75 GiB of activations, 1 GiB of overhead are estimated; then what was measured without KV.
+CORRECTED = [
+    (20.0, (16.0, 0.75, 3.25)),  # more than estimated is overhead
+    (17.0, (16.0, 0.75, 0.25)),
+    (16.25, (16.0, 0.25, 0.0)),
+    (12.0, (12.0, 0.0, 0.0)),  # quantised while loading
+    (8.0, (8.0, 0.0, 0.0)),
+    (1.0, (8.0, 0.0, 0.0)),  # an engine that had gone
+]
+
+
+@pytest.mark.parametrize(("measured", "parts"), CORRECTED)
+def test_what_was_measured_replaces_the_estimate(measured: float, parts: tuple[float, float, float]) -> None:
+    tiny = msgspec.structs.replace(shape("llama-3-8b"), hidden=16_384)  # 8,192 x 16,384 x 2: 256 MiB
+    found = need(tiny, Stored(16 * GIB), tokens=8_192, measured=seen(int(measured * GIB)))
+    assert (found.weights / GIB, found.activations / GIB, found.overhead / GIB) == parts
+    assert (found.kv, found.measured) == (GIB, True), "the KV cache is what is wanted now"
+
+
+def test_measurements_survive_the_sidecar() -> None:
+    measured = {"llama": seen(20 * GIB), "qwen": seen(9 * GIB, asleep=GIB)}
+    assert decode(encode(measured)) == measured
+    assert decode(encode({})) == {}
+
+
+GOOD = {"settings": "a", "peak": 3, "settled": 2, "kv": 1}
+BAD_STATES = [
+    (b"", "cannot be read"),
+    (b"[]", "Expected `object`, got `array`"),
+    (b"\xff", "cannot be read"),
+    (b'{"version": 1}', "missing required field `measured`"),
+    (b'{"version": 2, "measured": {}}', "of version 2, expected 1"),
+    (b'{"version": 1, "measured": {"m": {"new": ' + b"[" * 100_000, "cannot be read"),
+    (b" " * (MAX_BYTES + 1), "4194305 bytes, expected at most 4194304"),
+    (msgspec.json.encode({"version": 1, "measured": {"m": GOOD | {"settled": 4}}}), r"a peak of 3 bytes.*measured"),
+    (msgspec.json.encode({"version": 1, "measured": {"m": GOOD | {"kv": 3}}}), "2 settled, 3 of KV cache"),
+    (msgspec.json.encode({"version": 1, "measured": {"m": GOOD | {"asleep": 3}}}), "3 asleep"),
+    (msgspec.json.encode({"version": 1, "measured": {"m": GOOD | {"kv": -1}}}), "Expected `int` >= 0"),
+    (msgspec.json.encode({"version": 1, "measured": {"": GOOD}}), "length >= 1"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), BAD_STATES)
+def test_a_state_file_that_cannot_be_read_says_why(data: bytes, message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        decode(data)
+
+
+# -- asleep -----------------------------------------------------------------------------------------------------------
+
+
+def test_asleep_it_keeps_a_residue_and_level_1_its_weights_in_host_memory() -> None:
+    large = need(shape("llama-3-70b"), Stored(140 * GIB), tokens=8_192, gpus=2)
+    assert RESIDUE == 1_229 * MIB
+    assert (asleep(large, 1).device, asleep(large, 1).host) == (RESIDUE, 140 * GIB)
+    assert (asleep(large, 2).device, asleep(large, 2).host) == (RESIDUE, 0)
+
+
+SLEPT: list[tuple[int | None, int]] = [(None, RESIDUE), (900 * MIB, 900 * MIB), (0, 256 * MIB), (60 * GIB, 30 * GIB)]
+
+
+@pytest.mark.parametrize(("kept", "residue"), SLEPT)
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_residue_that_was_measured_counts(kept: int | None, residue: int, level: Literal[1, 2]) -> None:
+    small = Need(weights=20 * GIB, kv=8 * GIB, activations=GIB, overhead=GIB, tokens=1)
+    assert asleep(small, level, seen(60 * GIB, asleep=kept)).device == residue
+
+
+# -- laws -------------------------------------------------------------------------------------------------------------
+
+models = st.sampled_from([shape(name) for name in NAMES])
+counts = st.integers(1, 512)
+tokens = st.integers(0, 10_000_000)
+stores = st.builds(Stored, st.integers(1, 2**42))
+measurements = st.builds(seen, st.integers(0, 2**38), st.integers(0, 2**38))
+
+
+@given(models, stores, tokens, counts, st.integers(1, 16), st.none() | measurements)
+def test_parts_are_never_negative_and_sum_to_the_total(
+    model: ModelShape, stored: Stored, held: int, sequences: int, gpus: int, measured: Measured | None
+) -> None:
+    found = need(model, stored, tokens=held, sequences=sequences, gpus=gpus, measured=measured)
+    assert min(size for _, size in found.parts) >= 0
+    assert found.total == found.weights + found.kv + found.activations + found.overhead
+    if measured is None:
+        assert found.activations >= ACTIVATIONS
+    else:
+        full = need(model, stored, tokens=held, sequences=sequences, gpus=gpus)
+        assert found.without_kv == max(measured.without_kv, int(full.weights * FLOOR))
+
+
+@given(models, stores, tokens, counts, st.integers(1, 16))
+def test_more_gpus_never_need_more_of_each(
+    model: ModelShape, stored: Stored, held: int, sequences: int, gpus: int
+) -> None:
+    fewer = need(model, stored, tokens=held, sequences=sequences, gpus=gpus)
+    more = need(model, stored, tokens=held, sequences=sequences, gpus=gpus + 1)
+    assert all(a >= b for (_, a), (_, b) in zip(fewer.parts, more.parts, strict=True))
+
+
+@given(models, tokens, tokens, counts, st.integers(1, 16))
+def test_more_tokens_or_sequences_never_take_less(
+    model: ModelShape, first: int, second: int, sequences: int, gpus: int
+) -> None:
+    few, many = sorted((first, second))
+    less = kv_bytes(model, few, sequences=sequences, gpus=gpus)
+    assert 0 <= less <= kv_bytes(model, many, sequences=sequences, gpus=gpus)
+    assert less <= kv_bytes(model, few, sequences=sequences + 1, gpus=gpus)
+    # What windows save is saved: never more than every token in every layer.
+    assert less <= few * kv_per_token(model, gpus=gpus) + sequences * kv_per_sequence(model, gpus=gpus)
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+    max_leaves=20,
+)
+entries = st.fixed_dictionaries({}, optional=dict.fromkeys(("settings", "peak", "settled", "kv", "asleep"), json))
+states = st.fixed_dictionaries(
+    {"version": st.sampled_from([1, 2]), "measured": st.dictionaries(st.text(max_size=3), entries, max_size=3) | json}
+)
+
+
+@given(st.binary(max_size=64) | (json | states).map(msgspec.json.encode))
+def test_whatever_a_state_file_holds_only_its_error_is_raised(data: bytes) -> None:
+    try:
+        found = decode(data)
+    except StateError:
+        return
+    assert decode(encode(found)) == found

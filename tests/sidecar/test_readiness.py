@@ -1,0 +1,193 @@
+"""Until an engine is ready: one that starts meanwhile, one that never does, hangs, dies, or is somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.processes import Child
+from sidecar.engine_api import ApiError, EngineApi
+from sidecar.readiness import ready
+from tests.sidecar.scripted import Scripted, answer, engine, play
+
+NOBODY = "unix:///nonexistent/socket"
+SAID = answer(b'{"choices":[{"text":"x"}]}')
+
+
+def serving(*names: str) -> bytes:
+    return answer(json.dumps({"data": [{"id": name} for name in names]}).encode())
+
+
+async def wait(
+    api: EngineApi,
+    *,
+    stall: float = 10.0,
+    hard: float | None = None,
+    progress: Callable[[], float] = lambda: 0.0,
+    dead: Awaitable[object] | None = None,
+    requests: int = 1,
+) -> None:
+    never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    await ready(api, progress, stall, hard, time.monotonic, dead=dead or never, requests=requests)
+    assert not never.cancelled()
+
+
+async def fails(waiting: Awaitable[None]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await waiting
+    return caught.value
+
+
+@pytest.mark.parametrize("where", ["tcp", "unix"])
+def test_a_process_that_starts_meanwhile(where: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with Scripted() as gone:
+            port = gone.origin.rpartition(":")[2]
+        origin = f"unix://{tmp_path}/s" if where == "unix" else gone.origin
+        listen = ["--uds", f"{tmp_path}/s"] if where == "unix" else ["--port", port]
+        async with EngineApi(origin, "m") as api:
+            waiting = asyncio.create_task(wait(api, requests=2))
+            argv = [sys.executable, "-m", "loadtest.engine", "--model", "m", "--speed", "10", *listen]
+            with Child("engine", argv, tmp_path / "log"):
+                await waiting
+                assert (await api.gauges()).steps >= 32.0  # the tokens of two requests
+
+    play(scene)
+
+
+def test_each_stage_is_asked_until_it_is_so() -> None:
+    async def scene() -> None:
+        targets: dict[str, Any] = {
+            "/health": [b"", answer(b"", 503), answer(b"")],
+            "/v1/models": [b"", answer(b"{}"), serving(), serving("other"), serving("other", "m")],
+            "/v1/completions": SAID,
+        }
+        async with Scripted(**targets) as server, EngineApi(server.origin, "m") as api:
+            await wait(api, requests=3)
+            asked = [target for _, target, _ in server.asked]
+            assert asked == ["/health"] * 3 + ["/v1/models"] * 5 + ["/v1/completions"] * 3
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("targets", "why"),
+    [
+        ({}, "/health: the connection ended"),
+        ({"/health": answer(b"", 503)}, "/health: it answered 503"),
+        ({"/health": answer(b""), "/v1/models": serving("other")}, "it serves ['other'], not 'm'"),
+        ({"/health": answer(b""), "/v1/models": b"HTTP/9 ?\r\n\r\n"}, "what answers is not HTTP"),
+        (
+            {"/health": answer(b""), "/v1/models": serving("m"), "/v1/completions": None},
+            "warm-up request 1 of 1 is not answered",
+        ),
+    ],
+)
+def test_without_progress_it_is_given_up_and_says_why(targets: dict[str, Any], why: str) -> None:
+    async def scene() -> None:
+        async with Scripted(b"", **targets) as server, EngineApi(server.origin, "m") as api:
+            began = time.monotonic()
+            error = await fails(wait(api, stall=0.2))
+            assert (error.kind, why in str(error)) == ("timeout", True), error
+            assert 0.2 <= time.monotonic() - began < 2.0
+
+    play(scene)
+
+
+def test_a_line_of_the_log_extends_the_time() -> None:
+    """It is written until half a second has passed; a stall is 0.2 s."""
+
+    async def scene() -> None:
+        began = time.monotonic()
+        async with EngineApi(NOBODY, "m") as api:
+            error = await fails(wait(api, stall=0.2, progress=lambda: min(time.monotonic(), began + 0.5)))
+        assert 0.7 <= time.monotonic() - began < 2.0
+        assert "0.2 s of them without progress" in str(error)
+
+    play(scene)
+
+
+def test_a_stage_reached_extends_the_time() -> None:
+    """Four answers, each of which takes more than half a stall."""
+
+    async def scene() -> None:
+        targets = {"/v1/models": serving("m"), "/v1/completions": SAID}
+        async with Scripted(answer(b""), **targets) as server, EngineApi(server.origin, "m") as api:
+            server.delay = 0.15
+            began = time.monotonic()
+            await wait(api, stall=0.25, requests=2)
+            assert time.monotonic() - began >= 0.6
+
+    play(scene)
+
+
+def test_the_hard_limit_ends_also_what_gets_on() -> None:
+    async def scene() -> None:
+        began = time.monotonic()
+        async with EngineApi(NOBODY, "m") as api:
+            error = await fails(wait(api, hard=0.2, progress=time.monotonic, dead=asyncio.Event().wait()))
+        assert (error.kind, time.monotonic() - began < 2.0) == ("timeout", True)
+
+    play(scene)
+
+
+def test_a_process_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with engine(tmp_path) as (child, origin):
+            async with EngineApi(origin, "another name") as api:
+                waiting = asyncio.ensure_future(
+                    fails(wait(api, dead=asyncio.to_thread(child.process.wait), stall=60.0))
+                )
+                await api.models()
+                assert not waiting.done()
+                child.kill()
+                killed = time.monotonic()
+                error = await waiting
+                assert (error.kind, time.monotonic() - killed < 1.0) == ("lost", True)
+                assert str(error).startswith("the process ended before it was ready: ")
+
+    play(scene)
+
+
+def test_one_that_had_ended_before_is_not_even_asked() -> None:
+    async def scene() -> None:
+        dead: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        dead.set_result(1)
+        async with Scripted(b"") as server, EngineApi(server.origin, "m") as api:
+            assert (await fails(wait(api, dead=dead))).kind == "lost"
+            assert server.asked == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("said", "kind"), [(answer(b"", 500), "status"), (b"", "lost"), (answer(b"{}"), "garbage")])
+def test_a_warm_up_that_fails_is_not_repeated(said: bytes, kind: str) -> None:
+    async def scene() -> None:
+        targets = {"/v1/models": serving("m"), "/v1/completions": said}
+        async with Scripted(answer(b""), **targets) as server, EngineApi(server.origin, "m") as api:
+            assert (await fails(wait(api))).kind == kind
+            assert len(server.asked) == 3
+
+    play(scene)
+
+
+def test_cancelled_it_leaves_nothing() -> None:
+    async def scene() -> None:
+        async with Scripted(None) as server, EngineApi(server.origin, "m") as api:
+            dead: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            waiting = asyncio.create_task(wait(api, dead=dead))
+            while not server.asked:
+                await asyncio.sleep(0.001)
+            waiting.cancel()
+            await asyncio.wait((waiting,))
+            assert waiting.cancelled()
+            assert not dead.done()
+
+    play(scene)

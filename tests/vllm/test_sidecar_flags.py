@@ -1,0 +1,53 @@
+"""What the sidecar may tell an engine, beside what a real vLLM's --help says it has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from loadtest.real_vllm import venv
+from sidecar.core.arguments import UNIFIED, help_commands, known_flags
+from sidecar.core.flags import FLAGS, OWNED, SWITCH, VARIABLES
+from sidecar.core.profile import Engine
+from tests.vllm import install
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+# Only older versions have these.
+GONE = {
+    "disable-log-requests",
+    "enable-reasoning",
+    "guided-decoding-backend",
+    "max-num-partial-prefills",
+    "override-pooler-config",
+    "rope-scaling",
+    "swap-space",
+    "task",
+}
+# Names of our own, refused as flags of vLLM would be.
+OURS = {"model-path", "tokenizer-path", "context-length", "tensor-parallel", "served-name"}
+
+
+def printed(argv: tuple[str, ...], env: dict[str, str]) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=180, env=env).stdout
+
+
+def test_a_real_vllm_has_every_flag_that_it_may_be_told() -> None:
+    reason = install.missing()
+    if reason:
+        if os.environ.get("WEIR_REQUIRE_VLLM") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    every, usage = help_commands(Engine(python=str(venv() / "bin" / "python")), "")
+    environ = {name: value for name, value in os.environ.items() if name in VARIABLES}
+    flags = known_flags(printed(every, environ))
+    assert flags - known_flags(printed(usage, environ)) <= {"--help", "--device-memory-utilization"}
+    assert {name for name in FLAGS if f"--{name}" not in flags} == GONE
+    assert {name for name in OWNED if f"--{name}" not in flags} == OURS
+    told = {*UNIFIED.values(), "--host", "--port", "--uds", "--gpu-memory-utilization", "--kv-cache-memory-bytes"}
+    assert told | {"--enable-sleep-mode"} <= flags
+    assert {name for name, kind in FLAGS.items() if kind == SWITCH and name not in GONE} == {
+        name for name in FLAGS if f"--no-{name}" in flags
+    }
