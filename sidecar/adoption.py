@@ -1,0 +1,83 @@
+"""What an earlier sidecar left: engines to adopt, by their records, and orphans to end, by their markers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Collection
+
+import msgspec
+
+from sidecar import kin
+from sidecar.core.addresses import Place
+
+LOOK_EVERY = 0.02  # seconds between two looks at what has got SIGKILL
+
+
+class NotOurs(Exception):
+    """There is no such process any more, or its number is another's by now."""
+
+
+class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What another sidecar must know to adopt an engine; for the state file.
+
+    `engine`: the value of its marker, SIDECAR/anything, never used twice. `started`: clock ticks since boot. `boot`:
+    the boot id, since number and ticks may both come again after a reboot. `log`: its output's file.
+    """
+
+    engine: str
+    pid: int
+    started: int
+    boot: str
+    log: str
+    place: Place
+
+
+def handle_for(record: ProcessRecord) -> int | None:
+    """A pidfd of the process a record is of, opened before its start time is compared. Raises NotOurs."""
+    gone = f"{record.engine}: process {record.pid} has ended"
+    try:
+        handle = kin.handle_of(record.pid)
+    except ProcessLookupError:
+        raise NotOurs(gone) from None
+    seen = kin.look(record.pid)
+    marker = kin.marker_of(record.pid)
+    why = None
+    if record.boot != kin.boot_id():
+        why = f"{record.engine}: the machine was started anew since process {record.pid} was"
+    elif seen is None or seen.ended:
+        why = gone
+    elif seen.started != record.started or marker not in {None, record.engine}:
+        why = f"{record.engine}: the number {record.pid} is another process's by now"
+    if why is not None:
+        if handle is not None:
+            os.close(handle)
+        raise NotOurs(why)
+    return handle
+
+
+async def end_orphans(sidecar: str, *, keep: Collection[str] = (), within: float = 10.0) -> tuple[int, ...]:
+    """SIGKILL what runs of this sidecar's engines, but for the engines named in `keep`, with all their descendants.
+
+    The pids that are still there after `within` seconds.
+    """
+    clock = asyncio.get_running_loop().time
+    until = clock() + within
+    known: dict[int, int] = {}
+    while True:
+        found = {orphan.pid: orphan for orphan in kin.orphans(sidecar) if orphan.engine not in keep}
+        for orphan in found.values():
+            kindred = kin.family(orphan.engine, since=orphan.started, leader=None)
+            known |= {seen.pid: seen.started for seen in kindred}
+        left = [pid for pid, started in known.items() if _runs(pid, started)]
+        if not left or clock() > until:
+            return tuple(left)
+        for pid in left:
+            kin.send(pid, known[pid], signal.SIGKILL)
+        await asyncio.sleep(LOOK_EVERY)
+
+
+def _runs(pid: int, started: int) -> bool:
+    seen = kin.look(pid)
+    return seen is not None and seen.started == started and not seen.ended

@@ -1,0 +1,151 @@
+"""Who belongs to an engine, as /proc tells it, and signals that cannot reach a stranger.
+
+A process is known by its number *and* its start time, since numbers are used again. An engine's family is its leader's
+session and process group, whatever carries its marker in the environment (a child that left the session), and the
+descendants of all these. A session or group counts only while its number cannot have passed to a stranger: as long as
+the leader lives, or is a zombie of ours; a number is not given out again while either holds it.
+
+vLLM names its processes by setproctitle, which writes over the environment that /proc shows: measured, the marker of
+`VLLM::EngineCore` was gone. SPT_NOENV=1 keeps it, at the price of a shorter title, so `marked` sets both.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import msgspec
+
+MARKER = "WEIR_SIDECAR_ENGINE"
+ENVIRONMENT_MOST = 2 * 1024 * 1024  # bytes; Linux allows an environment more only with an unusual stack limit
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One process at one moment. `started`: clock ticks since boot, field 22 of /proc/PID/stat."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+    state: str
+    started: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is dead: a zombie waits only to be reaped."""
+        return self.state in "ZXx"
+
+
+class Orphan(msgspec.Struct, frozen=True):
+    """A process that carries the marker of `engine` and runs. `leads`: it leads its own session."""
+
+    engine: str
+    pid: int
+    started: int
+    leads: bool
+
+
+def marked(environment: Mapping[str, str], engine: str) -> dict[str, str]:
+    """`environment` with the marker of `engine`, kept visible whatever the process calls itself."""
+    return {**environment, MARKER: engine, "SPT_NOENV": "1"}
+
+
+def boot_id() -> str:
+    """Which boot of the machine this is: numbers and start times mean something only within one."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def look(pid: int) -> Seen | None:
+    """The process with this number now; None where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(b")")[2].split()  # the name before it may hold anything, also spaces and brackets
+    parent, group, session = map(int, fields[1:4])
+    return Seen(pid, parent, group, session, fields[0].decode(), int(fields[19]))
+
+
+def everyone() -> list[Seen]:
+    """Every process of the machine but ourselves."""
+    own = os.getpid()
+    numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [seen for pid in numbers if pid != own and (seen := look(pid)) is not None]
+
+
+def marker_of(pid: int) -> str | None:
+    """The engine whose marker a process carries; None where it has none, or we may not look, or it is a zombie."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read(ENVIRONMENT_MOST).split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    name = f"{MARKER}=".encode()
+    return next((text[len(name) :].decode(errors="replace") for text in variables if text.startswith(name)), None)
+
+
+def family(engine: str, *, since: int, leader: int | None, known: Collection[tuple[int, int]] = ()) -> list[Seen]:
+    """The processes of `engine`, zombies too, the leader among them.
+
+    `since`: its leader's start time, before which none of them can have started. `leader`: the number of its session
+    and group; None where that may be a stranger's by now. `known`: (pid, started) of those once found.
+    """
+    people = [seen for seen in everyone() if seen.started >= since]
+    found = {
+        seen.pid
+        for seen in people
+        if leader in (seen.group, seen.session) or (seen.pid, seen.started) in known or marker_of(seen.pid) == engine
+    }
+    while grown := {seen.pid for seen in people if seen.parent in found} - found:
+        found |= grown
+    return [seen for seen in people if seen.pid in found]
+
+
+def orphans(sidecar: str) -> list[Orphan]:
+    """What still runs of the engines of a sidecar, whose names are `sidecar` + "/" + anything, found by their marker.
+
+    Asked when a sidecar starts, these are what an earlier one left. Only processes whose environment we may read.
+    """
+    found = []
+    for seen in everyone():
+        engine = None if seen.ended else marker_of(seen.pid)
+        if engine is not None and engine.startswith(f"{sidecar}/"):
+            found.append(Orphan(engine, seen.pid, seen.started, seen.session == seen.pid))
+    return found
+
+
+def handle_of(pid: int) -> int | None:
+    """A pidfd, which is of one process for ever; None where the system has none to give. Raises ProcessLookupError."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return None  # ENOSYS before Linux 5.3 and in some sandboxes; EMFILE
+
+
+def send(pid: int, started: int, number: signal.Signals) -> bool:
+    """Signal one process. False: it has ended, or its number is another's by now, or we may not signal it.
+
+    The pidfd is opened before the start time is compared, so what is signalled is what was compared.
+    """
+    try:
+        handle = handle_of(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        seen = look(pid)
+        if seen is None or seen.started != started:
+            return False
+        if handle is None:
+            os.kill(pid, number)
+        else:
+            signal.pidfd_send_signal(handle, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        if handle is not None:
+            os.close(handle)
+    return True

@@ -1,0 +1,208 @@
+"""What an engine writes: into a file of bounded size, and its last lines into a ring.
+
+The engine has the file itself as its stdout and stderr, not a pipe to us, which this module then follows. So it never
+waits for us, however fast it writes or slow we are, and it goes on writing while no sidecar runs; a pipe would block
+it or kill it by EPIPE. What is read in one turn is bounded by the ring's size: whatever is further back than that
+would have left the ring anyway. It is passed over and counted, `dropped_bytes` of the ring; the file still has it.
+
+Past `most` bytes the file's end is copied to `PATH.1` and the file is cut to nothing, in place, since the engine holds
+it open. That bound is looked at every POLL seconds: a flood overshoots it by what it writes meanwhile, and nobody cuts
+the file while no sidecar runs. Bytes that come to neither file are counted in `lost_bytes`.
+
+The file's room is reserved beforehand, so that a disk that others fill up does not make the engine's writes fail. Where
+the file cannot be had (no such folder, a read-only one, a full disk, no regular file), memory takes its place, with
+the same bound on a smaller size and without a `.1`: `error` says why, and the engine runs as it would have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from sidecar.ring import Ring
+
+POLL = 0.1  # seconds
+MOST = 16 * 1024 * 1024  # bytes of the file, and of the one before it
+SPARE = 4  # one part in so many more is reserved, for what comes between two looks
+SLICE = 1024 * 1024  # bytes copied in one turn of the loop
+IN_MEMORY = 4  # times the ring's size, where there is no file
+MODE = 0o640  # of both files: prompts may be in them
+KEEP_SIZE = 0x01  # FALLOC_FL_KEEP_SIZE of linux/falloc.h
+APPEND = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
+UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)  # by this file system: it goes without
+
+
+class Output:
+    """One engine's output. `fd` is what it gets as stdout and stderr.
+
+    `progress_at`: when output was last seen, by `clock` (monotonic seconds); at first, when this was made. `errors`
+    counts what went wrong with the file, `error` is the last of it. `path` is None where memory is in its place.
+    """
+
+    __slots__ = ("_at", "_clock", "_most", "error", "errors", "fd", "lost_bytes", "path", "progress_at", "ring")
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        writer: int | None = None,
+        ring: Ring | None = None,
+        most: int = MOST,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """For a new engine; `writer`: for the one with this pid, which has had its output for longer."""
+        self.ring = ring or Ring()
+        self.path: Path | None = path
+        self.error: str | None = None
+        self.errors = self.lost_bytes = 0
+        self.progress_at = clock()
+        self._clock = clock
+        self._most = most
+        try:
+            self.fd = _made(path, most + most // SPARE) if writer is None else _written_by(writer, path)
+        except OSError as error:
+            self._failed(f"{path} cannot take the engine's output" if writer is None else f"{path}", error)
+            self.fd = _memory()
+        if writer is not None:
+            self.path = _path_of(self.fd, path, writer)
+        elif self.errors:
+            self.path = None
+        if self.path is None:
+            self._most = IN_MEMORY * self.ring.size
+        size = os.fstat(self.fd).st_size
+        self._at = size if writer is None else max(0, size - self.ring.size)
+
+    def _failed(self, what: str, error: OSError) -> None:
+        self.errors += 1
+        self.error = f"{what}: {error.strerror or error}"
+
+    def _reserve(self) -> None:
+        try:
+            _allocate(self.fd, self._most + self._most // SPARE)
+        except OSError as error:
+            self._failed(f"no room for {self._most} bytes of output in {self.path}", error)
+
+    def read(self) -> None:
+        """One bounded look at what is new."""
+        try:
+            size = os.fstat(self.fd).st_size
+            if size < self._at:  # somebody else has cut it
+                self._at = 0
+            new = size - self._at
+            if new <= 0:
+                return
+            if new > self.ring.size:
+                self.ring.skip(new - self.ring.size)
+                self._at = size - self.ring.size
+            data = os.pread(self.fd, self.ring.size, self._at)
+        except OSError as error:
+            self._failed(f"the engine's output in {self.path} cannot be read", error)
+            return
+        self._at += len(data)
+        self.ring.feed(data)
+        self.progress_at = self._clock()
+
+    async def follow(self) -> None:
+        """Read and bound the file until cancelled."""
+        while True:
+            self.read()
+            try:
+                await self._bound()
+            except OSError as error:
+                self._failed(f"{self.path} cannot be cut", error)
+            await asyncio.sleep(POLL)
+
+    async def _bound(self) -> None:
+        size = os.fstat(self.fd).st_size
+        if size <= self._most:
+            return
+        start = max(0, size - self._most)
+        kept = start if self.path is None else await self._copy(self.path, start, size)
+        self.read()
+        self.lost_bytes += max(0, start + os.fstat(self.fd).st_size - kept)
+        os.ftruncate(self.fd, 0)
+        self._at = 0
+        if self.path is not None:
+            self._reserve()
+
+    async def _copy(self, path: Path, start: int, end: int) -> int:
+        """The place in the file up to which `PATH.1` has it: `end`, and what came since if that is not much."""
+        at = start
+        try:
+            with _before(path) as file:
+                while at < end:
+                    sent = os.sendfile(file.fileno(), self.fd, at, min(SLICE, end - at))
+                    if not sent:
+                        break
+                    at += sent
+                    await asyncio.sleep(0)
+                at += os.sendfile(file.fileno(), self.fd, at, SLICE)
+        except OSError as error:
+            self._failed(f"{path}.1 cannot be written", error)
+        return at
+
+    def close(self) -> None:
+        """A last look, then the file is closed."""
+        self.read()
+        os.close(self.fd)
+
+
+def _before(path: Path) -> BinaryIO:
+    """The file that the output before the present one is kept in, empty. Raises OSError."""
+    return open(f"{path}.1", "wb", opener=lambda name, flags: os.open(name, flags, MODE))
+
+
+def _memory() -> int:
+    fd = os.memfd_create("engine-output", os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # else what is written after a cut would leave a hole before it
+    return fd
+
+
+def _made(path: Path, size: int) -> int:
+    """The file, to read and to append to, with room for `size` bytes. Raises OSError also where it is no plain file."""
+    fd = os.open(path, APPEND | os.O_CREAT, MODE)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        _allocate(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _written_by(pid: int, path: Path) -> int:
+    """What a process has as its stdout, opened anew; `path` where that cannot be seen. Raises OSError."""
+    own = f"/proc/{pid}/fd/1"
+    source = own if os.access(own, os.R_OK | os.W_OK) else str(path)
+    if not stat.S_ISREG(os.stat(source).st_mode):
+        raise OSError(errno.EINVAL, "the engine's output is not a regular file")
+    return os.open(source, APPEND)
+
+
+def _path_of(fd: int, path: Path, pid: int) -> Path | None:
+    """Where the file is now that was made at `path`: there, or where it has been moved to; None: nowhere."""
+    for place in (path, Path(f"/proc/{pid}/fd/1")):
+        try:
+            resolved = place.resolve()
+            if os.path.samestat(os.fstat(fd), resolved.stat()):
+                return resolved
+        except OSError:
+            continue
+    return None
+
+
+def _allocate(fd: int, size: int) -> None:
+    """Make sure of room for the first `size` bytes of a file without making it longer. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if libc.fallocate(fd, KEEP_SIZE, 0, size) and (number := ctypes.get_errno()) not in UNSUPPORTED:
+        raise OSError(number, os.strerror(number))

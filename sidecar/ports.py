@@ -1,0 +1,87 @@
+"""Where a new engine can listen: a free port, a path for its socket that nobody holds.
+
+Both are looks, not reservations: between the look and the engine's own bind another process may be faster, and then
+the engine exits as it does for any port in use. What the sidecar itself has given away, the caller passes as `taken`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from sidecar.core.addresses import LONGEST_SOCKET, LOOPBACK
+
+BOUND = Path("/proc/net/unix")  # every bound unix socket of this network namespace, the path its last field
+
+
+class AddressTaken(Exception):
+    """There is no free port, or something else is at a socket's path; the message says what, and what to do."""
+
+
+def free_port(ports: Iterable[int], *, host: str = LOOPBACK, taken: Collection[int] = ()) -> int:
+    """The first of `ports` on which a server can start now. Raises AddressTaken.
+
+    Asked for without SO_REUSEADDR, on purpose: vLLM binds with it minutes before it listens, and until then a bind
+    that has it too would succeed.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    refused = ""
+    for port in ports:
+        if port in taken:
+            continue
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((host.strip("[]"), port))
+            except OSError as error:
+                refused = f"; the last one: {error.strerror}"
+                continue
+            return int(probe.getsockname()[1])
+    raise AddressTaken(
+        f"no free port on {host} in the sidecar's pool{refused}: give it more ports, or end what is there"
+    )
+
+
+def clear_socket(path: Path) -> None:
+    """Make a socket's path free: what a dead engine left there is removed. Raises AddressTaken, and removes nothing.
+
+    A socket that a process has bound without listening yet (vLLM, for the minutes that it loads) refuses a connection
+    as a dead one does; the kernel's list of bound sockets tells them apart.
+    """
+    name = os.fspath(path)
+    if len(os.fsencode(name)) > LONGEST_SOCKET:
+        raise AddressTaken(
+            f"{name}: longer than the {LONGEST_SOCKET} bytes of a unix socket's path: choose a shorter one"
+        )
+    try:
+        mode = path.lstat().st_mode
+        if not stat.S_ISSOCK(mode):
+            raise AddressTaken(f"{name} is there and is no socket: it was not removed; move it, or choose another path")
+        if _held(name):
+            raise AddressTaken(f"{name}: another process has this socket: end it, or choose another path")
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise AddressTaken(f"{name} cannot be freed for an engine: {error.strerror}") from error
+
+
+def _held(name: str) -> bool:
+    """Whether any process has the socket at this path. Raises OSError where that cannot be told."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(name)
+        except ConnectionRefusedError:
+            lines = BOUND.read_text(errors="surrogateescape").splitlines()
+            return any(line.split(maxsplit=7)[7:] == [name] for line in lines)
+        except BlockingIOError:  # its queue is full
+            return True
+        except OSError as error:
+            if error.errno == errno.EPROTOTYPE:  # it takes datagrams
+                return True
+            raise
+    return True
