@@ -54,9 +54,10 @@ test: check slow coverage ## everything a machine without a GPU can prove
 slow: $(STAMP)
 	$(PYTEST) -m 'slow and not vllm'
 
-# Of the core alone: it is where every branch is a decision, and its tests need no sockets.
+# Of the cores alone: they are where every branch is a decision, and their tests need no sockets.
 coverage: $(STAMP)
-	$(PYTEST) tests/core tests/properties -m 'not vllm' --cov=gateway.core --cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(PYTEST) -n $(WORKERS) tests/core tests/properties tests/sidecar -m 'not vllm and not slow' \
+		--cov=gateway.core --cov=sidecar.core --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 format: $(STAMP) ## let ruff put everything in its format
 	$(BIN)/ruff check --fix-only .

@@ -246,6 +246,7 @@ class Dispatch:
 
     def _in_time(self, call: Call, queues: Queues, pressure: Pressure, usable: Sequence[Engine], now: float) -> None:
         """Raises Refused if the call's turn will come too late. Fills in `predicted_wait`."""
+        pressure.offered(call, now)
         spare = max(engine.budget - engine.load for engine in usable[:LOOKED_AT])
         call.predicted_wait = wait = pressure.wait(queues, call, now, until=call.ttft_by, spare=spare)
         if not self.policy.deadlines.predict:

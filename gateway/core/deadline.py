@@ -21,10 +21,10 @@ RESIDENCE_WEIGHT = 0.05  # of one hold in their mean duration
 LEAST_SHARE = 0.01  # of the drain that a class is believed to get
 
 
-class DrainRate:
-    """Tokens given back per second, averaged with weights that fall by e in WINDOW.
+class TokenRate:
+    """Tokens per second, averaged with weights that fall by e in WINDOW.
 
-    `tokens` is what has come back since the last reading, and is for its owner to add to."""
+    `tokens` is what has come since the last reading, and is for its owner to add to."""
 
     __slots__ = ("_at", "_rate", "tokens")
 
@@ -53,8 +53,8 @@ class Drain:
     __slots__ = ("_by_class", "_lasted", "_rate", "_tokens", "held")
 
     def __init__(self, now: float) -> None:
-        self._rate = DrainRate(now)
-        self._by_class: dict[str, DrainRate] = {}
+        self._rate = TokenRate(now)
+        self._by_class: dict[str, TokenRate] = {}
         self.held = 0  # tokens
         self._lasted = self._tokens = 0.0  # means over holds: tokens x seconds, tokens
 
@@ -68,7 +68,7 @@ class Drain:
         self._rate.tokens += tokens
         rate = self._by_class.get(class_name)
         if rate is None:
-            rate = self._by_class[class_name] = DrainRate(now)
+            rate = self._by_class[class_name] = TokenRate(now)
         rate.tokens += tokens
         # Weighted by tokens: a mean over held tokens, as Little's law has it.
         self._lasted += RESIDENCE_WEIGHT * (tokens * lasted - self._lasted)
@@ -90,12 +90,17 @@ class Drain:
         `fair`: its share of the drain by weight among the classes that wait. It has that, and what it has had lately
         where that is more.
         """
+        rate = self.rate_of(class_name, fair, now)
+        return own / rate if rate else 0.0
+
+    def rate_of(self, class_name: str, fair: float, now: float) -> float:
+        """Tokens per second that a class is served, by the same rule; 0 where no rate is known."""
         rate = self.rate(now)
         if rate <= 1.0:
             return 0.0
         lately = self._by_class.get(class_name)
         had = lately.rate(now) / max(1.0, self._rate.rate(now)) if lately is not None else 0.0
-        return own / (rate * min(1.0, max(LEAST_SHARE, fair, had)))
+        return rate * min(1.0, max(LEAST_SHARE, fair, had))
 
 
 def service(call: Call, ttft: float, tpot: float) -> float:

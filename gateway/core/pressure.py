@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from gateway.core.breaker import errors_of
 from gateway.core.call import Call
 from gateway.core.choice import usable_of
-from gateway.core.deadline import Drain
+from gateway.core.deadline import Drain, TokenRate
 from gateway.core.fleet import Engine
 from gateway.core.mode import Mode, ModelMode, Signals, Window
 from gateway.core.places import SHARE, Places
@@ -21,13 +21,16 @@ from gateway.core.queues import Queues
 from gateway.core.ticket import Ticket
 
 SOON = 1.0  # seconds: nobody is told to come back sooner
+UNCROWDED = 0.9  # of what a class is served: newcomers that ask for less leave room for those who come back
 STEP_EVERY = 0.1  # seconds at least between two judgements of the mode
 
 
 class Pressure:
     """`drain` and `places` serve predictions, `level` is the mode as a number: 0 is normal."""
 
-    __slots__ = ("_judged_at", "_mode", "_order", "_ttfts", "_window", "drain", "level", "places", "readings")
+    __slots__ = (
+        "_judged_at", "_mode", "_offered", "_order", "_ttfts", "_window", "drain", "level", "places", "readings",
+    )  # fmt: skip
 
     def __init__(self, policy: Policy, now: float) -> None:
         self.drain = Drain(now)
@@ -37,6 +40,7 @@ class Pressure:
         self._mode = ModelMode(policy.modes)
         self._order = tuple(policy.classes)
         self._window = Window()
+        self._offered: dict[str, TokenRate] = {}  # by newcomers that could not start at once
         self._ttfts: dict[str, TTFTQuantile] = {}
         self._judged_at = -math.inf
         self.apply(policy)
@@ -46,6 +50,7 @@ class Pressure:
         self._mode.apply(policy.modes)
         self._order = tuple(policy.classes)
         self.places = {name: self.places.get(name) or Places() for name in policy.classes}
+        self._offered = {name: rate for name, rate in self._offered.items() if name in policy.classes}
         self._ttfts = {name: self._ttfts.get(name) or TTFTQuantile() for name in policy.classes}
 
     @property
@@ -91,16 +96,41 @@ class Pressure:
 
         Work ahead of it over the drain rate, two ways, and the longer: what waits now, by the queues' order; and its
         own class's work at its class's share, since more important calls keep coming while it waits. Booked work that
-        is due by `until` counts as ahead of a newcomer. `spare` tokens of its own need not be waited for.
+        comes due before a newcomer starts is ahead of it, that of after `until` is nobody's concern. `spare` tokens of
+        its own need not be waited for.
         """
-        short = max(0, call.cost - spare)
-        booked = self.places[call.class_name].ahead(now, until) if ticket is None else 0.0
+        short, name = max(0, call.cost - spare), call.class_name
         own, fair = queues.own_ahead(call, now, ticket)
-        everything = queues.ahead(call, now, (), booked) if ticket is None else queues.ahead_of(ticket, now)
-        return max(
-            self.drain.wait(everything + short, now),
-            self.drain.wait_of(call.class_name, own + booked + short, fair, now),
-        )
+        if ticket is not None:
+            ahead = self.drain.wait(queues.ahead_of(ticket, now) + short, now)
+            return max(ahead, self.drain.wait_of(name, own + short, fair, now))
+        places, booked = self.places[name], 0.0
+        crowded = self._crowded(name, fair, now)
+        while True:
+            ahead = self.drain.wait(queues.ahead(call, now, (), booked) + short, now)
+            wait = max(ahead, self.drain.wait_of(name, own + booked + short, fair, now))
+            due = places.ahead(now, min(now + wait, until)) * crowded
+            if due <= booked:
+                return wait
+            booked = due  # each time at least a second's bookings more, so HORIZON times at most
+
+    def offered(self, call: Call, now: float) -> None:
+        """A newcomer asks for a place in the queue."""
+        rate = self._offered.get(call.class_name)
+        if rate is None:
+            rate = self._offered[call.class_name] = TokenRate(now)
+        rate.tokens += call.cost
+
+    def _crowded(self, class_name: str, fair: float, now: float) -> float:
+        """How far newcomers must make way for booked work: 1 where they alone are more than their class is served.
+
+        Where they are less, those who come back find room in any case; refusing newcomers for their sake would only
+        have them come back too, and go on for ever: refusals of a bad minute must not outlast it.
+        """
+        offered, served = self._offered.get(class_name), self.drain.rate_of(class_name, fair, now)
+        if offered is None or not served:
+            return 1.0
+        return min(1.0, max(0.0, (offered.rate(now) / served - UNCROWDED) / (1.0 - UNCROWDED)))
 
     def place(self, queues: Queues, call: Call, now: float) -> float | None:
         """Seconds after which a call that is refused may come back and find a place; None: there is none."""

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from gateway.core.call import Call
-from gateway.core.deadline import EVERY, LEAST_SHARE, WINDOW, Drain, DrainRate, service, too_late
+from gateway.core.deadline import EVERY, LEAST_SHARE, WINDOW, Drain, TokenRate, service, too_late
 from tests.calls import a_call
 
 
@@ -20,7 +20,7 @@ def call(deadline: float = 100.0, ttft_by: float = math.inf, output: int = 0, n:
 
 
 def test_from_idleness_the_first_reading_is_what_was_seen() -> None:
-    rate = DrainRate(10.0)
+    rate = TokenRate(10.0)
     assert rate.rate(10.0) == 0.0
     rate.tokens += 500
     assert rate.rate(10.0 + EVERY / 2) == 0.0, "too soon to say"
@@ -28,7 +28,7 @@ def test_from_idleness_the_first_reading_is_what_was_seen() -> None:
 
 
 def test_later_readings_are_averaged_with_weights_that_fall_by_e_in_a_window() -> None:
-    rate = DrainRate(0.0)
+    rate = TokenRate(0.0)
     rate.tokens += 1000
     assert rate.rate(1.0) == 1000.0
     assert rate.rate(1.0 + WINDOW) == pytest.approx(1000.0 / math.e), "nothing came back"

@@ -70,14 +70,49 @@ def test_the_longer_of_two_ways_to_see_it() -> None:
     assert pressure.wait(queues, call("interactive"), 1.0) == pytest.approx(200 / 200)
 
 
-def test_booked_work_that_is_due_by_then_is_ahead_of_a_newcomer_and_not_of_who_waits() -> None:
+@pytest.mark.parametrize(
+    ("due_in", "until", "expected"),
+    [
+        ([], 99.0, 1.0),
+        ([0.5], 99.0, 1.0 + SHOWS),
+        ([2.4], 99.0, 1.0),  # after the newcomer has started
+        ([0.5, 0.6, 2.4], 99.0, 1.0 + 3 * SHOWS),  # the first two make it wait long enough for the third
+        ([0.5, 0.6, 2.4], 2.5, 1.0 + 2 * SHOWS),  # too late for the newcomer in any case
+    ],
+)
+def test_booked_work_that_is_due_before_a_newcomer_starts_is_ahead_of_it(
+    due_in: list[float], until: float, expected: float
+) -> None:
     pressure, queues = draining(), Queues(POLICY.classes)
-    pressure.places["default"].book(call(body=b"b"), 5.5, 1.0)
-    assert pressure.wait(queues, call(), 1.0, until=3.0) == pytest.approx(1.0)
-    assert pressure.wait(queues, call(), 1.0, until=10.0) == pytest.approx(1.0 + SHOWS)
+    for number, wait in enumerate(due_in):
+        pressure.places["default"].book(call(body=b"%d" % number), wait, 1.0)
+    assert pressure.wait(queues, call(), 1.0, until=until) == pytest.approx(expected)
     ticket = Ticket(call(), 1.0)
     queues.push(ticket)
     assert pressure.wait(queues, ticket.call, 1.0, ticket, until=10.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("offered", "expected"), [(50, 1.0), (95, 1.0 + SHOWS / 2), (100, 1.0 + SHOWS), (500, 1.0 + SHOWS)]
+)
+def test_newcomers_make_way_only_as_far_as_they_are_too_many_by_themselves(offered: int, expected: float) -> None:
+    """The class drains 100 tokens a second. Refusing newcomers for those who come back, where there is room for both,
+    would only have them come back too."""
+    pressure, queues = draining(), Queues(POLICY.classes)
+    pressure.places["default"].book(call(body=b"b"), 0.5, 1.0)
+    pressure.offered(call(tokens=offered // 2), 0.0)
+    pressure.offered(call(tokens=offered - offered // 2), 0.5)
+    assert pressure.wait(queues, call(), 1.0, until=99.0) == pytest.approx(expected)
+
+
+def test_what_a_class_was_offered_outlasts_a_reload() -> None:
+    pressure = draining()
+    pressure.offered(call(tokens=50), 0.0)
+    pressure.apply(Policy(classes={"default": TrafficClass()}))
+    pressure.offered(call(tokens=50), 0.5)
+    queues = Queues(POLICY.classes)
+    pressure.places["default"].book(call(body=b"b"), 0.5, 1.0)
+    assert pressure.wait(queues, call(), 1.0, until=99.0) == pytest.approx(1.0 + SHOWS)
 
 
 # -- places -----------------------------------------------------------------------------------------------------------

@@ -109,6 +109,15 @@ def test_where_there_are_no_keys_at_all_none_is_wrong() -> None:
 # -- trusted proxies --------------------------------------------------------------------------------------------------
 
 PROXIES = TrustedProxies(addresses=("10.1.0.0/16", "192.168.0.7", "fd00::/8", "unix"), tenant_header="x-who")
+
+
+def test_nor_is_one_that_a_proxy_passes_on_where_it_names_nobody() -> None:
+    who = Tenants(Policy(trusted_proxies=PROXIES))
+    assert who.identify({b"authorization": b"Bearer none"}, "10.1.2.3").name == "anonymous"
+    assert who.identify({b"authorization": b"Bearer none", b"x-who": b"anonymous"}, "8.8.8.8").name == "anonymous"
+    refused(who, {b"authorization": b"Bearer none", b"x-who": b"acme"}, peer="10.1.2.3")
+
+
 BEHIND = Policy(tenants=POLICY.tenants, keys_file="keys.txt", trusted_proxies=PROXIES)
 
 
