@@ -60,7 +60,6 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "prometheus_client": ("gateway/metrics.py",),
     "pynvml": ("sidecar/gpu.py",),
     "uvloop": ("gateway/serve.py", "sidecar/serve.py", "loadtest/"),
-    "watchfiles": ("gateway/reload.py",),
     "zmq": ("gateway/kv_events.py", "loadtest/engine/publisher.py"),
     "rich": ("gateway/cli.py", "loadtest/"),
 }
