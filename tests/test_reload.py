@@ -334,7 +334,14 @@ def test_a_file_that_is_gone_is_an_error_until_it_is_back(path: Path) -> None:
     play(path, scene)
 
 
-@pytest.mark.parametrize("half", ["", "version: 1\nserver: {max_conn", "version: 1\n"])
+@pytest.mark.parametrize(
+    "half",
+    [
+        "version: 1\nserver: {max_conn",
+        pytest.param("", marks=pytest.mark.slow),
+        pytest.param("version: 1\n", marks=pytest.mark.slow),
+    ],
+)
 def test_a_half_written_file_is_not_read(path: Path, half: str) -> None:
     """Also one that would be good as far as it goes."""
 
@@ -642,7 +649,7 @@ def some_trouble(path: Path, rng: random.Random) -> None:
     rng.choice(trouble)()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_whatever_happened_before_a_good_file_becomes_active(path: Path, seed: int) -> None:
     rng = random.Random(seed)
 

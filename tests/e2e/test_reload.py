@@ -279,6 +279,7 @@ def calls_ended(site: Site, **labels: str) -> float:
     return site.gateway.total("weir_requests_total", **labels)
 
 
+@pytest.mark.slow
 def test_ten_reloads_under_load(site: Site, engines: list[SimEngine]) -> None:
     reloads_under_load(site, engines, 10)
 

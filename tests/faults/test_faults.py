@@ -114,7 +114,11 @@ def test_a_failure_before_the_first_byte_is_retried_elsewhere_unseen(bad: str) -
 
 @pytest.mark.parametrize(
     ("bad", "stream"),
-    [(name, stream) for name in ("die_before_headers", "garbage", "503", "502", "hang") for stream in (False, True)],
+    [
+        pytest.param(name, stream, marks=[pytest.mark.slow] if name == "hang" else [])
+        for name in ("die_before_headers", "garbage", "503", "502", "hang")
+        for stream in (False, True)
+    ],
 )
 def test_when_every_engine_fails_the_caller_gets_one_clear_502_and_attempts_are_bounded(bad: str, stream: bool) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:

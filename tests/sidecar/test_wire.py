@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar import wire
@@ -67,6 +67,7 @@ def test_bad_messages(data: bytes, message: str) -> None:
     assert message in str(error.value)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(msgspec.json.encode))
 def test_nothing_else_is_ever_raised(data: bytes) -> None:
     for read in (wire.capacity_report, wire.demand_report, wire.ensured):
