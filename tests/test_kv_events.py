@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 import subprocess
@@ -255,10 +256,11 @@ def test_a_simulated_engine_publishes_what_becomes_of_its_cache(folder: Path, tm
 
         with sim.child:
             scene.events.listen(scene.engine, url)
-            for number in range(1, 4):  # the first may be over before the connection is made
-                await ask(number)
-                await scene.until(lambda: scene.residency._linked)
-            await scene.until(lambda: scene.residency.resident >= 16)
+            numbers = itertools.count(100)
+            async with asyncio.timeout(WITHIN):
+                while scene.residency.resident < 16:  # what it publishes before it knows of a subscriber is lost
+                    await ask(next(numbers))
+                    await asyncio.sleep(0.2)
             assert scene.residency.cut == -math.inf
             for number in range(10, 20):  # 17 blocks each: the cache turns over
                 await ask(number)
