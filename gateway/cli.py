@@ -18,9 +18,10 @@ from gateway.announce import announcement
 from gateway.assembly import engine_id
 from gateway.control.listener import is_loopback, split_address
 from gateway.core.advice import Advice, advise
+from gateway.core.checked import InvalidFile
 from gateway.core.explained import explain_call
 from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_file import PolicyError, decode_with_lines, explain
+from gateway.core.policy_file import decode_with_lines, explain
 from gateway.core.schema import schema_text
 from gateway.core.tenants import MAX_KEYS_BYTES, keys_from, with_keys
 from gateway.core.yaml_file import MAX_BYTES
@@ -106,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         return int(options.command(options))
-    except (Mistake, StartError, KeysError, PolicyError) as error:
+    except (Mistake, StartError, KeysError, InvalidFile) as error:
         print("\n".join(f"gateway: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return 2
 
@@ -359,7 +360,7 @@ def _checked(path: Path) -> tuple[Policy, list[Advice], str]:
             with_keys(policy, keys_from(_read(keys_file, "", MAX_KEYS_BYTES + 1), str(keys_file)), str(keys_file))
         elif keys_file is not None:
             note = f" (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)"
-    except PolicyError as error:
+    except InvalidFile as error:
         raise Mistake(str(error)) from error
     for index, engine in enumerate(policy.fleet.engines):
         try:

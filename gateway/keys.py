@@ -50,7 +50,7 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(key.strip().encode()).hexdigest()
 
 
-# -- the commands: each prints, and raises KeysError, or PolicyError for a file with mistakes -------------------------
+# -- the commands: each prints, and raises KeysError, or InvalidFile for a file with mistakes -------------------------
 
 
 def run_add(tenant: str, policy_file: Path) -> int:
@@ -118,7 +118,7 @@ def _named_in(policy_file: Path) -> tuple[Policy, Path]:
 def add(file: Path, tenant: str, today: str) -> str:
     """A new key of `tenant`, whose hash is on disk. Makes the file if need be, readable by its owner alone.
 
-    `today` becomes the line's comment. Raises KeysError, PolicyError.
+    `today` becomes the line's comment. Raises KeysError, InvalidFile.
     """
     key = "weir-" + secrets.token_urlsafe(RANDOM_BYTES)
     with _opened(file, os.O_RDWR | os.O_APPEND | os.O_CREAT) as descriptor:
@@ -134,7 +134,7 @@ def add(file: Path, tenant: str, today: str) -> str:
 
 
 def entries(file: Path) -> list[Entry]:
-    """Every key of the file, in its order; none where there is no file yet. Raises KeysError, PolicyError."""
+    """Every key of the file, in its order; none where there is no file yet. Raises KeysError, InvalidFile."""
     if not file.exists():
         return []
     with _opened(file, os.O_RDONLY) as descriptor:
@@ -142,7 +142,7 @@ def entries(file: Path) -> list[Entry]:
 
 
 def revoke(file: Path, digest: str) -> Entry:
-    """Take the one key whose hash begins with `digest` out of the file. Raises KeysError, PolicyError."""
+    """Take the one key whose hash begins with `digest` out of the file. Raises KeysError, InvalidFile."""
     with _opened(file, os.O_RDWR) as descriptor:
         found = [entry for entry in _entries(descriptor, file) if entry.digest.startswith(digest)]
         if len(found) != 1:

@@ -31,7 +31,7 @@ class LoadError(Exception):
 
 
 def load(path: Path, read: Read) -> Configuration:
-    """The configuration a policy file describes. Raises PolicyError, LoadError, and OSError for the policy itself."""
+    """The configuration a policy file describes. Raises InvalidFile, LoadError, and OSError for the policy itself."""
     policy = decode(read(path), str(path))
     if policy.keys_file is not None:
         file = path.parent / policy.keys_file

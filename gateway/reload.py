@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.policy_file import PolicyError
+from gateway.core.checked import InvalidFile
 from gateway.core.policy_status import PolicyStatus
 
 POLL = 0.25  # seconds between two looks
@@ -101,7 +101,7 @@ class PolicyFile:
         load: Callable[[Read], Loaded],
         log: Callable[[str], None],
         *,
-        failures: tuple[type[Exception], ...] = (PolicyError, OSError, ValueError),
+        failures: tuple[type[Exception], ...] = (InvalidFile, OSError, ValueError),
         poll: float = POLL,
         settle: float = SETTLE,
     ) -> None:

@@ -27,8 +27,8 @@ from gateway.assembly import ApplyError, Gateway
 from gateway.calllog import CallLog
 from gateway.control.app import control_app
 from gateway.control.listener import ControlPort
+from gateway.core.checked import InvalidFile
 from gateway.core.policy import EngineEntry
-from gateway.core.policy_file import PolicyError
 from gateway.core.policy_status import PolicyStatus
 from gateway.embedded import Embedded, EmbeddedFleet
 from gateway.loading import Configuration, LoadError, load
@@ -158,13 +158,13 @@ def _configuration(path: Path | None, which: str = "") -> tuple[PolicyFile | Non
     """The policy file, to be watched, and what it says now; its log lines begin with `which`. Raises StartError."""
     if path is None:
         return None, Configuration()
-    failures = (PolicyError, LoadError, ApplyError, OSError, ValueError)
+    failures = (InvalidFile, LoadError, ApplyError, OSError, ValueError)
     file = PolicyFile(path, partial(load, path), lambda line: _say(which + line), failures=failures)
     try:
         return file, file.first()
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}") from error
-    except (PolicyError, LoadError, ValueError) as error:
+    except (InvalidFile, LoadError, ValueError) as error:
         raise StartError(str(error)) from error
 
 

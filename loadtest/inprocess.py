@@ -16,10 +16,11 @@ import msgspec
 
 from gateway.assembly import Gateway
 from gateway.calllog import CallLog
+from gateway.core.checked import InvalidFile
 from gateway.core.fleet import Engine
 from gateway.core.outcome import Record
 from gateway.core.policy import EngineEntry, Logging, Policy
-from gateway.core.policy_file import PolicyError, decode
+from gateway.core.policy_file import decode
 from gateway.core.vllm import EngineSample, ModelCard
 from gateway.wire.client import Client, EngineError
 from gateway.wire.messages import Request
@@ -146,7 +147,7 @@ def policy_of(text: bytes) -> Policy:
     """The policy that `text` is, in YAML; b"": the defaults. Raises ValueError, which names the lines at fault."""
     try:
         return decode(text) if text.strip() else Policy()
-    except PolicyError as error:
+    except InvalidFile as error:
         raise ValueError(str(error)) from error
 
 

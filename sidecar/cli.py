@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from sidecar.core.config import MAX_BYTES, ConfigError, SidecarConfig, decode, explain
+from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, decode, explain
 
 DESCRIPTION = """\
 Weir's sidecar: decides which models are resident on one machine's GPUs.
@@ -95,5 +95,5 @@ def _checked(path: Path) -> SidecarConfig:
             return decode(file.read(MAX_BYTES + 1), str(path))
     except OSError as error:
         raise Mistake(f"{path}: {error.strerror}") from error
-    except ConfigError as error:
+    except InvalidFile as error:
         raise Mistake(str(error)) from error

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway import cli, keys
-from gateway.core.policy_file import PolicyError
+from gateway.core.checked import InvalidFile
 from gateway.core.tenants import keys_from
 from gateway.keys import KeysError, add, digest_of, entries, revoke
 
@@ -232,7 +232,7 @@ def test_many_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_a_bad_file_raises_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     file.write_text("x\ny\n")
-    with pytest.raises(PolicyError, match=r"(?s):1: .*:2: "):
+    with pytest.raises(InvalidFile, match=r"(?s):1: .*:2: "):
         entries(file)
 
 

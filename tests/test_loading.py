@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.policy_file import PolicyError
+from gateway.core.checked import InvalidFile
 from gateway.loading import LoadError, load
 
 ENGINES = "fleet: {engines: [{url: 'http://h:1', api_key_file: a.key}, {url: 'http://h:2'}]}\n"
@@ -51,7 +51,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(written(tmp_path, p_yaml="keys_file: k.txt\n"), Path.read_bytes)
     with pytest.raises(LoadError, match=r"fleet\.engines\[0\]\.url: .*port"):
         load(written(tmp_path, p_yaml="fleet: {engines: [{url: 'http://h:99999'}]}\n"), Path.read_bytes)
-    with pytest.raises(PolicyError):
+    with pytest.raises(InvalidFile):
         load(written(tmp_path, p_yaml="nonsense: 1\n"), Path.read_bytes)
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "none.yaml", Path.read_bytes)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.checked import InvalidFile
 from gateway.core.policy import Policy
-from gateway.core.policy_file import PolicyError, decode
+from gateway.core.policy_file import decode
 from gateway.reload import LIMIT, POLL, SETTLE, UNFORESEEN, PolicyFile, Read
 
 WITHIN = 10.0  # seconds; how soon it really is, is test_how_soon's business
@@ -43,7 +44,7 @@ class Watched:
         self.bug = self.transient = False
         self.meanwhile: Callable[[], object] | None = None
         self.file = PolicyFile(
-            path, self.load, self.lines.append, failures=(PolicyError, OSError, StartError), poll=poll, settle=settle
+            path, self.load, self.lines.append, failures=(InvalidFile, OSError, StartError), poll=poll, settle=settle
         )
 
     def load(self, read: Read) -> Policy:
@@ -542,7 +543,7 @@ def test_a_start_with_a_bad_file_is_the_caller_s_to_tell(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         watched.file.first()
     in_place(path, "nonsense")
-    with pytest.raises(PolicyError):
+    with pytest.raises(InvalidFile):
         watched.file.first()
     asyncio.run(watched.file.aclose())
     assert not threads()

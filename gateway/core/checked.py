@@ -40,6 +40,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return f"{where}found {self.found}, expected {self.expected}{hint}"
 
 
+class InvalidFile(Exception):
+    """A file that cannot be used: every problem found in it, in the order of its lines."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = sorted(problems, key=lambda problem: problem.line)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
 class Fault(msgspec.Struct, frozen=True):
     """One thing wrong with a tree of Structs that no single field can tell: where, and what would be right."""
 
@@ -95,12 +103,6 @@ class Reader:
     def problem(self, line: int, path: str, found: str, expected: str, nearest: str | None = None) -> None:
         self.problems.append(
             Problem(file=self.file, line=line, path=path, found=found, expected=expected, nearest=nearest)
-        )
-
-    def fault(self, root: Value, fault: Fault) -> None:
-        """A fault as a problem, on the line where as much of its path as is written begins."""
-        self.problem(
-            root.line_of(fault.path) or root.line, spelled(fault.path), fault.found, fault.expected, fault.nearest
         )
 
     def read(self, value: Value, kind: Any, path: str) -> Any:
@@ -178,6 +180,17 @@ def json_of(value: Value) -> Any:
     except msgspec.DecodeError:
         return value.text
     return value.text if isinstance(read, int) and not -(2**63) <= read < 2**64 else read
+
+
+def refuse(file: str, root: Value, faults: Iterable[Fault]) -> None:
+    """Raises InvalidFile where there is any fault, each told on the line where as much of its path as is written
+    begins. `file` is how messages call the file, `root` its tree."""
+    reader = Reader(file)
+    for fault in faults:
+        line = root.line_of(fault.path) or root.line
+        reader.problem(line, spelled(fault.path), fault.found, fault.expected, fault.nearest)
+    if reader.problems:
+        raise InvalidFile(reader.problems)
 
 
 def plain(value: Any, kind: Any, json: Callable[[Any], Any] = lambda value: value) -> Any:

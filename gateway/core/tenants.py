@@ -17,10 +17,9 @@ from typing import NoReturn
 
 import msgspec
 
-from gateway.core.checked import Problem, nearest
+from gateway.core.checked import InvalidFile, Problem, nearest
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy import Policy
-from gateway.core.policy_file import PolicyError
 from gateway.core.policy_traffic import Tenant
 
 ANONYMOUS = "anonymous"
@@ -36,7 +35,7 @@ _UNKNOWN: tuple[bytes, None] = (bytes(32), None)  # the digest of no key that an
 
 def keys_from(data: bytes, file: str) -> dict[str, str]:
     """A keys file as {SHA-256 in hexadecimal: tenant}. Lines are `SHA256HEX TENANT [comment]`, or begin with `#`, or
-    are blank; `file` is how messages call it. Raises PolicyError with every problem.
+    are blank; `file` is how messages call it. Raises InvalidFile with every problem.
 
     No message shows what stands where a hash should: it may be a key.
     """
@@ -47,7 +46,7 @@ def keys_from(data: bytes, file: str) -> dict[str, str]:
 
     if len(data) > MAX_KEYS_BYTES:
         problem(1, f"{len(data)} bytes", f"at most {MAX_KEYS_BYTES} bytes")
-        raise PolicyError(problems)
+        raise InvalidFile(problems)
     keys: dict[str, str] = {}
     lines: dict[str, int] = {}
     for line, _, (digest, *rest) in key_lines(data):
@@ -64,7 +63,7 @@ def keys_from(data: bytes, file: str) -> dict[str, str]:
     if len(keys) > MAX_KEYS:
         problem(1, f"{len(keys)} keys", f"at most {MAX_KEYS}")
     if problems:
-        raise PolicyError(problems)
+        raise InvalidFile(problems)
     return keys
 
 
@@ -79,7 +78,7 @@ def key_lines(data: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
 
 
 def with_keys(policy: Policy, keys: Mapping[str, str], file: str) -> Policy:
-    """The policy with a keys file's keys among its tenants' own. Raises PolicyError with every key of a tenant that the
+    """The policy with a keys file's keys among its tenants' own. Raises InvalidFile with every key of a tenant that the
     policy does not have, and every one that is already another's."""
     owners = {digest: name for name, tenant in policy.tenants.items() for digest in tenant.keys}
     problems: list[Problem] = []
@@ -94,7 +93,7 @@ def with_keys(policy: Policy, keys: Mapping[str, str], file: str) -> Policy:
         elif digest not in owners:
             added.setdefault(name, []).append(digest)
     if problems:
-        raise PolicyError(problems)
+        raise InvalidFile(problems)
     tenants = {
         name: msgspec.structs.replace(tenant, keys=(*tenant.keys, *added.get(name, ())))
         for name, tenant in policy.tenants.items()

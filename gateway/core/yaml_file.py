@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 import yaml
 
-from gateway.core.checked import Reader, Value, dotted, plain, shortened
+from gateway.core.checked import InvalidFile, Reader, Value, dotted, plain, shortened
 
 MAX_BYTES = 256 * 1024  # about 3,000 engines
 MAX_NODES = 20_000  # after aliases: a file that grows by reference is refused before it is built
 MAX_DEPTH = 16
 WIDTH = 120  # columns of what is explained
+
+T = TypeVar("T")
 
 _BARE = re.compile(r"-?[A-Za-z0-9][A-Za-z0-9_./%-]*", re.ASCII)
 _ESCAPED = {'"': '\\"', "\\": "\\\\"}
@@ -32,22 +34,28 @@ _REMEDIES = (
 )
 
 
-class Unreadable(Exception):
-    """A file whose reading ended before its end; the reader's problems say why."""
+def read_file(data: bytes, name: str, kind: type[T]) -> tuple[T, Value]:
+    """What a file says as a Struct of a kind, and its tree, whose `line_of` says where something is written. `name` is
+    how messages call the file. Raises InvalidFile."""
+    reader = Reader(name)
+    root = _read_tree(data, reader)
+    value: T = reader.read(root, kind, "")
+    if reader.problems:
+        raise InvalidFile(reader.problems)
+    return value, root
 
 
-def read_tree(data: bytes, reader: Reader) -> Value:
-    """The file as a plain tree. Duplicate keys, and what ended the reading, are gathered in `reader`. Raises Unreadable
-    where the reading ended."""
+def _read_tree(data: bytes, reader: Reader) -> Value:
+    """The file as a plain tree; duplicate keys are gathered in `reader`. Raises InvalidFile where the reading ended."""
     if len(data) > MAX_BYTES:
         reader.problem(1, "", f"{len(data)} bytes", f"at most {MAX_BYTES} bytes")
-        raise Unreadable
+        raise InvalidFile(reader.problems)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         reader.problem(line, "", f"the byte 0x{data[error.start]:02x}", "UTF-8 text")
-        raise Unreadable from None
+        raise InvalidFile(reader.problems) from None
     try:
         return _Tree(yaml.parse(text, yaml.SafeLoader), reader).document()
     except yaml.reader.ReaderError as error:
@@ -60,7 +68,7 @@ def read_tree(data: bytes, reader: Reader) -> Value:
         found = f"a YAML error ({error.problem}{context})"
         remedy = next((remedy for words, remedy in _REMEDIES if words in found), "")
         reader.problem(mark.line + 1, "", found, f"valid YAML{remedy}")
-    raise Unreadable
+    raise InvalidFile(reader.problems)
 
 
 def _at(event: Any) -> int:
@@ -89,7 +97,7 @@ class _Tree:
 
     def _stop(self, event: Any, path: str, found: str, expected: str) -> NoReturn:
         self._reader.problem(_at(event), path, found, expected)
-        raise Unreadable
+        raise InvalidFile(self._reader.problems)
 
     def _node(self, event: Any, path: str, depth: int) -> Value:
         line = _at(event)

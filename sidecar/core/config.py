@@ -12,14 +12,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gateway.core.checked import Fault, Problem, Reader
+from gateway.core.checked import Fault, InvalidFile, refuse
 from gateway.core.kinds import Text
 from gateway.core.units import Bytes
-from gateway.core.yaml_file import MAX_BYTES, Unreadable, read_tree, written
+from gateway.core.yaml_file import MAX_BYTES, read_file, written
 from sidecar.core.addresses import LONGEST_SOCKET, LOOPBACK, Address, Places, is_loopback
 from sidecar.core.profile import Bounds, Engine, FileName, GpuIndex, Profile, engine_faults, faults
 
-__all__ = ["MAX_BYTES", "ConfigError", "SidecarConfig", "decode", "explain"]
+__all__ = ["MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
 
 MAX_MODELS = 256
 
@@ -70,27 +70,10 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.models[profile].engine or self.engine
 
 
-class ConfigError(Exception):
-    """A file that cannot be used: every problem found in it, in the order of its lines."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        self.problems = sorted(problems, key=lambda problem: problem.line)
-        super().__init__("\n".join(map(str, self.problems)))
-
-
 def decode(data: bytes, name: str = "sidecar") -> SidecarConfig:
-    """What a YAML file says. `name` is how messages call the file. Raises ConfigError."""
-    reader = Reader(name)
-    try:
-        root = read_tree(data, reader)
-    except Unreadable:
-        raise ConfigError(reader.problems) from None
-    config: SidecarConfig = reader.read(root, SidecarConfig, "")
-    if not reader.problems:
-        for fault in _faults(config):
-            reader.fault(root, fault)
-    if reader.problems:
-        raise ConfigError(reader.problems)
+    """What a YAML file says. `name` is how messages call the file. Raises InvalidFile."""
+    config, root = read_file(data, name, SidecarConfig)
+    refuse(name, root, _faults(config))
     return config
 
 

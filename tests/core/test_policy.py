@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.call import ROUTES
-from gateway.core.checked import Value, listed, spelled
+from gateway.core.checked import InvalidFile, Value, listed, spelled
 from gateway.core.kinds import is_struct, options_of
 from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_file import PolicyError, decode, decode_with_lines, explain
+from gateway.core.policy_file import decode, decode_with_lines, explain
 from gateway.core.policy_traffic import (
     Batching,
     Hedging,
@@ -48,14 +48,14 @@ BAD = sorted((ROOT / "tests" / "policies_bad").glob("*.yaml"))
 
 
 def problems(text: str) -> list[str]:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(InvalidFile) as caught:
         decode(text.encode(), "p.yaml")
     return [str(problem) for problem in caught.value.problems]
 
 
 @pytest.mark.parametrize("file", BAD, ids=[file.stem for file in BAD])
 def test_every_bad_file_gets_exactly_its_message(file: Path) -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(InvalidFile) as caught:
         decode(file.read_bytes(), file.name)
     assert f"{caught.value}\n" == file.with_suffix(".txt").read_text()
 
@@ -379,7 +379,7 @@ def test_long_and_odd_text_is_shortened_and_escaped() -> None:
 
 
 def test_problems_come_in_the_order_of_lines_and_say_where_they_are() -> None:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(InvalidFile) as caught:
         decode(b"timeouts: {drain: 1}\nversion: 2\n", "x.yaml")
     first, second = caught.value.problems
     assert (first.file, first.line, first.path, first.found) == ("x.yaml", 1, "timeouts.drain", "'1'")
@@ -561,6 +561,6 @@ def test_any_text_is_a_policy_or_a_list_of_problems(text: str) -> None:
     try:
         decode(text.encode("utf-8", "surrogatepass"))
         problems = None
-    except PolicyError as error:
+    except InvalidFile as error:
         problems = error.problems
     assert problems != []

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import pytest
 
 from gateway.core import tenants
+from gateway.core.checked import InvalidFile
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy import Policy, TrustedProxies
-from gateway.core.policy_file import PolicyError, decode
+from gateway.core.policy_file import decode
 from gateway.core.policy_traffic import Refusal, Tenant
 from gateway.core.tenants import Account, Tenants, keys_from, with_keys
 
@@ -214,7 +215,7 @@ def test_a_comment_may_be_in_any_encoding() -> None:
 
 
 def problems(data: bytes) -> list[str]:
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(InvalidFile) as caught:
         keys_from(data, "keys.txt")
     return str(caught.value).splitlines()
 
@@ -245,7 +246,7 @@ def test_a_policy_with_the_keys_of_its_file() -> None:
     whole = with_keys(policy, {A: "acme", B: "acme", C: "zoo"}, "keys.txt")
     assert {name: tenant.keys for name, tenant in whole.tenants.items()} == {"acme": (A, B), "zoo": (C,)}
     assert with_keys(policy, {}, "keys.txt") == policy
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(InvalidFile) as caught:
         with_keys(policy, {A: "zoo", B: "acmee", C: "nobody"}, "keys.txt")
     assert str(caught.value).splitlines() == [
         "keys.txt: aaaaaaaaaaaa...: found the tenant zoo, expected acme, whose key it is in the policy",

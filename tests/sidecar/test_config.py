@@ -11,7 +11,7 @@ import pytest
 
 from gateway.core.kinds import is_struct, options_of
 from sidecar.core.addresses import Address, Place, Places, is_loopback
-from sidecar.core.config import MAX_BYTES, ConfigError, SidecarConfig, decode, explain
+from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, decode, explain
 from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
 from sidecar.core.profile import Engine, KvMemory, Profile, Sleep, Warmup
 
@@ -25,7 +25,7 @@ def of(profile: str, more: str = "") -> str:
 
 
 def problems(text: str | bytes) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InvalidFile) as caught:
         decode(text.encode() if isinstance(text, str) else text, "s.yaml")
     assert str(caught.value) == "\n".join(map(str, caught.value.problems))
     return [str(problem) for problem in caught.value.problems]
