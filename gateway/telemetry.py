@@ -20,7 +20,7 @@ import httpx
 
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.policy import FleetPolicy
-from gateway.core.vllm import SampleError, models_from, sample_from
+from gateway.core.vllm import AnswerError, models_from, sample_from
 
 MODELS_EVERY = 30.0  # seconds
 MODELS_WITHIN = 2.0  # seconds
@@ -156,7 +156,7 @@ class Watcher:
         body = await self._get("/v1/models", MODELS_WITHIN, BODY_LIMIT)
         try:
             cards = models_from(body or b"")
-        except SampleError:
+        except AnswerError:
             return False
         self._fleet.has_models(self.engine, cards)
         self._models_at = self._clock()
@@ -168,7 +168,7 @@ class Watcher:
         body = await self._get("/metrics", max(LEAST, 3 * self._policy.poll), BODY_LIMIT)
         try:
             sample = sample_from(body or b"")
-        except SampleError:
+        except AnswerError:
             return  # the age of the last good one says it all
         self._fleet.sampled(self.engine, sample, self._clock())
         self._on_change(self.engine)

@@ -66,9 +66,14 @@ DOORS: dict[str, tuple[str, ...] | None] = {
 # The gateway in virtual time, and what gives its engines cache events there; the rest of loadtest knows only sockets.
 GATEWAY_IN_LOADTEST = ("loadtest/inprocess.py", "loadtest/affinity.py")
 # Of the gateway the sidecar knows how a file is read, so that one reader bounds both files and answers mistakes in one
-# taste; it is pure and knows nothing of traffic. The files that describe the sidecar's, and what they may import.
-READER_IN_SIDECAR = ("sidecar/core/config.py", "sidecar/core/profile.py")
+# taste, and how a vLLM's metrics and models are read, so that both believe and refuse the same of one engine. Either is
+# pure and decides nothing. The sidecar's files that import them, and what of them.
 READER = tuple(f"gateway.core.{name}" for name in ("checked", "kinds", "units", "yaml_file"))
+READER_IN_SIDECAR = {
+    "sidecar/core/config.py": READER,
+    "sidecar/core/profile.py": READER,
+    "sidecar/core/vllm.py": ("gateway.core.vllm",),
+}
 # core decides and does nothing else: what would give it a clock, a socket, a thread or a log line.
 NOT_IN_CORE = re.compile(
     "asyncio|concurrent|ctypes|datetime|http|io|logging|multiprocessing|os|pathlib|queue|sched|select|selectors|shutil|"
@@ -178,8 +183,8 @@ def _arrow(path: str, name: str) -> Iterator[str]:
 
 
 def _reader(path: str, name: str) -> bool:
-    """Whether an import is the sidecar's of the reader of files."""
-    return path in READER_IN_SIDECAR and name in READER
+    """Whether an import is the sidecar's of the reader of files, or of vLLM's answers."""
+    return name in READER_IN_SIDECAR.get(path, ())
 
 
 def _unit(parts: list[str]) -> str:
@@ -351,6 +356,8 @@ DOC = '"""Doc."""\n'
         ("sidecar/core/x.py", "from gateway.core.units import Bytes", "core imports gateway.core.units"),
         ("sidecar/core/config.py", "from gateway.core.policy import Policy", "sidecar knows nothing of gateway"),
         ("sidecar/core/config.py", "from gateway.core.policy import Policy", "core imports gateway.core.policy"),
+        ("sidecar/core/config.py", "from gateway.core.vllm import ModelCard", "sidecar knows nothing of gateway"),
+        ("sidecar/core/vllm.py", "from gateway.core.checked import Fault", "sidecar knows nothing of gateway"),
         ("sidecar/core/config.py", "import yaml", "imports yaml, whose door is"),
         ("loadtest/x.py", "from gateway.core.call import Call", "only loadtest/inprocess.py"),
         ("loadtest/x.py", "from sidecar import wire", "loadtest knows nothing of sidecar"),
@@ -399,6 +406,7 @@ def test_a_file_without_a_docstring_is_found() -> None:
         ("gateway/core/yaml_file.py", "import yaml\nimport msgspec\nfrom gateway.core.units import Unit"),
         ("sidecar/core/config.py", "from gateway.core.yaml_file import written\nimport gateway.core.checked"),
         ("sidecar/core/profile.py", "from gateway.core.kinds import Text\nfrom gateway.core.units import Bytes"),
+        ("sidecar/core/vllm.py", "from gateway.core.vllm import series_of"),
         ("gateway/core/x.py", "import math, random\ndef f(rng: random.Random): ...\nR = random.Random"),
         ("gateway/metrics.py", "from gateway.dispatch import Dispatch\nfrom prometheus_client import REGISTRY"),
         ("gateway/control/app.py", "from gateway.control.listener import x\nimport starlette.routing"),

@@ -1,7 +1,8 @@
-"""What vLLM says of itself, read strictly. The only file that knows its metrics' names and its answers' shapes.
+"""What vLLM says of itself, read strictly. The only file of the gateway that knows its metrics' names and its answers'
+shapes; the sidecar's builds on it.
 
 Names of vLLM 0.9 up to 0.33. A text that is cut off, lacks what admission depends on, or holds a number that cannot
-be, raises SampleError as a whole: a partial sample would look plausible and be believed.
+be, raises AnswerError as a whole: a partial sample would look plausible and be believed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from gateway.core.outcome import STATUS, Outcome, error_body
 SleepState = Literal["awake", "weights_offloaded", "discard_all", "paused"]
 
 
-class SampleError(ValueError):
-    """An engine's answer to /metrics or /v1/models that cannot be trusted; says what was found."""
+class AnswerError(ValueError):
+    """An answer that is not what a vLLM says, or cannot be trusted; says what was found."""
 
 
 class ModelLoad(msgspec.Struct, frozen=True):
@@ -45,47 +46,38 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelLoad] = {}
 
 
-_RUNNING = b"vllm:num_requests_running"
-_WAITING = b"vllm:num_requests_waiting"
-_KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
+RUNNING = b"vllm:num_requests_running"
+WAITING = b"vllm:num_requests_waiting"
+KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
 _PREEMPTIONS = (b"vllm:num_preemptions_total",)
-_PROMPT_TOKENS = (b"vllm:prompt_tokens_total",)
-_GENERATION_TOKENS = (b"vllm:generation_tokens_total",)
+PROMPT_TOKENS = (b"vllm:prompt_tokens_total",)
+GENERATION_TOKENS = (b"vllm:generation_tokens_total",)
 _PREFIX_QUERIES = (b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_queries_total")
 _PREFIX_HITS = (b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total")
-_SLEEP = b"vllm:engine_sleep_state"
-_CACHE = b"vllm:cache_config_info"
+SLEEP = b"vllm:engine_sleep_state"
+CACHE = b"vllm:cache_config_info"
 _NAMES = frozenset((
-    _RUNNING, _WAITING, *_KV_USAGE, *_PREEMPTIONS, *_PROMPT_TOKENS, *_GENERATION_TOKENS, *_PREFIX_QUERIES,
-    *_PREFIX_HITS, _SLEEP, _CACHE,
+    RUNNING, WAITING, *KV_USAGE, *_PREEMPTIONS, *PROMPT_TOKENS, *GENERATION_TOKENS, *_PREFIX_QUERIES,
+    *_PREFIX_HITS, SLEEP, CACHE,
 ))  # fmt: skip
-_STEMS = frozenset(name[:9] for name in _NAMES)
 _SAMPLE = re.compile(rb"([\w:]+)(?:\{(.*)\})?[ \t]+([-+.0-9eE]+)(?:[ \t]+-?[0-9]+)?[ \t\r]*")
 _LABELS = re.compile(r'(?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*')
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _MOST = 2.0**53
 
-_Series = list[tuple[dict[str, str], float]]
+Rows = list[tuple[dict[str, str], float]]  # of one metric: labels and value
 
 
 def sample_from(text: bytes) -> EngineSample:
-    """The Prometheus text of GET /metrics. Raises SampleError."""
-    if not text.endswith(b"\n"):
-        raise SampleError(f"the metrics are cut off: {len(text)} bytes without a last newline")
-    series: dict[bytes, _Series] = {}
-    # Nine in ten lines are histogram buckets and comments: nine bytes tell, and nothing more of them is looked at.
-    for line in [line for line in text.split(b"\n") if line[:9] in _STEMS]:
-        name = line[: len(line) - len(line.lstrip(_NAME_BYTES))]
-        if name in _NAMES:
-            series.setdefault(name, []).append(_read_line(line))
-
-    running, waiting = _by_engine(series, _RUNNING), _by_engine(series, _WAITING)
-    kv_usage = _by_engine(series, *_KV_USAGE)
+    """The Prometheus text of GET /metrics. Raises AnswerError."""
+    series = series_of(text, _NAMES)
+    running, waiting = _by_engine(series, RUNNING), _by_engine(series, WAITING)
+    kv_usage = _by_engine(series, *KV_USAGE)
     if not running.keys() == waiting.keys() == kv_usage.keys():
-        raise SampleError("running, waiting and KV usage are told of different engines or models: a partial answer")
+        raise AnswerError("running, waiting and KV usage are told of different engines or models: a partial answer")
     worst = max(kv_usage.values())
     if worst > 1.0:
-        raise SampleError(f"KV usage of {worst:g} where 1 is full")
+        raise AnswerError(f"KV usage of {worst:g} where 1 is full")
     models: dict[str, ModelLoad] = {}
     for key, count in running.items():
         known = models.get(key[0], ModelLoad(0, 0))
@@ -94,15 +86,30 @@ def sample_from(text: bytes) -> EngineSample:
         running=int(sum(running.values())),
         waiting=int(sum(waiting.values())),
         kv_usage=worst,
-        capacity_tokens=_capacity(series.get(_CACHE, [])),
+        capacity_tokens=capacity_of(series.get(CACHE, [])),
         preemptions_total=_total(series, _PREEMPTIONS),
-        prompt_tokens_total=_total(series, _PROMPT_TOKENS),
-        generation_tokens_total=_total(series, _GENERATION_TOKENS),
+        prompt_tokens_total=_total(series, PROMPT_TOKENS),
+        generation_tokens_total=_total(series, GENERATION_TOKENS),
         prefix_queries_total=_total(series, _PREFIX_QUERIES),
         prefix_hits_total=_total(series, _PREFIX_HITS),
-        sleep_state=_sleep_state(series.get(_SLEEP, [])),
+        sleep_state=sleep_state_of(series.get(SLEEP, [])),
         models=models,
     )
+
+
+def series_of(text: bytes, names: frozenset[bytes]) -> dict[bytes, Rows]:
+    """The metrics of these names in the Prometheus text of GET /metrics, those that are there. No other line is read.
+    Raises AnswerError where the text is cut off or a line of theirs cannot be read."""
+    if not text.endswith(b"\n"):
+        raise AnswerError(f"the metrics are cut off: {len(text)} bytes without a last newline")
+    stems = frozenset(name[:9] for name in names)
+    series: dict[bytes, Rows] = {}
+    # Nine in ten lines are histogram buckets and comments: nine bytes tell, and nothing more of them is looked at.
+    for line in [line for line in text.split(b"\n") if line[:9] in stems]:
+        name = line[: len(line) - len(line.lstrip(_NAME_BYTES))]
+        if name in names:
+            series.setdefault(name, []).append(_read_line(line))
+    return series
 
 
 _NAME_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_:"
@@ -118,28 +125,28 @@ def _read_line(line: bytes) -> tuple[dict[str, str], float]:
         if not 0.0 <= value <= _MOST or _LABELS.fullmatch(labels) is None:
             raise ValueError
     except ValueError:  # UnicodeDecodeError is one
-        raise SampleError(f"cannot read the metrics line {line[:200].decode(errors='replace')!r}") from None
+        raise AnswerError(f"cannot read the metrics line {line[:200].decode(errors='replace')!r}") from None
     return dict(_LABEL.findall(labels)), value
 
 
-def _by_engine(series: dict[bytes, _Series], *names: bytes) -> dict[tuple[str, str], float]:
+def _by_engine(series: dict[bytes, Rows], *names: bytes) -> dict[tuple[str, str], float]:
     """Values by (model, engine) of the first of `names` that is there."""
     found = next((series[name] for name in names if name in series), None)
     if found is None:
-        raise SampleError(f"no {names[0].decode()} in the metrics: is this a vLLM engine with statistics on?")
+        raise AnswerError(f"no {names[0].decode()} in the metrics: is this a vLLM engine with statistics on?")
     values = {(labels.get("model_name", ""), labels.get("engine", "")): value for labels, value in found}
     if len(values) < len(found):
-        raise SampleError(f"{names[0].decode()} is told twice of one engine and model")
+        raise AnswerError(f"{names[0].decode()} is told twice of one engine and model")
     return values
 
 
-def _total(series: dict[bytes, _Series], names: tuple[bytes, ...]) -> int:
+def _total(series: dict[bytes, Rows], names: tuple[bytes, ...]) -> int:
     found = next((series[name] for name in names if name in series), [])
     return int(sum(value for _, value in found))
 
 
-def _capacity(rows: _Series) -> int | None:
-    """KV tokens of all engine cores.
+def capacity_of(rows: Rows) -> int | None:
+    """KV tokens of all engine cores, of the rows of CACHE; None where they are not told. Raises AnswerError.
 
     `kv_cache_size_tokens` (0.32) is one core's, and right for hybrid models too. Before it there is blocks x block
     size; under data parallelism every core's row already tells the sum of all cores' blocks.
@@ -155,12 +162,12 @@ def _whole(labels: dict[str, str], name: str) -> int:
     if text == "None":
         return 0
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise SampleError(f"vllm:cache_config_info says {name}={text[:40]!r}")
+        raise AnswerError(f"vllm:cache_config_info says {name}={text[:40]!r}")
     return int(text)
 
 
-def _sleep_state(rows: _Series) -> SleepState | None:
-    """The deepest state of any core; they sleep together."""
+def sleep_state_of(rows: Rows) -> SleepState | None:
+    """The deepest state of any core, of the rows of SLEEP; they sleep together. None where it is not told."""
     if not rows:
         return None
     states = {labels.get("sleep_state") for labels, value in rows if value}
@@ -186,19 +193,21 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: _Length | None = None
 
 
-class _ModelList(msgspec.Struct):
+class ModelList(msgspec.Struct):
+    """An engine's answer to GET /v1/models."""
+
     data: list[ModelCard]
 
 
-_decode_models = msgspec.json.Decoder(_ModelList).decode
+_decode_models = msgspec.json.Decoder(ModelList).decode
 
 
 def models_from(body: bytes) -> list[ModelCard]:
-    """An engine's answer to GET /v1/models; adapters get their parent's context length. Raises SampleError."""
+    """An engine's answer to GET /v1/models; adapters get their parent's context length. Raises AnswerError."""
     try:
         cards = _decode_models(body).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SampleError(f"cannot read the engine's list of models: {error}") from None
+        raise AnswerError(f"cannot read the engine's list of models: {error}") from None
     lengths = {card.id: card.max_model_len for card in cards}
     return [
         msgspec.structs.replace(card, max_model_len=lengths.get(card.parent))

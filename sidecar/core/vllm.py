@@ -2,26 +2,53 @@
 
 vLLM 0.9 up to 0.33. Every reader raises AnswerError, saying what was found. A /metrics that is cut off, lacks what is
 acted on or holds a number that cannot be is refused as a whole: an engine half read looks idle, and is put to sleep.
-The gateway has a reader of its own, of three times as many series: neither side imports the other.
+The lines of metrics, and of lists of models, are read by the gateway's reader of the same engines.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from gateway.core.vllm import (
+    CACHE,
+    GENERATION_TOKENS,
+    KV_USAGE,
+    PROMPT_TOKENS,
+    RUNNING,
+    SLEEP,
+    WAITING,
+    AnswerError,
+    ModelList,
+    Rows,
+    SleepState,
+    capacity_of,
+    series_of,
+    sleep_state_of,
+)
+
+__all__ = [
+    "AnswerError",
+    "Done",
+    "Gauges",
+    "Said",
+    "SleepState",
+    "done_from",
+    "gauges_from",
+    "models_from",
+    "said_from",
+    "sleeping_from",
+    "version_from",
+]
+
 T = TypeVar("T")
-SleepState = Literal["awake", "weights_offloaded", "discard_all", "paused"]
-
-
 OLDEST = (0, 6)  # a build from source without tags calls itself 0.1.dev1, whatever it is
-
-
-class AnswerError(ValueError):
-    """An answer that is not what a vLLM says."""
+# The first counts steps, a long prompt's pieces too; the others also move where it is absent.
+_STEPS = (b"vllm:iteration_tokens_total_count", *GENERATION_TOKENS, *PROMPT_TOKENS)
+_NAMES = frozenset((RUNNING, WAITING, *KV_USAGE, CACHE, SLEEP, *_STEPS))
 
 
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,36 +71,11 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
         return self.running == self.waiting == 0
 
 
-_RUNNING = b"vllm:num_requests_running"
-_WAITING = b"vllm:num_requests_waiting"
-_KV_USAGE = b"vllm:kv_cache_usage_perc"
-_KV_USAGE_OLD = b"vllm:gpu_cache_usage_perc"  # gone in 0.12
-_CACHE = b"vllm:cache_config_info"
-_SLEEP = b"vllm:engine_sleep_state"
-# The first counts steps, a long prompt's pieces too; the others also move where it is absent.
-_STEPS = (b"vllm:iteration_tokens_total_count", b"vllm:generation_tokens_total", b"vllm:prompt_tokens_total")
-_NAMES = frozenset((_RUNNING, _WAITING, _KV_USAGE, _KV_USAGE_OLD, _CACHE, _SLEEP, *_STEPS))
-_NAME = re.compile(rb"[\w:]+")
-_SAMPLE = re.compile(rb"[\w:]+(?:\{(.*)\})?[ \t]+([-+.0-9eE]+)(?:[ \t]+-?[0-9]+)?[ \t\r]*")
-_LABELS = re.compile(r'(?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*')
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
-_MOST = 2.0**53
-
-_Rows = list[tuple[dict[str, str], float]]
-
-
 def gauges_from(text: bytes) -> Gauges:
     """The Prometheus text of GET /metrics. Raises AnswerError."""
-    if not text.endswith(b"\n"):
-        raise AnswerError(f"the metrics are cut off: {len(text)} bytes without a last newline")
-    series: dict[bytes, _Rows] = {}
-    for line in text.split(b"\n"):
-        if line.startswith(b"vllm:"):
-            name = _NAME.match(line)
-            if name is not None and name[0] in _NAMES:
-                series.setdefault(name[0], []).append(_row(line))
-    running, waiting = series.get(_RUNNING), series.get(_WAITING)
-    usage = series.get(_KV_USAGE) or series.get(_KV_USAGE_OLD)
+    series = series_of(text, _NAMES)
+    running, waiting = series.get(RUNNING), series.get(WAITING)
+    usage = next((series[name] for name in KV_USAGE if name in series), None)
     if running is None or waiting is None or usage is None or not len(running) == len(waiting) == len(usage):
         raise AnswerError(
             "running, waiting and KV usage are not all told of every engine: is this a whole vLLM scrape?"
@@ -85,56 +87,14 @@ def gauges_from(text: bytes) -> Gauges:
         running=int(_sum(running)),
         waiting=int(_sum(waiting)),
         kv_usage=worst,
-        kv_tokens=_kv_tokens(series.get(_CACHE, [])),
-        sleep_state=_sleep_state(series.get(_SLEEP, [])),
+        kv_tokens=capacity_of(series.get(CACHE, [])),
+        sleep_state=sleep_state_of(series.get(SLEEP, [])),
         steps=sum(_sum(series.get(name, [])) for name in _STEPS),
     )
 
 
-def _row(line: bytes) -> tuple[dict[str, str], float]:
-    try:
-        match = _SAMPLE.fullmatch(line)
-        if match is None:
-            raise ValueError
-        labels, value = (match[1] or b"").decode(), float(match[2])
-        if not 0.0 <= value <= _MOST or _LABELS.fullmatch(labels) is None:
-            raise ValueError
-    except ValueError:  # UnicodeDecodeError is one
-        raise AnswerError(f"cannot read the metrics line {line[:200].decode(errors='replace')!r}") from None
-    return dict(_LABEL.findall(labels)), value
-
-
-def _sum(rows: _Rows) -> float:
+def _sum(rows: Rows) -> float:
     return sum(value for _, value in rows)
-
-
-def _kv_tokens(rows: _Rows) -> int | None:
-    """Since 0.32 each core's row tells its own size; before, every row tells the blocks of all cores together."""
-    sizes = [_whole(labels, "kv_cache_size_tokens") for labels, _ in rows]
-    blocks = [_whole(labels, "num_gpu_blocks") * _whole(labels, "block_size") for labels, _ in rows]
-    return (sum(sizes) if all(sizes) else max(blocks)) or None
-
-
-def _whole(labels: dict[str, str], name: str) -> int:
-    """A label as a number; 0 where it is absent or Python's None (before the engine has profiled its memory)."""
-    text = labels.get(name, "None")
-    if text == "None":
-        return 0
-    if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise AnswerError(f"vllm:cache_config_info says {name}={text[:40]!r}")
-    return int(text)
-
-
-def _sleep_state(rows: _Rows) -> SleepState | None:
-    """The deepest state of any core; they sleep together."""
-    if not rows:
-        return None
-    states = {labels.get("sleep_state") for labels, value in rows if value}
-    if "discard_all" in states:
-        return "discard_all"
-    if "weights_offloaded" in states:
-        return "weights_offloaded"
-    return "awake" if "awake" in states else "paused"
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
@@ -155,15 +115,6 @@ class Done(msgspec.Struct, frozen=True):
     success: bool | None = None
 
 
-class _Card(msgspec.Struct):
-    id: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    max_model_len: Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Card]
-
-
 class _Version(msgspec.Struct):
     version: str
 
@@ -176,7 +127,7 @@ class _Completion(msgspec.Struct):
     choices: Annotated[list[Said], msgspec.Meta(min_length=1)]
 
 
-_decode_models = msgspec.json.Decoder(_Models).decode
+_decode_models = msgspec.json.Decoder(ModelList).decode
 _decode_version = msgspec.json.Decoder(_Version).decode
 _decode_sleeping = msgspec.json.Decoder(_Sleeping).decode
 _decode_completion = msgspec.json.Decoder(_Completion).decode

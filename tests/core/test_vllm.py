@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gateway.core.vllm import ModelCard, ModelLoad, SampleError, error_object, models_from, sample_from
+from gateway.core.vllm import AnswerError, ModelCard, ModelLoad, error_object, models_from, sample_from
 
 V9 = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -166,7 +166,7 @@ def test_sleep_states(states: dict[str, int], expected: str) -> None:
     ],
 )
 def test_what_is_not_believed(text: str, says: str) -> None:
-    with pytest.raises(SampleError, match=says):
+    with pytest.raises(AnswerError, match=says):
         sample_from(text.encode(errors="surrogateescape"))
 
 
@@ -237,7 +237,7 @@ def test_models() -> None:
     ],
 )  # fmt: skip
 def test_models_that_are_not_believed(body: bytes) -> None:
-    with pytest.raises(SampleError, match="cannot read the engine's list of models"):
+    with pytest.raises(AnswerError, match="cannot read the engine's list of models"):
         models_from(body)
 
 
