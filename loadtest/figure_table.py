@@ -1,15 +1,20 @@
-"""The table of figures: what a row says, and how numbers are written in it."""
+"""The table of figures: what a row says, how numbers are written in it, and how it comes to a terminal."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from loadtest.scenarios import Outcome, Setting
 from loadtest.simulated_client import Try
+
+WIDTH = 180  # of a table that nobody looks at in a terminal
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,3 +76,45 @@ def quantile(values: Iterable[float], q: float) -> float:
 def measured(setting: Setting, outcome: Outcome) -> list[Try]:
     """The tries that ended in the measured part of a run."""
     return [tried for tried in outcome.result.tries if setting.warm <= tried.finished < setting.ends]
+
+
+# -- a terminal -------------------------------------------------------------------------------------------------------
+
+
+class Bars:
+    """One progress bar per run."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, share: float) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=1.0)
+        self._progress.update(self._tasks[what], completed=share)
+
+
+def terminal() -> Console:
+    """Where figures are printed; wide enough for the table where it is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+@contextmanager
+def bars(console: Console) -> Iterator[Bars]:
+    """Progress bars that are gone in the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield Bars(progress)
+
+
+def report(console: Console, setting: Setting, rows: list[Row], summary: str, *, details: bool) -> int:
+    """Print what was measured, and what runs left over. The exit status: 1 where a milestone is missed."""
+    console.print(table_of(rows))
+    if details:
+        console.print(details_of(setting))
+    console.print(summary)
+    for what, outcome in setting.known.items():
+        for wrong in outcome.left_over:
+            console.print(f"[red]{what}: {wrong}[/]")
+    return 0 if all(row.met is not False for row in rows) else 1

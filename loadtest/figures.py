@@ -9,17 +9,13 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
 from loadtest import figures_fleet, figures_load
-from loadtest.figure_table import Row, details_of, table_of
+from loadtest.figure_table import Row, bars, report, terminal
 from loadtest.scenarios import Setting
 
-WIDTH = 180  # of a table that nobody looks at in a terminal
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "6": figures_load.row6,
     "7": figures_load.row7,
@@ -62,21 +58,34 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.figures", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", default=",".join(ROWS), help="which rows (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of traffic, engines and the gateway (default: 1)")
-    parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
-    parser.add_argument("--policy", type=Path, help="a policy file; left out: the gateway's defaults")
+    add_arguments(parser, ROWS, seeded="traffic, engines and the gateway")
     parser.add_argument("--quick", action="store_true", help="30 s warm-up and 40 s measured, in place of 60 and 120")
     parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
     parser.add_argument("--wait", action="store_true", help="also: how far predicted waits are from real ones")
-    parser.add_argument("--details", action="store_true", help="also: what became of every class in every run")
-    options = parser.parse_args(argv)
-    options.rows = [name.strip() for name in options.rows.split(",") if name.strip()]
-    unknown = [name for name in options.rows if name not in ROWS]
-    if unknown:
-        parser.error(f"--rows: there is no row {', '.join(unknown)}; one of {', '.join(ROWS)}")
+    options = checked(parser, argv, ROWS)
     if options.engines < 2:
         parser.error("--engines: at least 2, since one of them is made to fail")
+    return options
+
+
+def add_arguments(parser: argparse.ArgumentParser, rows: Iterable[str], seeded: str) -> None:
+    """What everything takes that measures these rows in some `Setting`. `seeded`: what follows the seed."""
+    parser.add_argument("--rows", default=",".join(rows), help="which rows (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help=f"of {seeded} (default: 1)")
+    parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
+    parser.add_argument("--policy", type=Path, help="a policy file; left out: the gateway's defaults")
+    parser.add_argument("--details", action="store_true", help="also: what became of every class in every run")
+
+
+def checked(parser: argparse.ArgumentParser, argv: list[str], rows: Iterable[str]) -> argparse.Namespace:
+    """The command line, whose `rows` is a list of those there are and `policy` the file's bytes, of a good policy.
+    Exits with status 2 where that cannot be."""
+    known = list(rows)
+    options = parser.parse_args(argv)
+    options.rows = [name.strip() for name in options.rows.split(",") if name.strip()]
+    unknown = [name for name in options.rows if name not in known]
+    if unknown:
+        parser.error(f"--rows: there is no row {', '.join(unknown)}; one of {', '.join(known)}")
     try:
         options.policy = options.policy.read_bytes() if options.policy else b""
         Setting(policy=options.policy)
@@ -85,25 +94,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     return options
 
 
-class Bars:
-    """One progress bar per run."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, what: str, share: float) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=1.0)
-        self._progress.update(self._tasks[what], completed=share)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; the exit status."""
     options = arguments(sys.argv[1:] if argv is None else argv)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
     wanted = [ROWS[name] for name in options.rows]
     if options.retry_after:
         wanted.append(figures_load.retry_after)
@@ -113,23 +106,21 @@ def main(argv: list[str] | None = None) -> int:
     gc.freeze()  # as the gateway does: what lives long is not worth scanning
     gc.set_threshold(50_000, 20, 50)
     began = time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bars = Bars(progress)
+    console = terminal()
+    with bars(console) as progress:
         setting = Setting(
-            engines=options.engines, seed=options.seed, policy=options.policy, warm=warm, measured=length, progress=bars
+            engines=options.engines,
+            seed=options.seed,
+            policy=options.policy,
+            warm=warm,
+            measured=length,
+            progress=progress,
         )
         rows = [row for measure in wanted for row in measure(setting)]
-    console.print(table_of(rows))
-    if options.details:
-        console.print(details_of(setting))
     seconds = time.perf_counter() - began
     speed = setting.tries / seconds * 60.0
-    console.print(f"{setting.tries} simulated calls in {seconds:.0f} s: {speed:.0f} a minute of wall time")
-    for what, outcome in setting.known.items():
-        for wrong in outcome.left_over:
-            console.print(f"[red]{what}: {wrong}[/]")
-    return 0 if all(row.met is not False for row in rows) else 1
+    summary = f"{setting.tries} simulated calls in {seconds:.0f} s: {speed:.0f} a minute of wall time"
+    return report(console, setting, rows, summary, details=options.details)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest import figures_fleet, figures_load
+from loadtest import figures
 from loadtest.client import Answer, Exchange
-from loadtest.figure_table import Row, details_of, quantile, table_of
-from loadtest.figures import WIDTH, Bars
+from loadtest.figure_table import bars, quantile, report, terminal
 from loadtest.processes import SAMPLE, Child, Gateway, get
 from loadtest.scenarios import PROFILE, Outcome, Setting, Shape, Stage
 from loadtest.simulated_client import Life, Try
@@ -37,13 +34,7 @@ SWEEP = (208, 240)
 PLACES = 256  # of a batch, at size 1
 READ_EVERY = 0.5  # seconds
 DRAINED_WITHIN = 10.0  # seconds, for an idle gateway to have nothing left
-ROWS: dict[str, Callable[[Setting], list[Row]]] = {
-    "6": figures_load.row6,
-    "7": figures_load.row7,
-    "8": figures_load.row8,
-    "9": figures_load.row9,
-    "10": figures_fleet.row10,
-}
+ROWS = {name: figures.ROWS[name] for name in ("6", "7", "8", "9", "10")}
 KV = "vllm:kv_cache_usage_perc"
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -219,24 +210,10 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "runs on the same cores; the lag of our own sending to the gateway is printed below the table: above some 50 "
         "ms at p99 the machine was too busy for the figures to count.",
     )
-    parser.add_argument("--rows", default=",".join(ROWS), help="which rows (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of traffic and engines (default: 1)")
-    parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
-    parser.add_argument("--policy", type=Path, help="a policy file; left out: the gateway's defaults")
+    figures.add_arguments(parser, ROWS, seeded="traffic and engines")
     parser.add_argument("--warm", type=float, default=30.0, help="seconds of each run before it counts (default: 30)")
     parser.add_argument("--seconds", type=float, default=40.0, help="seconds that count (default: 40)")
-    parser.add_argument("--details", action="store_true", help="also: what became of every class in every run")
-    options = parser.parse_args(argv)
-    options.rows = [name.strip() for name in options.rows.split(",") if name.strip()]
-    unknown = [name for name in options.rows if name not in ROWS]
-    if unknown:
-        parser.error(f"--rows: there is no row {', '.join(unknown)}; one of {', '.join(ROWS)}")
-    try:
-        options.policy = options.policy.read_bytes() if options.policy else b""
-        Setting(policy=options.policy)
-    except (OSError, ValueError) as error:
-        parser.error(f"--policy: {error}")
-    return options
+    return figures.checked(parser, argv, ROWS)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -244,36 +221,27 @@ def main(argv: list[str] | None = None) -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a try is a connection
     options = arguments(sys.argv[1:] if argv is None else argv)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    console = terminal()
     began = time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console, transient=True) as progress:
+    with tempfile.TemporaryDirectory() as folder, bars(console) as progress:
         setting = Setting(
             engines=options.engines,
             seed=options.seed,
             policy=options.policy,
             warm=options.warm,
             measured=options.seconds,
-            progress=Bars(progress),
+            progress=progress,
             sweep=SWEEP,
             place=Processes(Path(folder)),
         )
         rows = [row for name in options.rows for row in ROWS[name](setting)]
-    console.print(table_of(rows))
-    if options.details:
-        console.print(details_of(setting))
     # Not of round robin: what it leaves open at ten times the load would keep any sender busy.
     ours = [outcome for what, outcome in setting.known.items() if "capacity" not in what and "round robin" not in what]
     lags = [t.sent - t.intended for outcome in ours for t in outcome.result.tries if t.number == 1]
     late = f"{1000 * quantile(lags, 0.5):.1f} ms (p50), {1000 * quantile(lags, 0.99):.1f} ms (p99)"
     seconds = time.perf_counter() - began
-    console.print(f"{setting.tries} calls in {seconds:.0f} s of real time; our own sending was late by {late}")
-    for what, outcome in setting.known.items():
-        for wrong in outcome.left_over:
-            console.print(f"[red]{what}: {wrong}[/]")
-    return 0 if all(row.met is not False for row in rows) else 1
+    summary = f"{setting.tries} calls in {seconds:.0f} s of real time; our own sending was late by {late}"
+    return report(console, setting, rows, summary, details=options.details)
 
 
 if __name__ == "__main__":
