@@ -477,27 +477,21 @@ def test_a_call_that_comes_back_when_told_goes_before_those_who_came_meanwhile()
 # -- reloads and engines that go ---------------------------------------------------------------------------------------
 
 
-def test_when_the_last_engine_is_to_leave_those_who_wait_are_told() -> None:
+def drains(world: World) -> None:
+    world.engine().draining = True
+
+
+def loses_its_model(world: World) -> None:
+    world.fleet.has_models(world.engine(), [ModelCard(id="other")])
+
+
+@pytest.mark.parametrize("change", [drains, loses_its_model], ids=["drains", "loses_its_model"])
+def test_when_the_last_engine_for_them_goes_those_who_wait_are_told(change: Callable[[World], None]) -> None:
     async def scenario(world: World) -> None:
         tasks = await busy(world, 5.0)
         waiting = asyncio.create_task(world.use(world.call(800), 1.0))
         await asyncio.sleep(1.0)
-        world.engine().draining = True
-        world.dispatch.changed(world.engine())
-        with pytest.raises(Refused) as caught:
-            await waiting
-        assert (caught.value.outcome, world.loop.time()) == (Outcome.NO_ENGINE, pytest.approx(1.0))
-        await asyncio.gather(*tasks)
-
-    virtual(scenario)
-
-
-def test_when_nobody_has_the_model_any_more_those_who_wait_are_told() -> None:
-    async def scenario(world: World) -> None:
-        tasks = await busy(world, 5.0)
-        waiting = asyncio.create_task(world.use(world.call(800), 1.0))
-        await asyncio.sleep(1.0)
-        world.fleet.has_models(world.engine(), [ModelCard(id="other")])
+        change(world)
         world.dispatch.changed(world.engine())
         with pytest.raises(Refused) as caught:
             await waiting
