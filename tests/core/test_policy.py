@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 from gateway.core.call import ROUTES
 from gateway.core.checked import InvalidFile, Value, listed, spelled
-from gateway.core.kinds import is_struct, options_of
 from gateway.core.policy import EngineEntry, Policy
 from gateway.core.policy_file import decode, decode_with_lines, explain
 from gateway.core.policy_traffic import (
@@ -41,6 +39,7 @@ from gateway.core.policy_traffic import (
 from gateway.core.policy_types import Rate, RouteKind
 from gateway.core.units import ABOVE, BYTES, COUNT, FACTOR, SAMPLE, SECONDS, SHARE, TIMES, Unit
 from gateway.core.yaml_file import MAX_BYTES
+from tests.config_files import problems_of, structs_of
 
 ROOT = Path(__file__).parents[2]
 SLOWER = 4 if sys.gettrace() else 1  # coverage looks at every line
@@ -48,9 +47,7 @@ BAD = sorted((ROOT / "tests" / "policies_bad").glob("*.yaml"))
 
 
 def problems(text: str) -> list[str]:
-    with pytest.raises(InvalidFile) as caught:
-        decode(text.encode(), "p.yaml")
-    return [str(problem) for problem in caught.value.problems]
+    return problems_of(decode, text, "p.yaml")
 
 
 @pytest.mark.parametrize("file", BAD, ids=[file.stem for file in BAD])
@@ -66,17 +63,6 @@ def test_there_are_bad_files() -> None:
 
 def test_the_commented_default_file_is_the_defaults() -> None:
     assert decode((ROOT / "policies" / "default.yaml").read_bytes()) == Policy()
-
-
-def structs_of(kind: Any) -> set[type[msgspec.Struct]]:
-    """Every Struct that is a mapping somewhere in a kind."""
-    found = set()
-    for option in options_of(kind):
-        if is_struct(option):
-            found |= {option}.union(*(structs_of(field.type) for field in msgspec.structs.fields(option)))
-        elif get_origin(option) in (tuple, Mapping):
-            found = found.union(*(structs_of(item) for item in get_args(option)))
-    return found
 
 
 def test_the_commented_default_file_shows_every_field() -> None:

@@ -14,6 +14,7 @@ from gateway.core.policy import Policy, TrustedProxies
 from gateway.core.policy_file import decode
 from gateway.core.policy_traffic import Refusal, Tenant
 from gateway.core.tenants import Account, Tenants, keys_from, with_keys
+from tests.config_files import problems_of
 
 
 def hash_of(key: str) -> str:
@@ -215,9 +216,7 @@ def test_a_comment_may_be_in_any_encoding() -> None:
 
 
 def problems(data: bytes) -> list[str]:
-    with pytest.raises(InvalidFile) as caught:
-        keys_from(data, "keys.txt")
-    return str(caught.value).splitlines()
+    return problems_of(keys_from, data, "keys.txt")
 
 
 def test_every_problem_of_a_keys_file_is_told_by_its_line() -> None:

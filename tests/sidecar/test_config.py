@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
 
 import msgspec
 import pytest
 
-from gateway.core.kinds import is_struct, options_of
 from sidecar.core.addresses import Address, Place, Places, is_loopback
-from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, decode, explain
+from sidecar.core.config import MAX_BYTES, SidecarConfig, decode, explain
 from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
 from sidecar.core.profile import Engine, KvMemory, Profile, Sleep, Warmup
+from tests.config_files import problems_of, structs_of
 
 EXAMPLE = Path(__file__).parents[2] / "sidecar" / "example.yaml"
 A = "models: {a: {model_path: /m}}\n"
@@ -25,20 +23,7 @@ def of(profile: str, more: str = "") -> str:
 
 
 def problems(text: str | bytes) -> list[str]:
-    with pytest.raises(InvalidFile) as caught:
-        decode(text.encode() if isinstance(text, str) else text, "s.yaml")
-    assert str(caught.value) == "\n".join(map(str, caught.value.problems))
-    return [str(problem) for problem in caught.value.problems]
-
-
-def structs_of(kind: Any) -> set[type[msgspec.Struct]]:
-    found = set()
-    for option in options_of(kind):
-        if is_struct(option):
-            found |= {option}.union(*(structs_of(field.type) for field in msgspec.structs.fields(option)))
-        elif get_origin(option) in (tuple, Mapping):
-            found = found.union(*(structs_of(item) for item in get_args(option)))
-    return found
+    return problems_of(decode, text, "s.yaml")
 
 
 # -- what is right ----------------------------------------------------------------------------------------------------
