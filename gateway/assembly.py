@@ -3,31 +3,38 @@
 `apply` is a reload: everything that can be wrong with the new policy is found before anything changes. Then the
 snapshot is swapped, and what has state (buckets, queues, ledgers, breakers, learned rates) goes by the new policy with
 the state it has. Engines the policy no longer names get no new calls and are forgotten once their last one has ended.
+So are those that a sidecar has brought and no longer has; they come and go between reloads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.attempts import Attempts
 from gateway.calllog import CallLog
 from gateway.control.calls import CallView
 from gateway.core.cost import CostModel
-from gateway.core.fleet import Engine, Fleet
+from gateway.core.fleet import Engine, Fleet, engine_id
 from gateway.core.limits import LimitBook
 from gateway.core.outcome import Record
 from gateway.core.policy import EngineEntry, Policy
 from gateway.core.retries import RetryBudget
 from gateway.core.shadow import Shadow
+from gateway.core.sidecar import Member
 from gateway.core.snapshot import Snapshot
+from gateway.core.vllm import ModelCard
 from gateway.dispatch import Dispatch
 from gateway.loading import Configuration
 from gateway.metrics import Metrics
 from gateway.pipeline import Pipeline
+from gateway.sidecar_metrics import SidecarMetrics
+from gateway.sidecars import Sidecars
 from gateway.telemetry import Telemetry
+from gateway.waking import Waking
 from gateway.wire.client import Client, ClientSettings, parse_origin
 from gateway.wire.server import Server, ServerSettings
 
@@ -45,7 +52,8 @@ class Gateway:
     """What `serve` runs, and what a test or a simulation drives.
 
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `shadow` is a
-    second policy that is asked about every call and never obeyed. Raises ValueError for a policy that only looks right.
+    second policy that is asked about every call and never obeyed. `say` takes lines for the operator. Raises ValueError
+    for a policy that only looks right.
     """
 
     def __init__(
@@ -56,6 +64,8 @@ class Gateway:
         rng: random.Random,
         api_keys: Mapping[str, str] | None = None,
         shadow: Policy | None = None,
+        sidecar_token: str | None = None,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self.policy = policy
         self.log = log
@@ -90,9 +100,18 @@ class Gateway:
             self.pipeline.batcher,
         )
         self.pipeline.shadow = self.metrics.shadow = None if shadow is None else Shadow(shadow, self._shadow_failed)
+        self.waking = Waking(self.dispatch, say)
+        self.dispatch.wake = self.waking.wanted
+        self.sidecars = Sidecars(self.dispatch, self, self.waking.heard, say)
+        sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.asked)
+        self.dispatch.woken = sidecar_metrics.woken
+        self.metrics.more = sidecar_metrics.collect
         self._fixed = tuple(entries)
         self._retired: list[Engine] = []
-        self._engines(self._entries(policy), api_keys or {})
+        self._brought: dict[str, Member] = {}  # by sidecars, by engine id
+        self._by_hand: set[str] = set()  # engines that an operator has drained
+        self._attentive = False  # the end of a call may be news to somebody
+        self._engines(self._entries(policy), api_keys or {}, sidecar_token)
 
     # -- a reload -----------------------------------------------------------------------------------------------
 
@@ -107,7 +126,7 @@ class Gateway:
         self.retries.policy = policy.retries
         self.pipeline.cost.fix(policy.budget.alpha)
         self.limits.apply(policy, self.clock())
-        self._engines(entries, configuration.api_keys)
+        self._engines(entries, configuration.api_keys, configuration.sidecar_token)
         self.server.settings = server_settings(policy)
         self.dispatch.apply(policy)
 
@@ -142,22 +161,21 @@ class Gateway:
             raise ApplyError(NO_PYZMQ) from error
         return KvEvents(self.clock)
 
-    def _engines(self, entries: Mapping[str, EngineEntry], api_keys: Mapping[str, str]) -> None:
-        """Make the fleet what `entries` say."""
-        for engine in list(self.fleet):
-            if engine.id not in entries:
-                engine.draining = True
-                if engine not in self._retired:
-                    self._retired.append(engine)
+    def _engines(
+        self, entries: Mapping[str, EngineEntry], api_keys: Mapping[str, str], sidecar_token: str | None
+    ) -> None:
+        """Make the fleet what `entries` say, with what sidecars have brought and may still bring."""
+        self.waking.token = sidecar_token
+        self.sidecars.apply(self.policy.fleet.sidecars, sidecar_token, entries)
         settings = client_settings(self.policy)
+        for engine in list(self.fleet):
+            if engine.id in self._brought:
+                engine.apply(self.policy)
+                self.clients[engine.id].go_by(settings, None)
+            elif engine.id not in entries:
+                self._leaves(engine)
         for id, entry in entries.items():
-            if id not in self.fleet.engines:
-                self.fleet.add(Engine(id, entry.url, self.policy))
-                self.clients[id] = Client(parse_origin(entry.url), settings)
-            engine = self.fleet.engines[id]
-            if engine in self._retired:
-                self._retired.remove(engine)
-                engine.draining = False
+            engine = self._engine(id, entry.url)
             engine.apply(self.policy)
             engine.go_by(entry)
             self.fleet.has_models(engine, engine.models.values())  # those it may no longer serve are gone at once
@@ -167,15 +185,73 @@ class Gateway:
                 self.kv_events.listen(engine, entry.kv_events)
         self._retire()
 
+    def _engine(self, id: str, url: str) -> Engine:
+        """The engine of this id, made if there is none; one that was to be forgotten is wanted again."""
+        if id not in self.fleet.engines:
+            self.fleet.add(Engine(id, url, self.policy))
+            self.clients[id] = Client(parse_origin(url), client_settings(self.policy))
+        engine = self.fleet.engines[id]
+        if engine in self._retired:
+            self._retired.remove(engine)
+            engine.draining = False
+        return engine
+
+    def _leaves(self, engine: Engine) -> None:
+        """It gets no new calls, and is forgotten once it has none."""
+        engine.draining = True
+        if engine not in self._retired:
+            self._retired.append(engine)
+
     def _retire(self) -> None:
         """Forget the engines that are no longer wanted and have nothing left to do."""
         for engine in [engine for engine in self._retired if not engine.in_flight]:
             self._retired.remove(engine)
+            self._by_hand.discard(engine.id)
             self.fleet.remove(engine.id)
             self.telemetry.forget(engine)
             if self.kv_events is not None:
                 self.kv_events.forget(engine)
             self.clients.pop(engine.id).close()
+        self._attentive = bool(self._retired or self._brought)
+
+    # -- what sidecars bring ------------------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        """A sidecar has a new engine that serves: it is believed, so calls may go at once."""
+        engine = self._engine(member.id, member.url)
+        self._brought[member.id] = member
+        self._attentive = True
+        self._open(engine, member)
+        self.telemetry.watch(engine, None)
+
+    def update(self, member: Member) -> None:
+        """A sidecar says something else of an engine; a model that it puts to sleep must not be sent a call more."""
+        engine, before = self.fleet.engines[member.id], self._brought[member.id]
+        self._brought[member.id] = member
+        if member.open and (not before.open or member.model != before.model):
+            self._open(engine, member)
+        elif member.open:
+            engine.expect_sizes(member.kv_tokens, member.max_concurrency)
+        else:
+            engine.draining = True
+            self.dispatch.changed(engine)
+
+    def leave(self, id: str) -> None:
+        """A sidecar no longer has this engine, or may not bring it any more."""
+        del self._brought[id]
+        engine = self.fleet.engines[id]
+        self._leaves(engine)
+        self.dispatch.changed(engine)
+        self._retire()
+
+    def _open(self, engine: Engine, member: Member) -> None:
+        """It may be given calls for its model."""
+        engine.expect_sizes(member.kv_tokens, member.max_concurrency)
+        if member.model not in engine.models:
+            self.fleet.has_models(engine, [ModelCard(id=member.model, max_model_len=member.context_length or None)])
+        engine.ready(self.clock())
+        engine.draining = member.id in self._by_hand
+        self.changed(engine)
 
     # -- what an operator asks for ------------------------------------------------------------------------------
 
@@ -203,8 +279,11 @@ class Gateway:
         return self.pipeline.snapshot.tenants.has_key(key)
 
     def drain_engine(self, engine: Engine, wanted: bool) -> None:
-        """No new calls for an engine, or new ones again; one that the policy no longer names gets none in any case."""
-        engine.draining = wanted or engine in self._retired
+        """No new calls for an engine, or new ones again; one that the policy no longer names, or that its sidecar is
+        about to put to sleep or has, gets none in any case."""
+        (self._by_hand.add if wanted else self._by_hand.discard)(engine.id)
+        brought = self._brought.get(engine.id)
+        engine.draining = wanted or engine in self._retired or (brought is not None and not brought.open)
         self.dispatch.changed(engine)
 
     # -- what the others tell -----------------------------------------------------------------------------------
@@ -221,10 +300,14 @@ class Gateway:
         share = self.policy.logging.calls
         if self.log is not None and (share >= 1 or self.rng.random() < share):
             self.log.write(record, self.clock())
-        if self._retired:
+        if self._attentive:
+            if record.engine in self._brought:
+                self.dispatch.sidecars.used(record.engine, self.clock())
             self._retire()
 
     async def aclose(self) -> None:
+        self.sidecars.close()
+        await self.waking.aclose()
         await self.telemetry.aclose()
         if self.kv_events is not None:
             await self.kv_events.aclose()
@@ -232,11 +315,6 @@ class Gateway:
             client.close()
         if self.log is not None:
             await self.log.aclose()
-
-
-def engine_id(url: str) -> str:
-    """How metrics, logs and headers call an engine: its URL without the scheme."""
-    return url.partition("://")[2].rstrip("/")
 
 
 def client_settings(policy: Policy) -> ClientSettings:

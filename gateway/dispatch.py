@@ -3,12 +3,16 @@
 `pump()` is the single writer of queues and holds. It is synchronous, hence atomic in one event loop: no locks, no
 sweepers. It runs on push, settle, a new sample, an engine's coming or going, a reload, and the earliest expiry.
 Leaving the `async with`, by any path, gives the hold back; so does leaving the queue, cancelled, refused or expired.
+
+A call for a model that no engine serves now is held in its queue like any other while a sidecar has the model made
+ready, if that will be in time for it. `wake` asks for it, `reconsider` is told when the prediction has moved.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import random
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -17,7 +21,7 @@ from types import TracebackType
 from gateway.core import refusals
 from gateway.core.breaker import Ending
 from gateway.core.call import Call
-from gateway.core.choice import LOOKED_AT, Choice, choose, least_ttft, usable_of
+from gateway.core.choice import LOOKED_AT, Choice, choose, foreseen_ttft, least_ttft, usable_of
 from gateway.core.deadline import too_late
 from gateway.core.fleet import Engine, Fleet, Hold
 from gateway.core.outcome import Refused
@@ -25,8 +29,11 @@ from gateway.core.policy import Policy
 from gateway.core.pressure import Pressure
 from gateway.core.queues import Queues, Ticket
 from gateway.core.shaping import cap, least, shaped
+from gateway.core.sidecar import Outlook
+from gateway.core.sidecars import Registry
 
 NOBODY: frozenset[str] = frozenset()
+MOVED = 0.25  # seconds that a prediction must move for calls that are held to be looked at again
 
 
 class Grant:
@@ -148,6 +155,11 @@ class Dispatch:
         self._timer: asyncio.Handle | None = None
         self._rings_at = 0.0  # what it is set to: for a time that has passed, uvloop's handle does not say
         self._late: list[Ticket] = []  # met by the pump, to be shed
+        self.sidecars = Registry()
+        self.wake: Callable[[str, float], None] = _ignored  # have a model made ready; for so long though nobody waits
+        self.woken: Callable[[str, float], None] = _ignored  # told of each call that was held: its class, and how long
+        self._held: dict[Ticket, float] = {}  # those that wait for a model to be made ready, and since when
+        self._foreseen: dict[str, float] = {}  # model -> when it will be ready, as calls that are held were told
 
     def apply(self, policy: Policy) -> None:
         """Go by `policy` from now on: what waits keeps its place under the new weights, what runs goes on."""
@@ -210,11 +222,9 @@ class Dispatch:
         if self.draining and not front:
             raise refusals.draining()
         engines = self.fleet.serving(call.model)
-        if not engines:
-            raise refusals.unknown_model(call.model, self.fleet)
         usable = usable_of(engines, now)
         if not usable:
-            raise refusals.no_engine(call.model)
+            return self._hold(call, exclude, engines, now, front=front)
         largest = max(engine.largest for engine in engines)
         if call.cost > largest:
             raise refusals.too_large(call, largest)
@@ -236,6 +246,49 @@ class Dispatch:
         ticket = Ticket(call, now, exclude, expires, place.since, place.deadline)
         call.predicted_wait = pressure.wait(queues, call, now, ticket)
         return ticket
+
+    def _hold(
+        self, call: Call, exclude: frozenset[str], engines: Sequence[Engine], now: float, *, front: bool
+    ) -> Ticket:
+        """A place in the queue of a model that no engine serves now, while a sidecar has it made ready; or Refused.
+
+        A call that cannot wait so long still has it made ready, since it is told when to come back.
+        """
+        outlook = self.sidecars.outlook(call.model, now)
+        if outlook is None or outlook.ready_in is None:
+            if outlook is None and not engines and not self.sidecars.knows(call.model):
+                raise refusals.unknown_model(call.model, self.fleet)
+            raise _unserved(call, outlook)
+        largest = self._largest(call.model, engines)
+        if call.cost > largest:
+            raise refusals.too_large(call, largest)
+        self.sidecars.wanted(outlook, now)
+        queues, pressure = self._state(call.model)
+        if front:
+            self.wake(call.model, 0.0)
+            return Ticket(call, now, exclude)
+        ready_in = outlook.ready_in
+        call.predicted_wait = wait = ready_in + pressure.wait(queues, call, now, until=call.ttft_by, spare=largest)
+        late = now + wait > call.ttft_by or too_late(call, now + wait, *foreseen_ttft(engines, call, now))
+        if late and self.policy.deadlines.predict:
+            self.wake(call.model, ready_in)
+            raise refusals.not_ready(call, ready_in)
+        bound = queues.room(call)
+        if bound is not None:
+            self._make_room(call, queues, pressure, bound)
+        self.wake(call.model, 0.0)
+        self._foreseen[call.model] = min(now + ready_in, self._foreseen.get(call.model, math.inf))
+        expires = min(call.deadline, call.ttft_by) if self.policy.deadlines.shed_late else call.deadline
+        ticket = Ticket(call, now, exclude, expires)
+        self._held[ticket] = now
+        return ticket
+
+    def _largest(self, model: str, engines: Sequence[Engine]) -> int:
+        """Tokens of the largest call that an engine of the model will take, as far as anybody knows."""
+        told = self.sidecars.kv_tokens(model)
+        if told is None and not engines:
+            told = self.policy.budget.capacity
+        return max([int((told or 0) * self.policy.budget.kv_target), *(engine.largest for engine in engines)])
 
     def _state(self, model: str) -> tuple[Queues, Pressure]:
         queues = self.queues.get(model)
@@ -284,6 +337,35 @@ class Dispatch:
                 if queues and not self.fleet.serving(model):
                     self._pump(model, queues)  # nobody has it any more: those who wait are told
 
+    def awaited(self, model: str) -> bool:
+        """Whether calls wait for a model that no engine may be given them for."""
+        return bool(self.queues.get(model)) and not usable_of(self.fleet.serving(model), self.clock())
+
+    def waiting(self, model: str) -> int:
+        """Calls that wait for a model."""
+        return len(self.queues.get(model, ()))
+
+    def reconsider(self, model: str) -> None:
+        """There is news of when a model can be had: what can no longer wait for it is told, and goes or stays."""
+        queues = self.queues.get(model)
+        if not queues:
+            return
+        now = self.clock()
+        outlook = None if self._served(model) else self.sidecars.outlook(model, now)
+        if outlook is not None and outlook.ready_in is not None and self.policy.deadlines.shed_late:
+            ready_at = now + outlook.ready_in
+            if ready_at > self._foreseen.get(model, -math.inf) + MOVED:
+                self._foreseen[model] = ready_at
+                engines = self.fleet.serving(model)
+                for ticket in list(queues):
+                    if not ticket.paid and too_late(ticket.call, ready_at, *foreseen_ttft(engines, ticket.call, now)):
+                        self._refuse(ticket, _unserved(ticket.call, outlook))
+        self._pump(model, queues)
+
+    def _served(self, model: str) -> bool:
+        """Whether an engine may be given calls for the model, if its breaker allows."""
+        return any(engine.up and not engine.draining for engine in self.fleet.serving(model))
+
     def released(self, call: Call, hold: Hold, now: float) -> None:
         """A hold came back: account the drain and let the next calls of that engine's models go."""
         self.running[call.class_name] -= 1
@@ -316,17 +398,27 @@ class Dispatch:
             ticket = queues.pop(fits, now, self._paused())
             if ticket is not None:
                 turn = self._turns.pop(ticket)
+                if self._held:
+                    self._let_go(ticket, now)
                 choice = choices.pop()
                 if not turn.done():  # else its task is cancelled and has not run yet
                     turn.set_result(self._grant(ticket.call, choice, now, ticket))
             elif not late:
-                if not any(engine.up and not engine.draining for engine in self.fleet.serving(model)):
-                    for waiting in list(queues):
-                        self._refuse(waiting, refusals.no_engine(model))
+                if not self._served(model):
+                    self._wait_for(model, queues, now)
                 break
             while late:
                 self._shed(late.pop(), now)
         self._arm()
+
+    def _wait_for(self, model: str, queues: Queues, now: float) -> None:
+        """No engine may be given these calls: a sidecar has the model made ready for them, or they are told."""
+        outlook = self.sidecars.outlook(model, now)
+        if outlook is not None and outlook.ready_in is not None:
+            self.wake(model, 0.0)
+            return
+        for waiting in list(queues):
+            self._refuse(waiting, _unserved(waiting.call, outlook))
 
     def _choose(self, call: Call, now: float, exclude: frozenset[str]) -> Choice | None:
         limit = self._limited.get(call.class_name)
@@ -357,7 +449,14 @@ class Dispatch:
     def _withdraw(self, ticket: Ticket) -> None:
         self.queues[ticket.call.model].remove(ticket)
         del self._turns[ticket]
+        if self._held:
+            self._let_go(ticket, self.clock())
         self._arm()
+
+    def _let_go(self, ticket: Ticket, now: float) -> None:
+        since = self._held.pop(ticket, None)
+        if since is not None:
+            self.woken(ticket.call.class_name, now - since)
 
     def _refuse(self, ticket: Ticket, refused: Refused) -> None:
         turn = self._turns[ticket]
@@ -370,6 +469,8 @@ class Dispatch:
         call, waited = ticket.call, now - ticket.pushed_at
         if now >= call.deadline:
             self._refuse(ticket, refusals.expired(call, waited))
+        elif not self._served(call.model):
+            self._refuse(ticket, _unserved(call, self.sidecars.outlook(call.model, now)))
         else:
             place = self.pressure[call.model].place(self.queues[call.model], call, now)
             self._refuse(ticket, refusals.shed_late(call, waited, place))
@@ -415,6 +516,19 @@ class Dispatch:
     def wait_estimate(self, model: str) -> float:
         """Seconds until what waits now has been served: queued tokens over the measured drain rate (Little's law)."""
         return self.pressure[model].drain.wait(self.queues[model].total_tokens, self.clock()) or refusals.SOON
+
+
+def _unserved(call: Call, outlook: Outlook | None) -> Refused:
+    """What a call is told that no engine can be had for, or not in time."""
+    if outlook is None:
+        return refusals.no_engine(call.model)
+    if outlook.ready_in is None:
+        return refusals.unavailable(call.model, outlook)
+    return refusals.not_ready(call, outlook.ready_in)
+
+
+def _ignored(_: str, __: float) -> None:
+    """Nobody is to be told."""
 
 
 def _limited(policy: Policy) -> dict[str, int]:

@@ -18,12 +18,17 @@ from gateway.wire.client import parse_origin
 
 Read = Callable[[Path], bytes]
 
+TOKEN_LENGTH = 16  # characters, at least; as the control port's token
+MAX_SECRET = 4096  # bytes
+
 
 class Configuration(msgspec.Struct, frozen=True):
-    """A policy with the keys of its keys file among its tenants', and the engines' own API keys by their URL."""
+    """A policy with the keys of its keys file among its tenants', the engines' own API keys by their URL, and what
+    sidecars have to show, if anything."""
 
     policy: Policy = Policy()
     api_keys: Mapping[str, str] = {}
+    sidecar_token: str | None = None
 
 
 class LoadError(Exception):
@@ -44,8 +49,12 @@ def load(path: Path, read: Read) -> Configuration:
         except ValueError as error:
             raise LoadError(f"{where}.url: {error}") from error
         if engine.api_key_file is not None:
-            keys[engine.url] = _api_key(read, path.parent / engine.api_key_file, f"{where}.api_key_file")
-    return Configuration(policy, keys)
+            keys[engine.url] = _secret(read, path.parent / engine.api_key_file, f"{where}.api_key_file", "key")
+    sidecars, token = policy.fleet.sidecars, None
+    if sidecars is not None and sidecars.token_file is not None:
+        where = f"{path}: fleet.sidecars.token_file"
+        token = _secret(read, path.parent / sidecars.token_file, where, "token", TOKEN_LENGTH)
+    return Configuration(policy, keys, token)
 
 
 def _read(read: Read, path: Path, what: str) -> bytes:
@@ -65,8 +74,11 @@ def _keys(read: Read, path: Path) -> bytes:
         raise LoadError(f"keys_file: {path}: {error.strerror or error}") from error
 
 
-def _api_key(read: Read, path: Path, what: str) -> str:
-    key = _read(read, path, what).strip()
-    if not key or not key.isascii() or not key.decode().isprintable() or b" " in key:
-        raise LoadError(f"{what}: {path}: expected one key of visible ASCII characters")
-    return key.decode()
+def _secret(read: Read, path: Path, what: str, kind: str, least: int = 1) -> str:
+    """The one word in a file."""
+    secret = _read(read, path, what)
+    secret = secret.strip() if len(secret) <= MAX_SECRET else b""
+    if not secret.isascii() or not secret.decode().isprintable() or b" " in secret or len(secret) < least:
+        length = f" at least {least}" if least > 1 else ""
+        raise LoadError(f"{what}: {path}: expected one {kind} of{length} visible ASCII characters")
+    return secret.decode()

@@ -7,7 +7,6 @@ policy and the fleet, never from a client: a model nobody serves is `other`, a r
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from gateway.core.breaker import BreakerState
 from gateway.core.fleet import Engine, Fleet
+from gateway.core.histogram import Histogram
 from gateway.core.outcome import Outcome, Record
 from gateway.core.policy_status import PolicyStatus
 from gateway.core.retries import RetryBudget
@@ -24,26 +24,6 @@ from gateway.core.shadow import Shadow
 from gateway.dispatch import Dispatch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-
-
-class _Histogram:
-    __slots__ = ("counts", "sum")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.sum += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        total, rows = 0, []
-        for bound, count in zip((*map(str, BOUNDS), "+Inf"), self.counts, strict=True):
-            total += count
-            rows.append((bound, float(total)))
-        return rows
 
 
 class _Row:
@@ -55,7 +35,7 @@ class _Row:
 
     def __init__(self) -> None:
         self.requests = self.prompt = self.completion = self.cached = self.attempts = self.affinity = self.shaped = 0
-        self.queue, self.ttft, self.duration = _Histogram(), _Histogram(), _Histogram()
+        self.queue, self.ttft, self.duration = Histogram(), Histogram(), Histogram()
 
 
 LABELS = ("route", "class", "model", "outcome")
@@ -92,8 +72,9 @@ class Metrics(Collector):
         self._retries = retries
         self._batcher = batcher
         self.shadow: Shadow | None = None
+        self.more: Callable[[], Iterable[Metric]] = tuple  # what others have counted
         self.policy_status: Callable[[], PolicyStatus] = PolicyStatus
-        self._waits: dict[str, tuple[_Histogram, _Histogram]] = {}  # class -> predicted wait, its error
+        self._waits: dict[str, tuple[Histogram, Histogram]] = {}  # class -> predicted wait, its error
         self._cancelled: dict[str, int] = {}
         self._tenants: dict[tuple[str, Outcome], list[int]] = {}  # requests, tokens
         self._rows: dict[tuple[str, str, str, Outcome], _Row] = {}
@@ -103,7 +84,7 @@ class Metrics(Collector):
     def observe(self, record: Record) -> None:
         """Count one ended call."""
         engine = record.engine
-        model = record.model if engine or self._fleet.serving(record.model) else "other"
+        model = record.model if engine or self._known(record.model) else "other"
         row = self._rows.get((record.route, record.class_name, model, record.outcome))
         if row is None:
             row = self._rows[record.route, record.class_name, model, record.outcome] = _Row()
@@ -122,7 +103,7 @@ class Metrics(Collector):
             if record.predicted_wait:
                 waits = self._waits.get(record.class_name)
                 if waits is None:
-                    waits = self._waits[record.class_name] = _Histogram(), _Histogram()
+                    waits = self._waits[record.class_name] = Histogram(), Histogram()
                 waits[0].observe(record.predicted_wait)
                 waits[1].observe(abs(record.queue - record.predicted_wait))
         if record.attempts > 1:
@@ -135,6 +116,10 @@ class Metrics(Collector):
         tenant[0] += 1
         if engine:
             tenant[1] += record.prompt_tokens + record.completion_tokens
+
+    def _known(self, model: str) -> bool:
+        """Whether an engine or a sidecar has it: labels are never a client's invention."""
+        return bool(self._fleet.serving(model)) or self._dispatch.sidecars.knows(model)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
@@ -169,6 +154,8 @@ class Metrics(Collector):
         if self.shadow is not None:
             yield from _shadow_decisions(self.shadow)
         yield from self._models()
+        yield from self._as_vllm()
+        yield from self.more()
         yield GaugeMetricFamily("weir_connections", "Open connections of the data port.", value=self._connections())
 
     def _calls(self) -> Iterable[Metric]:
@@ -196,6 +183,22 @@ class Metrics(Collector):
             for family, histogram in ((queue, row.queue), (ttft, row.ttft), (duration, row.duration)):
                 family.add_metric(labels, histogram.buckets(), histogram.sum)
         yield from (requests, retries, tokens, affinity, shaped, queue, ttft, duration)
+
+    def _as_vllm(self) -> Iterable[Metric]:
+        """The same calls under the names that dashboards for a plain proxy before vLLM look for."""
+        requests = CounterMetricFamily("vllm_requests", "Calls ended, by model.", labels=("model_id",))
+        duration = HistogramMetricFamily(
+            "vllm_request_duration_seconds", "From arrival to the end.", labels=("model_id",)
+        )
+        totals: dict[str, tuple[list[int], Histogram]] = {}
+        for (_, _, model, _), row in self._rows.items():
+            count, histogram = totals.setdefault(model, ([0], Histogram()))
+            count[0] += row.requests
+            histogram.add(row.duration)
+        for model, (count, histogram) in totals.items():
+            requests.add_metric((model,), count[0])
+            duration.add_metric((model,), histogram.buckets(), histogram.sum)
+        yield from (requests, duration)
 
     def _decisions(self) -> Iterable[Metric]:
         tenants = CounterMetricFamily(

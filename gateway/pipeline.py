@@ -162,7 +162,8 @@ class Pipeline:
             account = self.snapshot.tenants.identify(request.fields, request.peer)
             status, body = model_list(self.fleet, request.path, account.models)
         else:
-            up = not self.dispatch.leaving and any(engine.up for engine in self.fleet)
+            able = self.fleet.expected or any(engine.up for engine in self.fleet)
+            up = able and not self.dispatch.leaving
             status, body = (200, b"{}") if up else (503, b'{"status":"no engine is up, or shutting down"}')
         responder.send(status, JSON + b"x-request-id: %b\r\n" % self._request_id(request).encode(), body)
 
@@ -278,7 +279,7 @@ class Pipeline:
         """Raises Refused for a model that is not for this tenant, or not here at all."""
         if account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
-        if not self.fleet.serving(call.model):
+        if not self.fleet.serving(call.model) and not self.dispatch.sidecars.knows(call.model):
             raise refusals.unknown_model(call.model, self.fleet)  # before anything is charged for it
 
     def _charge(self, call: Call, account: Account, now: float) -> Charge:

@@ -42,6 +42,21 @@ def test_an_engines_key_is_one_word_of_visible_ascii(tmp_path: Path, key: str) -
         load(path, Path.read_bytes)
 
 
+def test_sidecars_show_the_token_of_their_file(tmp_path: Path) -> None:
+    policy = "fleet: {sidecars: {token_file: s.token}}\n"
+    token = "0123456789abcdef"  # noqa: S105 # a test's own
+    path = written(tmp_path, p_yaml=policy, s_token=f" {token}\n")
+    assert load(path, Path.read_bytes).sidecar_token == token
+    for bad in ("", "short", "two words of them", token * 300):
+        path = written(tmp_path, p_yaml=policy, s_token=bad)
+        with pytest.raises(LoadError, match=r"sidecars\.token_file: .*s\.token: expected one token of at least 16"):
+            load(path, Path.read_bytes)
+    (tmp_path / "s.token").unlink()
+    with pytest.raises(LoadError, match=r"token_file: .*s\.token: No such file"):
+        load(path, Path.read_bytes)
+    assert load(written(tmp_path, p_yaml="fleet: {sidecars: {}}\n"), Path.read_bytes).sidecar_token is None
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, p_yaml=ENGINES)
     with pytest.raises(LoadError, match=r"api_key_file: .*a\.key: No such file"):

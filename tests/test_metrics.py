@@ -13,13 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.breaker import Ending
 from gateway.core.fleet import Engine, Fleet
+from gateway.core.histogram import BOUNDS
 from gateway.core.outcome import Outcome, Record
 from gateway.core.policy import Policy, Retries
 from gateway.core.policy_status import PolicyStatus
 from gateway.core.retries import RetryBudget
 from gateway.core.vllm import EngineSample, ModelCard
 from gateway.dispatch import Dispatch
-from gateway.metrics import BOUNDS, Metrics
+from gateway.metrics import Metrics
 from tests.calls import a_call
 
 Labels = dict[str, str]
@@ -177,7 +178,7 @@ def test_every_metric_has_a_help_text_and_a_type() -> None:
     def scene(world: World) -> None:
         world.metrics.observe(record())
         for family in text_string_to_metric_families(world.metrics.exposition().decode()):
-            assert family.name.startswith("weir_")
+            assert family.name.startswith(("weir_", "vllm_request"))
             assert family.documentation.endswith(".")
             assert family.type in {"counter", "gauge", "histogram"}
 

@@ -5,6 +5,7 @@
     GET /policy, POST /policy/reload   the active policy, and reading its file again now
     GET, POST, DELETE /drain           whether balancers are told to go elsewhere
     GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
+    POST /sidecars/report              what a sidecar has, answered with what is wanted of it
     GET /                              all of it for a person to look at
 
 Who may ask is `guard.py`'s to say. Dependencies are arguments; nothing hangs on the app object.
@@ -13,6 +14,7 @@ Who may ask is `guard.py`'s to say. Dependencies are arguments; nothing hangs on
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,10 +30,12 @@ from gateway.control.calls import CallView, calls_view, problem
 from gateway.control.guard import JSON, Guard, error
 from gateway.control.page import dashboard
 from gateway.control.policy_view import policy_json, policy_yaml
+from gateway.control.reports import Sidecars, take_report
 from gateway.control.view import fleet_view
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.policy_status import PolicyStatus
 from gateway.dispatch import Dispatch
+from sidecar.wire import REPORT_PATH
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 SWITCH = ("GET", "POST", "DELETE")
@@ -51,12 +55,13 @@ def control_app(
     drain: Callable[[bool], None] | None = None,
     drain_engine: Callable[[Engine, bool], None] | None = None,
     is_user_key: Callable[[str], bool] = lambda _: False,
+    sidecars: Sidecars | None = None,
 ) -> Starlette:
     """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 
     `exposition` gives the Prometheus text, `outcomes` the calls ended so far by outcome, `calls` those that have not.
     `reload` reads the policy file again, None: there is none. `drain` and `drain_engine` turn it on or off; what they
-    leave as it was they refuse. `is_user_key` knows the data port's keys.
+    leave as it was they refuse. `is_user_key` knows the data port's keys. `sidecars` takes their reports.
     """
     control = Control(fleet, dispatch, exposition, clock, outcomes, calls, policy_status, reload, drain, drain_engine)
     app = Starlette(
@@ -72,6 +77,7 @@ def control_app(
             Route("/policy/reload", control.reload, methods=["POST"]),
             Route("/drain", control.drain, methods=SWITCH),
             Route("/engines/{id:path}/drain", control.drain_engine, methods=SWITCH),
+            Route(REPORT_PATH, partial(take_report, sidecars=sidecars), methods=["POST"]),
         ],
         middleware=[Middleware(Guard, admin_token, is_user_key)],
         exception_handlers={HTTPException: _not_here},
@@ -123,9 +129,11 @@ class Control:
             by_hand = self._by_hand and not self._dispatch.draining
             return _text("drained by an operator" if by_hand else "shutting down", 503)
         up = sum(engine.up for engine in self._fleet)
-        if not up:
+        expected = len(self._fleet.expected)
+        if not (up or expected):
             return _text("no engine is up", 503)
-        return _text(f"ok, {up} of {len(self._fleet.engines)} engines are up")
+        line = f"ok, {up} of {len(self._fleet.engines)} engines are up"
+        return _text(f"{line}, {expected} models can be had from sidecars" if expected else line)
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._exposition(), media_type=None, headers={"content-type": EXPOSITION})
@@ -194,7 +202,8 @@ class Control:
             wanted = request.method == "POST"
             self._drain_engine(engine, wanted)
             if engine.draining is not wanted:
-                return error(409, "engine_retired", "The policy has no such engine any more: it only ends its calls.")
+                message = "The policy, or its sidecar, has no such engine any more: it only ends its calls."
+                return error(409, "engine_retired", message)
         return _json({"engine": engine.id, "draining": engine.draining, "in_flight": engine.in_flight})
 
     def _leave(self, wanted: bool) -> None:
@@ -221,6 +230,6 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
         "The control port answers GET /, /livez, /readyz, /metrics, /fleet, /calls, /summary, /policy; "
-        "POST /policy/reload; GET, POST and DELETE /drain and /engines/{id}/drain."
+        "POST /policy/reload and /sidecars/report; GET, POST and DELETE /drain and /engines/{id}/drain."
     )
     return error(status, "not_found", message)

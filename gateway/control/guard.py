@@ -6,7 +6,8 @@
   Origin with every POST and DELETE, so no page can drain a gateway from an operator's browser.
 - A key of the data port, in `Authorization` or `x-api-key`, is answered 403: users have no business here.
 - With an admin token every path demands it, as `Authorization: Bearer TOKEN`. Only the dashboard's page itself, which
-  holds nothing but markup, is given without: a browser cannot send a header with the address a person types.
+  holds nothing but markup, is given without: a browser cannot send a header with the address a person types. And
+  sidecars show a token of their own where they report, see reports.py.
 
 Answers are never cached and cannot be embedded in another origin's page.
 """
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.control.listener import is_loopback_name
 from gateway.core.outcome import error_body
+from sidecar.wire import REPORT_PATH
 
 JSON = "application/json"
 PAGE = "/"
@@ -80,7 +82,8 @@ class Guard:
             return error(403, "cross_origin", "The control port answers no pages of other origins.")
         if any(map(self._is_user_key, _keys(given))):
             return error(403, "not_allowed", "Users' keys are for the data port. The control port is for operators.")
-        if self._wanted is not None and not page and not self._has_token(given):
+        reports = scope["path"] == REPORT_PATH
+        if self._wanted is not None and not (page or reports) and not self._has_token(given):
             message = "The control port wants the admin token: Authorization: Bearer TOKEN."
             return error(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
         return None

@@ -14,6 +14,7 @@ from gateway.core.call import ROUTES, Call
 from gateway.core.choice import predicted_ttft
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.mode import Mode
+from gateway.core.sidecar import Sidecar, awake
 from gateway.dispatch import Dispatch
 
 # The call for which predictions are made.
@@ -75,12 +76,41 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class SidecarModelView(msgspec.Struct, frozen=True, kw_only=True):
+    """One profile, as its sidecar says. `engine`: its id in the fleet, null while it is not one. `ready_in_s`: until it
+    could serve, null where it cannot be had, and then `why` says so."""
+
+    profile: str
+    model: str
+    state: str
+    pending: str | None
+    engine: str | None
+    ready_in_s: float | None
+    why: str
+    last_error: str
+
+
+class SidecarView(msgspec.Struct, frozen=True, kw_only=True):
+    """One sidecar. `heard_s`: since its last report; a stale one is asked for nothing. `refused`: addresses in its
+    report that may not be used, and why. Memory in bytes."""
+
+    id: str
+    control: str
+    heard_s: float
+    stale: bool
+    memory_total: int
+    memory_used: int
+    models: list[SidecarModelView]
+    refused: dict[str, str]
+
+
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     engines: list[EngineView]
     models: list[ModelView]
     queues: list[QueueView]
     running: dict[str, int]  # calls that hold a grant, by class
+    sidecars: list[SidecarView]
 
 
 def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
@@ -95,6 +125,38 @@ def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
             for name in dispatch.policy.classes
         ],
         running=dict(dispatch.running),
+        sidecars=[_sidecar(each, now) for _, each in sorted(dispatch.sidecars.sidecars.items())],
+    )
+
+
+def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
+    report, stale = sidecar.report, sidecar.stale(now)
+    engines = {member.profile: member.id for member in sidecar.members.values()}
+    models = []
+    for profile, model in sidecar.models.items():
+        outlook = sidecar.outlook(profile, now)
+        ready_in = 0.0 if awake(model) else None if outlook is None else outlook.ready_in
+        models.append(
+            SidecarModelView(
+                profile=profile,
+                model=model.model,
+                state=model.state,
+                pending=model.pending,
+                engine=engines.get(profile),
+                ready_in_s=None if ready_in is None else round(ready_in, 2),
+                why=model.message or model.why,
+                last_error=model.last_error,
+            )
+        )
+    return SidecarView(
+        id=report.sidecar,
+        control=report.control,
+        heard_s=round(now - sidecar.heard_at, 2),
+        stale=stale,
+        memory_total=sum(gpu.total for gpu in report.gpus),
+        memory_used=sum(gpu.used for gpu in report.gpus),
+        models=models,
+        refused=sidecar.refused,
     )
 
 

@@ -6,6 +6,7 @@ GPU with a model of some 8B parameters does. Nothing here keeps a policy from be
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from itertools import pairwise
 
@@ -39,7 +40,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """What is unwise in a policy, in the order of its lines where `written`, the file's tree, is given."""
-    rules = (_weights, _prompts, _queues, tenant_rules, _shaping, _modes, _steps, _attempts, _doors)
+    rules = (_weights, _prompts, _queues, tenant_rules, _shaping, _modes, _steps, _attempts, _sidecars, _doors)
     found = [
         Advice(path=spelled(path), text=text, line=None if written is None else written.line_of(path))
         for rule in rules
@@ -238,6 +239,23 @@ def _attempts(policy: Policy) -> Found:
         yield ("retries", field), "no call is ever tried again: clients see every restart of an engine"
     if policy.hedging.enabled and none["budget"]:
         yield ("hedging", "enabled"), "second attempts come out of the budget of retries, which is nothing"
+
+
+def _sidecars(policy: Policy) -> Found:
+    """Who may send prompts where, and who is not heard for all that."""
+    sidecars = policy.fleet.sidecars
+    if sidecars is None:
+        return
+    if not sidecars.allow:
+        yield ("fleet", "sidecars", "allow"), "it is empty: no engine of a sidecar is ever used"
+    for index, block in enumerate(sidecars.allow):
+        network = ipaddress.ip_network(block)
+        if not network.prefixlen:
+            text = f"{block} is everywhere: who knows the token has prompts sent to any address"
+            yield ("fleet", "sidecars", "allow", index), text
+        elif not network.is_loopback and sidecars.token_file is None:
+            text = f"{block} is of no use without a token_file: only sidecars on this machine are heard"
+            yield ("fleet", "sidecars", "allow", index), text
 
 
 def _doors(policy: Policy) -> Found:

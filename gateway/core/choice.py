@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.core.breaker import BreakerState, panicked
 from gateway.core.call import Call
-from gateway.core.fleet import Engine
+from gateway.core.fleet import PREFILL_RATE, TPOT, Engine
 from gateway.core.policy import Routing
 
 CLOSED = BreakerState.CLOSED
@@ -80,6 +80,12 @@ def least_ttft(engines: Sequence[Engine], call: Call, now: float) -> tuple[float
         if ttft < best[0]:
             best = (ttft, call.prompt_tokens / engine.prefill_rate, engine.tpot)
     return best
+
+
+def foreseen_ttft(engines: Sequence[Engine], call: Call, now: float) -> tuple[float, float, float]:
+    """The same of engines that are not there yet: as they were, or as one is of which nothing is known."""
+    reading = call.prompt_tokens / PREFILL_RATE
+    return least_ttft(engines, call, now) if engines else (reading, reading, TPOT)
 
 
 def choose(

@@ -34,6 +34,11 @@ HITS_IN = 2  # good health checks that bring an engine back
 MISSES_OUT = 3  # bad ones that take it out
 
 
+def engine_id(url: str) -> str:
+    """How metrics, logs and headers call an engine: its URL without the scheme."""
+    return url.partition("://")[2].rstrip("/")
+
+
 class Hold:
     """KV tokens reserved on one engine for one call. `release` gives them back, once; more calls change nothing."""
 
@@ -341,6 +346,24 @@ class Engine:
             if self.misses >= MISSES_OUT:
                 self.down()
 
+    def ready(self, now: float) -> None:
+        """Who runs it has started or woken it, and found it ready and warm: it is in at once. Its cache is empty, and
+        what it failed before is over."""
+        self.up = True
+        self.hits, self.misses = HITS_IN, 0
+        self.back_at = now - self.policy.routing.slow_start
+        self.excess = 0
+        self.forget_cache()
+        if not self.in_flight:
+            self.breaker = CircuitBreaker(self.policy.breaker)
+
+    def expect_sizes(self, capacity: int | None, slots: int | None) -> None:
+        """What it will probably hold, in KV tokens, and run at once, until it tells or shows itself."""
+        if self.sample is None and capacity and not self.fixed_capacity:
+            self.capacity = capacity
+        if self.sample is None and slots and self.max_slots is None:
+            self.slots = slots
+
     def down(self) -> None:
         """Out of the fleet until health says otherwise. Its cache may be gone, so its prefixes are forgotten."""
         self.up = False
@@ -397,6 +420,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.engines: dict[str, Engine] = {}
+        self.expected: dict[str, ModelCard] = {}  # models that sidecars have or can have ready
         self._serving: dict[str, tuple[Engine, ...]] = {}
         self._contexts: dict[str, int | None] = {}
 
@@ -420,10 +444,15 @@ class Fleet:
             for model in engine.models:
                 serving.setdefault(model, []).append(engine)
         self._serving = {model: tuple(engines) for model, engines in serving.items()}
-        self._contexts = {
+        self._contexts = {id: card.max_model_len for id, card in self.expected.items()} | {
             model: max(e.models[model].max_model_len or 0 for e in engines) or None
             for model, engines in serving.items()
         }
+
+    def expect(self, cards: dict[str, ModelCard]) -> None:
+        """The models that can be had from sidecars, whether an engine serves them now or not."""
+        self.expected = cards
+        self._index()
 
     def serving(self, model: str) -> tuple[Engine, ...]:
         """Engines known to have `model`, up or not; empty: nobody has ever had it."""
@@ -431,14 +460,15 @@ class Fleet:
 
     @property
     def models(self) -> dict[str, ModelCard]:
-        """Every model of the fleet; where engines differ, the card with the longest context."""
+        """Every model of the fleet, also those that would have to be woken first; where engines differ, the card with
+        the longest context."""
         cards: dict[str, ModelCard] = {}
         for engine in self:
             for id, card in engine.models.items():
                 known = cards.get(id)
                 if known is None or (card.max_model_len or 0) > (known.max_model_len or 0):
                     cards[id] = card
-        return cards
+        return {**self.expected, **cards}
 
     def context(self, model: str) -> int | None:
         """The longest context, in tokens, any engine gives this model; None where none tells."""

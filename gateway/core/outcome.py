@@ -106,7 +106,7 @@ class Refused(Exception):
     cannot help. `code` replaces the table's code where one outcome has several. `headers` are extra answer lines,
     preformatted as `name: value\\r\\n`. `retry` False: no retry of this call can help, whatever the table says of its
     outcome. `limit` is the rate limit that was reached, as `600/min requests`. `kept`: at `retry_after` a place is kept
-    for the call, so it is not told a later time.
+    for the call, so it is not told a later time. `reason` is a word of our own that says more than the outcome's.
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class Refused(Exception):
         retry: bool = True,
         limit: str = "",
         kept: bool = False,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.outcome = outcome
@@ -132,6 +133,7 @@ class Refused(Exception):
         self.retry = retry
         self.limit = limit
         self.kept = kept
+        self.reason = reason or outcome.value
         self._own: tuple[int, bytes] | None = None
 
     def replace(self, status: int, body: bytes) -> None:
@@ -192,7 +194,7 @@ def refusal_headers(refused: Refused, rng: random.Random) -> bytes:
     kept for them, which are spread already. openai-python obeys `retry-after-ms` before `retry-after`, and
     `x-should-retry` before either.
     """
-    reason = b"x-weir-reason: %b\r\n" % refused.outcome.value.encode()
+    reason = b"x-weir-reason: %b\r\n" % refused.reason.encode()
     if not (refused.retry and STATUS[refused.outcome].retry):
         return refused.headers + reason + b"x-should-retry: false\r\n"
     if refused.retry_after is None:

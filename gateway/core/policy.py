@@ -25,6 +25,7 @@ from gateway.core.policy_traffic import (
     default_classes,
 )
 from gateway.core.policy_types import (
+    Block,
     Bounds,
     Buffer,
     EngineUrl,
@@ -144,14 +145,25 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: EventsUrl | None = None
 
 
+class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Sidecars that may bring their engines. `token_file`: what they show, alone in a file, relative to this one; null:
+    only those on this machine are heard. `allow`: networks that their engines, and they themselves, may be in.
+    """
+
+    token_file: FileName | None = None
+    allow: tuple[Block, ...] = ("127.0.0.0/8", "::1")
+
+
 class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The engines, and how often they are looked at. `poll`: between readings of an engine's /metrics. `health`:
     between readings of its /health. `engines`: what the gateway sends calls to, beside those given with --engine.
+    `sidecars`: those whose engines it uses too; null: no sidecar is heard.
     """
 
     poll: Annotated[Seconds, Bounds(ge=0.02, le=60)] = 0.5
     health: Annotated[Seconds, Bounds(ge=0.02, le=60)] = 2.0
     engines: tuple[EngineEntry, ...] = ()
+    sidecars: SidecarsPolicy | None = None
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ What is legal but unwise is advice.py's business.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gateway.core.checked import Fault, Path, listed, nearest, shown
 from gateway.core.kv_events import address_fault
@@ -107,14 +107,23 @@ def _tenants(policy: Policy) -> Iterator[Fault]:
 
 
 def _addresses(policy: Policy) -> Iterator[Fault]:
-    for index, address in enumerate(policy.trusted_proxies.addresses):
-        path: Path = ("trusted_proxies", "addresses", index)
+    """Of proxies and of sidecars' engines."""
+    proxies = policy.trusted_proxies.addresses
+    yield from _networks(("trusted_proxies", "addresses"), proxies, "an IP address, a CIDR block or unix")
+    if policy.fleet.sidecars is not None:
+        allow = policy.fleet.sidecars.allow
+        yield from _networks(("fleet", "sidecars", "allow"), allow, "an IP address or a CIDR block")
+
+
+def _networks(where: Path, addresses: Sequence[str], expected: str) -> Iterator[Fault]:
+    for index, address in enumerate(addresses):
+        path: Path = (*where, index)
         if address == "unix":
             continue
         try:
             network = ipaddress.ip_network(address, strict=False)
         except ValueError:
-            yield Fault(path, repr(address), "an IP address, a CIDR block or unix")
+            yield Fault(path, repr(address), expected)
             continue
         if "/" in address and str(network.network_address) != address.split("/")[0]:
             # More than was meant would be trusted: 10.1.2.3/8 is sixteen million hosts.

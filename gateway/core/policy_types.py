@@ -36,6 +36,13 @@ Network = Annotated[
         "an IP address, a CIDR block or unix",
     ),
 ]
+Block = Annotated[
+    str,
+    Text(
+        r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?|[0-9a-f:]{2,39}(?:/[0-9]{1,3})?",
+        "an IP address or a CIDR block",
+    ),
+]
 # As browsers write it: lower case, no path, no default port.
 WebOrigin = Annotated[
     str,

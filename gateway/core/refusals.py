@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from gateway.core.call import Call
 from gateway.core.fleet import Engine
 from gateway.core.outcome import Outcome, Refused
+from gateway.core.sidecar import Outlook
 
 SOON = 1.0  # seconds: nothing better is known
+UNKNOWN = 5.0  # seconds: what is in the way may take long, and nobody knows how long
+NO_MEMORY = "no_memory"  # the one reason of a sidecar's that callers are told as a word
 
 
 def unknown_model(model: str, engines: Iterable[Engine]) -> Refused:
@@ -33,6 +36,26 @@ def forbidden_model(call: Call) -> Refused:
 def no_engine(model: str) -> Refused:
     return Refused(
         Outcome.NO_ENGINE, f"No engine that serves {model!r} is up at the moment. Retry shortly.", retry_after=2.0
+    )
+
+
+def unavailable(model: str, outlook: Outlook) -> Refused:
+    """No sidecar can have it ready now, and the soonest says why."""
+    return Refused(
+        Outcome.MODEL_UNAVAILABLE,
+        f"The model {model!r} cannot be had at the moment: {outlook.message.rstrip('.') or 'nobody says why'}.",
+        retry_after=UNKNOWN if outlook.retry_in is None else outlook.retry_in,
+        reason=NO_MEMORY if outlook.why == NO_MEMORY else "",
+    )
+
+
+def not_ready(call: Call, ready_in: float) -> Refused:
+    """It is being made ready, too late for this call."""
+    return Refused(
+        Outcome.MODEL_UNAVAILABLE,
+        f"The model {call.model!r} is being made ready, which takes about {ready_in:.1f} s more: too long for this "
+        f"request of class {call.class_name!r}. Retry after the time given.",
+        retry_after=ready_in,
     )
 
 

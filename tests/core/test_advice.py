@@ -30,6 +30,21 @@ def test_a_warning_has_the_line_where_that_is_known() -> None:
     assert Advice(path="a.b", text="no").told("p.yaml") == "p.yaml: warning: a.b: no"
 
 
+def test_sidecars_that_may_do_too_much_or_too_little() -> None:
+    assert told("fleet: {sidecars: {}}") == told("fleet: {sidecars: {token_file: t, allow: [10.0.0.0/8, '::1']}}") == []
+    assert told("fleet: {sidecars: {allow: []}}") == [
+        "p:1: warning: fleet.sidecars.allow: it is empty: no engine of a sidecar is ever used"
+    ]
+    assert told("fleet: {sidecars: {token_file: t, allow: [0.0.0.0/0]}}") == [
+        "p:1: warning: fleet.sidecars.allow[0]: 0.0.0.0/0 is everywhere: who knows the token has prompts sent to any "
+        "address"
+    ]
+    assert told("fleet: {sidecars: {allow: [10.0.0.0/8]}}") == [
+        "p:1: warning: fleet.sidecars.allow[0]: 10.0.0.0/8 is of no use without a token_file: only sidecars on this "
+        "machine are heard"
+    ]
+
+
 def test_warnings_come_in_the_order_of_lines_and_those_of_defaults_first() -> None:
     lines = told("body: {media: any}\nretries: {on: []}\nbudget: {kv_target: 95%}\n")
     assert [line.split(": ")[0] for line in lines] == ["p"] * 4 + ["p:1", "p:2"]

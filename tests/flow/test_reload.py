@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec import structs
 
-from gateway.assembly import ApplyError, Gateway, engine_id
+from gateway.assembly import ApplyError, Gateway
 from gateway.core.call import Call
-from gateway.core.fleet import Engine
+from gateway.core.fleet import Engine, engine_id
 from gateway.core.outcome import Outcome, Record, Refused
 from gateway.core.policy import EngineEntry, FleetPolicy, Policy, TrustedProxies
 from gateway.core.policy_traffic import Deadlines, Tenant, TrafficClass

@@ -1,0 +1,76 @@
+"""POST /sidecars/report: what a sidecar says of its machine, answered with the demand for its models.
+
+Who sends is judged by the head alone; only then is the body read, of at most MAX_BYTES. The sidecar's own token takes
+the place of the admin token here (see guard.py), and gives nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from gateway.control.guard import JSON, error
+from gateway.core.addresses import is_loopback
+from gateway.core.sidecars import Overfull, Untrusted
+from sidecar.wire import MAX_BYTES, DemandReport, WireError, encode
+
+BODY_WITHIN = 5.0  # seconds for all of it
+
+
+class Sidecars(Protocol):
+    """Who takes reports. `local`: the sender is on this machine."""
+
+    def admit(self, token: bytes | None, *, local: bool) -> None:
+        """Raises Untrusted."""
+
+    def report(self, body: bytes, *, local: bool) -> DemandReport:
+        """Raises WireError and Overfull."""
+
+
+async def take_report(request: Request, sidecars: Sidecars | None) -> Response:
+    """The answer to one report; `sidecars` None: nobody takes any."""
+    if sidecars is None:
+        return error(404, "no_sidecars", "This gateway takes no reports of sidecars.")
+    local = is_local(request.scope)
+    try:
+        sidecars.admit(_token(request), local=local)
+    except Untrusted as refused:
+        return error(401, "invalid_token", str(refused), {"www-authenticate": "Bearer", "connection": "close"})
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_WITHIN):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BYTES:
+                    message = f"A report is at most {MAX_BYTES} bytes."
+                    return error(413, "too_large", message, {"connection": "close"})
+    except TimeoutError:
+        return error(408, "too_slow", f"The report was not here after {BODY_WITHIN:g} s.", {"connection": "close"})
+    except ClientDisconnect:
+        return error(400, "cut_off", "The report ended early.")
+    try:
+        answer = sidecars.report(bytes(body), local=local)
+    except WireError as bad:
+        return error(400, "bad_report", f"The report cannot be read: {bad}")
+    except Overfull as full:
+        return error(503, "too_many_sidecars", f"The report is not taken: {full}.")
+    return Response(encode(answer), media_type=JSON)
+
+
+def is_local(scope: Scope) -> bool:
+    """Whether the sender is on this machine: it comes from loopback, or from the very address it has come to."""
+    client, server = scope.get("client"), scope.get("server")
+    if client is None:
+        return False
+    return is_loopback(client[0]) or (server is not None and client[0] == server[0])
+
+
+def _token(request: Request) -> bytes | None:
+    """The bearer's token, None where there is none or more than one."""
+    lines = request.headers.getlist("authorization")
+    scheme, _, token = lines[0].partition(" ") if len(lines) == 1 else ("", "", "")
+    return token.encode("latin-1") if scheme.lower() == "bearer" and token else None

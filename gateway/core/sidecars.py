@@ -1,0 +1,301 @@
+"""What sidecars have said: which engines the fleet is to have because of them, and which models they could have ready.
+
+A report replaces what its sidecar said before. `take` tells what changes in the fleet; whether it is carried out is
+its caller's business. Engines leave with the report that no longer has them.
+
+A sidecar unheard for STALE seconds is stale: its engines go on serving as their own health says, but nothing is asked
+of it, and what it could have had ready no longer counts. Of two that claim one engine the first keeps it until it is
+stale.
+
+Synchronous, no I/O; `now` is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+
+import msgspec
+
+from gateway.core.addresses import Network, networks_of, refusal
+from gateway.core.sidecar import Member, Outlook, Sidecar, cards_of, members_of
+from gateway.core.vllm import ModelCard
+from sidecar.wire import CapacityReport, Demand
+
+FORGOTTEN = 600.0  # seconds after which a sidecar without an engine that serves is no longer thought of
+MOST = 1000  # sidecars
+MOST_MODELS = 10_000  # profiles of all sidecars together
+SAME = 0.5  # seconds: who is ready within that of each other is as good
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report changes: engines that are new, of which something else is said now, and that are gone; and lines
+    for the log. `expected`: other models can be had now. `dropped`: why it counts for nothing, else empty."""
+
+    join: tuple[Member, ...] = ()
+    update: tuple[Member, ...] = ()
+    leave: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    expected: bool = False
+    dropped: str = ""
+
+
+class Untrusted(Exception):
+    """Who sent a report is not to be heard; the message says why."""
+
+
+class Overfull(Exception):
+    """More sidecars or models than can be kept; the message says which."""
+
+
+class Registry:
+    """All sidecars. `asked` is, by model, the sidecar and profile that are being asked to have it ready."""
+
+    def __init__(self) -> None:
+        self.sidecars: dict[str, Sidecar] = {}
+        self.asked: dict[str, tuple[str, str]] = {}
+        self.counts = {"taken": 0, "dropped": 0, "address_refused": 0}
+        self._networks: tuple[Network, ...] = ()
+        self._taken: Container[str] = ()
+        self._owners: dict[str, Sidecar] = {}  # of engines, by engine id
+        self._holders: dict[str, list[tuple[Sidecar, str]]] = {}  # of models: sidecars and profiles
+        self._models = 0  # profiles of all sidecars
+
+    # -- what sidecars say --------------------------------------------------------------------------------------
+
+    def apply(self, allow: Sequence[str], taken: Container[str], now: float) -> list[Changes]:
+        """Go by these networks from now on; `taken` are the ids of engines that the policy itself names."""
+        self._networks, self._taken = networks_of(allow), taken
+        return [self._settle(sidecar, now) for sidecar in list(self.sidecars.values())]
+
+    def take(self, report: CapacityReport, now: float, *, local: bool) -> Changes:
+        """A report came; `local`: from this machine. Raises Overfull."""
+        sidecar = self.sidecars.get(report.sidecar)
+        if sidecar is not None:
+            late = sidecar.late(report)
+            if late:
+                self.counts["dropped"] += 1
+                return Changes(dropped=late)
+        self._bound(report)
+        self.counts["taken"] += 1
+        was_stale = sidecar is not None and sidecar.stale(now)
+        if sidecar is None:
+            sidecar = self.sidecars[report.sidecar] = Sidecar(report, now, local=local)
+        elif report.boot != sidecar.report.boot:
+            sidecar.boots.append(sidecar.report.boot)
+            sidecar.failures = 0
+        models = {model.profile: model for model in report.models}
+        moved = {p: m.model for p, m in models.items()} != {p: m.model for p, m in sidecar.models.items()}
+        sidecar.report, sidecar.heard_at, sidecar.local = report, now, local
+        sidecar.models, sidecar.answers = models, {}
+        sidecar.used = {profile: at for profile, at in sidecar.used.items() if profile in models}
+        if moved:
+            self._index()
+        changes = self._settle(sidecar, now)
+        return msgspec.structs.replace(changes, expected=True) if was_stale else changes
+
+    def forget(self, now: float, serving: Callable[[str], bool]) -> Changes:
+        """Those that have not been heard for long and have no engine left that is `serving`, by id, are gone."""
+        leave: list[str] = []
+        for name, sidecar in list(self.sidecars.items()):
+            if now - sidecar.heard_at >= FORGOTTEN and not any(map(serving, sidecar.members)):
+                leave += sidecar.members
+                self._drop(name)
+        return Changes(leave=tuple(leave), expected=True)
+
+    def clear(self) -> Changes:
+        """Nothing of them is wanted any more."""
+        leave = tuple(self._owners)
+        for name in list(self.sidecars):
+            self._drop(name)
+        return Changes(leave=leave, expected=True)
+
+    def _drop(self, name: str) -> None:
+        for id in self.sidecars.pop(name).members:
+            del self._owners[id]
+        self._index()
+
+    def _bound(self, report: CapacityReport) -> None:
+        known = self.sidecars.get(report.sidecar)
+        if known is None and len(self.sidecars) >= MOST:
+            raise Overfull(f"there are {MOST} sidecars already")
+        more = len(report.models) - (0 if known is None else len(known.models))
+        if more > 0 and self._models + more > MOST_MODELS:
+            raise Overfull(f"with this one sidecars have more than {MOST_MODELS} models")
+
+    def _index(self) -> None:
+        self._holders = {}
+        self._models = sum(len(sidecar.models) for sidecar in self.sidecars.values())
+        for sidecar in self.sidecars.values():
+            for profile, model in sidecar.models.items():
+                self._holders.setdefault(model.model, []).append((sidecar, profile))
+
+    def _settle(self, sidecar: Sidecar, now: float) -> Changes:
+        """What its last report makes of the fleet."""
+        refused: dict[str, str] = {}
+        control = sidecar.report.control
+        why = refusal(control, self._networks, local=sidecar.local, sockets=False)
+        sidecar.askable = not why
+        if why:
+            refused[control] = why
+        join, update = [], []
+        after: dict[str, Member] = {}
+        for member in members_of(sidecar.report):
+            why = self._refusal(member, sidecar, after, now)
+            if why:
+                refused[member.url] = why
+                continue
+            owner = self._owners.get(member.id)
+            if owner is None and not member.open:
+                continue  # it joins once it may be used
+            if owner is None:
+                join.append(member)
+            elif owner.members.get(member.id) != member:
+                update.append(member)
+            if owner not in (None, sidecar):
+                del owner.members[member.id]  # it is stale, and this one has its engine now
+            after[member.id] = member
+        leave = [id for id in sidecar.members if id not in after]
+        for id in leave:
+            del self._owners[id]
+        sidecar.members = after
+        self._owners.update(dict.fromkeys(after, sidecar))
+        said = [
+            f"sidecar {sidecar.report.sidecar}: {url!r} is not used: {words}"
+            for url, words in refused.items()
+            if sidecar.refused.get(url) != words
+        ]
+        self.counts["address_refused"] += len(said)
+        sidecar.refused = refused
+        cards, sidecar.cards = sidecar.cards, cards_of(sidecar)
+        return Changes(
+            join=tuple(join),
+            update=tuple(update),
+            leave=tuple(leave),
+            said=tuple(said),
+            expected=cards != sidecar.cards,
+        )
+
+    def _refusal(self, member: Member, sidecar: Sidecar, before: Container[str], now: float) -> str:
+        """Why the fleet may not have the engine, in words; empty: it may."""
+        why = refusal(member.url, self._networks, local=sidecar.local)
+        if why:
+            return why
+        if member.id in self._taken:
+            return "the policy names this engine itself"
+        if member.id in before:
+            return "another profile has said that it is its own"
+        owner = self._owners.get(member.id)
+        if owner is not None and owner is not sidecar and not owner.stale(now):
+            return f"sidecar {owner.report.sidecar} has said that it is its own"
+        return ""
+
+    # -- what can be had ----------------------------------------------------------------------------------------
+
+    def knows(self, model: str) -> bool:
+        """Whether any sidecar has it, awake or not, able or not."""
+        return model in self._holders
+
+    def cards(self, now: float) -> dict[str, ModelCard]:
+        """The models that can be had from some sidecar, with the longest context any of them gives."""
+        cards: dict[str, ModelCard] = {}
+        for sidecar in self.sidecars.values():
+            if not sidecar.stale(now):
+                for name, card in sidecar.cards.items():
+                    known = cards.get(name)
+                    if known is None or (card.max_model_len or 0) > (known.max_model_len or 0):
+                        cards[name] = card
+        return cards
+
+    def kv_tokens(self, model: str) -> int | None:
+        """The most tokens of KV cache that any sidecar says it would have; None: none tells."""
+        found = (sidecar.models[profile].kv_tokens for sidecar, profile in self._holders.get(model, ()))
+        return max((tokens for tokens in found if tokens), default=None)
+
+    def outlook(self, model: str, now: float) -> Outlook | None:
+        """The soonest that can be had of a model that is not awake; None: no sidecar can be asked for it.
+
+        Who is being asked already is stayed with while it can; who does not answer is the last resort. Of those that
+        cannot, the one that may soonest.
+        """
+        holders = self._holders.get(model)
+        if not holders:
+            return None
+        asked = self._asked(model, now)
+        if asked is not None:
+            return asked
+        best: tuple[tuple[bool, float, tuple[float, float], str, str], Outlook] | None = None
+        cannot: Outlook | None = None
+        for sidecar, profile in holders:
+            outlook = sidecar.outlook(profile, now)
+            if outlook is None:
+                continue
+            if outlook.ready_in is not None:
+                key = (sidecar.failures > 0, outlook.ready_in // SAME, sidecar.load, outlook.sidecar, profile)
+                if best is None or key < best[0]:
+                    best = key, outlook
+            elif cannot is None or _known(outlook.retry_in) < _known(cannot.retry_in):
+                cannot = outlook
+        return cannot if best is None else best[1]
+
+    def _asked(self, model: str, now: float) -> Outlook | None:
+        """What can be expected of who is being asked; None: nobody is, or it is no longer the one to wait for."""
+        name, profile = self.asked.get(model, ("", ""))
+        sidecar = self.sidecars.get(name)
+        report = None if sidecar is None else sidecar.models.get(profile)
+        if sidecar is None or sidecar.failures or report is None or report.model != model:
+            return None
+        outlook = sidecar.outlook(profile, now)
+        return None if outlook is None or outlook.ready_in is None else outlook
+
+    # -- what sidecars are told ---------------------------------------------------------------------------------
+
+    def used(self, id: str, now: float) -> None:
+        """A call ended on this engine."""
+        sidecar = self._owners.get(id)
+        if sidecar is not None:
+            sidecar.used[sidecar.members[id].profile] = now
+
+    def wanted(self, outlook: Outlook, now: float) -> None:
+        """A call asked for a model that this profile is to have ready."""
+        self.sidecars[outlook.sidecar].used[outlook.profile] = now
+
+    def demands(
+        self, name: str, now: float, in_flight: Callable[[str], int], waiting: Callable[[str], int]
+    ) -> tuple[Demand, ...]:
+        """The answer to a sidecar's report, in the order of its profiles. `in_flight`: calls on an engine, by id;
+        `waiting`: calls that wait for a model.
+
+        What waits counts for who is asked to have the model ready, or else for each sidecar that has it awake; once a
+        model, however many of its profiles serve it.
+        """
+        sidecar = self.sidecars[name]
+        engines = {member.profile: member for member in sidecar.members.values()}
+        counted: set[str] = set()
+        demands = []
+        for profile, model in sidecar.models.items():
+            member = engines.get(profile)
+            is_open = member is not None and member.open
+            asked = self.asked.get(model.model)
+            here = asked == (name, profile) if asked is not None else is_open and model.model not in counted
+            if here:
+                counted.add(model.model)
+            running = in_flight(member.id) if member is not None else 0
+            queued = waiting(model.model) if here else 0
+            if running or queued:
+                sidecar.used[profile] = now
+            at = sidecar.used.get(profile)
+            demands.append(
+                Demand(
+                    profile=profile,
+                    in_flight=running,
+                    waiting=queued,
+                    idle=None if at is None else now - at,
+                    withdrawn=not is_open,
+                )
+            )
+        return tuple(demands)
+
+
+def _known(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds

@@ -1,0 +1,168 @@
+"""Asks sidecars to have models ready that calls want and no engine serves.
+
+One task for each model that is wanted, however many calls wait, and one request in flight for it: to the sidecar that
+can have it ready soonest, by what they report. One that does not answer is asked again after a pause, and meanwhile
+whoever is next best; one that has begun is not asked again while its reports say that it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from urllib.parse import quote
+
+import httpx
+
+from gateway.core.sidecar import Outlook, awake, beginning
+from gateway.dispatch import Dispatch
+from sidecar.wire import MAX_BYTES, WireError, ensured
+
+WITHIN = 3.0  # seconds for a whole answer
+FIRST_PAUSE, LAST_PAUSE = 1.0, 8.0  # seconds before one that has agreed and not begun is asked again
+LOOK = 1.0  # seconds between two looks at whether anybody waits still
+RESULTS = ("awake", "begun", "cannot", "failed")
+
+
+class Waking:
+    """`token`: what sidecars want to be shown. `asked` counts requests by their result: the model was awake, is being
+    made ready, cannot be had there, or there was no sensible answer."""
+
+    def __init__(self, dispatch: Dispatch, say: Callable[[str], None]) -> None:
+        self.token: str | None = None
+        self.transport: httpx.AsyncBaseTransport | None = None  # in place of sockets
+        self.asked = dict.fromkeys(RESULTS, 0)
+        self._dispatch = dispatch
+        self._registry = dispatch.sidecars
+        self._say = say
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._until: dict[str, float] = {}
+        self._news = asyncio.Event()
+        self._client: httpx.AsyncClient | None = None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Those that are being asked for."""
+        return tuple(self._tasks)
+
+    def wanted(self, model: str, seconds: float) -> None:
+        """Calls want this model; for so long though none waits: they were told to come back."""
+        until = self._dispatch.clock() + seconds
+        self._until[model] = max(until, self._until.get(model, until))
+        if model not in self._tasks:
+            task = asyncio.get_running_loop().create_task(self._have(model))
+            self._tasks[model] = task
+            task.add_done_callback(_report)
+
+    def heard(self) -> None:
+        """A sidecar has reported, or has fallen silent."""
+        self._news.set()
+
+    async def _have(self, model: str) -> None:
+        """Until it is awake, or nobody wants it any more."""
+        registry, clock = self._registry, self._dispatch.clock
+        pause, again_at, last = FIRST_PAUSE, 0.0, ("", "")
+        try:
+            while True:
+                now = clock()
+                outlook = registry.outlook(model, now)
+                if outlook is None or outlook.ready_in is None or not self._is_wanted(model, now):
+                    return
+                target = (outlook.sidecar, outlook.profile)
+                if target != last:
+                    last, pause, again_at = target, FIRST_PAUSE, 0.0
+                sidecar = registry.sidecars[outlook.sidecar]
+                begun = beginning(sidecar.said(outlook.profile)[0])
+                if begun or sidecar.pause(now) or now < again_at:
+                    await self._wait(now, sidecar.pause(now), again_at)
+                    continue
+                registry.asked[model] = target
+                result = await self._ask(outlook)
+                self.asked[result] += 1
+                if result == "failed":
+                    registry.asked.pop(model, None)
+                else:
+                    again_at, pause = clock() + pause, min(LAST_PAUSE, 2 * pause)
+                self._dispatch.reconsider(model)
+        finally:
+            del self._tasks[model], self._until[model]
+            registry.asked.pop(model, None)
+
+    def _is_wanted(self, model: str, now: float) -> bool:
+        """Whether calls wait for it, or will come back for it and find it ready only if it is asked for."""
+        return self._dispatch.awaited(model) or now < self._until[model]
+
+    async def _wait(self, now: float, pause: float, again_at: float) -> None:
+        """For news, or until somebody may be asked again."""
+        within = min(LOOK, max(pause, again_at - now) or LOOK)
+        self._news.clear()
+        try:
+            async with asyncio.timeout(within):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    async def _ask(self, outlook: Outlook) -> str:
+        """One request, and what came of it: one of RESULTS."""
+        sidecar, now = self._registry.sidecars[outlook.sidecar], self._dispatch.clock
+        url = f"{sidecar.report.control.rstrip('/')}/models/{quote(outlook.profile, safe='')}/ensure"
+        try:
+            model = ensured(await self._post(url)).model
+            if model.profile != outlook.profile:
+                raise WireError(f"an answer about {model.profile!r}")
+        except (httpx.HTTPError, httpx.InvalidURL, WireError, TimeoutError) as error:
+            if not sidecar.failures:
+                self._say(f"sidecar {outlook.sidecar} was asked for {outlook.profile!r}: {_words(error)}")
+            sidecar.failed(now())
+            return "failed"
+        sidecar.answered(model, now())
+        if awake(model):
+            return "awake"
+        return "cannot" if model.ready_in is None else "begun"
+
+    async def _post(self, url: str) -> bytes:
+        """The body of a 200, bounded in time and size."""
+        if self._client is None:
+            self._client = _client(self.transport)
+        headers = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
+        body = bytearray()
+        async with asyncio.timeout(WITHIN), self._client.stream("POST", url, headers=headers) as response:
+            if response.status_code != httpx.codes.OK:
+                raise WireError(f"it answered {response.status_code}")
+            async for chunk in response.aiter_raw():
+                body += chunk
+                if len(body) > MAX_BYTES:
+                    raise WireError(f"an answer of more than {MAX_BYTES} bytes")
+        return bytes(body)
+
+    async def aclose(self) -> None:
+        """Ask nobody any more."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """Any end but a quiet one is a bug and must not pass in silence."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": "asking for a model stopped", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(context)
+
+
+def _words(error: Exception) -> str:
+    return str(error)[:200] or type(error).__name__
+
+
+def _client(transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
+    """Straight to the sidecar, as to an engine: no proxy from the environment, no redirects, no cookies."""
+    return httpx.AsyncClient(
+        transport=transport,
+        headers={"accept-encoding": "identity", "user-agent": "weir"},
+        limits=httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=4.0),
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        timeout=None,  # noqa: S113 # each request is bounded as a whole
+        trust_env=False,
+    )

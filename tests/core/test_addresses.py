@@ -1,0 +1,70 @@
+"""Which addresses a sidecar may name, and which would let it point us at ourselves or anywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.addresses import is_loopback, networks_of, refusal
+
+PRIVATE = ("10.0.0.0/8", "fd00::/8")
+LOOPBACK = ("127.0.0.0/8", "::1")
+
+
+@pytest.mark.parametrize(
+    ("url", "allow", "local", "why"),
+    [
+        ("http://10.1.2.3:8000", PRIVATE, False, ""),
+        ("http://10.1.2.3:8000/", PRIVATE, False, ""),
+        ("https://10.1.2.3", PRIVATE, False, ""),
+        ("http://[fd00::1]:8000", PRIVATE, False, ""),
+        ("http://[::ffff:10.1.2.3]:8000", PRIVATE, False, ""),
+        ("http://127.0.0.1:8000", LOOPBACK, True, ""),
+        ("http://localhost:8000", LOOPBACK, True, ""),
+        ("http://[::1]:8000", LOOPBACK, True, ""),
+        ("unix:///run/weir/a.sock", LOOPBACK, True, ""),
+        ("http://11.1.2.3:8000", PRIVATE, True, "not in a network of fleet.sidecars.allow"),
+        ("http://127.0.0.1:8000", PRIVATE, True, "not in a network of fleet.sidecars.allow"),
+        ("http://10.1.2.3:8000", (), True, "not in a network of fleet.sidecars.allow"),
+        ("http://169.254.169.254", PRIVATE, True, "not in a network of fleet.sidecars.allow"),
+        ("http://[::ffff:127.0.0.1]:8000", PRIVATE, False, "not in a network of fleet.sidecars.allow"),
+        ("http://[::ffff:127.0.0.1]:8000", LOOPBACK, False, "a loopback address is another machine's"),
+        ("http://localhost:8000", LOOPBACK, False, "a loopback address is another machine's"),
+        ("unix:///run/weir/a.sock", PRIVATE, False, "a unix socket is another machine's"),
+        ("http://10.1.2.3:0", PRIVATE, True, "there is no such port"),
+        ("http://10.1.2.3:65536", PRIVATE, True, "there is no such port"),
+        ("http://10.1.2.256:80", PRIVATE, True, "not an IP address"),
+        ("http://010.1.2.3:80", PRIVATE, True, "not an IP address"),
+        ("http://2130706433", LOOPBACK, True, "not an IP address"),
+        ("http://[10.1.2.3.4]:80", PRIVATE, True, "not an IP address"),
+    ],
+)
+def test_addresses(url: str, allow: tuple[str, ...], local: bool, why: str) -> None:
+    assert refusal(url, networks_of(allow), local=local) == why
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://engine.example:8000", "http://10.1.2.3@evil:80", "http://a:b@10.1.2.3", "http://10.1.2.3:80/v1",
+        "http://10.1.2.3?x", "http://10.1.2.3#x", "ftp://10.1.2.3", "HTTP://10.1.2.3", "10.1.2.3:80", "",
+        "http://10.1.2.3\r\nx: y", "http://10.1.2.3:80\n", "http://[fe80::1%eth0]:80", "unix://relative", "unix:///",
+        "unix:///a b", "unix:///a?b", "unix:///" + "a" * 107, "http://0x7f000001",
+        "http://localhost.evil:80",
+    ],
+)  # fmt: skip
+def test_what_is_not_plainly_an_address_is_none(url: str) -> None:
+    assert refusal(url, networks_of(("0.0.0.0/0", "::/0")), local=True).startswith(
+        "not http(s)://ADDRESS:PORT or unix:"
+    )
+
+
+def test_a_control_address_is_no_socket() -> None:
+    assert refusal("unix:///run/a", networks_of(LOOPBACK), local=True, sockets=False).startswith("not http(s)://")
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.1", False)],
+)
+def test_who_is_on_this_machine(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback

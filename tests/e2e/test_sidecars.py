@@ -1,0 +1,92 @@
+"""A gateway process whose only engine is a sidecar's: asleep, woken for a call, and taken away under one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.processes import Gateway, get, until
+from tests.e2e.children import Call, SimEngine
+from tests.e2e.small_sidecar import SmallSidecar
+
+TOKEN = "of-sixteen-characters"  # noqa: S105 # a test's own
+POLICY = "fleet: {poll: 100ms, health: 200ms, sidecars: {token_file: s.token, allow: [127.0.0.1]}}\n"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def sidecar(engine: SimEngine) -> Iterator[SmallSidecar]:
+    with SmallSidecar(engine.url, takes=0.5, token=TOKEN) as running:
+        yield running
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, sidecar: SmallSidecar) -> Iterator[Gateway]:
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "s.token").write_text(TOKEN)
+    with Gateway(tmp_path / "log", "--policy", str(tmp_path / "policy.yaml"), ready=False) as running:
+        assert get(f"{running.control}/readyz")[0] == 503
+        sidecar.gateway = running.control
+        sidecar.report()
+        yield running
+    assert "Traceback" not in running.child.output()
+
+
+def test_calls_wake_a_model_and_are_answered_as_soon_as_it_is(gateway: Gateway, sidecar: SmallSidecar) -> None:
+    assert get(f"{gateway.control}/readyz")[0] == get(f"{gateway.url}/health")[0] == 200
+    assert [model["id"] for model in json.loads(get(f"{gateway.url}/v1/models")[1])["data"]] == ["sim"]
+    calls = [Call(gateway.url, stream=True, max_tokens=1) for _ in range(20)]
+    assert until(lambda: sidecar.asked > 0, 5.0) is not None
+    assert sidecar.report().waiting == 20
+    for call in calls:
+        status, body = call.read()
+        assert (status, b"[DONE]" in body) == (200, True)
+    assert time.monotonic() - sidecar.woken_at < 2.0, "no poll, no health check comes first"
+    assert sidecar.asked == 1
+    demand = sidecar.report()
+    assert (demand.in_flight, demand.waiting, demand.withdrawn) == (0, 0, False)
+    assert gateway.total("weir_wake_wait_seconds_count", **{"class": "default"}) == 20
+    assert gateway.total("weir_sidecar_ensures_total", result="begun") == 1
+    assert gateway.total("vllm_requests_total", model_id="sim") == 20
+    assert gateway.total("vllm_request_duration_seconds_count", model_id="sim") == 20
+    (engine,) = gateway.fleet()["engines"]
+    assert until(lambda: gateway.fleet()["engines"][0]["running"] == 0, 5.0) is not None, "telemetry watches it too"
+    assert engine["up"]
+
+
+def test_an_engine_is_taken_away_under_a_call_that_ends_there(
+    gateway: Gateway, sidecar: SmallSidecar, engine: SimEngine
+) -> None:
+    sidecar.wake()
+    call = Call(gateway.url, stream=True, max_tokens=100)
+    call.answer.begin()
+    assert call.answer.readline().startswith(b"data: {")
+    engine.faults(hang=True)
+    demand = sidecar.report(pending="sleep", ready_in=1.0)
+    assert (demand.in_flight, demand.withdrawn) == (1, True)
+    engine.faults()
+    assert b"[DONE]" in call.read()[1]
+    assert until(lambda: sidecar.report().in_flight == 0, 5.0) is not None
+    sidecar.report(state="stopped", pending=None, url="", ready_in=None, why="no_memory", message="all are busy")
+    assert until(lambda: gateway.fleet()["engines"] == [], 5.0) is not None
+    refused = Call(gateway.url, stream=False)
+    status, body = refused.read()
+    assert (status, refused.answer.getheader("x-weir-reason")) == (503, "no_memory")
+    assert "all are busy" in json.loads(body)["error"]["message"]
+    assert 5 <= int(refused.answer.getheader("retry-after") or 0) <= 7
+
+
+def test_what_waits_for_a_model_is_told_when_the_gateway_ends(gateway: Gateway, sidecar: SmallSidecar) -> None:
+    sidecar.takes = 30.0
+    sidecar.report(ready_in=5.0)
+    waiting = Call(gateway.url, stream=False)
+    assert until(lambda: sidecar.asked > 0, 5.0) is not None
+    gateway.child.process.send_signal(signal.SIGTERM)
+    assert (waiting.read()[0], waiting.answer.getheader("x-weir-reason")) == (503, "draining")
+    assert gateway.child.process.wait(10.0) == 0
