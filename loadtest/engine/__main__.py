@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import os
 import signal
 import sys
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
 from typing import get_args
 
 import uvloop
@@ -16,6 +21,7 @@ import uvloop
 from loadtest.engine.config import SimConfig, sim_config
 from loadtest.engine.latency import profiles
 from loadtest.engine.metrics import Version
+from loadtest.engine.resident import Share, StartFailed
 from loadtest.engine.scheduler import Policy
 from loadtest.engine.server import SimServer
 
@@ -25,7 +31,8 @@ EPILOG = """examples:
   python -m loadtest.engine --num-gpu-blocks 200 --max-num-seqs 8    easily overloaded
 
 It answers the routes of a vLLM API server (chat, completions, responses, messages, embeddings, rerank, score, pooling,
-classify, tokenize, metrics, sleep and wake). To break it while it runs:
+classify, tokenize, metrics, sleep and wake). With --gpu-folder it loads its weights before it listens, in memory that
+others then do not have, and gives it back asleep. To break it while it runs:
   curl -d '{"errors": 0.1}' URL/_faults      and to heal it      curl -d '{}' URL/_faults
 """
 
@@ -44,7 +51,13 @@ def arguments() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what it simulates")
     what.add_argument("--profile", default="h100-8b", choices=list(profiles()), help="speed and limits (h100-8b)")
     what.add_argument("--model", action="append", metavar="NAME", help="a served name, repeatable (sim)")
-    what.add_argument("--speed", type=float, default=1.0, metavar="X", help="run X times faster than the profile (1)")
+    what.add_argument(
+        "--speed",
+        type=float,
+        default=os.environ.get("WEIR_SIMULATED_SPEED", "1"),
+        metavar="X",
+        help="run X times faster than the profile; default: $WEIR_SIMULATED_SPEED, or 1",
+    )
     what.add_argument("--seed", type=int, default=0, help="of the jitter and of the faults drawn by share (0)")
     limits = parser.add_argument_group("limits, the profile's unless given")
     limits.add_argument("--num-gpu-blocks", type=int, metavar="N", help="KV blocks of 16 tokens")
@@ -64,6 +77,25 @@ def arguments() -> argparse.ArgumentParser:
         metavar="ENDPOINT",
         help="publish what becomes of cached blocks, by ZeroMQ, on tcp://127.0.0.1:PORT or ipc://PATH",
     )
+    gpus = parser.add_argument_group("simulated GPUs: with them it takes memory, and time to start, sleep and wake")
+    gpus.add_argument(
+        "--gpu-folder",
+        type=Path,
+        default=os.environ.get("WEIR_SIMULATED_GPUS") or None,
+        metavar="FOLDER",
+        help="where they are; default: $WEIR_SIMULATED_GPUS, or none",
+    )
+    gpus.add_argument(
+        "--gpus",
+        type=_gpus,
+        default=os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
+        metavar="N,N",
+        help="which of them; default: $CUDA_VISIBLE_DEVICES, or 0",
+    )
+    gpus.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="X", help="share of each (0.9)")
+    gpus.add_argument(
+        "--kv-cache-memory-bytes", type=int, metavar="N", help="bytes of KV cache; default: the rest of the share"
+    )
     parser.add_argument("--die-with-parent", action="store_true", help="exit when standard input ends")
     return parser
 
@@ -76,9 +108,21 @@ def _port(text: str) -> int:
     return port
 
 
+def _gpus(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT, or the end of standard input where asked; the exit status."""
+    """Run until SIGTERM or SIGINT, or the end of standard input where asked; the exit status: 1 if it cannot start."""
     given = arguments().parse_args(argv)
+    share = None
+    if given.gpu_folder is not None and given.gpus:
+        share = Share(
+            folder=given.gpu_folder,
+            gpus=given.gpus,
+            utilization=given.gpu_memory_utilization,
+            cache=given.kv_cache_memory_bytes,
+        )
     try:
         config = sim_config(
             given.profile,
@@ -97,8 +141,12 @@ def main(argv: list[str] | None = None) -> int:
             metrics_version=given.metrics_version,
             prompt_details=given.enable_prompt_tokens_details,
             kv_events=given.kv_events,
+            share=share,
         )
         uvloop.run(_run(config, die_with_parent=given.die_with_parent))
+    except StartFailed as error:
+        print(error, file=sys.stderr)
+        return 1
     except (ValueError, OSError) as error:
         print(f"python -m loadtest.engine: {error}", file=sys.stderr)
         return 2
@@ -110,11 +158,31 @@ async def _run(config: SimConfig, *, die_with_parent: bool) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    async with SimServer(config) as url:
-        if die_with_parent:
-            await loop.connect_read_pipe(lambda: _Parent(ended), sys.stdin)
-        print(f"ready {url}", flush=True)
-        await ended.wait()
+    if die_with_parent:
+        await loop.connect_read_pipe(lambda: _Parent(ended), sys.stdin)
+    server = SimServer(config)
+    try:
+        if await _first(ended, server.load(partial(print, flush=True))):
+            return
+        await server.start()
+        print(f"ready {server.url}", flush=True)
+        await _first(ended, server.died.wait())
+    finally:
+        await server.stop()
+
+
+async def _first(event: asyncio.Event, work: Coroutine[None, None, object]) -> bool:
+    """Whether `event` came before the end of `work`, which is cancelled then. Raises what `work` does."""
+    waiting, working = asyncio.ensure_future(event.wait()), asyncio.ensure_future(work)
+    await asyncio.wait((waiting, working), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if working.done():
+        working.result()
+        return False
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+    return True
 
 
 class _Parent(asyncio.Protocol):

@@ -7,12 +7,14 @@ import msgspec
 from loadtest.engine.engine import EngineConfig, engine_config
 from loadtest.engine.latency import profiles
 from loadtest.engine.metrics import Version
+from loadtest.engine.resident import Share
 from loadtest.engine.scheduler import Policy
 
 
 class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`speed` 2.0: everything takes half the time. `port` 0: any free one; `uds`: a unix socket instead. `kv_events`: a
-    ZeroMQ endpoint on which the cache's events are published."""
+    ZeroMQ endpoint on which the cache's events are published. `share`: of simulated GPUs; None: it takes none, and no
+    time to start, sleep and wake."""
 
     engine: EngineConfig
     models: tuple[str, ...]
@@ -23,6 +25,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     metrics_version: Version = "0.32"
     prompt_details: bool = False
     kv_events: str | None = None
+    share: Share | None = None
 
 
 def sim_config(
@@ -43,6 +46,7 @@ def sim_config(
     metrics_version: Version = "0.32",
     prompt_details: bool = False,
     kv_events: str | None = None,
+    share: Share | None = None,
 ) -> SimConfig:
     """The profile's limits where none are given; the model is called `sim` where it has no name.
 
@@ -75,4 +79,5 @@ def sim_config(
         metrics_version=metrics_version,
         prompt_details=prompt_details,
         kv_events=kv_events,
+        share=share,
     )

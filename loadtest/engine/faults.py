@@ -2,12 +2,16 @@
 
 A fault with a share (0..1) strikes that share of the generating and pooling requests, drawn from the seed. What does
 not concern requests (hang, refuse, metrics, memory) holds until it is taken back.
+
+An engine on simulated GPUs finds those of its start, and all others, in a file of their folder: `faults_of`.
 """
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import msgspec
 
@@ -19,7 +23,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """All of them off. Shares are 0..1; `after` counts SSE events that still get through."""
 
     slow: Annotated[float, msgspec.Meta(gt=0.0)] = 1.0  # every step takes this many times as long
-    hang: bool = False  # no more steps; /health stays 200, as with a stopped EngineCore
+    hang: bool = False  # no more steps; /health stays 200, as with a stopped EngineCore, and /is_sleeping never answers
     refuse: bool = False  # connections are accepted, then reset at the first byte; /_faults still answers
     close_listener: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # seconds without a listening socket, then it is back
     errors: Share = 0.0  # answered with `status` at once
@@ -34,6 +38,12 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     garbage_metrics: bool = False
     stale_metrics: bool = False  # /metrics stays as it was when this was set
     out_of_memory: bool = False  # EngineCore dies: what runs fails, /health is 503, requests get 500
+    fail_wake: bool = False  # /wake_up answers 500
+    keep_memory: bool = False  # asleep it holds what it held awake
+    # At its start, and without effect later:
+    fail_start: str = ""  # it ends with these last words and exit status 1
+    hang_start: bool = False  # it does nothing and says nothing
+    out_of_memory_start: bool = False  # it ends while it loads the weights, as when the GPU is too small
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -62,3 +72,15 @@ def plan(faults: Faults, rng: random.Random) -> Plan | None:
         if share and rng.random() < share:
             return Plan(kind, faults.after, faults.status)
     return None
+
+
+def faults_of(folder: Path, model: str) -> Faults:
+    """What `FOLDER/MODEL.faults` says, in the JSON of `POST /_faults`; no file: no faults. MODEL is the first served
+    name, percent-encoded where a file's name cannot have it. Raises ValueError for anything else."""
+    file = folder / f"{quote(model, safe='')}.faults"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Faults)
+    except FileNotFoundError:
+        return Faults()
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{file}: {error}") from None

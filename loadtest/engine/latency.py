@@ -12,7 +12,8 @@ h KV heads of size d, on N GPUs with memory bandwidth B (bytes/s, 75 % of the da
 
 Blocks: (80 GB x 0.92, vLLM's default share - weights - 4 GiB for activations and CUDA graphs) / (16 tokens of KV).
 Batch limits are vLLM's defaults for its API server: 1,024 sequences and 8,192 tokens on GPUs of 70 GiB and more,
-256 and 2,048 on the A100. `max_model_len` is what operators commonly cap these models at, not what they could do.
+256 and 2,048 on the A100 and on small ones. `max_model_len` is what operators commonly cap these models at, not what
+they could do.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MOST_JITTER = 3.0  # standard deviations
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds; the other numbers are the engine's limits where the command line says nothing."""
+    """Times in seconds; `weights` in bytes on each GPU; the others are the engine's limits where the command line says
+    nothing."""
 
     base: float
     prefill: float
@@ -36,6 +38,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    weights: int = 0
 
     def duration(self, prefill_tokens: int, decoded: int, context: int, rng: random.Random) -> float:
         """Seconds one step takes. A step that computed nothing costs `base`."""
@@ -58,6 +61,7 @@ def profiles() -> dict[str, Profile]:
             max_num_seqs=256,
             max_num_batched_tokens=2048,
             max_model_len=32_768,
+            weights=16_100_000_000,
         ),
         # The same model. H100 SXM 80 GB: 3.35 TB/s, 989 TFLOP/s.
         "h100-8b": Profile(
@@ -69,6 +73,7 @@ def profiles() -> dict[str, Profile]:
             max_num_seqs=1024,
             max_num_batched_tokens=8192,
             max_model_len=32_768,
+            weights=16_100_000_000,
         ),
         # Llama 3.1 70B on four: 35.3 GB of weights and 80 KiB of KV per token on each; 160 all-reduces of 15 us a step;
         # prefill at 40 % of peak, for the same all-reduces.
@@ -81,6 +86,7 @@ def profiles() -> dict[str, Profile]:
             max_num_seqs=1024,
             max_num_batched_tokens=8192,
             max_model_len=32_768,
+            weights=35_300_000_000,
         ),
         # The two-layer Qwen3 the real vLLM is tested with, on two CPU cores: about 350 requests/s of 16 tokens at full
         # batch and single-digit milliseconds a step. Estimated from that, not fitted. 1 GiB of KV at 512 bytes a token.
@@ -94,5 +100,31 @@ def profiles() -> dict[str, Profile]:
             max_num_seqs=128,
             max_num_batched_tokens=2048,
             max_model_len=4096,
+            weights=500_000,
+        ),
+        # For `--engine demo`. NVIDIA L4, 24 GB: 0.3 TB/s, 121 TFLOP/s and twice that in 8 bits. Llama 3.1 8B in 8 bits,
+        # 9.1 GB of weights, in 55 % of the GPU: 14.2 GB - weights - 2 GiB for activations and CUDA graphs.
+        "l4-8b-fp8": Profile(
+            base=0.0414,
+            prefill=133e-6,
+            decode=15e-6,
+            context=583e-9,
+            num_gpu_blocks=1390,
+            max_num_seqs=256,
+            max_num_batched_tokens=2048,
+            max_model_len=8192,
+            weights=9_100_000_000,
+        ),
+        # The same GPU. Phi-3-mini in 8 bits, 3.8B, 384 KiB of KV per token, in 30 % of the GPU.
+        "l4-4b-fp8": Profile(
+            base=0.0183,
+            prefill=63e-6,
+            decode=15e-6,
+            context=1.75e-6,
+            num_gpu_blocks=273,
+            max_num_seqs=256,
+            max_num_batched_tokens=2048,
+            max_model_len=4096,
+            weights=3_900_000_000,
         ),
     }

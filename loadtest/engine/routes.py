@@ -107,8 +107,7 @@ class Routes:
 
         def handler(request: Request, connection: Connection) -> None:
             server = self._server
-            if server.dead:
-                raise ApiError(500, DEAD, type=BROKEN)
+            self._alive()
             doom = plan(server.faults, server.rng)
             if doom is not None and doom.kind in _AT_ONCE:
                 _AT_ONCE[doom.kind](connection, doom)
@@ -158,8 +157,17 @@ class Routes:
     def _detokenize(self, request: Request, connection: Connection) -> None:
         connection.send(200, pooling_api.detokenize(request.body, self.limits))
 
+    def _alive(self) -> None:
+        if self._server.dead:
+            raise ApiError(500, DEAD, type=BROKEN)
+
+    def _core(self, call: Callable[[], None]) -> None:
+        """What EngineCore answers: in its order, and not while it hangs."""
+        self._alive()
+        self._server.core.call(call)
+
     def _is_sleeping(self, request: Request, connection: Connection) -> None:
-        connection.send(200, encode({"is_sleeping": self._server.engine.asleep is not None}))
+        self._core(lambda: connection.send(200, encode({"is_sleeping": bool(self._server.sleeping)})))
 
     def _sleep(self, request: Request, connection: Connection) -> None:
         """The query string counts, a JSON body does not: that one surprises people."""
@@ -175,12 +183,20 @@ class Routes:
                 400, "1 validation error:\n  mode: abort, wait or keep", type="Bad Request", param="query.mode"
             )
         answer = encode({"status": "sleeping", "level": int(level)})
-        self._server.sleep(int(level), modes[mode], lambda: connection.send(200, answer))
+        self._alive()
+        self._server.sleeping.sleep(int(level), modes[mode], lambda: connection.send(200, answer))
 
     def _wake_up(self, request: Request, connection: Connection) -> None:
         tags = parse_qs(request.query.decode("latin-1")).get("tags")
-        awake = self._server.wake(tags)
-        connection.send(200, encode({"status": "awake" if awake else "sleeping", "tags": tags}))
+
+        def done(awake: bool | ApiError) -> None:
+            if isinstance(awake, ApiError):
+                connection.send(awake.status, awake.body())
+            else:
+                connection.send(200, encode({"status": "awake" if awake else "sleeping", "tags": tags}))
+
+        self._alive()
+        self._server.sleeping.wake(tags, done)
 
     def _collective_rpc(self, request: Request, connection: Connection) -> None:
         body = _json_object(request.body)
@@ -189,14 +205,19 @@ class Routes:
             raise ApiError(400, "Missing 'method' in request body", type="Bad Request")
         if method != "reload_weights":
             raise ApiError(500, f"Method '{method}' is not implemented.", type=BROKEN)
-        try:
-            self._server.engine.reload_weights()
-        except RuntimeError as error:
-            raise ApiError(500, str(error), type=BROKEN) from error
-        connection.send(200, b'{"results":[null]}')
+
+        def done(error: ApiError | None) -> None:
+            if error is not None:
+                connection.send(error.status, error.body())
+            else:
+                connection.send(200, b'{"results":[null]}')
+
+        self._alive()
+        self._server.sleeping.reload_weights(done)
 
     def _reset_prefix_cache(self, request: Request, connection: Connection) -> None:
-        connection.send(200, encode({"success": self._server.engine.scheduler.blocks.reset()}))
+        blocks = self._server.engine.scheduler.blocks
+        self._core(lambda: connection.send(200, encode({"success": blocks.reset()})))
 
     def _faults(self, request: Request, connection: Connection) -> None:
         connection.send(200, encode(self._server.faults))

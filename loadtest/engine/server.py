@@ -17,28 +17,40 @@ from typing import TYPE_CHECKING
 
 from loadtest.engine.checks import BROKEN, DEAD, ApiError
 from loadtest.engine.config import SimConfig
-from loadtest.engine.engine import Engine, SleepMode, StepResult
-from loadtest.engine.faults import Faults
+from loadtest.engine.core_calls import CoreCalls
+from loadtest.engine.engine import Engine, StepResult
+from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.generate import Choice, Gathered, Generation
 from loadtest.engine.http import Connection
+from loadtest.engine.resident import Resident
 from loadtest.engine.routes import Routes
 from loadtest.engine.sequence import Sequence, State
+from loadtest.engine.sleeping import Sleeping
 
 if TYPE_CHECKING:
     from loadtest.engine.publisher import Publisher
 
 BACKLOG = 4096
+SHUTDOWN = 0.5  # seconds that an API server is still there after its EngineCore has died
 CATCH_UP = 0.05  # seconds behind the model's clock that later steps may make good; the rest is forgotten
 
 
 class SimServer:
-    """One engine and its HTTP server. `url` once started; `faults` may be replaced through `set_faults`."""
+    """One engine and its HTTP server. `url` once started; `faults` may be replaced through `set_faults`.
+
+    On simulated GPUs `load` comes first, and `died` is set when it has to end for want of memory. `core` is for what
+    EngineCore answers. Raises ValueError where there are no such GPUs.
+    """
 
     def __init__(self, config: SimConfig) -> None:
         self.config = config
         self.engine = Engine(config.engine)
         self.faults = Faults()
         self.dead = False  # out of memory: EngineCore is gone
+        self.died = asyncio.Event()
+        share = config.share
+        self.resident = None if share is None else Resident(share, config.engine.profile.weights)
+        self.core = CoreCalls(lambda: self.faults.hang)
         self.url = ""
         self.connections: set[Connection] = set()
         self.rng = random.Random(config.engine.seed)  # noqa: S311 - faults and ids
@@ -48,8 +60,7 @@ class SimServer:
         self._reopens: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._address: tuple[str, int] = ("127.0.0.1", config.port)
-        self._when_idle: list[Callable[[], None]] = []
-        self._late: list[tuple[Sequence, float]] = []
+        self.sleeping = Sleeping(self)
         self._publisher: Publisher | None = None
 
     def __repr__(self) -> str:
@@ -64,6 +75,13 @@ class SimServer:
     ) -> None:
         await self.stop()
 
+    async def load(self, say: Callable[[str], None]) -> None:
+        """Take memory and time as a start does, where GPUs are simulated. Raises StartFailed, and ValueError for a file
+        of faults that cannot be read."""
+        if self.resident is not None and self.config.share is not None:
+            await self.resident.start(self.config.models, self.config.speed, say)
+            self.faults = faults_of(self.config.share.folder, self.config.models[0])
+
     async def start(self) -> None:
         """Listen. Raises OSError where the address is taken, ValueError where events need a library that is absent."""
         self._loop = asyncio.get_running_loop()
@@ -74,7 +92,8 @@ class SimServer:
         self.url = f"unix://{self.config.uds}" if self.config.uds else f"http://127.0.0.1:{self._address[1]}"
 
     async def stop(self) -> None:
-        """Stop listening, drop every connection and every sequence."""
+        """Stop listening, drop every connection and every sequence, give the memory back."""
+        self.core.close()
         if self._reopens is not None:
             self._reopens.cancel()
         if self._server is not None:
@@ -86,6 +105,8 @@ class SimServer:
             self._timer.cancel()
         if self._publisher is not None:
             self._publisher.close()
+        if self.resident is not None:
+            self.resident.release()
         await asyncio.sleep(0)
 
     def close_listener(self, seconds: float) -> None:
@@ -121,7 +142,7 @@ class SimServer:
         before, self.faults = self.faults, faults
         self._routes.frozen_metrics = self._routes.metrics_text() if faults.stale_metrics else None
         if faults.out_of_memory and not self.dead:
-            self._die()
+            self.die()
         elif self.dead and not faults.out_of_memory:
             self.dead = False
             self.engine = Engine(self.config.engine)
@@ -130,6 +151,7 @@ class SimServer:
                 self.engine.scheduler.blocks.log = self._publisher.log
         if faults.close_listener and faults.close_listener != before.close_listener:
             self.close_listener(faults.close_listener)
+        self.core.go_on()
         self.work()
 
     def submit(self, answer: Generation | Gathered) -> None:
@@ -140,39 +162,14 @@ class SimServer:
         if answer.stream:
             answer.connection.start()
         for choice in answer.choices:
-            if self._when_idle:
-                self._late.append((choice.sequence, now))
-            else:
-                self.engine.add(choice.sequence, now)
+            self.sleeping.add(choice.sequence, now)
         self.work()
 
     def withdraw(self, answer: Generation | Gathered) -> None:
         """Abort what is left of a request and free its blocks at once."""
         for choice in answer.choices:
             self.engine.abort(choice.sequence)
-        if self._late:
-            self._late = [entry for entry in self._late if entry[0].owner.answer is not answer]
-
-    def sleep(self, level: int, mode: SleepMode, done: Callable[[], None]) -> None:
-        """Put the engine to sleep; `done` is called when it is: at once, or in mode `wait` when it has run dry."""
-        if mode == "wait" and self.engine.busy:
-            self._when_idle.append(lambda: self.sleep(level, "wait", done))
-            return
-        for sequence in self.engine.sleep(level, mode):
-            sequence.owner.answer.aborted(sequence.owner)
-        for sequence, at in self._late:
-            self.engine.add(sequence, at)
-        self._late.clear()
-        done()
-
-    def wake(self, tags: list[str] | None) -> bool:
-        """Wake the engine, and take up what was sent to it meanwhile."""
-        awake = self.engine.wake(tags)
-        if awake:
-            for sequence in self.engine.unfinished():
-                sequence.owner.answer.garbled = self.engine.garbage
-        self.work()
-        return awake
+        self.sleeping.forget(answer)
 
     def work(self) -> None:
         """Make steps while there is something to do. One is under way at most."""
@@ -203,13 +200,12 @@ class SimServer:
             choice = sequence.owner
             if not choice.answer.connection.closed:
                 choice.answer.finished(choice)
-        if self._when_idle and not self.engine.busy:
-            waiting, self._when_idle = self._when_idle, []
-            for sleep in waiting:
-                sleep()
+        if not self.engine.busy:
+            self.sleeping.ran_dry()
         self._step()
 
-    def _die(self) -> None:
+    def die(self) -> None:
+        """EngineCore is gone: what runs fails, and on simulated GPUs the whole process has to end."""
         self.dead = True
         if self._timer is not None:
             self._timer.cancel()
@@ -218,6 +214,9 @@ class SimServer:
             for choice in answer.choices:
                 self.engine.abort(choice.sequence)
             answer.failed(ApiError(500, DEAD, type=BROKEN))
+        if self.resident is not None:
+            self.resident.release()
+            self._loop.call_later(SHUTDOWN / self.config.speed, self.died.set)
 
 
 def _publisher(endpoint: str) -> Publisher:

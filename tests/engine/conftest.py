@@ -64,6 +64,7 @@ def started(**config: Any) -> Iterator[Sim]:
 
     async def serve() -> None:
         ended = asyncio.Event()
+        await server.load(lambda line: None)
         async with server:
             server.ended = ended  # type: ignore[attr-defined] # the test's own handle
             ready.set_result(asyncio.get_running_loop())

@@ -155,7 +155,7 @@ def test_sleep_may_wait_for_what_runs(sim: Start) -> None:
         server.until(lambda it: bool(it.engine.scheduler.running))
         with server.raw() as sleep:
             sleep.sendall(b"POST /sleep?mode=wait HTTP/1.1\r\nhost: x\r\n\r\n")
-            server.until(lambda it: bool(it._when_idle))
+            server.until(lambda it: bool(it.sleeping.when_idle))
             with send(server) as late:
                 assert b'"finish_reason":"length"' in head(running)
                 assert head(sleep).startswith(b"HTTP/1.1 200 OK")

@@ -1,0 +1,97 @@
+"""One engine on simulated GPUs: what it holds of them in every state, and its start, which takes as long as a real one.
+
+Where no GPUs are simulated an engine holds nothing and needs no time to start, sleep or wake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadtest.engine.faults import Faults, faults_of
+from loadtest.engine.gpu_memory import GIB, GpuMemory, OutOfMemory
+from loadtest.engine.residency import RESIDUE, held, start
+
+
+class StartFailed(Exception):
+    """The engine does not start; the message is what vLLM prints last."""
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """On which GPUs of which folder, and how much of each: vLLM's `--gpu-memory-utilization` and
+    `--kv-cache-memory-bytes`."""
+
+    folder: Path
+    gpus: tuple[int, ...]
+    utilization: float = 0.9
+    cache: int | None = None
+
+
+class Resident:
+    """What one engine with `weights` bytes on each GPU holds. Raises ValueError where there is no such GPU."""
+
+    def __init__(self, share: Share, weights: int) -> None:
+        self.weights = weights
+        self._share = share
+        self._gpus = GpuMemory(share.folder, share.gpus)
+
+    def wanted(self, total: int) -> int:
+        """Of a GPU of `total` bytes what must be free before it starts, capped cache or not."""
+        return int(total * self._share.utilization)
+
+    def claim(self, total: int) -> int:
+        """Of a GPU of `total` bytes what it holds while it is awake."""
+        cache = self._share.cache
+        return self.wanted(total) if cache is None else min(self.wanted(total), RESIDUE + self.weights + cache)
+
+    def hold(self, *, loaded: float, cache: bool) -> None:
+        """Hold so much of the weights, and the KV cache or not. Raises OutOfMemory, and holds what it held."""
+        self._gpus.hold(lambda total: held(self.weights, self.claim(total), loaded=loaded, cache=cache))
+
+    def release(self) -> None:
+        """Hold nothing."""
+        self._gpus.release()
+
+    async def start(self, models: Sequence[str], speed: float, say: Callable[[str], None]) -> None:
+        """Everything before it listens; back when it may. Raises StartFailed, or never comes back: by its faults."""
+        faults = faults_of(self._share.folder, models[0])
+        first = self.claim(next(iter(self._gpus.totals.values())))
+        if faults.hang_start:
+            await asyncio.Event().wait()
+        before: float | None = None
+        for stage in start(self.weights, first):
+            try:
+                if stage.loaded is not None:
+                    if before is None:
+                        self._check_free(faults)
+                    self.hold(loaded=stage.loaded, cache=stage.cache)
+                if stage.loaded and faults.out_of_memory_start:
+                    raise OutOfMemory("CUDA out of memory. Tried to allocate 2.00 GiB. (injected fault)")
+            except OutOfMemory as error:
+                raise _failed(f"torch.OutOfMemoryError: {error}") from None
+            before = stage.loaded
+            await asyncio.sleep(stage.seconds / speed)
+            say(stage.line)
+
+    def _check_free(self, faults: Faults) -> None:
+        if faults.fail_start:
+            raise _failed(faults.fail_start)
+        for number, (index, total) in enumerate(self._gpus.totals.items()):
+            free, wanted = self._gpus.free(index), self.wanted(total)
+            if free < wanted:
+                raise _failed(
+                    f"ValueError: Free memory on device cuda:{number} ({free / GIB:.2f}/{total / GIB:.2f} GiB) on "
+                    f"startup is less than desired GPU memory utilization ({self._share.utilization:g}, "
+                    f"{wanted / GIB:.2f} GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
+                    "processes."
+                )
+
+
+def _failed(why: str) -> StartFailed:
+    return StartFailed(
+        f"EngineCore failed to start.\n{why}\n"
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    )
