@@ -1,33 +1,79 @@
-"""`sidecar check`: finds every mistake in the file that tells a machine's sidecar what it may run.
+"""`sidecar serve | status | plan | logs | stop | check`: flags and a file in, one clear line for a mistake.
 
-A mistake is one clear line and exit status 2. What starts and stops engines is not there yet.
+Exit status 2: a mistake in a flag or a file. 1: what was asked for cannot be had, as no sidecar runs or it refuses.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, decode, explain
+from sidecar.api import MOST_LINES
+from sidecar.commands import Impossible, check, logs, plan, serve, status, stop
+from sidecar.core.flags import SIMULATED_GPUS
+from sidecar.files import Mistake
 
 DESCRIPTION = """\
 Weir's sidecar: decides which models are resident on one machine's GPUs.
 
 Its file names the models that may run, each with a profile: where its weights are, how much memory it gets, when it
-sleeps or stops, what vLLM is told. This version checks such files; it does not start, sleep or evict engines yet."""
+sleeps or stops, what vLLM is told. It starts a model when a gateway has calls for it, puts idle ones to sleep or stops
+them to make room, and tells every gateway what there is."""
 
 EXAMPLES = """\
 examples:
   sidecar check sidecar.yaml                     find every mistake in the file before it is used
-  sidecar check sidecar.yaml --explain           the file in full, every default written out
+  sidecar serve --config sidecar.yaml            run it; Ctrl-C ends it, and its engines go on
+  sidecar status                                 what is resident, and why something is not
+  sidecar plan llama-3-8b                        what it takes to have a model run, and what would make room for it
+  sidecar stop --all                             end the sidecar and its engines
 
 sidecar/example.yaml shows and explains every field. The smallest file that will do:
   models:
     llama-3-8b: {model_path: /models/llama-3-8b}"""
+
+SERVE_EXAMPLES = """\
+It listens on `listen` for gateways and for the commands beside this one, and starts no model before one is wanted (or
+pinned). SIGTERM or Ctrl-C ends the sidecar and leaves its engines running: calls go on, and the next start takes them
+over. Started again after it was killed, it does the same.
+
+examples:
+  sidecar serve                                  with ./sidecar.yaml
+  sidecar serve --config /etc/weir/sidecar.yaml
+  sidecar serve --end-engines                    SIGTERM and Ctrl-C end the engines too"""
+
+STATUS_EXAMPLES = """\
+examples:
+  sidecar status                                 a table: GPUs, models, gateways, and what is wrong
+  sidecar status --watch                         again every second, until Ctrl-C
+  sidecar status --json                          for programs; GET /status of the control API says the same"""
+
+PLAN_EXAMPLES = """\
+Prints what the model needs and why, what each GPU has and who holds it, and the steps that would be taken now. Nothing
+is done. The sidecar that runs is asked; without one the plan is worked out from the file and the GPUs as they are.
+
+examples:
+  sidecar plan llama-3-8b
+  sidecar plan llama-3-8b --config /etc/weir/sidecar.yaml"""
+
+LOGS_EXAMPLES = """\
+The last lines that the model's engine has written. Its file in `log_dir` has more.
+
+examples:
+  sidecar logs llama-3-8b
+  sidecar logs llama-3-8b -n 1000"""
+
+STOP_EXAMPLES = """\
+Ends the sidecar and waits for that. Its engines go on, and the next `sidecar serve` takes them over; with --all they
+are ended too, also where the sidecar has ended already.
+
+examples:
+  sidecar stop
+  sidecar stop --all"""
 
 CHECK_EXAMPLES = """\
 Prints `FILE: ok`, or one line for every mistake: FILE:LINE: field: what was found, what was expected. Exit status 2
@@ -38,9 +84,7 @@ examples:
   sidecar check machines/*.yaml
   sidecar check sidecar.yaml --explain           the file in full, every default written out"""
 
-
-class Mistake(Exception):
-    """Something a person can correct; each line says what and where."""
+COMMANDS = "serve | status | plan | logs | stop | check"
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,49 +95,114 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 0, or 2 for a mistake in a flag or a file."""
+    """The exit status: 0, 2 for a mistake in a flag or a file, 1 for what cannot be had."""
     given = _parser().parse_args(argv)
-    return _check(given.files, full=given.explain)
+    try:
+        return int(given.command(given))
+    except (Mistake, Impossible) as error:
+        print("\n".join(f"sidecar: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return 2 if isinstance(error, Mistake) else 1
+    except BrokenPipeError:  # `sidecar logs | head`: whoever read it has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> Parser:
-    formatter = argparse.RawDescriptionHelpFormatter
-    top = Parser(
-        prog="sidecar", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=formatter, allow_abbrev=False
-    )
+    def parser(add: Callable[..., Parser], *name: str, epilog: str, description: str, **more: Any) -> Parser:
+        return add(
+            *name,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            **more,
+        )
+
+    top = parser(Parser, prog="sidecar", description=DESCRIPTION, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"weir {version('weir')}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="check")
-    check = commands.add_parser(
-        "check",
-        help="find the mistakes in sidecar files",
-        description="Read sidecar files and report every mistake.",
-        epilog=CHECK_EXAMPLES,
-        formatter_class=formatter,
-        allow_abbrev=False,
-    )
-    check.add_argument("files", nargs="+", metavar="FILE", help="what a sidecar would be started with")
-    check.add_argument("--explain", action="store_true", help="print the whole effective file, defaults included")
+    commands = top.add_subparsers(title="commands", required=True, metavar=COMMANDS)
+
+    def command(
+        name: str, does: str, run: Callable[[argparse.Namespace], int], more: str, *, config: bool = True
+    ) -> Parser:
+        added = parser(commands.add_parser, name, help=does, description=f"{does[0].upper()}{does[1:]}.", epilog=more)
+        added.set_defaults(command=run)
+        if config:
+            added.add_argument(
+                "--config", default="sidecar.yaml", metavar="FILE", help="its file (default: %(default)s)"
+            )
+        return added
+
+    def with_trial(added: Parser) -> None:
+        added.add_argument(
+            "--gpus-from",
+            metavar="FOLDER",
+            default=os.environ.get(SIMULATED_GPUS) or None,
+            help=f"for a trial: GPUs that FOLDER simulates (sidecar/fake_gpu.py says how); default: ${SIMULATED_GPUS}",
+        )
+
+    added = command("serve", "run the sidecar", _serve, SERVE_EXAMPLES)
+    added.add_argument("--end-engines", action="store_true", help="end the engines whenever the sidecar ends")
+    added.add_argument("--die-with-parent", action="store_true", help="end, engines too, when standard input ends")
+    with_trial(added)
+
+    added = command("status", "show what is resident", _status, STATUS_EXAMPLES)
+    added.add_argument("--json", action="store_true", help="as JSON")
+    added.add_argument("--watch", action="store_true", help="again every second")
+
+    added = command("plan", "show what it takes to have a model run", _plan, PLAN_EXAMPLES)
+    added.add_argument("model", metavar="MODEL", help="the name of its profile")
+    with_trial(added)
+
+    added = command("logs", "show what a model's engine has written", _logs, LOGS_EXAMPLES)
+    added.add_argument("model", metavar="MODEL", help="the name of its profile")
+    added.add_argument("-n", dest="lines", type=_lines, default=200, metavar="N", help="lines (default: %(default)s)")
+
+    added = command("stop", "end the sidecar", _stop, STOP_EXAMPLES)
+    added.add_argument("--all", action="store_true", help="and its engines")
+
+    added = command("check", "find the mistakes in sidecar files", _check, CHECK_EXAMPLES, config=False)
+    added.add_argument("files", nargs="+", metavar="FILE", help="what a sidecar would be started with")
+    added.add_argument("--explain", action="store_true", help="print the whole effective file, defaults included")
     return top
 
 
-def _check(names: Sequence[str], *, full: bool) -> int:
-    bad = 0
-    for name in names:
-        try:
-            config = _checked(Path(name))
-        except Mistake as mistake:
-            bad += 1
-            print("\n".join(f"sidecar: {line}" for line in str(mistake).splitlines()), file=sys.stderr)
-            continue
-        print(explain(config) if full else f"{name}: ok", end="" if full else "\n")
-    return 2 if bad else 0
+def _lines(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MOST_LINES):
+        raise argparse.ArgumentTypeError(f"a number from 1 to {MOST_LINES}, not {text!r}")
+    return int(text)
 
 
-def _checked(path: Path) -> SidecarConfig:
-    try:
-        with path.open("rb") as file:
-            return decode(file.read(MAX_BYTES + 1), str(path))
-    except OSError as error:
-        raise Mistake(f"{path}: {error.strerror}") from error
-    except InvalidFile as error:
-        raise Mistake(str(error)) from error
+def _serve(given: argparse.Namespace) -> int:
+    return serve(
+        given.config,
+        gpus_from=given.gpus_from,
+        end_engines=given.end_engines,
+        die_with_parent=given.die_with_parent,
+    )
+
+
+def _status(given: argparse.Namespace) -> int:
+    return status(given.config, as_json=given.json, watch=given.watch)
+
+
+def _plan(given: argparse.Namespace) -> int:
+    return plan(given.config, given.model, gpus_from=given.gpus_from)
+
+
+def _logs(given: argparse.Namespace) -> int:
+    return logs(given.config, given.model, lines=given.lines)
+
+
+def _stop(given: argparse.Namespace) -> int:
+    return stop(given.config, engines=given.all)
+
+
+def _check(given: argparse.Namespace) -> int:
+    return check(given.files, full=given.explain)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

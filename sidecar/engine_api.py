@@ -45,6 +45,9 @@ FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # seconds between two looks at what is not 
 METRICS_LIMIT = 8 * 1024 * 1024  # bytes; about 50 KiB, times data-parallel cores
 ANSWER_LIMIT = 1024 * 1024  # bytes of any other answer
 QUOTED = 300  # bytes of an answer in an error
+# What an API server says by itself to a completion that cannot be: of a model that only pools (400, 404, 501, by the
+# version), of a prompt that is too long.
+NO_COMPLETIONS = frozenset((400, 404, 405, 422, 501))
 MODE_SINCE = (0, 17)  # of /sleep
 # Under a KV block of 16 tokens, so no answer ever depends on what the prefix cache holds.
 CANARY = "The capital of France is"
@@ -151,7 +154,7 @@ class EngineApi:
             await self._complete(CANARY, 1, within)
         except ApiError as error:
             # A pooling model generates nothing, and its API server says so by itself: nothing is learnt of EngineCore.
-            if error.status is None or error.status >= httpx.codes.INTERNAL_SERVER_ERROR:
+            if error.status not in NO_COMPLETIONS:
                 raise
 
     # -- what it says -------------------------------------------------------------------------------------------------

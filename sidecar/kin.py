@@ -103,6 +103,16 @@ def family(engine: str, *, since: int, leader: int | None, known: Collection[tup
     return [seen for seen in people if seen.pid in found]
 
 
+def belongs(pid: int, engine: str, *, since: int, leader: int | None) -> bool:
+    """Whether one process is of the family of `engine`, as `family` has it, without a look at all the others."""
+    seen = look(pid)
+    while seen is not None and seen.started >= since:
+        if leader in (seen.pid, seen.group, seen.session) or marker_of(seen.pid) == engine:
+            return True
+        seen = look(seen.parent)
+    return False
+
+
 def orphans(sidecar: str) -> list[Orphan]:
     """What still runs of the engines of a sidecar, whose names are `sidecar` + "/" + anything, found by their marker.
 

@@ -140,6 +140,12 @@ class Process:
         """Whether the leader runs, as far as the loop has seen."""
         return not self._exited.is_set()
 
+    def has(self, pid: int) -> bool:
+        """Whether a process that runs is of its family."""
+        pinned = self._child or self.alive
+        leader = self.record.pid if pinned else None
+        return kin.belongs(pid, self.record.engine, since=self.record.started, leader=leader)
+
     async def wait(self) -> int | None:
         """Until the leader has ended, by itself or not: `returncode`. The rest of its family may still be there."""
         await self._exited.wait()

@@ -52,7 +52,7 @@ def command(
     is it. It is told to vLLM beside a cache of fixed size too, for vLLM does not start without that much free.
     """
     if engine.simulated is not None:
-        return _simulated(profile, engine.simulated, served_name, place, own)
+        return _simulated(profile, engine, served_name, place, own, share)
     values = {field: getattr(profile, field) for field in UNIFIED} | {"served_name": served_name}
     found = [part for field, value in values.items() for part in _argument(UNIFIED[field], value)]
     found += _listen(place)
@@ -135,9 +135,12 @@ def _memory(profile: Profile, share: float | None) -> list[str]:
     ]
 
 
-def _simulated(profile: Profile, latency: str, served_name: str, place: Place, own: str) -> tuple[str, ...]:
+def _simulated(
+    profile: Profile, engine: Engine, served_name: str, place: Place, own: str, share: float | None
+) -> tuple[str, ...]:
     listen = ("--port", str(place.port)) if place.uds is None else ("--uds", place.uds)
-    found = ["--profile", latency, "--model", served_name, *listen]
+    found = ["--profile", str(engine.simulated), "--model", served_name, *listen]
+    found += _memory(profile, share) if engine.device == "gpu" else []
     found += _argument("--max-model-len", profile.context_length)
     found += ["--no-enable-prefix-caching"] if profile.flags.get("enable-prefix-caching") is False else []
     for name, flag in OF_SIMULATED.items():

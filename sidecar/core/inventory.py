@@ -28,9 +28,9 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     """A profile whose engine holds memory, or is about to: a STOPPED one with its start pending too.
 
     `unseen`: bytes that it holds or is taking and NVML does not show as used yet. `ref_count`: its calls in flight at
-    all gateways. `sleep_level`: 0 it cannot sleep, 1 at level 1 while host memory allows, else 2, 2 only at 2.
-    `wake_seconds`: from level 1, from level 2. `level`: the one it sleeps at or is being put to sleep at.
-    `host_bytes`: of the whole engine, at level 1.
+    all gateways. `uses`: how often it was used of late. `sleep_level`: 0 it cannot sleep, 1 at level 1 while host
+    memory allows, else 2, 2 only at 2. `wake_seconds`: from level 1, from level 2. `level`: the one it sleeps at or is
+    being put to sleep at. `host_bytes`: of the whole engine, at level 1.
     """
 
     profile: str
@@ -43,6 +43,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
     pending: Pending | None = None
     last_used: float = -math.inf
+    uses: float = 0.0
     load_seconds: float = 60.0
     wake_seconds: tuple[float, float] = (math.inf, math.inf)
     sleep_level: Literal[0, 1, 2] = 0
@@ -55,6 +56,12 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
         if self.state is SLEEPING and self.pending is not WAKE:
             return self.residue
         return 0 if self.state is STOPPED and self.pending is not START else self.claim
+
+    def after_all(self) -> Resident:
+        """As it will be once its calls and what is being done about it are over."""
+        if self.pending is None or (self.state is SLEEPING and self.pending is not WAKE):
+            return msgspec.structs.replace(self, ref_count=0, pending=None)
+        return msgspec.structs.replace(self, ref_count=0, pending=None, state=RUNNING, level=0, unseen=0)
 
     @property
     def reload_seconds(self) -> float:
@@ -76,6 +83,19 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     gpus: tuple[int, ...] | None = None
     last_used: float = -math.inf
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine takes on each GPU: `claim` in the ledger, `start_needs` free bytes before it starts, `residue`
+    asleep; `host` bytes of the machine's memory at level 1. `share` (0..1) is for its command line, None: not to be
+    told. `arithmetic`: how that came about, in words. All 0 where it needs no GPU."""
+
+    claim: int = 0
+    start_needs: int = 0
+    residue: int = 0
+    host: int = 0
+    share: float | None = None
+    arithmetic: str = ""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
         "stopped": STOPPED,
     },
     SLEEPING: {
-        **dict.fromkeys(("wake", "stop"), SLEEPING),
+        **dict.fromkeys(("wake", "cancel", "stop"), SLEEPING),
         "woken": RUNNING,
         "failed": ERROR,
         "out_of_memory": ERROR,
@@ -72,7 +72,7 @@ PENDING: dict[Event, dict[Pending | None, Pending | None]] = {
     "sleep": {None: SLEEP, DRAIN: SLEEP},
     "wake": {None: WAKE},
     "stop": dict.fromkeys((None, START, DRAIN, SLEEP, WAKE), STOP),
-    "cancel": {START: None, DRAIN: None},
+    "cancel": {START: None, DRAIN: None, WAKE: None},
     "launched": {START: START},
     "ready": {START: None, STOP: STOP},
     "slept": {None: None, DRAIN: None, SLEEP: None, STOP: STOP},

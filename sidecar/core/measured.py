@@ -1,4 +1,4 @@
-"""What engines were seen to take, by profile, kept from one run of the sidecar to the next.
+"""What an engine was seen to take, which is kept from one run of the sidecar to the next.
 
 An estimate is replaced by what was measured while the profile's settings are what they were. A measurement can be of
 the wrong thing (an engine that was asleep, or gone), so memory.py bounds how far below the weights it may lead.
@@ -6,20 +6,12 @@ the wrong thing (an engine that was asleep, or gone), so memory.py bounds how fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
-MAX_BYTES = 4 * 1024**2
-VERSION = 1
-
 _Memory = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-
-
-class StateError(ValueError):
-    """A state file that cannot be read; says where and why. To go on without it loses only measurements."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,26 +37,3 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     def without_kv(self) -> int:
         """Weights, activations and overhead."""
         return self.peak - self.kv
-
-
-class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    version: int
-    measured: dict[_Name, Measured]
-
-
-def encode(measured: Mapping[str, Measured]) -> bytes:
-    """The state file's bytes: measurements by profile."""
-    return msgspec.json.encode(_State(version=VERSION, measured=dict(measured)))
-
-
-def decode(data: bytes) -> dict[str, Measured]:
-    """The measurements by profile in a state file's bytes. Raises StateError."""
-    if len(data) > MAX_BYTES:
-        raise StateError(f"the state file has {len(data)} bytes, expected at most {MAX_BYTES}")
-    try:
-        state = msgspec.json.decode(data, type=_State)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StateError(f"the state file cannot be read: {error}") from None
-    if state.version != VERSION:
-        raise StateError(f"the state file is of version {state.version}, expected {VERSION}")
-    return state.measured

@@ -4,14 +4,18 @@ Room on a GPU is min(free by NVML - what NVML does not show yet, total - everyth
 asleep its residue, and one that is starting or waking its whole claim already. A model fits where each of its GPUs has
 room for its claim. Nothing is ever planned on hope: what is being stopped or put to sleep holds its claim until it is.
 
-Idle residents (no call in flight, not pinned, nothing pending) may be evicted, and are ordered from cold to hot: by
-last use, or, cost-aware, by idle seconds per second to have it back. On one set of GPUs **the hottest is spared
-first**: start with all of them evicted, and from hot to cold take back each that the target can spare. That is LRU,
-and what LRU took for nothing is spared. Among the sets of GPUs the best is the one with the fewest victims, then the
-one whose victims are colder, then the one with the least left over (best fit). A tensor parallel engine gets all its
-GPUs at once or none.
+Idle residents (no call in flight, not pinned, nothing pending) may be evicted, and are ordered from cold to hot: by how
+often they were used of late, of equals by last use; cost-aware, both are weighed by the seconds to have it back. On one
+set of GPUs **the hottest is spared first**: start with all of them evicted, and from hot to cold take back each that
+the target can spare. That is eviction in order, and what that took for nothing is spared. Among the sets of GPUs the
+best is the one with the fewest victims, then the one whose victims are colder, then the one with the least left over
+(best fit). A tensor parallel engine gets all its GPUs at once or none.
 
-A model used within `hot` x its load time does not make way for a colder one, unless that has waited `max_starvation`.
+A model used within `hot` x the time to have it back does not make way for a colder one, unless that has waited
+`max_starvation`.
+A target that sleeps is woken where it does. If room for that comes with time alone, and so soon that it is back before
+it could be started elsewhere, it waits for that.
+
 A victim is put to sleep rather than stopped where that is the quicker way back and its residue still leaves room; the
 hottest first. Pure and deterministic; bytes are per GPU, times are monotonic seconds.
 """
@@ -41,7 +45,8 @@ class PutToSleep(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """First `sleep` and `stop`, colder ones first, then `start` or `wake` on `gpus`. Nothing of them: it runs already.
 
-    Of a target that sleeps where it cannot wake, or is in ERROR, `stop` has the target itself last.
+    Of a target that sleeps where it cannot wake, or is in ERROR, `stop` has the target itself last. `after`: seconds
+    until it may begin, of one that was foreseen; `plan` itself says only what may begin now.
     """
 
     sleep: tuple[PutToSleep, ...] = ()
@@ -49,6 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     start: str | None = None
     wake: str | None = None
     gpus: tuple[int, ...] = ()
+    after: float = 0.0
 
 
 class Infeasible(msgspec.Struct, frozen=True):
@@ -89,12 +95,18 @@ def plan(
     ways = list(_ways(target, own, residents, devices))
     idle = [r for r in others if not r.ref_count and not r.pinned and r.pending is None and r.state is not STARTING]
     cool = [r for r in idle if now >= _cool_at(r, target, settings)]
-    for evictable in (cool, idle) if now >= target.since + settings.max_starvation else (cool,):
-        order = sorted(evictable, key=lambda r: (_heat(r, now, settings), r.profile))
-        for way in ways:
+    starved = now >= target.since + settings.max_starvation
+    for way in ways:
+        for evictable in (cool, idle) if starved else (cool,):
+            order = sorted(evictable, key=lambda r: (_heat(r, now, settings), r.profile))
             choice = _best(way, order)
             if choice is not None:
                 return _decided(target, own, way, choice, residents, settings)
+        if own is not None and way.wakes and not starved:
+            at = _cooled(ways[:1], target, idle, now, settings)
+            if at is not None and at + own.wake_seconds[own.level - 1] < now + own.load_seconds:
+                why = f"{target.profile} is back sooner where it sleeps, once it is not too soon to evict for it there"
+                return Infeasible(why, at)
     return _why(target, ways, others, idle, devices, now, settings)
 
 
@@ -121,14 +133,15 @@ def _cool_at(resident: Resident, target: Target, settings: Settings) -> float:
     """From when it makes way for `target`: at once, if that is the warmer of the two."""
     if resident.last_used <= target.last_used:
         return -math.inf
-    return resident.last_used + settings.hot * resident.load_seconds
+    return resident.last_used + settings.hot * resident.reload_seconds
 
 
-def _heat(resident: Resident, now: float, settings: Settings) -> float:
+def _heat(resident: Resident, now: float, settings: Settings) -> tuple[float, float]:
     """What candidates are ordered by, the first to be evicted least."""
     if settings.cost_aware:
-        return (resident.last_used - now) / resident.reload_seconds
-    return resident.last_used
+        seconds = resident.reload_seconds
+        return resident.uses * seconds, (resident.last_used - now) / seconds
+    return resident.uses, resident.last_used
 
 
 def _open(way: Way, evictable: Iterable[Resident]) -> list[int]:
@@ -211,6 +224,23 @@ def _level(victim: Resident, host: int) -> Literal[1, 2] | None:
     return 2 if second < victim.load_seconds else None
 
 
+def _could(ways: Sequence[Way], evictable: Sequence[Resident]) -> bool:
+    """Whether one of the ways could be gone, were all these evicted."""
+    return any(len(_open(way, evictable)) >= way.size for way in ways)
+
+
+def _cooled(
+    ways: Sequence[Way], target: Target, idle: Sequence[Resident], now: float, settings: Settings
+) -> float | None:
+    """When time alone will have made room: some idle ones are hot no longer, or the target has starved; None: never."""
+    if not _could(ways, idle):
+        return None
+    starved_at = target.since + settings.max_starvation
+    times = sorted(at for r in idle if now < (at := _cool_at(r, target, settings)) < starved_at)
+    ends = (at for at in times if _could(ways, [r for r in idle if at >= _cool_at(r, target, settings)]))
+    return next(ends, starved_at)
+
+
 def _why(
     target: Target,
     ways: Sequence[Way],
@@ -225,21 +255,16 @@ def _why(
     needs = f"{target.profile} needs {target.need / GIB:.1f} GiB of {each}"
 
     def could(evictable: Sequence[Resident]) -> bool:
-        return any(len(_open(way, evictable)) >= way.size for way in ways)
+        return _could(ways, evictable)
 
     def names(some: Iterable[Resident]) -> str:
         there = {gpu for way in ways for gpu in way.room}
         return ", ".join(sorted(r.profile for r in some if r.held and not there.isdisjoint(r.gpus)))
 
-    if could(idle):
-        starved_at = target.since + settings.max_starvation
-        times = sorted(at for r in idle if now < (at := _cool_at(r, target, settings)) < starved_at)
-        ends = (at for at in times if could([r for r in idle if at >= _cool_at(r, target, settings)]))
+    at = _cooled(ways, target, idle, now, settings)
+    if at is not None:
         hot = names(r for r in idle if now < _cool_at(r, target, settings))
-        return Infeasible(
-            f"{needs}, and it is too soon after the last use of {hot} to evict for a colder model",
-            next(ends, starved_at),
-        )
+        return Infeasible(f"{needs}, and it is too soon after the last use of {hot} to evict for a colder model", at)
     soon = now + settings.come_back
     if could([r for r in others if not r.pinned]):
         busy = names(r for r in others if not r.pinned and r not in idle)
@@ -253,6 +278,6 @@ def _why(
     if sum(not d.quarantined for d in large) >= target.tensor_parallel:
         return Infeasible(f"{needs}, and other processes hold too much of them", soon)
     if len(large) >= target.tensor_parallel:
-        shut = ", ".join(str(d.index) for d in large if d.quarantined)
+        shut = ", ".join(str(index) for index in sorted(d.index for d in large if d.quarantined))
         return Infeasible(f"{needs}, and of those it may use, these are in quarantine: {shut}", soon)
     return Infeasible(f"{needs}, and may use only {len(large)} that are so large", None)

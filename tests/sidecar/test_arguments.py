@@ -21,6 +21,7 @@ from sidecar.core.profile import Engine, KvMemory, Profile
 ROOT = Path(__file__).parents[2]
 START = ("/v/python", "-m", "vllm.entrypoints.openai.api_server")
 SIMULATED = ("py", "-m", "loadtest.engine", "--profile", "h100-8b", "--model", "m")
+HALF = ("--gpu-memory-utilization", "0.5")
 AWAKE: dict[str, Any] = {"sleep": None}
 PLACE = Place(port=8100)
 # As a profile without a word beyond its path has it.
@@ -115,19 +116,34 @@ def test_a_vllm_for_cpu_is_told_nothing_of_gpus() -> None:
 @pytest.mark.parametrize(
     ("place", "fields", "expected"),
     [
-        (PLACE, {}, ("--port", "8100")),
-        (Place(uds="/run/m.sock"), {"context_length": 4096}, ("--uds", "/run/m.sock", "--max-model-len", "4096")),
+        (PLACE, {}, ("--port", "8100", *HALF)),
+        (
+            Place(uds="/run/m.sock"),
+            {"context_length": 4096},
+            ("--uds", "/run/m.sock", *HALF, "--max-model-len", "4096"),
+        ),
         (
             PLACE,
             {"flags": {"num-gpu-blocks-override": 99, "enforce-eager": True, "enable-prefix-caching": False}},
-            ("--port", "8100", "--no-enable-prefix-caching", "--num-gpu-blocks", "99"),
+            ("--port", "8100", *HALF, "--no-enable-prefix-caching", "--num-gpu-blocks", "99"),
         ),
-        (PLACE, {"flags": {"enable-prompt-tokens-details": False}}, ("--port", "8100")),
+        (PLACE, {"flags": {"enable-prompt-tokens-details": False}}, ("--port", "8100", *HALF)),
+        (
+            PLACE,
+            {"gpu_memory": KvMemory(kv=2**30)},
+            ("--port", "8100", *HALF, "--kv-cache-memory-bytes", "1073741824"),
+        ),
     ],
 )
 def test_a_simulated_engine_is_told_what_it_obeys(place: Place, fields: dict[str, Any], expected: tuple[str]) -> None:
     found = command(Profile(model_path="/m", **fields), Engine(simulated="h100-8b"), "m", place, own="py", share=0.5)
     assert found == (*SIMULATED, *expected)
+
+
+def test_a_simulated_engine_without_a_gpu_is_told_nothing_of_its_memory() -> None:
+    engine = Engine(simulated="h100-8b", device="cpu")
+    found = command(Profile(model_path="/m", gpu_memory=0.5), engine, "m", PLACE, own="py", share=0.5)
+    assert found == (*SIMULATED, "--port", "8100")
 
 
 # -- the environment --------------------------------------------------------------------------------------------------
@@ -192,9 +208,9 @@ def test_the_simulated_engine_has_every_flag_it_is_told() -> None:
     asked = help_commands(engine, sys.executable)[0]
     flags = known_flags(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=30, cwd=ROOT).stdout)
     full = dict.fromkeys(FLAGS, 1) | {"enable-prefix-caching": False, "enable-prompt-tokens-details": True}
-    profile = Profile(model_path="/m", context_length=1, flags=full)
+    profile = Profile(model_path="/m", context_length=1, flags=full, gpu_memory=KvMemory(kv=2**30))
     for place in (PLACE, Place(uds="/s")):
-        found = command(profile, engine, "m", place, own=sys.executable)
+        found = command(profile, engine, "m", place, own=sys.executable, share=0.5)
         assert len(found) > 15
         assert unsupported(found, flags) == ()
 

@@ -64,7 +64,7 @@ def test_the_version(ran: Ran) -> None:
 def test_help_teaches_by_example(ran: Ran) -> None:
     status, out, _ = ran("--help")
     assert status == 0
-    assert "sidecar check sidecar.yaml --explain" in out
+    assert "sidecar check sidecar.yaml" in out
     smallest = out[out.index("  models:") :]
     assert list(decode(smallest.encode()).models) == ["llama-3-8b"]
     assert ran("check", "--help")[1].count("sidecar check ") >= 4
@@ -73,9 +73,9 @@ def test_help_teaches_by_example(ran: Ran) -> None:
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ((), "sidecar: the following arguments are required: check (see sidecar --help)"),
+        ((), "sidecar: the following arguments are required: serve | status | plan | logs | stop | check (see "),
         (("check",), "sidecar check: the following arguments are required: FILE (see sidecar check --help)"),
-        (("serve",), "sidecar: argument check: invalid choice: 'serve' (choose from "),
+        (("start",), "sidecar: argument serve | status | plan | logs | stop | check: invalid choice: 'start' (choose "),
         (("check", "x", "--expl"), "sidecar: unrecognized arguments: --expl (see sidecar --help)"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -56,6 +57,7 @@ LEGAL = {
     (RUNNING, STOP, "failed"): (ERROR, STOP),
     (RUNNING, STOP, "stopped"): (STOPPED, None),
     (SLEEPING, None, "wake"): (SLEEPING, WAKE),
+    (SLEEPING, WAKE, "cancel"): (SLEEPING, None),
     (SLEEPING, None, "stop"): (SLEEPING, STOP),
     (SLEEPING, None, "woken"): (RUNNING, None),
     (SLEEPING, None, "failed"): (ERROR, None),
@@ -244,3 +246,8 @@ def test_the_diagram_has_every_edge_of_the_table_and_no_other() -> None:
         drawn |= {(State(found[1]), event, State(found[2])) for event in found[3].split(", ")}
     assert drawn == {(state, event, found) for state, events in TRANSITIONS.items() for event, found in events.items()}
     assert len(lines) == len({(state, found) for state, _, found in drawn}), "a line per pair of states"
+
+
+def test_the_documentation_shows_the_diagram() -> None:
+    text = (Path(__file__).parents[2] / "DESIGN.md").read_text()
+    assert f"```mermaid\n{diagram()}```" in text, "put what diagram() says into DESIGN.md"

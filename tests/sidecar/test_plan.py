@@ -284,6 +284,21 @@ PLACES = {
         want(20), [model("new", 20, 1, 1, state=SLEEPING, residue=1), model("a", 20, 900, 1, ref_count=1)],
         started(0, stop=("new",)),
     ),
+    "it waits for a moment to wake where it sleeps": (
+        want(20), [model("new", 20, 900, 1, state=SLEEPING, residue=1, level=1, wake_seconds=(1.0, 2.0)),
+                   model("a", 20, 95, 1)],
+        None,
+    ),
+    "it does not wait for longer than a start elsewhere": (
+        want(20), [model("new", 20, 900, 1, state=SLEEPING, residue=1, level=1, wake_seconds=(1.0, 2.0)),
+                   model("a", 20, 90, 1)],
+        started(0, stop=("new",)),
+    ),
+    "it does not wait for what time alone does not bring": (
+        want(20), [model("new", 20, 900, 1, state=SLEEPING, residue=1, level=1, wake_seconds=(1.0, 2.0)),
+                   model("a", 20, 95, 1, pinned=True)],
+        started(0, stop=("new",)),
+    ),
     "a wide one wakes on all its GPUs": (
         want(20, tensor_parallel=2),
         [model("new", 20, 1, 1, 3, state=SLEEPING, residue=1), model("a", 20, 900, 3)],
@@ -350,6 +365,10 @@ REASONS = {
     ),
     "others": (
         want(20), [model("a", 12)], gpus(24, used=8), NEEDS + "other processes hold too much of them", NOW + 5,
+    ),
+    "quarantine of two, told in any order": (
+        want(20), [], (gpus(24, quarantined=True) + gpus(24, 24, quarantined=True)[1:])[::-1],
+        NEEDS + "of those it may use, these are in quarantine: 0, 1", NOW + 5,
     ),
     "quarantine": (
         want(20, gpus=(0,)), [], gpus(24, quarantined=True) + gpus(24, 24)[1:],

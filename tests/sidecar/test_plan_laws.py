@@ -57,7 +57,7 @@ class Case(NamedTuple):
         return NOW - self.target.since >= self.settings.max_starvation
 
     def hot(self, resident: Resident) -> bool:
-        lately = NOW - resident.last_used < self.settings.hot * resident.load_seconds
+        lately = NOW - resident.last_used < self.settings.hot * seconds_to_have_it_back(resident)
         return lately and resident.last_used > self.target.last_used
 
     def idle(self) -> list[Resident]:
@@ -182,10 +182,14 @@ def subsets(some: list[Resident]) -> Iterator[tuple[Resident, ...]]:
 def heat(case: Case, resident: Resident) -> tuple[float, str]:
     if not case.settings.cost_aware:
         return resident.last_used, resident.profile
+    return -(NOW - resident.last_used) / seconds_to_have_it_back(resident), resident.profile
+
+
+def seconds_to_have_it_back(resident: Resident) -> float:
     back = resident.load_seconds
     if resident.state is RUNNING and resident.sleep_level:
         back = min(back, *resident.wake_seconds[resident.sleep_level - 1 :])
-    return -(NOW - resident.last_used) / max(back, 0.1), resident.profile
+    return max(back, 0.1)
 
 
 def there_to_serve(case: Case) -> bool:
@@ -275,7 +279,26 @@ def test_it_is_infeasible_only_where_nothing_helps(case: Case) -> None:
     helps = any(
         wakes(case, gone) or any(fits(case, gpus, gone) for gpus in possible_sets(case)) for gone in subsets(evictable)
     )
-    assert isinstance(case.decide(), Plan) == helps
+    assert isinstance(case.decide(), Plan) == (helps and not is_back_sooner_where_it_sleeps(case))
+
+
+def is_back_sooner_where_it_sleeps(case: Case) -> bool:
+    """The target cannot wake now; once others have cooled, or it has starved, it can, before it could be started."""
+    own, starves = case.own, case.target.since + case.settings.max_starvation
+    if own is None or own.state is not SLEEPING or case.starved:
+        return False
+    for at in sorted({NOW, starves, *(cools_at(case, r) for r in case.idle())}):
+        if NOW <= at <= starves:
+            gone = [r for r in case.idle() if at >= cools_at(case, r) or at == starves]
+            if wakes(case, gone):
+                return at > NOW and at + own.wake_seconds[own.level - 1] < NOW + own.load_seconds
+    return False
+
+
+def cools_at(case: Case, resident: Resident) -> float:
+    if resident.last_used <= case.target.last_used:
+        return -math.inf
+    return resident.last_used + case.settings.hot * seconds_to_have_it_back(resident)
 
 
 def is_the_best_of_all(case: Case) -> None:

@@ -1,0 +1,59 @@
+"""Takes over the engines that an earlier sidecar has left running, or sees to it that they end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from sidecar.core.lifecycle import RUNNING, SLEEPING, Lifecycle
+from sidecar.core.roster import Entry
+from sidecar.effects import Engine, EngineFailed, EngineRecord, Engines
+from sidecar.operations import Operations
+
+
+async def take_over(
+    name: str,
+    record: EngineRecord,
+    entry: Entry | None,
+    engines: Engines,
+    operations: Operations,
+    now: float,
+    say: Callable[[str], None],
+) -> None:
+    """One engine by its record; it is ended if `entry` is None (the file no longer has it), if its profile has
+    changed, or if it was in the middle of waking: its weights may then not be there."""
+    try:
+        engine = await engines.adopt(name, record)
+    except EngineFailed as error:
+        say(f"{name} is not taken over: {error}")
+        return
+    why = "the file no longer has it"
+    if entry is not None:
+        why = await _adopted(entry, engine, record, changed=record.settings != engines.settings(name))
+    if entry is None or why:
+        say(f"{name}, which runs already, is ended: {why}")
+        with contextlib.suppress(EngineFailed):
+            await engine.stop()
+        return
+    entry.lifecycle = Lifecycle(now, SLEEPING if entry.level else RUNNING)
+    entry.gpus, entry.size = engine.gpus, record.size
+    entry.sized, entry.unusable = True, ""
+    entry.used(now)
+    operations.running[name] = engine
+    operations.told[name] = record.told
+    say(f"{name} runs already and is taken over{f', asleep at level {entry.level}' if entry.level else ''}")
+
+
+async def _adopted(entry: Entry, engine: Engine, record: EngineRecord, *, changed: bool) -> str:
+    """Why it cannot be adopted; empty: it can, and sleeps at the entry's level."""
+    if changed:
+        return "its profile has changed"
+    try:
+        level = await engine.awake()
+        await engine.alive()
+    except EngineFailed as error:
+        return str(error)
+    if record.level == 2 and not level:
+        return "it was in the middle of waking, and its weights may not be there"
+    entry.level = level
+    return ""

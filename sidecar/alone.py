@@ -1,0 +1,104 @@
+"""What the command line does where no sidecar runs: work a plan out, and end the engines that one has left running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from sidecar.assembly import engines_of, gpus_of, host_memory, say
+from sidecar.core.config import SidecarConfig
+from sidecar.core.inventory import Size
+from sidecar.core.measured import Measured
+from sidecar.effects import Engine, EngineFailed, EngineRecord, Engines, Told
+from sidecar.engine import VllmEngines
+from sidecar.machine import Machine
+from sidecar.manager import Manager
+from sidecar.sampler import Sampler
+from sidecar.state import State, StateFile
+
+
+class OnlySizes:
+    """Engines of which only the sizes are asked (`effects.Engines`): nothing is started, taken over or ended."""
+
+    def __init__(self, engines: VllmEngines) -> None:
+        self._engines = engines
+
+    async def size(self, profile: str, total: int, present: int) -> Size:
+        """What its engine will take. Raises Unusable."""
+        return await self._engines.size(profile, total, present)
+
+    def settings(self, profile: str) -> str:
+        """A digest of its profile."""
+        return self._engines.settings(profile)
+
+    async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> Engine:
+        """Refused."""
+        raise EngineFailed(f"{profile} on {gpus} ({size}): nothing is started to answer a question")
+
+    async def adopt(self, profile: str, record: EngineRecord) -> Engine:
+        """Refused."""
+        raise EngineFailed(f"{profile} ({record.process.pid}): nothing is taken over to answer a question")
+
+    async def sweep(self, keep: Collection[str]) -> None:
+        """Nothing is ended."""
+
+    def measurement(
+        self, profile: str, told: Told, *, peak: int, settled: int, asleep: int | None = None
+    ) -> Measured | None:
+        """Nothing was seen."""
+        return None
+
+
+async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from: Path | None) -> str:
+    """What a sidecar that started now would do to have a profile run, with the GPUs as they are. Raises KeyError."""
+    state = StateFile(folder / config.state_file, say)
+    known = state.load()
+    sampler = Sampler(gpus_of(config, gpus_from))
+    try:
+        machine = Machine(sampler.sample, lambda _: None)
+        only: Engines = OnlySizes(engines_of(config, folder, known))
+        asked = State(times=known.times, measured=known.measured)
+        memory = host_memory(config)
+        manager = Manager(
+            config, only, machine, None, known=asked, host_memory=memory, clock=time.monotonic, say=lambda _: None
+        )
+        await manager.open()
+        told = manager.explain(profile)
+        unread = [machine.error] if machine.error else []
+    finally:
+        await sampler.aclose()
+        state.close()
+    left = ", ".join(known.engines)
+    others = [f"(no sidecar runs; its engines may still be there, and count as others' memory: {left})"] if left else []
+    return "\n".join([told, *unread, *others])
+
+
+async def ended(config: SidecarConfig, folder: Path) -> list[str]:
+    """End every engine that an earlier sidecar with this file has left running, and say which those were.
+
+    Raises Locked where a sidecar runs after all.
+    """
+    state = StateFile(folder / config.state_file, say)
+    state.lock()
+    try:
+        known = state.load()
+        engines = engines_of(config, folder, known)
+        stopped = await asyncio.gather(*(_stop(engines, name, record) for name, record in known.engines.items()))
+        await engines.sweep(())  # what could not be taken over, and what the state file does not know
+        state.save(State(measured=known.measured, times=known.times))
+        await state.flush()
+    finally:
+        state.close()
+    return [name for name, was_there in zip(known.engines, stopped, strict=True) if was_there]
+
+
+async def _stop(engines: VllmEngines, name: str, record: EngineRecord) -> bool:
+    """Let it end as it would of itself; False: there was none, or it is left to the sweep."""
+    with contextlib.suppress(EngineFailed, KeyError):
+        engine = await engines.adopt(name, record)
+        await engine.stop()
+        return True
+    return False

@@ -1,0 +1,263 @@
+"""The control API: what gateways and operators may see of this machine's models, and order.
+
+    GET  /healthz                                              for whoever watches the process
+    GET  /v1/models /gpu /status /metrics                      what there is, and how it is
+    GET  /models/{profile}/logs?lines=N  /models/{profile}/plan
+    POST /models/{profile}/{ensure|sleep|wake|stop|drain}      answered at once, with what becomes of it
+    POST /stop  {"engines": true|false}                        ends the sidecar, and its engines too or not
+
+Callers name profiles and nothing else: an order with a query or a body that says more is refused whole, so that no
+path, flag, variable or URL of a caller's ever gets near an engine. Who may ask is guard.py's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, get_args
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sidecar.guard import HEALTH, Guard, error
+from sidecar.manager import Manager, Refused
+from sidecar.status import Status
+from sidecar.wire import Ensured, ModelReport, encode
+
+BODY = 64 * 1024  # bytes of a request
+BODY_WITHIN = 10.0  # seconds for all of it
+LINES, MOST_LINES = 200, 2000
+EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+NAMES_ONLY = (
+    "Callers name profiles only: an order has no query and no body (or {}). What an engine is started with is in the "
+    "sidecar's own file."
+)
+
+Order = Literal["sleep", "wake", "stop", "drain"]
+
+
+class _Bad(Exception):
+    """A request that is answered with `response`."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
+class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class _Stop(msgspec.Struct, forbid_unknown_fields=True):
+    engines: bool = False
+
+
+class Stopping(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `/stop`: the profiles whose engines run, and whether they end too (`engines`)."""
+
+    engines: bool
+    running: tuple[str, ...]
+
+
+def control_app(
+    manager: Manager,
+    *,
+    token: str | None,
+    started: int,
+    status: Callable[[], Status],
+    exposition: Callable[[], bytes],
+    stop: Callable[[bool], None],
+    leaving: Callable[[], bool],
+) -> Starlette:
+    """The application. `started`: Unix seconds. `stop(engines)` begins the end; once `leaving`, no order is taken."""
+    api = Api(manager, started, status, exposition, stop, leaving)
+    app = Starlette(
+        routes=[
+            Route(HEALTH, api.healthz),
+            Route("/metrics", api.metrics),
+            Route("/v1/models", api.models),
+            Route("/gpu", api.gpu),
+            Route("/status", api.status),
+            Route("/stop", api.stop, methods=["POST"]),
+            # :path, so that a model's name with a slash finds out that it is no profile.
+            Route("/models/{profile:path}/logs", api.logs),
+            Route("/models/{profile:path}/plan", api.plan),
+            Route("/models/{profile:path}/ensure", api.ensure, methods=["POST"]),
+            *(
+                Route(f"/models/{{profile:path}}/{order}", partial(api.order, order), methods=["POST"], name=order)
+                for order in get_args(Order)
+            ),
+        ],
+        middleware=[Middleware(Guard, token)],
+        exception_handlers={HTTPException: _not_here, _Bad: _refused},
+    )
+    app.router.redirect_slashes = False  # the address it would name is the client's own word
+    return app
+
+
+class Api:
+    """The answers, one method a route."""
+
+    def __init__(
+        self,
+        manager: Manager,
+        started: int,
+        status: Callable[[], Status],
+        exposition: Callable[[], bytes],
+        stop: Callable[[bool], None],
+        leaving: Callable[[], bool],
+    ) -> None:
+        self._manager = manager
+        self._started = started
+        self._status = status
+        self._exposition = exposition
+        self._stop = stop
+        self._leaving = leaving
+
+    # -- what there is to see -----------------------------------------------------------------------------------
+
+    async def healthz(self, _: Request) -> Response:
+        return _text("the sidecar is ending\n", 503) if self._leaving() else _text("ok\n")
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._exposition(), media_type=None, headers={"content-type": EXPOSITION})
+
+    async def models(self, _: Request) -> Response:
+        """OpenAI's list, one entry a profile, with how it is."""
+        return _json({"object": "list", "data": [self._model(report) for report in self._manager.models()]})
+
+    def _model(self, report: ModelReport) -> dict[str, Any]:
+        told = {"id": report.model, "object": "model", "created": self._started, "owned_by": "weir"}
+        return told | {
+            "profile": report.profile,
+            "state": report.state,
+            "pending": report.pending,
+            "ready_in": report.ready_in,
+            "max_model_len": report.context_length,
+        }
+
+    async def gpu(self, _: Request) -> Response:
+        return _json({"gpus": self._manager.gpus()})
+
+    async def status(self, _: Request) -> Response:
+        return _json(self._status())
+
+    async def logs(self, request: Request) -> Response:
+        query = request.query_params.multi_items()
+        if [name for name, _ in query if name != "lines"] or len(query) > 1:
+            return error(400, "bad_query", "The one query of logs is lines=N.")
+        text = query[0][1] if query else str(LINES)
+        if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) <= MOST_LINES):
+            return error(400, "bad_query", f"lines is a number from 1 to {MOST_LINES}.")
+        lines = self._manager.lines(self._profile(request), int(text))
+        return _text("".join(f"{line}\n" for line in lines))
+
+    async def plan(self, request: Request) -> Response:
+        self._no_query(request)
+        return _text(self._manager.explain(self._profile(request)) + "\n")
+
+    # -- what there is to do ------------------------------------------------------------------------------------
+
+    async def ensure(self, request: Request) -> Response:
+        """What it wants may be out of reach; the report then says why, and that is no error."""
+        profile = await self._ordered(request)
+        return Response(encode(Ensured(model=self._manager.ensure(profile))), media_type="application/json")
+
+    async def order(self, what: Order, request: Request) -> Response:
+        profile = await self._ordered(request)
+        try:
+            report = self._manager.order(profile, what)
+        except Refused as refused:
+            if refused.retry_in is None:
+                return error(409, "cannot_be_done", str(refused))
+            return error(503, "not_now", str(refused), {"retry-after": str(max(1, math.ceil(refused.retry_in)))})
+        return Response(encode(Ensured(model=report)), media_type="application/json")
+
+    async def stop(self, request: Request) -> Response:
+        self._no_query(request)
+        wanted = _read(await _body(request), _Stop)
+        if wanted is None:
+            return error(400, "bad_body", 'The body is {"engines": true} to end its engines too, else {}.')
+        running = [report.profile for report in self._manager.models() if report.state in ("running", "sleeping")]
+        self._stop(wanted.engines)
+        return _json(Stopping(engines=wanted.engines, running=tuple(running)))
+
+    async def _ordered(self, request: Request) -> str:
+        """The profile of an order that says nothing else."""
+        self._no_query(request)
+        if _read(await _body(request), _Nothing) is None:
+            raise _Bad(error(400, "profiles_only", NAMES_ONLY))
+        if self._leaving():
+            raise _Bad(error(503, "ending", "The sidecar is ending and takes no orders.", {"retry-after": "5"}))
+        return self._profile(request)
+
+    def _no_query(self, request: Request) -> None:
+        if request.scope["query_string"]:
+            raise _Bad(error(400, "profiles_only", NAMES_ONLY))
+
+    def _profile(self, request: Request) -> str:
+        asked: str = request.path_params["profile"]
+        reports = self._manager.models()
+        profiles = [report.profile for report in reports]
+        if asked in profiles:
+            return asked
+        named = [report.profile for report in reports if report.model == asked]
+        close = named or difflib.get_close_matches(asked[:80], profiles, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"Its profiles are {', '.join(profiles[:20])}."
+        raise _Bad(error(404, "profile_not_found", f"There is no profile {asked[:80]!r}. {hint}"))
+
+
+async def _body(request: Request) -> bytes:
+    """Raises _Bad for one that is too large or too slow."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_WITHIN):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY:
+                    raise _Bad(error(413, "too_large", f"A body is at most {BODY} bytes.", {"connection": "close"}))
+    except TimeoutError:
+        raise _Bad(error(408, "too_slow", f"The body was not there after {BODY_WITHIN:g} s.")) from None
+    except ClientDisconnect:
+        raise _Bad(error(400, "cut_off", "The body ended early.")) from None
+    return bytes(body)
+
+
+def _read(body: bytes, kind: Any) -> Any:
+    """The body as `kind`, None where it is something else; an empty one is {}."""
+    try:
+        return msgspec.json.decode(body.strip() or b"{}", type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _text(text: str, status: int = 200) -> Response:
+    return Response(text.encode(errors="replace"), status, media_type="text/plain")
+
+
+async def _refused(_: Request, exception: Exception) -> Response:
+    assert isinstance(exception, _Bad)  # noqa: S101 - registered for no other
+    return exception.response
+
+
+async def _not_here(_: Request, exception: Exception) -> Response:
+    """404 and 405 in the words of every other error of ours."""
+    if isinstance(exception, HTTPException) and exception.status_code == 405 and exception.headers:
+        methods = ", ".join(sorted(exception.headers["Allow"].split(", ")))
+        return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
+    message = (
+        "The sidecar answers GET /healthz, /metrics, /v1/models, /gpu, /status, /models/PROFILE/logs and "
+        "/models/PROFILE/plan, POST /models/PROFILE/{ensure|sleep|wake|stop|drain} and /stop."
+    )
+    return error(404, "not_found", message)

@@ -1,0 +1,74 @@
+"""Asks the sidecar that runs on this machine, through its control API: for `sidecar status`, `plan`, `logs`, `stop`."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from typing import Literal
+
+import msgspec
+
+from sidecar.core.config import SidecarConfig
+
+WITHIN = 10.0  # seconds without a byte
+MOST = 16 * 1024 * 1024  # bytes of an answer
+HERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 # one that listens everywhere listens there too
+
+
+class NoSidecar(Exception):
+    """Nobody answers at the address; the message says which."""
+
+
+class Said(Exception):
+    """The sidecar refuses, or what answers is none; the message is for the person who asked."""
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Body(msgspec.Struct):
+    error: _Error
+
+
+class Asking:
+    """The control API of the sidecar that `config` is of, asked with `token`."""
+
+    def __init__(self, config: SidecarConfig, token: str | None) -> None:
+        host = HERE.get(config.listen.host, config.listen.host)
+        self.address = f"{host}:{config.listen.port}"
+        self._host = host.strip("[]")
+        self._port = config.listen.port
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+
+    def ask(self, method: Literal["GET", "POST"], path: str, body: object = None) -> bytes:
+        """The body of a 200. Raises NoSidecar, Said."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=WITHIN)
+        try:
+            content = None if body is None else msgspec.json.encode(body)
+            connection.request(method, path, content, self._headers)
+            response = connection.getresponse()
+            answer = response.read(MOST + 1)
+        except ConnectionRefusedError:
+            raise NoSidecar(f"no sidecar answers at {self.address}") from None
+        except socket.gaierror as error:
+            raise Said(f"listen {self.address}: {error.strerror}") from None
+        except (OSError, http.client.HTTPException) as error:
+            what = "it does not answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise Said(f"the sidecar at {self.address} cannot be asked: {what}") from None
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise Said(self._refusal(response.status, answer))
+        if len(answer) > MOST:
+            raise Said(f"what answers at {self.address} has more than {MOST} bytes to say: it is no sidecar")
+        return answer
+
+    def _refusal(self, status: int, answer: bytes) -> str:
+        try:
+            message = msgspec.json.decode(answer, type=_Body).error.message
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return f"what answers at {self.address} is no sidecar: it says {status} {answer[:80]!r}"
+        if status == 401:
+            return f"the sidecar at {self.address} was started with another token than token_file has now"
+        return message

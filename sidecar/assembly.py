@@ -1,0 +1,88 @@
+"""Makes what a sidecar's process and the commands beside it have in common, from the file of one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import socket
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sidecar.core.config import SidecarConfig
+from sidecar.core.flags import SIMULATED_GPUS
+from sidecar.core.gpus import GPUs
+from sidecar.engine import VllmEngines
+from sidecar.fake_gpu import FakeGPUs
+from sidecar.gpu import NVML
+from sidecar.machine import Machine
+from sidecar.manager import Manager
+from sidecar.sampler import Sampler
+from sidecar.state import State, StateFile
+
+LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", as a container sees its own
+
+
+def managed(config: SidecarConfig, folder: Path, sampler: Sampler, state: StateFile, gpus_from: Path | None) -> Manager:
+    """The manager of this machine's engines, not opened yet."""
+    known = state.load()
+    on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
+    engines = engines_of(config, folder, known, gpus_from)
+    machine = Machine(sampler.sample if on_gpus else None, say)
+    memory = host_memory(config)
+    return Manager(config, engines, machine, state, known=known, host_memory=memory, clock=time.monotonic, say=say)
+
+
+def gpus_of(config: SidecarConfig, folder: Path | None) -> GPUs:
+    """The GPUs that the sidecar may use: the machine's, or those that a folder simulates."""
+    return NVML(config.gpus) if folder is None else FakeGPUs(folder, config.gpus)
+
+
+def engines_of(config: SidecarConfig, folder: Path, known: State, gpus_from: Path | None = None) -> VllmEngines:
+    """Who starts the engines of a file in `folder`; `gpus_from` simulates their GPUs, if any does."""
+    simulated = {} if gpus_from is None else {SIMULATED_GPUS: str(gpus_from.resolve())}
+    return VllmEngines(
+        config,
+        folder,
+        sidecar=owner(config, folder),
+        clock=time.monotonic,
+        environment={**os.environ, **simulated},
+        measured=known.measured,
+        say=say,
+    )
+
+
+def sidecar_id(config: SidecarConfig) -> str:
+    """The configured id, else this machine's name in the letters that an id may have."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()).lstrip("-._")[:64]
+    return config.id or name or "sidecar"
+
+
+def owner(config: SidecarConfig, folder: Path) -> str:
+    """What the engines of this sidecar are marked with, so that they are found again, and ended where nothing else is
+    known of them. The id alone would not do: two sidecars of one machine may both have its name, and would end each
+    other's engines; they cannot share a state file."""
+    state = hashlib.sha256(os.fsencode((folder / config.state_file).resolve())).hexdigest()
+    return f"{sidecar_id(config)}-{state[:8]}"
+
+
+def host_memory(config: SidecarConfig) -> int:
+    """Bytes that models asleep at level 1 may fill; auto: half of what this process may use: of the machine's memory
+    (MemTotal of /proc/meminfo), or of its control group's limit where that is less."""
+    if config.host_memory_for_sleep != "auto":
+        return config.host_memory_for_sleep
+    found = re.search(r"^MemTotal:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    total = int(found[1]) * 1024 if found else 0
+    with contextlib.suppress(OSError):
+        limit = LIMIT.read_text().strip()
+        total = min(total, int(limit)) if limit.isdecimal() else total
+    return total // 2
+
+
+def say(line: str) -> None:
+    """A line for the operator's log, on standard error, with the time; one that cannot be written is lost."""
+    with contextlib.suppress(OSError):
+        print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}", file=sys.stderr, flush=True)

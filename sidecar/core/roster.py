@@ -1,0 +1,225 @@
+"""What is known of each profile, and what follows from it for the plan and for whoever asks.
+
+An Entry is the one place for a profile's figures: the manager and its operations write them, the plan reads them as a
+Resident or a Target. Bytes are per GPU, times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from sidecar.core.inventory import Resident, Size, Target
+from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEP, SLEEPING, START, STARTING, STOP, WAKE, Lifecycle
+from sidecar.core.plan import Infeasible, Plan
+from sidecar.core.profile import Profile
+
+LOAD = 60.0  # seconds a start takes, until it was seen
+WAKES = (3.0, 10.0)  # seconds of waking from level 1 and 2, until they were seen
+EVICTION = 2.0  # seconds that one victim takes to sleep or end
+LEARN = 0.5  # the weight of the newest of the times that were seen
+WAITED = 5.0  # seconds after the last word of calls that wait, after which nobody does any more
+FORGETS = 300.0  # seconds after which a use counts a third of a new one
+APART = 1.5  # seconds between two uses of their own: gateways tell of calls once a second
+SOON = 0.2  # seconds: the least that is promised of what is late already
+
+
+class Entry:
+    """One profile. `gpus`: where its engine is, or is to be. `level`: that it sleeps at. `began`: what is pending.
+
+    `uses`: how often it was used again after a pause, those of long ago counting less, as of `last_used`.
+    `busy`: requests running and waiting in the engine when it was last looked at. `least_room`: bytes that a start had
+    and found too few. `off`: stopped by hand, and not to be started only because it is pinned. `held_back`: withdrawn
+    by hand. `asked`: somebody wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once
+    it was.
+    """
+
+    __slots__ = (
+        "asked",
+        "began",
+        "busy",
+        "gpus",
+        "held_back",
+        "idle_since",
+        "infeasible",
+        "last_used",
+        "least_room",
+        "level",
+        "lifecycle",
+        "load_seconds",
+        "name",
+        "off",
+        "profile",
+        "size",
+        "sized",
+        "unusable",
+        "uses",
+        "wake_seconds",
+        "wanted_since",
+        "wanted_until",
+    )
+
+    def __init__(self, name: str, profile: Profile, now: float) -> None:
+        self.name = name
+        self.profile = profile
+        self.lifecycle = Lifecycle(now)
+        self.size = Size()
+        self.sized = False
+        self.unusable = ""
+        self.gpus: tuple[int, ...] = ()
+        self.level: Literal[0, 1, 2] = 0
+        self.last_used = -math.inf
+        self.uses = 0.0
+        self.idle_since = now
+        self.began = now
+        self.busy = 0
+        self.load_seconds = LOAD
+        self.wake_seconds = WAKES
+        self.least_room = 0
+        self.infeasible: Infeasible | None = None
+        self.wanted_since: float | None = None
+        self.wanted_until = -math.inf
+        self.off = False
+        self.asked = False
+        self.held_back = False
+
+    def __repr__(self) -> str:
+        life = self.lifecycle
+        return f"<Entry {self.name} {life.state.value} {life.pending.value if life.pending else '-'} on {self.gpus}>"
+
+    # -- who wants it -----------------------------------------------------------------------------------------------
+
+    def want(self, now: float, *, ordered: bool = False) -> None:
+        """Somebody wants it to run: calls that wait, or, `ordered`, a person or a gateway who says it only once."""
+        self.wanted_since = now if self.wanted_since is None else self.wanted_since
+        holds = self.profile.max_starvation + LOAD if ordered else WAITED
+        self.wanted_until = max(self.wanted_until, now + holds)
+
+    def wanted(self, now: float) -> bool:
+        """Whether it is to run: somebody wants it still, or it is always to."""
+        if now > self.wanted_until:
+            self.wanted_since = None
+        return self.wanted_since is not None or (self.profile.pin and not self.off)
+
+    def used(self, at: float) -> None:
+        """It had calls at this time."""
+        if at > self.last_used:
+            self.uses = self.uses_by(at) + (at - self.last_used > APART)
+            self.last_used = at
+        self.idle_since = max(self.idle_since, at)
+
+    def uses_by(self, now: float) -> float:
+        """`uses`, as of `now`."""
+        return self.uses * math.exp(-max(0.0, now - self.last_used) / FORGETS) if self.uses else 0.0
+
+    def serves(self) -> bool:
+        """Whether gateways may send it calls."""
+        return self.lifecycle.state is RUNNING and self.lifecycle.pending is None
+
+    # -- what it does by itself -------------------------------------------------------------------------------------
+
+    def idle_step(self) -> tuple[float, Literal["sleep", "stop"]] | None:
+        """When it is to sleep or to stop, were it left alone from now on; None: never."""
+        profile, state = self.profile, self.lifecycle.state
+        if profile.pin or self.lifecycle.pending is not None:
+            return None
+        if state is RUNNING and profile.sleep is not None and profile.sleep.after is not None:
+            return self.idle_since + profile.sleep.after, "sleep"
+        if state in (RUNNING, SLEEPING) and profile.stop_after is not None:
+            return self.idle_since + profile.stop_after, "stop"
+        return None
+
+    def starts_at(self, now: float) -> float | None:
+        """From when on it may be started or woken, by itself or because it is wanted; None: it is not to be."""
+        life = self.lifecycle
+        if life.pending is not None or life.state in (STARTING, RUNNING) or not self.sized:
+            return None
+        if life.state is ERROR:
+            return now if self.asked else life.restart_at
+        return now if self.wanted(now) else None
+
+    # -- for the plan -----------------------------------------------------------------------------------------------
+
+    def resident(self, ref_count: int, unseen: int, uses: float = 0.0) -> Resident:
+        """As the plan sees it, with `ref_count` calls in flight and `unseen` bytes that NVML does not show yet."""
+        profile = self.profile
+        return Resident(
+            profile=self.name,
+            state=self.lifecycle.state,
+            gpus=self.gpus,
+            claim=self.size.claim,
+            residue=self.size.residue,
+            unseen=unseen,
+            ref_count=ref_count + self.busy,
+            pinned=profile.pin,
+            pending=self.lifecycle.pending,
+            last_used=self.last_used,
+            uses=uses,
+            load_seconds=self.load_seconds,
+            wake_seconds=self.wake_seconds,
+            sleep_level=0 if profile.sleep is None else profile.sleep.level,
+            level=self.level,
+            host_bytes=self.size.host,
+        )
+
+    def target(self, now: float) -> Target:
+        """As the plan is to have it run. After a start that found too little memory it needs more than it then had."""
+        need = max(self.size.start_needs, self.least_room + 1 if self.least_room else 0)
+        since = self.wanted_since if self.wanted_since is not None else now
+        return Target(
+            profile=self.name,
+            need=need,
+            since=since,
+            tensor_parallel=self.profile.tensor_parallel,
+            gpus=self.profile.gpus,
+            last_used=self.last_used,
+        )
+
+    # -- times ------------------------------------------------------------------------------------------------------
+
+    def loaded(self, seconds: float) -> None:
+        """A start took so long."""
+        self.load_seconds = _learnt(self.load_seconds, seconds, first=self.load_seconds == LOAD)
+
+    def woke(self, level: Literal[1, 2], seconds: float) -> None:
+        """Waking from `level` took so long."""
+        was = self.wake_seconds[level - 1]
+        took = _learnt(was, seconds, first=was == WAKES[level - 1])
+        self.wake_seconds = (took, self.wake_seconds[1]) if level == 1 else (self.wake_seconds[0], took)
+
+    def times(self) -> dict[str, float]:
+        """What was seen, for the state file."""
+        every = {"load": self.load_seconds, "wake1": self.wake_seconds[0], "wake2": self.wake_seconds[1]}
+        first = (LOAD, *WAKES)
+        return {name: seconds for (name, seconds), guess in zip(every.items(), first, strict=True) if seconds != guess}
+
+    def ready_in(self, now: float, decision: Plan | Infeasible | None) -> float | None:
+        """Seconds until it could serve, were it wanted now; None: it cannot be had. `decision`: what the plan would do
+        with it, None where the plan was not asked since it is on its way."""
+        life = self.lifecycle
+        if self.serves():
+            return 0.0
+        if self.unusable or self.held_back or (life.state is ERROR and life.given_up and not self.asked):
+            return None
+        again = self._way()
+        if life.pending in (START, WAKE):
+            return max(SOON, again + self.began - now)
+        if life.pending in (DRAIN, SLEEP, STOP):
+            return EVICTION + again
+        if isinstance(decision, Plan):
+            victims = len(decision.sleep) + len(decision.stop)
+            return max(decision.after, (life.restart_at or now) - now) + again + EVICTION * victims
+        return None
+
+    def _way(self) -> float:
+        """Seconds of the start or the waking that it takes from here."""
+        life = self.lifecycle
+        if life.state is SLEEPING and life.pending is not STOP:
+            return self.wake_seconds[self.level - 1]
+        if life.pending in (DRAIN, SLEEP) and self.profile.sleep is not None:
+            return self.wake_seconds[self.profile.sleep.level - 1]
+        return self.load_seconds
+
+
+def _learnt(was: float, seconds: float, *, first: bool) -> float:
+    return seconds if first else was + LEARN * (seconds - was)

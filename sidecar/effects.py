@@ -1,0 +1,125 @@
+"""What the manager has done for it, and nothing it decides: an engine's steps, and what a model will take.
+
+Two things stand behind these: `sidecar.engine`, with real processes, and the simulation of `loadtest.residency`, in
+virtual time. Bytes are per GPU, times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, Protocol
+
+import msgspec
+
+from sidecar.adoption import ProcessRecord
+from sidecar.core.inventory import Size
+from sidecar.core.measured import Measured
+from sidecar.core.vllm import Said
+
+Level = Literal[1, 2]
+
+
+class EngineFailed(Exception):
+    """An engine did not do what it had to; the message says what and why. `out_of_memory`: the GPU had too little."""
+
+    def __init__(self, why: str, *, out_of_memory: bool = False) -> None:
+        super().__init__(why)
+        self.out_of_memory = out_of_memory
+
+
+class Unusable(Exception):
+    """A model that cannot be run as its profile is; the message says why, and what to change."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine that is ready says of itself; None: it does not."""
+
+    kv_tokens: int | None = None
+    kv_bytes: int | None = None  # on each GPU
+    context_length: int | None = None
+    max_concurrency: int | None = None
+    canary: Said | None = None
+
+
+class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What another sidecar needs to adopt an engine. `level`: it sleeps so deep; 0: it is awake. `settings`: a digest
+    of its profile as it was started."""
+
+    process: ProcessRecord
+    gpus: tuple[int, ...]
+    size: Size
+    settings: str
+    told: Told = Told()
+    level: Literal[0, 1, 2] = 0
+
+
+class Engine(Protocol):
+    """One engine, from its start to its end. What is asked of it raises EngineFailed, and nothing else."""
+
+    @property
+    def url(self) -> str:
+        """As gateways call it."""
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Their numbers; none on CPU."""
+
+    def record(self, *, level: Literal[0, 1, 2], told: Told) -> EngineRecord:
+        """For the state file."""
+
+    def held(self, processes: dict[int, int]) -> int:
+        """Of the bytes by pid on one GPU those that are this engine's, all its processes together."""
+
+    def lines(self, most: int) -> list[str]:
+        """The last lines it has written."""
+
+    async def ready(self) -> Told:
+        """Until it serves: healthy, its name served, warmed up, the canary recorded."""
+
+    async def awake(self) -> Literal[0, 1, 2]:
+        """How deep it sleeps, by what it says itself; 0: awake. After adoption."""
+
+    async def busy(self) -> int:
+        """Requests running and waiting in it, by its own gauges."""
+
+    async def alive(self) -> None:
+        """One look: the process, and EngineCore itself."""
+
+    async def sleep(self, level: Level) -> None:
+        """Back once it does."""
+
+    async def wake(self, level: Level, told: Told) -> None:
+        """Back once it serves; after level 2 its canary must be `told`'s."""
+
+    async def ended(self) -> str:
+        """Until its process has ended, by itself or not: how, in words."""
+
+    async def stop(self) -> None:
+        """End it and all its processes, and wait for that."""
+
+    async def leave(self) -> None:
+        """Let it run and know nothing of it any more."""
+
+
+class Engines(Protocol):
+    """Makes engines; the profile's name is all it takes."""
+
+    async def size(self, profile: str, total: int, present: int) -> Size:
+        """What its engine will take of GPUs of `total` bytes, of which there are `present`. Raises Unusable."""
+
+    def settings(self, profile: str) -> str:
+        """A digest that changes when the profile's engine would be started otherwise."""
+
+    async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> Engine:
+        """Start its process; it is not ready yet. Raises EngineFailed."""
+
+    async def adopt(self, profile: str, record: EngineRecord) -> Engine:
+        """Take over what an earlier sidecar started. Raises EngineFailed where there is nothing to take over."""
+
+    async def sweep(self, keep: Collection[str]) -> None:
+        """End what still runs of engines that were started by an earlier sidecar, but for these (`process.engine`)."""
+
+    def measurement(
+        self, profile: str, told: Told, *, peak: int, settled: int, asleep: int | None = None
+    ) -> Measured | None:
+        """What was seen of its engine, in bytes on the GPU where that was most; None: nothing safe to conclude."""

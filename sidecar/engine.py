@@ -1,0 +1,217 @@
+"""Makes engines (effects.Engines): real processes, each at a place of its own, by what the sidecar's file says of them.
+
+What a model will take of a GPU is in sizing.py, what is done to an engine in vllm_engine.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sidecar.adoption import end_orphans
+from sidecar.core.addresses import Place
+from sidecar.core.arguments import command, environment
+from sidecar.core.config import SidecarConfig
+from sidecar.core.inventory import Size
+from sidecar.core.measured import Measured
+from sidecar.effects import EngineFailed, EngineRecord, Told
+from sidecar.installed import Installed
+from sidecar.ports import clear_socket, free_port
+from sidecar.process import Process
+from sidecar.sizing import Sizing
+from sidecar.vllm_engine import FAILURES, Identity, VllmEngine
+
+FLAGS_LOG = "_flags.log"  # no profile's name begins so
+HELP_WITHIN = 120.0  # seconds for one help; as long as vLLM's import takes
+
+
+class VllmEngines:
+    """Engines of one sidecar.
+
+    `folder`: what names in the file are relative to, and the working folder of engines. `sidecar`: the id of this
+    machine's sidecar. `clock`: monotonic seconds. `inherited`: the sidecar's own environment. `measured`: by profile,
+    read at every `size`. `say` is told, in a line, what an operator should know.
+    """
+
+    def __init__(
+        self,
+        config: SidecarConfig,
+        folder: Path,
+        *,
+        sidecar: str,
+        clock: Callable[[], float],
+        environment: Mapping[str, str],
+        measured: Mapping[str, Measured],
+        say: Callable[[str], None],
+        own: str = sys.executable,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._sidecar = sidecar
+        self._clock = clock
+        self._environment = environment
+        self._measured = measured
+        self._say = say
+        self._own = own
+        self._logs = folder / config.log_dir
+        self._taken: set[Place] = set()
+        self._installed = Installed(sidecar, own, self._logs / FLAGS_LOG, folder, say, within=HELP_WITHIN)
+        self._sizing = Sizing(config, folder, environment)
+
+    # -- what a model takes -----------------------------------------------------------------------------------------
+
+    async def size(self, profile: str, total: int, present: int) -> Size:
+        """What its engine will take of GPUs of `total` bytes, of which there are `present`. Raises Unusable."""
+        measured = self._measured.get(profile)
+        if measured is not None and measured.settings != self.settings(profile):
+            measured = None
+        return await self._sizing.size(profile, total, present, measured)
+
+    def measurement(
+        self, profile: str, told: Told, *, peak: int, settled: int, asleep: int | None = None
+    ) -> Measured | None:
+        """What was seen of an engine, to estimate by the next time: bytes on the GPU where that was most, at its `peak`
+        while it started, `settled` once it was ready, `asleep` if it was. None: nothing can be concluded from it."""
+        kv = self._sizing.kv_bytes(profile, told)
+        return None if kv is None else measurement(self.settings(profile), peak, settled, kv, asleep)
+
+    def settings(self, profile: str) -> str:
+        """A digest that changes when the profile's engine would be started otherwise. Raises KeyError.
+
+        By the file alone: a sidecar that is started from another shell must be able to adopt its engines. Which port
+        an engine has got does not count.
+        """
+        given, pool = self._config.models[profile], self._config.engine_addresses
+        engine = self._config.engine_of(profile)
+        told = (
+            command(given, engine, self._config.served_name(profile), Place(), own=self._own),
+            environment(given, given.gpus or (), {}),
+            (engine.device, pool.sockets or pool.host),
+        )
+        return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:32]
+
+    # -- engines ----------------------------------------------------------------------------------------------------
+
+    async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> VllmEngine:
+        """Start its process; it is not ready yet. Raises EngineFailed, and KeyError."""
+        given, engine = self._config.models[profile], self._config.engine_of(profile)
+        with self._failing():
+            place = self._place(profile)
+        self._taken.add(place)
+        released = partial(self._taken.discard, place)
+        try:
+            with self._failing():
+                served = self._config.served_name(profile)
+                argv = command(given, engine, served, place, own=self._own, share=size.share)
+                env = environment(given, gpus, self._environment)
+                self._make(self._logs, "engines' output is kept in memory alone")
+                lacking = await self._installed.lacking(engine, argv, env)
+                if lacking:
+                    raise EngineFailed(
+                        f"the installed {'engine' if engine.simulated else 'vLLM'} does not know {', '.join(lacking)}: "
+                        "take that out of the profile, or install a version that does"
+                    )
+                process = Process.spawn(
+                    argv,
+                    env=env,
+                    engine=f"{self._sidecar}/{profile}-{secrets.token_hex(8)}",
+                    place=place,
+                    log=self._logs / f"{profile}.log",
+                    cwd=self._folder,
+                    clock=self._clock,
+                )
+        except BaseException:
+            released()
+            raise
+        if process.output.error is not None:
+            self._say(f"{profile}: {process.output.error}")
+        return self._engine(process, self._identity(profile, gpus, size, self.settings(profile)), released)
+
+    async def adopt(self, profile: str, record: EngineRecord) -> VllmEngine:
+        """Take over what an earlier sidecar started, which may be of a profile that has changed or gone since: see its
+        record's `settings`. Raises EngineFailed where there is nothing to take over; one that does not answer, or is
+        not what the record says, is ended before that."""
+        with self._failing():
+            process = Process.adopt(record.process, clock=self._clock)
+        place = record.process.place
+        self._taken.add(place)
+        identity = self._identity(profile, record.gpus, record.size, record.settings, record.level)
+        engine = self._engine(process, identity, partial(self._taken.discard, place))
+        if identity.profile is not None and record.settings == self.settings(profile):
+            try:
+                await engine.check()
+            except EngineFailed:
+                await engine.stop()
+                raise
+            except BaseException:
+                await engine.leave()
+                raise
+        return engine
+
+    async def sweep(self, keep: Collection[str]) -> None:
+        """End what still runs of engines that were started by an earlier sidecar, but for these (`process.engine`)."""
+        try:
+            left = await end_orphans(self._sidecar, keep=keep)
+        except OSError as error:
+            self._say(f"what an earlier sidecar may have left cannot be looked for: {error}")
+            return
+        if left:
+            self._say(f"processes that an earlier sidecar has left do not end: {', '.join(map(str, left))}")
+
+    def _identity(
+        self, profile: str, gpus: tuple[int, ...], size: Size, settings: str, level: Literal[0, 1, 2] = 0
+    ) -> Identity:
+        given = self._config.models.get(profile)
+        served = profile if given is None else self._config.served_name(profile)
+        return Identity(
+            name=profile, profile=given, served_name=served, gpus=gpus, size=size, settings=settings, level=level
+        )
+
+    def _engine(self, process: Process, identity: Identity, released: Callable[[], None]) -> VllmEngine:
+        return VllmEngine(process, identity, clock=self._clock, say=self._say, released=released)
+
+    # -- where ------------------------------------------------------------------------------------------------------
+
+    def _place(self, profile: str) -> Place:
+        """One that nobody has. Raises AddressTaken."""
+        pool = self._config.engine_addresses
+        if pool.sockets is None:
+            taken = {place.port for place in self._taken if place.uds is None}
+            return pool.on_port(free_port(pool.ports, host=pool.host, taken=taken))
+        place = pool.on_socket(profile)
+        self._make(Path(pool.sockets), "engines have nowhere to listen")
+        clear_socket(Path(str(place.uds)))
+        return place
+
+    def _make(self, folder: Path, otherwise: str) -> None:
+        try:
+            folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            self._say(f"the folder {folder} cannot be made ({error.strerror}): {otherwise}")
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except FAILURES as error:
+            raise EngineFailed(str(error)) from error
+
+
+def measurement(settings: str, peak: int, settled: int, kv: int, asleep: int | None) -> Measured | None:
+    """Observations of one engine, in bytes per GPU, as a Measured; None where they cannot be of an engine that ran.
+
+    They are samples of NVML, taken every second at best: the peak may have been missed, and what is asleep may have
+    been looked at too early. What contradicts the rest is not believed.
+    """
+    if not 0 < kv < settled:
+        return None
+    kept = asleep if asleep is not None and 0 < asleep < settled else None
+    return Measured(settings=settings, peak=max(peak, settled), settled=settled, kv=kv, asleep=kept)

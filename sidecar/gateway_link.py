@@ -1,0 +1,202 @@
+"""The way to one gateway: one report at a time, its answer, and what is said where it takes none.
+
+A report goes EVERY second, and at once where something has changed, but not sooner than GAP after the one before. A
+gateway that does not take reports is tried again after FIRST_PAUSE, then ever more rarely, up to LAST_PAUSE; changes
+hurry none of these tries, as each carries whatever is true by then. The log has a line where its fortune changes, not
+one for every try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import cast
+from urllib.parse import urlsplit
+
+import httpx
+
+from sidecar.core.addresses import Address
+from sidecar.status import GatewayStatus, seconds, shown
+from sidecar.wire import MAX_BYTES, REPORT_PATH, CapacityReport, DemandReport, WireError, demand_report, encode
+
+EVERY = 1.0  # seconds
+GAP = 0.05  # seconds, the least between two reports
+WITHIN = 3.0  # seconds for a whole answer
+LAST_WITHIN = 1.0  # seconds for the answer to the last report, when the sidecar ends
+FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between tries that fail
+EVERYWHERE = {"0.0.0.0", "[::]"}  # noqa: S104 # what `listen` may say, and no address that anybody could call
+NO_ANSWER = "All connection attempts failed"  # in httpcore's words
+STATUS = {
+    401: "it refuses the token: both sides must be given the same",
+    403: "it refuses the token: both sides must be given the same",
+    404: "it takes no reports there: is it the control port of a gateway that knows sidecars?",
+    413: "it finds the report too large",
+}
+
+
+class Failed(Exception):
+    """A report was not taken; the message says why."""
+
+
+class Link:
+    """The way to the gateway whose control port has this `url`, and how it goes. `report` makes the next report, given
+    the URL at which this gateway reaches the control API; `heard` takes its answers. `listen`: of the control API."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        listen: Address,
+        token: str | None,
+        report: Callable[[str], CapacityReport],
+        heard: Callable[[DemandReport], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.url = url
+        self.changed = asyncio.Event()
+        self.answered = 0  # the last report that it has answered
+        self._report = report
+        self._heard = heard
+        self._listen = listen
+        self._control: str | None = None
+        self._headers = {
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+            "user-agent": "weir-sidecar",
+        }
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
+        self._say = say
+        self._error: str | None = None  # None: not tried yet, empty: it takes reports
+        self._since = _now()
+        self._failures = 0
+        # Not httpx's client: that would take proxies from the environment and follow where it is sent.
+        verify = ssl.create_default_context() if url.startswith("https:") else False
+        self._transport = httpx.AsyncHTTPTransport(verify=verify)
+
+    @property
+    def taken(self) -> bool:
+        """Whether it took the last report."""
+        return self._error == ""
+
+    def status(self) -> GatewayStatus:
+        return GatewayStatus(
+            url=self.url,
+            taken=None if self._error is None else not self._error,
+            error=self._error or "",
+            for_s=_now() - self._since,
+            failures=self._failures,
+        )
+
+    async def run(self) -> None:
+        """Report, again and again."""
+        pause = FIRST_PAUSE
+        while True:
+            self.changed.clear()
+            began = _now()
+            if await self._tell(WITHIN):
+                pause = FIRST_PAUSE
+                await self._change(began + EVERY)
+                await asyncio.sleep(began + GAP - _now())
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LAST_PAUSE)
+
+    async def last(self) -> None:
+        """Report once more where that was taken, and close."""
+        if self.taken:
+            await self._tell(LAST_WITHIN)
+        await self._transport.aclose()
+
+    async def _change(self, until: float) -> None:
+        try:
+            async with asyncio.timeout_at(until):
+                await self.changed.wait()
+        except TimeoutError:
+            return
+
+    async def _tell(self, within: float) -> bool:
+        """Send one report; whether it was taken."""
+        try:
+            await self._post(within)
+        except Failed as failed:
+            self._failures += 1
+            self._control = None  # perhaps the way there has changed
+            error = shown(str(failed))
+        else:
+            error = ""
+        if error != self._error:
+            self._turned(error)
+        return not error
+
+    def _turned(self, error: str) -> None:
+        was, lasted = self._error, _now() - self._since
+        self._error = error
+        if bool(was) != bool(error) or was is None:
+            self._since = _now()
+        if error:
+            self._say(f"gateway {self.url} does not take reports: {error}")
+        else:
+            self._say(f"gateway {self.url} takes reports{f' again, after {seconds(lasted)}' if was else ''}")
+
+    async def _post(self, within: float) -> None:
+        """Send one report and hand on its answer. Raises Failed."""
+        try:
+            async with asyncio.timeout(within):
+                if self._control is None:
+                    self._control = await self._reached_at()
+                report = self._report(self._control)
+                content = encode(report)
+                request = httpx.Request("POST", self.url + REPORT_PATH, headers=self._headers, content=content)
+                status, answer = await self._asked(request)
+        except TimeoutError:
+            raise Failed(f"no whole answer within {within:g} s") from None
+        except httpx.ConnectError as error:
+            why = "nobody listens there" if str(error) == NO_ANSWER else f"it cannot be reached: {error}"
+            raise Failed(why) from error
+        except (httpx.HTTPError, OSError) as error:
+            raise Failed(f"the connection failed: {error or type(error).__name__}") from error
+        if status != httpx.codes.OK:
+            raise Failed(STATUS.get(status, f"it answered {status}: {answer[:200].decode(errors='replace')!r}"))
+        try:
+            demand = demand_report(answer)
+        except WireError as error:
+            raise Failed(f"its answer cannot be read: {error}") from error
+        self._heard(demand)
+        self.answered = report.sequence
+
+    async def _asked(self, request: httpx.Request) -> tuple[int, bytes]:
+        """Status and body of an answer, of which no more is read than one may have."""
+        answer = bytearray()
+        async with (
+            aclosing(await self._transport.handle_async_request(request)) as response,
+            aclosing(cast(AsyncGenerator[bytes, None], response.aiter_raw())) as chunks,
+        ):
+            async for chunk in chunks:
+                answer += chunk
+                if len(answer) > MAX_BYTES:
+                    raise Failed(f"its answer has more than {MAX_BYTES} bytes")
+        return response.status_code, bytes(answer)
+
+    async def _reached_at(self) -> str:
+        """The control API's URL for this gateway: by the address of ours that packets to it come from, if we listen on
+        all. Nothing is sent to find that out. Raises OSError."""
+        host = self._listen.host
+        if host in EVERYWHERE:
+            to = urlsplit(self.url)
+            port = to.port or (443 if to.scheme == "https" else 80)
+            source, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+                asyncio.DatagramProtocol,
+                local_addr=(host.strip("[]"), 0),
+                remote_addr=(to.hostname or "", port),
+            )
+            found = source.get_extra_info("sockname")[0]
+            source.close()
+            host = f"[{found}]" if ":" in found else found
+        return f"http://{host}:{self._listen.port}"
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

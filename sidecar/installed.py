@@ -1,0 +1,86 @@
+"""Whether the vLLM that is installed knows the flags it is about to be told, by its own --help.
+
+It would refuse them itself, one at a time and 20 s later. Its help is asked for once per interpreter; where it cannot
+be had, nothing is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sidecar.core.addresses import Place
+from sidecar.core.arguments import help_commands, known_flags, unsupported
+from sidecar.core.diagnosis import diagnosis
+from sidecar.core.profile import Engine
+from sidecar.process import Process
+from sidecar.ring import Ring
+
+LINES, SIZE = 20_000, 4 * 1024 * 1024  # of a help; vLLM's is 3,000 lines, 0.2 MiB
+
+
+class Installed:
+    """`sidecar`: its id, which the processes that print a help are marked by. `log`: where they write. `within`:
+    seconds for one help."""
+
+    __slots__ = ("_folder", "_known", "_locks", "_log", "_own", "_say", "_sidecar", "_within")
+
+    def __init__(
+        self,
+        sidecar: str,
+        own: str,
+        log: Path,
+        folder: Path,
+        say: Callable[[str], None],
+        *,
+        within: float,
+    ) -> None:
+        self._sidecar = sidecar
+        self._own = own
+        self._log = log
+        self._folder = folder
+        self._say = say
+        self._within = within
+        self._known: dict[str, frozenset[str] | None] = {}  # None: its help cannot be had
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def lacking(self, engine: Engine, argv: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+        """The flags of `argv` that it does not have. Raises SpawnFailed where the interpreter cannot be started, and
+        Unkillable."""
+        key = engine.python or ("" if engine.simulated is None else "simulated")
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if key not in self._known:
+                self._known[key] = await self._ask(engine, environment)
+        known = self._known[key]
+        return () if known is None else unsupported(argv, known)
+
+    async def _ask(self, engine: Engine, environment: Mapping[str, str]) -> frozenset[str] | None:
+        why = ""
+        for argv in help_commands(engine, self._own):
+            ring = Ring(LINES, SIZE)
+            process = Process.spawn(
+                argv,
+                env=environment,
+                engine=f"{self._sidecar}/help-{secrets.token_hex(8)}",
+                place=Place(),
+                log=self._log,
+                cwd=self._folder,
+                ring=ring,
+                log_most=SIZE,
+            )
+            try:
+                async with asyncio.timeout(self._within):
+                    status = await process.gone()
+            except TimeoutError:
+                why = f"it has not ended within {self._within:g} s"
+                break
+            finally:
+                await process.terminate(0.0)
+            lines = ring.lines()
+            if status == 0 and (flags := known_flags("\n".join(lines))):
+                return flags
+            why = diagnosis(lines).line or "it says nothing"
+        self._say(f"the flags that {argv[0]} knows are not checked, since its help cannot be had: {why}")
+        return None

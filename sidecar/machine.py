@@ -1,0 +1,92 @@
+"""The machine's GPUs as last seen, and which of them are in quarantine since memory given up there did not come back.
+
+Where they cannot be read, what was seen last stays, and nothing of it counts as free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from sidecar.core.gpus import GPU, SHARE, GPUError, Unselectable
+from sidecar.core.inventory import Device
+from sidecar.sampler import memory_back
+
+NOT_BACK = "the memory of an engine that was there has not come back"
+
+Sample = Callable[[], Awaitable[tuple[GPU, ...]]]
+
+
+class Machine:
+    """`sample` reads the GPUs; None: there are none. `gpus`, `error`: as last seen, and why they cannot be read now."""
+
+    def __init__(self, sample: Sample | None, say: Callable[[str], None]) -> None:
+        self.gpus: tuple[GPU, ...] = ()
+        self.error = ""
+        self._sample = sample
+        self._say = say
+        self._quarantined: dict[int, int] = {}  # GPU -> used bytes from which on downwards it is trusted again
+
+    async def look(self) -> tuple[GPU, ...]:
+        """Read the GPUs. Says when they cannot be read and when they can be again; raises nothing."""
+        if self._sample is None:
+            return ()
+        try:
+            self.gpus = await self._sample()
+            error = ""
+        except (GPUError, Unselectable) as failure:
+            error = str(failure)
+        if error != self.error:
+            self._say(error or "the GPUs can be read again")
+            self.error = error
+        for gpu in self.gpus:
+            if not error and gpu.readable and gpu.used <= self._quarantined.get(gpu.index, -1):
+                del self._quarantined[gpu.index]
+                self._say(f"GPU {gpu.index} is out of quarantine: its memory is back")
+        return self.gpus
+
+    def refused(self, gpu: GPU) -> str:
+        """Why nothing is started on a GPU; empty: it may be used."""
+        if gpu.refused:
+            return gpu.refused
+        return self.error or (NOT_BACK if gpu.index in self._quarantined else "")
+
+    @property
+    def quarantined(self) -> frozenset[int]:
+        return frozenset(self._quarantined)
+
+    def devices(self) -> list[Device]:
+        """For the plan. One that is refused counts as in quarantine."""
+        return [
+            Device(index=gpu.index, total=gpu.total, free=gpu.free, quarantined=bool(self.refused(gpu)))
+            for gpu in self.gpus
+        ]
+
+    @property
+    def totals(self) -> tuple[tuple[int, int], ...]:
+        """The number and the bytes of every GPU whose size is known."""
+        return tuple((gpu.index, gpu.total) for gpu in self.gpus if gpu.total)
+
+    @property
+    def smallest(self) -> int:
+        """Bytes of the smallest GPU; a model that may run on any has to fit there."""
+        return min((total for _, total in self.totals), default=0)
+
+    async def back(self, before: Iterable[GPU], held: Mapping[int, int]) -> bool:
+        """Wait until what an engine held, bytes by GPU, is free again; `before`: the GPUs while it still held it.
+
+        Where it is not in time, those GPUs are in quarantine until it is.
+        """
+        if self._sample is None or not any(held.values()):
+            return True
+        used = {gpu.index: gpu.used for gpu in before}
+        if await memory_back(self._sample, before, held):
+            await self.look()
+            return True
+        for index, size in held.items():
+            if size:
+                self._quarantined[index] = used[index] - int(SHARE * size)
+        await self.look()
+        shut = [index for index in held if index in self._quarantined]
+        for index in shut:
+            self._say(f"GPU {index} is in quarantine: {NOT_BACK} ({held[index] / 2**30:.1f} GiB)")
+        return not shut

@@ -1,0 +1,121 @@
+"""The sidecar's /metrics: everything is read from the manager and the reporter when it is asked for.
+
+Names that begin with `vllm_` are those that operators of vLLM proxies have dashboards for; memory there is in MiB,
+though the names say mb. Weir's own begin with `weir_sidecar_`. Labels come from the sidecar's file, never a caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sidecar.manager import Manager
+from sidecar.status import GatewayStatus
+from sidecar.wire import GPUReport, State
+
+MIB = 1 << 20
+
+
+class Metrics(Collector):
+    """`exposition` is the body of /metrics. `gateways` gives how each takes reports, `state_error` why the state file
+    cannot be written, empty while it can."""
+
+    def __init__(
+        self,
+        manager: Manager,
+        *,
+        gateways: Callable[[], Iterable[GatewayStatus]],
+        state_error: Callable[[], str],
+    ) -> None:
+        self._manager = manager
+        self._gateways = gateways
+        self._state_error = state_error
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def exposition(self) -> bytes:
+        """The Prometheus text."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not read the manager."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family, as it is now."""
+        yield from self._gpus()
+        yield from self._models()
+        yield from self._done()
+        yield from self._reports()
+
+    def _gpus(self) -> Iterable[Metric]:
+        gauges: list[tuple[str, str, Callable[[GPUReport], float | None]]] = [
+            ("vllm_gpu_memory_total_mb", "Memory of the GPU in MiB.", lambda gpu: gpu.total / MIB),
+            ("vllm_gpu_memory_used_mb", "Memory in use in MiB, whoever uses it.", lambda gpu: gpu.used / MIB),
+            (
+                "vllm_gpu_utilization_percent",
+                "How busy it was, 0 to 100.",
+                lambda gpu: None if gpu.utilization is None else gpu.utilization * 100,
+            ),
+            ("weir_sidecar_gpu_refused", "1 while nothing is started on it: quarantine, MIG, an error.",
+             lambda gpu: float(bool(gpu.refused))),
+        ]  # fmt: skip
+        gpus = self._manager.gpus()
+        for name, text, read in gauges:
+            family = GaugeMetricFamily(name, text, labels=("gpu_id",))
+            for gpu in gpus:
+                value = read(gpu)
+                if value is not None:
+                    family.add_metric((str(gpu.index),), value)
+            yield family
+
+    def _models(self) -> Iterable[Metric]:
+        loaded = GaugeMetricFamily("vllm_model_loaded", "1 while its engine serves.", labels=("model_id",))
+        active = GaugeMetricFamily(
+            "vllm_model_requests_active", "Its calls in flight, at all gateways.", labels=("model_id",)
+        )
+        state = GaugeMetricFamily("weir_sidecar_model_state", "1 for the state it is in.", labels=("profile", "state"))
+        doing = GaugeMetricFamily(
+            "weir_sidecar_model_pending", "1 for what is being done about it.", labels=("profile", "pending")
+        )
+        level = GaugeMetricFamily(
+            "weir_sidecar_model_sleep_level", "How deep it sleeps; 0: awake.", labels=("profile",)
+        )
+        for model in self._manager.models():
+            loaded.add_metric((model.model,), float(model.state == "running"))
+            active.add_metric((model.model,), self._manager.requests_active(model.profile))
+            for each in get_args(State):
+                state.add_metric((model.profile, each), float(model.state == each))
+            if model.pending is not None:
+                doing.add_metric((model.profile, model.pending), 1.0)
+            level.add_metric((model.profile,), model.sleep_level)
+        yield from (loaded, active, state, doing, level)
+
+    def _done(self) -> Iterable[Metric]:
+        done = CounterMetricFamily(
+            "weir_sidecar_events", "How often it got ready, slept, woke, stopped, failed.", labels=("profile", "event")
+        )
+        for labels, count in sorted(self._manager.operations.counts.items()):
+            done.add_metric(labels, count)
+        seconds = GaugeMetricFamily(
+            "weir_sidecar_load_seconds", "How long a start is reckoned to take, by those before.", labels=("profile",)
+        )
+        for profile, entry in self._manager.entries.items():
+            seconds.add_metric((profile,), entry.load_seconds)
+        yield from (done, seconds)
+
+    def _reports(self) -> Iterable[Metric]:
+        taken = GaugeMetricFamily("weir_sidecar_gateway_up", "1 while it takes reports.", labels=("gateway",))
+        failures = CounterMetricFamily(
+            "weir_sidecar_report_failures", "Reports that it did not take.", labels=("gateway",)
+        )
+        for gateway in self._gateways():
+            taken.add_metric((gateway.url,), float(gateway.taken is True))
+            failures.add_metric((gateway.url,), gateway.failures)
+        bad = GaugeMetricFamily("weir_sidecar_state_file_bad", "1 while it cannot be written.")
+        bad.add_metric((), float(bool(self._state_error())))
+        yield from (taken, failures, bad)

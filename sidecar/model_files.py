@@ -1,0 +1,217 @@
+"""A model's files: what shape it has and how many bytes of weights, from wherever vLLM would read them.
+
+A folder, a GGUF file, or an id on a hub whose files are in the local Hugging Face cache; nothing is ever downloaded.
+Files are anybody's: every read is bounded, nothing but plain files is opened, links are followed as the cache is made
+of them. These functions block; `sidecar.threads` is the way to call them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from sidecar.core.gguf import MAX_METADATA, gguf_shape
+from sidecar.core.model_config import MAX_BYTES, ModelShape, shape_from
+from sidecar.core.model_fields import ModelError
+from sidecar.core.weights import MAX_INDEX, Stored, header_length, index_from, stored_from
+from sidecar.effects import Unusable
+
+MAX_FILES = 4096  # of weights
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
+_REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}")
+# As vLLM: what a training run leaves beside the weights, and copies of them in another form.
+_NOT_WEIGHTS = re.compile(r"(?:training_args|optimizer|scheduler|scaler|rng_state.*|adapter_model)\.\w+")
+_INCOMPLETE = "copy or download it again"
+
+
+class NotKnown(Exception):
+    """A model of which no estimate can be made, though vLLM may well run it; the message says why."""
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a model is looked for. `model`: as the profile has it. `folder`: what relative names are relative to.
+    `environment`: the engine's. `revision`: of a hub's model. `downloads`: a cache of weights elsewhere. `shape`: the
+    folder or id that the config is read from, if not the model's own."""
+
+    model: str
+    folder: Path
+    environment: Mapping[str, str]
+    revision: str = "main"
+    downloads: str | None = None
+    shape: str | None = None
+
+
+def read_model(where: Where) -> tuple[ModelShape, Stored]:
+    """Raises Unusable for files that are missing, cut off or unreadable, NotKnown where there are none to look at."""
+    if "://" in where.model:
+        raise NotKnown(f"{where.model} is not on this machine")
+    path = where.folder / where.model
+    try:
+        if path.is_file():
+            return _single(path, where)
+        if path.is_dir():
+            return _shape(where, path), stored_in(path)
+        if _HUB_ID.fullmatch(where.model) is None:
+            raise Unusable(f"there is no folder or file {path}: correct model_path")
+        config = _snapshot(where.model, where.revision, cache_folder(where.environment))
+        weights = config
+        if where.downloads is not None:
+            weights = _snapshot(where.model, where.revision, where.folder / where.downloads)
+        if config is None or weights is None:
+            raise _absent(where, f"{where.model} is not in the cache")
+        return _shape(where, config), _stored_in_cache(weights, where)
+    except OSError as error:
+        raise Unusable(f"{error.filename or path} cannot be read: {error.strerror}") from error
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where huggingface_hub keeps what it has downloaded."""
+    if given := environment.get("HF_HUB_CACHE"):
+        return Path(given)
+    if home := environment.get("HF_HOME"):
+        return Path(home) / "hub"
+    if cache := environment.get("XDG_CACHE_HOME"):
+        return Path(cache) / "huggingface" / "hub"
+    return Path(environment.get("HOME") or "/nonexistent") / ".cache" / "huggingface" / "hub"
+
+
+def stored_in(folder: Path) -> Stored:
+    """The weights in a folder: safetensors where there are any, else .bin, else .pt, as vLLM. Raises Unusable where
+    there are none or not all, and OSError."""
+    names = sorted(name for name in os.listdir(folder)[: 16 * MAX_FILES] if not name.startswith("."))
+    if INDEX in names:
+        files = list(_parsed(folder / INDEX, _bytes(folder / INDEX, MAX_INDEX)))
+    else:
+        files = [name for name in names if name.endswith(".safetensors") and not _NOT_WEIGHTS.fullmatch(name)]
+        files = [name for name in files if not name.startswith("consolidated")] or files
+    for name in files:
+        if name not in names:
+            raise Unusable(f"{folder / name} is missing, which the index beside it names: {_INCOMPLETE}")
+    if files:
+        parts = [_safetensors(folder / name) for name in files[:MAX_FILES]]
+        return Stored(sum(part.bytes for part in parts), sum(part.wide for part in parts))
+    for ending in (".bin", ".pt"):
+        found = [name for name in names if name.endswith(ending) and not _NOT_WEIGHTS.fullmatch(name)]
+        if found:
+            return Stored(sum(_size(folder / name) for name in found[:MAX_FILES]))
+    gguf = next((name for name in names if name.endswith(".gguf")), None)
+    advice = f"name one of its files in model_path, such as {gguf}" if gguf else _INCOMPLETE
+    raise Unusable(f"{folder} holds no weights (.safetensors, .bin or .pt): {advice}")
+
+
+def _parsed(path: Path, data: bytes) -> tuple[str, ...]:
+    try:
+        return index_from(data).files
+    except ModelError as error:
+        raise Unusable(f"{path} cannot be used: {error}") from error
+
+
+def _safetensors(path: Path) -> Stored:
+    """What the header of one file says, once the file is as long as that."""
+    size = _size(path)
+    try:
+        length = header_length(_bytes(path, 8, whole=False))
+        stored = stored_from(_bytes(path, length, whole=False))
+    except ModelError as error:
+        raise Unusable(f"{path} cannot be used: {error}") from error
+    if size < length + stored.bytes:
+        raise Unusable(f"{path} is cut off: it has {size} bytes of {length + stored.bytes}: {_INCOMPLETE}")
+    return stored
+
+
+# -- the shape --------------------------------------------------------------------------------------------------------
+
+
+def _shape(where: Where, own: Path) -> ModelShape:
+    """From the config that vLLM will read: its own, or that of the folder or id it is told to take it from."""
+    found = own
+    if where.shape is not None:
+        other = where.folder / where.shape
+        found = other if other.is_dir() else _snapshot(where.shape, "main", cache_folder(where.environment)) or own
+    path = found / CONFIG
+    try:
+        return shape_from(_bytes(path, MAX_BYTES))
+    except FileNotFoundError:
+        if (found / "params.json").is_file():
+            raise NotKnown(f"{found} has no {CONFIG} but Mistral's params.json") from None
+        raise Unusable(f"{path} is missing: {_INCOMPLETE}, or correct model_path") from None
+    except ModelError as error:
+        raise NotKnown(f"{path}: {error}") from error
+
+
+def _single(path: Path, where: Where) -> tuple[ModelShape, Stored]:
+    """A GGUF file, alone or the first of several that belong together."""
+    start = _bytes(path, MAX_METADATA, whole=False)
+    if start[:4] != b"GGUF":
+        raise Unusable(f"{path} is no GGUF file: for other models name the folder they are in")
+    parts = [path]
+    if match := re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", path.name):
+        parts = [path.with_name(f"{match[1]}-{part:05}-of-{match[3]}.gguf") for part in range(1, int(match[3]) + 1)]
+    stored = Stored(sum(_size(part) for part in parts[:MAX_FILES]))
+    beside = path.parent / CONFIG
+    if where.shape is not None or beside.is_file():
+        return _shape(where, path.parent), stored
+    try:
+        return gguf_shape(start), stored
+    except ModelError as error:
+        raise NotKnown(f"{path}: {error}") from error
+
+
+# -- the cache --------------------------------------------------------------------------------------------------------
+
+
+def _snapshot(model: str, revision: str, cache: Path) -> Path | None:
+    """The folder of a hub's model in a cache; None: it is not there."""
+    if _HUB_ID.fullmatch(model) is None:
+        return None
+    folder = cache / f"models--{model.replace('/', '--')}"
+    commit = revision
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a commit may be named itself
+        commit = _bytes(folder / "refs" / revision, 200).decode("ascii", "replace").strip()
+    found = folder / "snapshots" / commit
+    return found if _REVISION.fullmatch(commit) and (found / CONFIG).is_file() else None
+
+
+def _stored_in_cache(folder: Path, where: Where) -> Stored:
+    """What is missing from a cache is downloaded, so it is no mistake; the index tells the size before that."""
+    try:
+        return stored_in(folder)
+    except Unusable as error:
+        absent = _absent(where, f"{where.model} is not wholly in the cache")
+        try:
+            total = index_from(_bytes(folder / INDEX, MAX_INDEX)).total
+        except (FileNotFoundError, ModelError):
+            total = None
+        if total is None or isinstance(absent, Unusable):
+            raise absent from error
+        return Stored(total)
+
+
+def _absent(where: Where, what: str) -> NotKnown | Unusable:
+    offline = {where.environment.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    if offline & {"1", "ON", "YES", "TRUE"}:
+        return Unusable(f"{what}, and HF_HUB_OFFLINE keeps vLLM from downloading it: unset it, or download the model")
+    return NotKnown(f"{what}, and vLLM will download it")
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _bytes(path: Path, most: int, *, whole: bool = True) -> bytes:
+    """The first `most` bytes of a plain file; `whole`: all of it, and one more if there is more. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would hold us up
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(0, "not a plain file", str(path))
+        return file.read(most + whole)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size

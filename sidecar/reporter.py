@@ -1,0 +1,118 @@
+"""Tells every gateway what there is, each second and at once at every change, and hands its answer to the manager.
+
+One task a gateway (gateway_link.py): one that is slow or gone delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from sidecar.core.addresses import Address
+from sidecar.gateway_link import Link
+from sidecar.manager import Manager
+from sidecar.status import GatewayStatus
+from sidecar.wire import CapacityReport, DemandReport, ModelReport
+
+LOOK_EVERY = 0.02  # seconds between two looks whether gateways still use engines that are about to end
+ENDING = "the sidecar of its machine is ending"
+
+
+class Reporter:
+    """Reports to `gateways` (URLs of control ports) until `aclose`. `sidecar`, `boot`: of the reports. `listen`: of the
+    control API; where that is everywhere, each gateway is told the address it can be reached at."""
+
+    def __init__(
+        self,
+        manager: Manager,
+        gateways: Iterable[str],
+        *,
+        sidecar: str,
+        boot: str,
+        listen: Address,
+        token: str | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._manager = manager
+        self._sidecar = sidecar
+        self._boot = boot
+        self._withdrawn: int | None = None  # the last report before all engines were withdrawn, if they are
+        self._links = [
+            Link(url.rstrip("/"), listen=listen, token=token, report=self._report, heard=self._heard, say=say)
+            for url in gateways
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin; the first report goes at once."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(coroutine) for coroutine in (self._pass_on(), *(x.run() for x in self._links))]
+        for task in self._tasks:
+            task.add_done_callback(_tell)
+
+    async def aclose(self) -> None:
+        """A last report to those that took the one before, then no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(link.last() for link in self._links))
+
+    async def withdraw(self, within: float) -> None:
+        """All engines are about to end: have the gateways send them nothing more, and wait until what runs has ended,
+        but `within` seconds at most."""
+        self._withdrawn = self._manager.sequence
+        self._manager.changed.set()
+        end = _now() + within
+        while _now() < end and self._in_use():  # noqa: ASYNC110 # engines tell no event
+            await asyncio.sleep(LOOK_EVERY)
+
+    def _in_use(self) -> bool:
+        """Whether a gateway has calls at an engine, or may have as it has not answered since."""
+        unheard = any(link.taken and link.answered <= (self._withdrawn or 0) for link in self._links)
+        return unheard or any(map(self._manager.requests_active, self._manager.entries))
+
+    def gateways(self) -> tuple[GatewayStatus, ...]:
+        """How each takes reports."""
+        return tuple(link.status() for link in self._links)
+
+    async def _pass_on(self) -> None:
+        changed = self._manager.changed
+        while True:
+            await changed.wait()
+            changed.clear()
+            for link in self._links:
+                link.changed.set()
+
+    def _report(self, control: str) -> CapacityReport:
+        """The next report, for a gateway that reaches us at `control`."""
+        report = self._manager.report(self._sidecar, self._boot, control)
+        if self._withdrawn is None:
+            return report
+        return msgspec.structs.replace(report, models=tuple(map(_ending, report.models)))
+
+    def _heard(self, answer: DemandReport) -> None:
+        """What a gateway said to a report; one to an earlier start of this sidecar says nothing of this one."""
+        if answer.boot == self._boot:
+            self._manager.heard(answer)
+
+
+def _ending(model: ModelReport) -> ModelReport:
+    """How a model is reported whose engine is about to end, or has."""
+    if model.url:
+        return msgspec.structs.replace(model, pending="stop", ready_in=None, why="draining", message=ENDING)
+    return msgspec.structs.replace(
+        model, state="stopped", pending=None, ready_in=None, why="draining", message=ENDING, sleep_level=0
+    )
+
+
+def _tell(task: asyncio.Task[None]) -> None:
+    """One that fails is a bug and must not pass in silence."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": "reports to a gateway stopped", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(context)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

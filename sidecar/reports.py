@@ -1,0 +1,112 @@
+"""What the sidecar tells of a GPU and of a model: to gateways, and to a person who asks what would be done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sidecar.core.gpus import GPU
+from sidecar.core.inventory import Device, Resident
+from sidecar.core.lifecycle import ERROR, SLEEPING, State
+from sidecar.core.plan import Infeasible, Plan
+from sidecar.core.roster import Entry
+from sidecar.effects import Told
+from sidecar.wire import GPUReport, ModelReport
+
+NO_MEMORY, FAILED, WITHDRAWN = "no_memory", "error", "draining"  # why a model cannot be had
+LONGEST = 2000  # characters of a sentence, as the wire has it
+GIB = 1 << 30
+
+
+def gpu_report(gpu: GPU, refused: str) -> GPUReport:
+    return GPUReport(
+        index=gpu.index,
+        total=gpu.total,
+        used=gpu.used,
+        free=gpu.free,
+        utilization=None if gpu.utilization is None else gpu.utilization / 100,
+        refused=refused[:LONGEST],
+    )
+
+
+def model_report(
+    entry: Entry, model: str, url: str, told: Told | None, decision: Plan | Infeasible | None, now: float
+) -> ModelReport:
+    """`decision`: what the plan would do with it now, None where it was not asked."""
+    life = entry.lifecycle
+    ready_in = entry.ready_in(now, decision)
+    why, message, retry_in = "", "", None
+    if ready_in is None:
+        why, message, retry_in = _why(entry, decision, now)
+    told = told or Told()
+    return ModelReport(
+        profile=entry.name,
+        model=model,
+        state=State.ERROR.value if entry.unusable else life.state.value,
+        pending=life.pending.value if life.pending else None,
+        url=url,
+        ready_in=ready_in,
+        why=why,
+        message=message[:LONGEST],
+        retry_in=retry_in,
+        kv_tokens=told.kv_tokens,
+        context_length=told.context_length,
+        max_concurrency=told.max_concurrency,
+        sleep_level=entry.level if life.state is SLEEPING else 0,
+        last_error=(entry.unusable or life.last_error)[:LONGEST],
+    )
+
+
+def _why(entry: Entry, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
+    """Why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
+    life = entry.lifecycle
+    if entry.unusable:
+        return FAILED, entry.unusable, None
+    if life.state is ERROR and life.given_up:
+        return FAILED, f"{entry.name} has failed too often and waits to be asked: {life.last_error}", None
+    if isinstance(decision, Infeasible):
+        retry_in = None if decision.retry_at is None else max(0.0, decision.retry_at - now)
+        return NO_MEMORY, decision.why, retry_in
+    return WITHDRAWN, f"{entry.name} was withdrawn by hand", None
+
+
+def explained(
+    entry: Entry, residents: Sequence[Resident], devices: Sequence[Device], decision: Plan | Infeasible | None
+) -> str:
+    """What a model takes, what the GPUs have, and what would be done now to have it run."""
+    lines = [f"{entry.name}: {entry.lifecycle.state.value}"]
+    if entry.unusable:
+        return "\n".join([*lines, f"cannot be run: {entry.unusable}"])
+    lines.append(f"needs {entry.size.arithmetic}" if entry.size.arithmetic else "needs no GPU")
+    for device in devices:
+        here = [r for r in residents if device.index in r.gpus]
+        held = ", ".join(f"{r.profile} {r.held / GIB:.1f} ({_how(r)})" for r in here) or "nobody"
+        shut = "; in quarantine" if device.quarantined else ""
+        free = f"{device.free / GIB:.1f} of {device.total / GIB:.1f} GiB free"
+        lines.append(f"GPU {device.index}: {free}{shut}; held by {held}")
+    return "\n".join([*lines, *_decided(entry, decision)])
+
+
+def _how(resident: Resident) -> str:
+    words = [resident.state.value]
+    if resident.pending is not None:
+        words.append(f"{resident.pending.value} pending")
+    if resident.ref_count:
+        words.append(f"{resident.ref_count} calls")
+    if resident.pinned:
+        words.append("pinned")
+    return ", ".join(words)
+
+
+def _decided(entry: Entry, decision: Plan | Infeasible | None) -> list[str]:
+    if decision is None:
+        return []
+    if isinstance(decision, Infeasible):
+        return [f"not now: {decision.why}"]
+    steps = [f"put {each.profile} to sleep at level {each.level}" for each in decision.sleep]
+    steps += [f"stop {name}" for name in decision.stop]
+    on = f" on GPU {', '.join(map(str, decision.gpus))}" if decision.gpus else ""
+    if decision.wake is not None:
+        steps.append(f"wake {entry.name}{on}, about {entry.wake_seconds[max(0, entry.level - 1)]:.1f} s")
+    elif decision.start is not None:
+        steps.append(f"start {entry.name}{on}, about {entry.load_seconds:.0f} s")
+    return [f"{number}. {step}" for number, step in enumerate(steps, 1)] or ["nothing to do: it runs"]

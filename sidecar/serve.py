@@ -1,0 +1,235 @@
+"""`sidecar serve`: builds every object once, runs the manager, and ends without its engines or with them.
+
+Start: GPUs, the lock on the state file, the control API's socket, the manager (which adopts what runs), reports. End:
+orders are refused; engines go on, or end while gateways are still told; a last report; the control API goes last. A
+second signal cuts the ending of engines short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from sidecar.api import control_app
+from sidecar.assembly import gpus_of, managed, say, sidecar_id
+from sidecar.core.config import SidecarConfig
+from sidecar.core.gpus import GPUError, GPUs, Unselectable
+from sidecar.listener import ControlPort
+from sidecar.manager import Manager
+from sidecar.metrics import Metrics
+from sidecar.reporter import Reporter
+from sidecar.sampler import Sampler
+from sidecar.state import Locked, StateFile
+from sidecar.status import GatewayStatus, Status
+
+DRAIN_WITHIN = 30.0  # seconds for calls to end, where engines end with the sidecar
+CLOSE_WITHIN = 60.0  # seconds for all engines to end
+
+
+class StartError(Exception):
+    """The sidecar cannot start; the message says what to change."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for. `file` is where `config` was read; `token`: the content of its token_file;
+    `gpus_from`: a folder that simulates GPUs."""
+
+    announce: Callable[[Status], None]  # called once everything listens
+    file: Path
+    config: SidecarConfig
+    token: str | None = None
+    gpus_from: Path | None = None
+    end_engines: bool = False
+    die_with_parent: bool = False
+
+
+def run(options: Options) -> None:
+    """Serve until SIGTERM, SIGINT, or an order to stop. Raises StartError."""
+    uvloop.run(serve(options))
+
+
+async def serve(options: Options) -> None:
+    """The whole life of a sidecar's process, from first object to last."""
+    config, folder = options.config, options.file.absolute().parent  # engines outlive our working folder
+    async with AsyncExitStack() as stack:
+        ending = Ending(asyncio.get_running_loop(), options)
+        stack.callback(ending.close)
+        gpus = gpus_of(config, options.gpus_from)
+        sampler = Sampler(gpus)
+        stack.push_async_callback(sampler.aclose)
+        await selectable(sampler)
+        state = StateFile(folder / config.state_file, say)
+        try:
+            state.lock()
+        except Locked as error:
+            raise StartError(str(error)) from error
+        stack.callback(state.close)
+        manager = managed(config, folder, sampler, state, options.gpus_from)
+        await manager.open()
+        boot, name = secrets.token_hex(8), sidecar_id(config)
+        view = View(manager, state, gpus, options, boot)
+        metrics = Metrics(manager, gateways=view.gateways, state_error=lambda: state.error)
+        app = control_app(
+            manager,
+            token=options.token,
+            started=int(time.time()),
+            status=view.status,
+            exposition=metrics.exposition,
+            stop=ending.ask,
+            leaving=ending.first.is_set,
+        )
+        port = ControlPort(app, config.listen)
+        stack.push_async_callback(port.aclose)
+        try:
+            await port.start()
+        except OSError as error:
+            await manager.close(end_engines=False)
+            await state.flush()
+            raise StartError(f"listen {config.listen}: {os.strerror(error.errno) if error.errno else error}") from error
+        view.control = f"http://{port.address}"
+        view.reporter = Reporter(
+            manager, config.gateways, sidecar=name, boot=boot, listen=port.address, token=options.token, say=say
+        )
+        stack.push_async_callback(view.reporter.aclose)
+        view.reporter.start()
+        running = asyncio.get_running_loop().create_task(manager.run())
+        options.announce(view.status())
+        await ending.or_done(running)
+        await end(manager, running, view.reporter, ending, options.file)
+        await state.flush()
+
+
+async def selectable(sampler: Sampler) -> None:
+    """Raises StartError where the GPUs to be used are not there. Those that cannot be read are looked at again."""
+    try:
+        await sampler.sample()
+    except GPUError:
+        return
+    except Unselectable as error:
+        raise StartError(f"gpus: {error}") from error
+
+
+class View:
+    """What `/status` says. `control` and `reporter` are set once they are there."""
+
+    def __init__(self, manager: Manager, state: StateFile, gpus: GPUs, options: Options, boot: str) -> None:
+        self.control = ""
+        self.reporter: Reporter | None = None
+        self._manager = manager
+        self._state = state
+        self._gpus = gpus
+        self._options = options
+        self._boot = boot
+        self._began = time.monotonic()
+
+    def gateways(self) -> tuple[GatewayStatus, ...]:
+        """How each takes reports."""
+        return () if self.reporter is None else self.reporter.gateways()
+
+    def status(self) -> Status:
+        """As it is now."""
+        manager, config = self._manager, self._options.config
+        bad_state = f"the state file cannot be written: {self._state.error}" if self._state.error else ""
+        return Status(
+            sidecar=sidecar_id(config),
+            version=version("weir"),
+            pid=os.getpid(),
+            boot=self._boot,
+            config=str(self._options.file.absolute()),
+            control=self.control,
+            up_s=time.monotonic() - self._began,
+            driver=self._gpus.driver,
+            gpus=manager.gpus(),
+            models=manager.models(),
+            gateways=self.gateways(),
+            calls={profile: manager.requests_active(profile) for profile in config.models},
+            troubles=tuple(filter(None, (manager.machine.error, bad_state))),
+        )
+
+
+async def end(manager: Manager, running: asyncio.Task[None], reporter: Reporter, ending: Ending, file: Path) -> None:
+    """End the manager, its engines too if they are to, once their calls have ended; a second signal hurries."""
+    models = [model for model in manager.models() if model.state in ("running", "sleeping")]
+    if ending.engines and models:
+        say(f"ending with {len(models)} engine{'s' * (len(models) != 1)}; a second signal kills them at once")
+        if ending.patient:
+            await ending.unless_hurried(asyncio.ensure_future(reporter.withdraw(DRAIN_WITHIN)), DRAIN_WITHIN)
+    running.cancel()
+    await asyncio.wait((running,))
+    closing = asyncio.ensure_future(manager.close(end_engines=ending.engines))
+    await ending.unless_hurried(closing, CLOSE_WITHIN)
+    if not ending.engines and models:
+        names = ", ".join(f"{model.profile} ({model.url})" for model in models)
+        say(f"the sidecar has ended; its engines go on: {names}")
+        say(f"the next `sidecar serve --config {file}` takes them over; `sidecar stop --all --config {file}` ends them")
+    failed = [task for task in (closing, running) if not task.cancelled() and task.exception() is not None]
+    for task in failed:
+        await task  # a bug: its traceback is the process's
+
+
+class Ending:
+    """What ends the sidecar: SIGTERM, SIGINT, an order, the end of standard input. `engines`: they end with it, once
+    their calls have, if it is `patient`; whoever started it for itself alone has no calls when it is gone."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        self.engines = False
+        self.patient = True
+        self._loop = loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ask, options.end_engines or options.die_with_parent)
+        loop.add_signal_handler(signal.SIGHUP, self._stay)
+        if options.die_with_parent:
+            threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
+
+    def ask(self, engines: bool) -> None:
+        """Begin the end; whoever asks again hurries it."""
+        if self.first.is_set():
+            self.second.set()
+        else:
+            self.engines = engines
+            self.first.set()
+
+    async def unless_hurried(self, work: asyncio.Future[None], within: float) -> None:
+        """Wait for `work`, and cancel it after `within` seconds or when somebody hurries."""
+        hurried = asyncio.ensure_future(self.second.wait())
+        await asyncio.wait((work, hurried), timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        for task in (work, hurried):
+            task.cancel()
+        await asyncio.wait((work, hurried))
+
+    async def or_done(self, running: asyncio.Task[None]) -> None:
+        """Until somebody asks, or what should run for ever has failed."""
+        asked = asyncio.ensure_future(self.first.wait())
+        await asyncio.wait((asked, running), return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+
+    def close(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.remove_signal_handler(number)
+
+    def _stay(self) -> None:
+        """A terminal that closes ends neither the sidecar nor the engines; nothing is read again."""
+
+    def _orphaned(self) -> None:
+        self.patient = False
+        self.ask(True)
+
+    def _watch_parent(self) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(self._orphaned)

@@ -1,0 +1,217 @@
+"""What a profile's engine will take of a GPU, from its files, its settings and what was measured of it before.
+
+Of models that nothing is known of, and of simulated ones, it is a share of the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from sidecar.core.arguments import environment
+from sidecar.core.claim import claim, refuse_reason
+from sidecar.core.config import SidecarConfig
+from sidecar.core.inventory import Size
+from sidecar.core.measured import Measured
+from sidecar.core.memory import GIB, RESIDUE, STEP, Need, arithmetic, asleep, gib, kv_element_bytes, kv_per_token, need
+from sidecar.core.model_config import ModelShape
+from sidecar.core.model_fields import ModelError
+from sidecar.core.profile import KvMemory, Profile
+from sidecar.core.weights import Stored
+from sidecar.effects import Told, Unusable
+from sidecar.model_files import NotKnown, Where, read_model
+from sidecar.threads import in_thread
+from sidecar.vllm_engine import pooling
+
+READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
+BY_ITSELF = 0.9  # of a GPU, where nothing is known; what vLLM takes by itself before 0.20
+SIMULATED_RESIDUE = GIB  # what a simulated engine keeps asleep
+UNTOLD_CONTEXT = 2048  # tokens: vLLM's, for a model whose config does not say
+# `gpu_memory: auto` leaves room for so many whole contexts, and tokens in all, if the GPU has it: one long context also
+# holds many short ones, so it is enough by itself.
+AT_ONCE, TOKENS = 8, 65_536
+
+
+class Sizing:
+    """For one file's profiles. `folder`: what its names are relative to. `inherited`: the sidecar's environment."""
+
+    __slots__ = ("_config", "_folder", "_inherited", "_shapes")
+
+    def __init__(self, config: SidecarConfig, folder: Path, inherited: Mapping[str, str]) -> None:
+        self._config = config
+        self._folder = folder
+        self._inherited = inherited
+        self._shapes: dict[str, ModelShape] = {}
+
+    async def size(self, name: str, total: int, present: int, measured: Measured | None) -> Size:
+        """What an engine of the profile will take on each GPU. Raises Unusable, and KeyError."""
+        profile, engine = self._config.models[name], self._config.engine_of(name)
+        if engine.device == "cpu":
+            return Size(arithmetic="on CPU: no GPU memory")
+        gpus = profile.tensor_parallel
+        if gpus > present:
+            which = f"{gpus} GPUs (tensor_parallel)" if gpus > 1 else "a GPU"
+            raise Unusable(f"needs {which}, the sidecar has {present or 'none'}")
+        if not total:
+            raise Unusable("no GPU of this machine can be read")
+        if engine.simulated is not None:
+            return simulated(profile, total)
+        try:
+            shape, stored = await self._read(profile)
+            size = estimated(profile, shape, stored, total, present, measured)
+        except (NotKnown, ModelError) as error:
+            self._shapes.pop(name, None)
+            return unknown(profile, total, str(error))
+        self._shapes[name] = shape
+        return size
+
+    def kv_bytes(self, name: str, told: Told) -> int | None:
+        """How large an engine's KV cache is on each GPU, rather too small than too large, since the rest is taken for
+        what it needs; None: that cannot be told."""
+        profile, shape = self._config.models.get(name), self._shapes.get(name)
+        if profile is None or shape is None:  # or a simulated one
+            return None
+        if told.kv_bytes is not None and "num-gpu-blocks-override" not in profile.flags:
+            return told.kv_bytes
+        if told.kv_tokens is None or shape.states or any(cache.window is not None for cache in shape.caches):
+            return None  # some layers keep less of a sequence than its tokens
+        dtype = _kv_dtype(profile)  # auto: newer vLLM takes 8 bits by itself where the model brings scales for it
+        element = 1 if dtype == "auto" else kv_element_bytes("auto", dtype)
+        return told.kv_tokens * kv_per_token(shape, gpus=profile.tensor_parallel, element=element)
+
+    async def _read(self, profile: Profile) -> tuple[ModelShape, Stored]:
+        given = profile.flags.get
+        where = Where(
+            model=profile.model_path,
+            folder=self._folder,
+            environment=environment(profile, (), self._inherited),
+            revision=str(given("revision") or "main"),
+            downloads=_text(given("download-dir")),
+            shape=_text(given("hf-config-path")),
+        )
+        call = partial(read_model, where)
+        try:
+            return await in_thread(call, within=READ_WITHIN, raises=(Unusable, NotKnown))
+        except TimeoutError:
+            raise Unusable(f"{profile.model_path} was not read within {READ_WITHIN:g} s: does its disk hang?") from None
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def estimated(
+    profile: Profile, shape: ModelShape, stored: Stored, total: int, present: int, measured: Measured | None
+) -> Size:
+    """Of a model whose files are known. Raises Unusable where it can never run so, and ModelError."""
+    gpus, memory = profile.tensor_parallel, profile.gpu_memory
+    context = profile.context_length or shape.context or UNTOLD_CONTEXT
+    offloaded = int(_number(profile, "cpu-offload-gb", 0) * GIB) * gpus
+    kept = Stored(max(0, stored.bytes - offloaded), min(stored.wide, max(0, stored.bytes - offloaded)))
+
+    def needed(tokens: int, sequences: int) -> Need:
+        return need(
+            shape,
+            kept,
+            tokens=tokens,
+            sequences=sequences,
+            gpus=gpus,
+            dtype=_text(profile.flags.get("dtype")) or "auto",
+            kv_dtype=_kv_dtype(profile),
+            step=int(_number(profile, "max-num-batched-tokens", STEP)),
+            eager=profile.flags.get("enforce-eager") is True,
+            measured=measured,
+        )
+
+    least = needed(context, 1)
+    if isinstance(memory, KvMemory):
+        made = claim(least, total, kv=memory.kv)
+    elif memory != "auto":
+        made = claim(least, total, utilization=memory)
+    else:
+        at_once = 1 if pooling(profile) else max(1, min(AT_ONCE, int(_number(profile, "max-num-seqs", AT_ONCE))))
+        made = claim(needed(max(context, min(at_once * context, TOKENS)), at_once), total)
+    refused = refuse_reason(shape, least, made, present)
+    if refused is not None:
+        raise Unusable(refused)
+    residue = asleep(least, 1, measured)
+    sleeps = profile.sleep is not None
+    where = "its GPU" if gpus == 1 else f"each of {gpus} GPUs"
+    told = msgspec.structs.replace(least, kv=made.kv, tokens=_tokens(least, made.kv))
+    return Size(
+        claim=made.bytes,
+        start_needs=made.start_needs,
+        residue=min(residue.device, made.bytes) if sleeps else 0,
+        host=residue.host if sleeps else 0,
+        share=made.utilization,
+        arithmetic=f"{gib(made.bytes)} GiB on {where} of {gib(total)} GiB: {arithmetic(told)}"
+        + (" (by what was measured)" if measured is not None else ""),
+    )
+
+
+def unknown(profile: Profile, total: int, why: str) -> Size:
+    """Of a model whose files are not here, or not understood: as much as vLLM takes by itself, or as is told."""
+    memory = profile.gpu_memory
+    share = memory if isinstance(memory, float) else BY_ITSELF
+    taken = _share(total, share)
+    sleeps = profile.sleep is not None
+    said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"
+    return Size(
+        claim=taken,
+        start_needs=taken,
+        residue=min(RESIDUE, taken) if sleeps else 0,
+        host=taken * profile.tensor_parallel if sleeps else 0,  # its weights are less, nobody knows how much
+        share=share,
+        arithmetic=f"{share:.0%} of each GPU, {gib(taken)} GiB: no estimate, since {why}; {said}",
+    )
+
+
+def simulated(profile: Profile, total: int) -> Size:
+    """Of a simulated engine, which has no files: half of what it takes are weights."""
+    memory = profile.gpu_memory
+    share = BY_ITSELF if isinstance(memory, KvMemory) or memory == "auto" else memory
+    taken = memory.kv if isinstance(memory, KvMemory) else _share(total, share)
+    if taken > total:
+        raise Unusable(f"gpu_memory is {gib(taken)} GiB, and a GPU has {gib(total)}: give it less")
+    sleeps = profile.sleep is not None
+    return Size(
+        claim=taken,
+        start_needs=taken,
+        residue=min(SIMULATED_RESIDUE, taken) if sleeps else 0,
+        host=taken // 2 * profile.tensor_parallel if sleeps else 0,
+        share=taken / total,
+        arithmetic=f"simulated: {gib(taken)} GiB of {gib(total)} GiB on each GPU",
+    )
+
+
+# -- a profile's words ------------------------------------------------------------------------------------------------
+
+
+def _share(total: int, share: float) -> int:
+    return min(total, -(-total * round(share * 1000) // 1000))
+
+
+def _tokens(least: Need, kv: int) -> int:
+    """How many tokens such a KV cache holds, about."""
+    return least.tokens * kv // least.kv if least.kv else least.tokens
+
+
+def _number(profile: Profile, flag: str, otherwise: float) -> float:
+    value = profile.flags.get(flag)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else otherwise
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _kv_dtype(profile: Profile) -> str:
+    """As told, where it is known here; newer ones are smaller than what is reckoned with then."""
+    told = str(profile.flags.get("kv-cache-dtype", "auto"))
+    try:
+        kv_element_bytes("auto", told)
+    except ModelError:
+        return "auto"
+    return told

@@ -1,0 +1,222 @@
+"""What a sidecar must know after a restart: which engines are its own, and what each model was measured to take.
+
+One small JSON file, which is replaced as a whole, so that a sidecar that is killed leaves the old one or the new one.
+Losing it loses engines that could have been adopted, and measurements: so nothing that goes wrong with it keeps
+anything from being served. It is said once, and once more when it is over.
+
+A lock on `PATH.lock` keeps two sidecars from sharing a file, as they would end each other's engines. It goes with its
+process, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from sidecar.core.measured import Measured
+from sidecar.effects import EngineRecord
+from sidecar.threads import in_thread
+
+VERSION = 1
+MAX_BYTES = 4 * 1024**2
+MODE = 0o600
+LATE = 10.0  # seconds for a write, after which it is said that the disk hangs
+AGAIN = 10.0  # seconds until what could not be written is tried again
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+
+
+class StateError(ValueError):
+    """A state file that cannot be read; says where and why."""
+
+
+class Locked(Exception):
+    """Another sidecar has this state file; the message says which."""
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """How many seconds a model took the last time, from the order until it served: to load, to wake from level 1, from
+    level 2. None: not seen yet."""
+
+    load: _Seconds | None = None
+    wake1: _Seconds | None = None
+    wake2: _Seconds | None = None
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is kept, by profile."""
+
+    engines: dict[_Name, EngineRecord] = {}
+    measured: dict[_Name, Measured] = {}
+    times: dict[_Name, Times] = {}
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: int
+    engines: dict[_Name, EngineRecord] = {}
+    measured: dict[_Name, Measured] = {}
+    times: dict[_Name, Times] = {}
+
+
+def encode(state: State) -> bytes:
+    """The state file's bytes."""
+    return msgspec.json.encode(_File(version=VERSION, **msgspec.structs.asdict(state)))
+
+
+def decode(data: bytes) -> State:
+    """What a state file's bytes say. Raises StateError."""
+    if len(data) > MAX_BYTES:
+        raise StateError(f"it has {len(data)} bytes, expected at most {MAX_BYTES}")
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StateError(str(error)) from None
+    if file.version != VERSION:
+        raise StateError(f"it is of version {file.version}, expected {VERSION}")
+    return State(engines=file.engines, measured=file.measured, times=file.times)
+
+
+class StateFile:
+    """The file at `path`: `lock`, `load`, then `save` whenever something changed; `flush` and `close` in the end.
+
+    `say` is told, in a line, what goes wrong. `write`: how a file is replaced, in a thread. `error`: why the last save
+    failed; empty: it did not.
+    """
+
+    __slots__ = ("_lock", "_say", "_tried", "_wanted", "_write_file", "_writer", "error", "path")
+
+    def __init__(
+        self, path: Path, say: Callable[[str], None], *, write: Callable[[Path, bytes], None] | None = None
+    ) -> None:
+        self.path = path
+        self.error = ""
+        self._say = say
+        self._write_file = write or replace
+        self._lock: int | None = None
+        self._tried = asyncio.Event()  # whether the newest has been, with or without success
+        self._tried.set()
+        self._wanted: bytes | None = None  # the newest that is not on its way to the disk yet
+        self._writer: asyncio.Task[None] | None = None
+
+    def lock(self) -> None:
+        """Keep every other sidecar from this file until `close`, or the end of this process. Raises Locked."""
+        path = Path(f"{self.path}.lock")
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
+        except OSError as error:
+            self._say(f"{path} cannot be made ({error.strerror}): nothing keeps a second sidecar from {self.path}")
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.write(fd, b"%d\n" % os.getpid())
+        except BlockingIOError:
+            holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise Locked(
+                f"{self.path} is in use by the sidecar with process id {holder}: stop that one, or give this one a "
+                "state_file of its own"
+            ) from None
+        except OSError as error:  # no room for the number, or no locks on this file system
+            self._say(f"{path}: {error.strerror}")
+        self._lock = fd
+
+    def load(self) -> State:
+        """What was saved last. Without a file, or with one that cannot be read: nothing. That one is moved aside, to
+        PATH.bad, so that the next save does not destroy what a person may want to look at."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold us up
+            with open(fd, "rb") as file:
+                return decode(file.read(MAX_BYTES + 1))
+        except FileNotFoundError:
+            return State()
+        except (OSError, StateError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        aside = Path(f"{self.path}.bad")
+        try:
+            self.path.replace(aside)
+            where = f"it is now {aside}"
+        except OSError as error:
+            where = f"it could not be moved to {aside}: {error.strerror}"
+        self._say(f"the state file {self.path} cannot be used, {where}; starting without it: {why}")
+        return State()
+
+    def save(self, state: State) -> None:
+        """Have a thread replace the file. What is saved while it writes is written next, the newest alone; what could
+        not be written is tried again."""
+        self._wanted = encode(state)
+        self._tried.clear()
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    async def flush(self, within: float = LATE) -> None:
+        """Until what was saved is on the disk, or has failed to get there, but `within` seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._tried.wait()
+
+    def close(self) -> None:
+        """Write nothing more, and give the lock back."""
+        if self._writer is not None:
+            self._writer.cancel()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def _write(self) -> None:
+        while (data := self._wanted) is not None:
+            self._wanted = None
+            writing = asyncio.ensure_future(in_thread(functools.partial(self._write_file, self.path, data)))
+            if not (await asyncio.wait([writing], timeout=LATE))[0]:
+                self._becomes(f"no answer from the disk for {LATE:g} s")
+            try:
+                await writing
+            except OSError as error:
+                self._becomes(error.strerror or str(error))
+                if self._wanted is None:
+                    self._tried.set()
+                    await asyncio.sleep(AGAIN)
+                    self._wanted = self._wanted or data
+            else:
+                self._becomes("")
+        self._tried.set()
+
+    def _becomes(self, error: str) -> None:
+        if error and not self.error:
+            self._say(f"the state file {self.path} cannot be written ({error}): a restart would not know its engines")
+        elif self.error and not error:
+            self._say(f"the state file {self.path} is written again")
+        self.error = error
+
+
+def replace(path: Path, data: bytes) -> None:
+    """The whole file or none of it, also where the power fails. Raises OSError."""
+    new = Path(f"{path}.new")
+    try:
+        # Removed first: what is there may be a link, or another's.
+        with contextlib.suppress(FileNotFoundError):
+            new.unlink()
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        new.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,312 @@
+"""A real engine: the vLLM process that the sidecar has started, or taken over, and what is done to it.
+
+What goes wrong with a process, an address or an answer comes out as EngineFailed, in words for an operator: with the
+line of the engine's output that tells most, since "exit status 1" tells nothing. After one the process may still run;
+`stop` ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from sidecar import ports
+from sidecar.adoption import NotOurs
+from sidecar.core.diagnosis import diagnosis
+from sidecar.core.inventory import Size
+from sidecar.core.memory import GIB
+from sidecar.core.profile import Profile
+from sidecar.core.vllm import Said
+from sidecar.effects import EngineFailed, EngineRecord, Level, Told
+from sidecar.engine_api import LIVENESS, NO_COMPLETIONS, ApiError, EngineApi
+from sidecar.ports import AddressTaken
+from sidecar.process import Process, Unkillable
+from sidecar.readiness import ready
+from sidecar.ring import LINES
+from sidecar.starting import SpawnFailed
+
+FAILURES = (ApiError, SpawnFailed, AddressTaken, Unkillable, NotOurs, OSError)
+_CACHE = re.compile(r"Available KV cache memory: ([0-9]{1,5}\.[0-9]{1,3}) GiB")
+DYING = 2.0  # seconds for a process to end that has just dropped a connection
+SLEEPS: dict[str, Literal[0, 1, 2]] = {"awake": 0, "weights_offloaded": 1, "discard_all": 2}
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose engine it is, and as what it was started. `profile` None: of a profile that is not there any more, whose
+    engine can be ended and nothing else."""
+
+    name: str
+    profile: Profile | None
+    served_name: str
+    gpus: tuple[int, ...]
+    size: Size
+    settings: str
+    level: Literal[0, 1, 2] = 0  # it sleeps at, where an earlier sidecar left it
+
+
+class VllmEngine:
+    """One engine (effects.Engine), simulated ones too. `released` is called once, when its place is free again."""
+
+    __slots__ = ("_api", "_clock", "_identity", "_process", "_released", "_say")
+
+    def __init__(
+        self,
+        process: Process,
+        identity: Identity,
+        *,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+        released: Callable[[], None],
+    ) -> None:
+        self._process = process
+        self._identity = identity
+        self._clock = clock
+        self._say = say
+        self._released = released
+        self._api = EngineApi(process.record.place.url, identity.served_name, dev_mode=self._sleeps)
+
+    def __repr__(self) -> str:
+        return f"<VllmEngine {self._identity.name} at {self.url}, {self._process!r}>"
+
+    @property
+    def _sleeps(self) -> bool:
+        """Whether it was started so that it can sleep: in vLLM's development mode."""
+        return self._identity.profile is not None and self._identity.profile.sleep is not None
+
+    @property
+    def url(self) -> str:
+        """As gateways call it."""
+        return self._process.record.place.url
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Their numbers; none on CPU."""
+        return self._identity.gpus
+
+    def record(self, *, level: Literal[0, 1, 2], told: Told) -> EngineRecord:
+        """For the state file."""
+        known = self._identity
+        return EngineRecord(
+            process=self._process.record,
+            gpus=known.gpus,
+            size=known.size,
+            settings=known.settings,
+            told=told,
+            level=level,
+        )
+
+    def held(self, processes: dict[int, int]) -> int:
+        """Of the bytes by pid on one GPU those that are this engine's, all its processes together."""
+        total = 0
+        for pid, size in processes.items():
+            with contextlib.suppress(OSError):  # /proc does not answer: as if it were another's
+                total += size if self._process.has(pid) else 0
+        return total
+
+    def lines(self, most: int) -> list[str]:
+        """The last lines it has written."""
+        return self._process.output.ring.lines(most)
+
+    # -- its start --------------------------------------------------------------------------------------------------
+
+    async def ready(self) -> Told:
+        """Until it serves: healthy, its name served, warmed up, the canary recorded. Raises EngineFailed."""
+        profile = self._profile()
+        async with self._failing("it did not get ready", memory=True):
+            canary = await self._warmed_up(profile)
+            gauges = await self._api.gauges(LIVENESS)
+            served = await self._api.models(LIVENESS)
+        most = profile.flags.get("max-num-seqs")
+        return Told(
+            kv_tokens=gauges.kv_tokens,
+            kv_bytes=_kv_bytes(self.lines(LINES)),
+            context_length=served.get(self._api.served_name),
+            max_concurrency=most if isinstance(most, int) and most > 0 else None,
+            canary=canary,
+        )
+
+    async def _warmed_up(self, profile: Profile) -> Said | None:
+        """Its canary; None where it cannot have one, or need not."""
+        pools = pooling(profile)
+        requests = 0 if pools else profile.warmup.requests
+        try:
+            await ready(
+                self._api,
+                lambda: self._process.output.progress_at,
+                profile.load_stall,
+                profile.load_timeout,
+                self._clock,
+                dead=self._process.wait(),
+                prompt=profile.warmup.prompt,
+                requests=requests,
+            )
+            return None if pools or profile.sleep is None else await self._api.canary()
+        except ApiError as error:
+            if error.status not in NO_COMPLETIONS:
+                raise
+            self._say(f"{self._identity.name} serves, and was not warmed up: {error}")
+            return None
+
+    async def check(self) -> None:
+        """Whether what answers at its place is it. After adoption. Raises EngineFailed."""
+        async with self._failing("it does not answer"):
+            await self._api.health(LIVENESS)
+            served = await self._api.models(LIVENESS)
+        if self._api.served_name not in served:
+            raise EngineFailed(f"it serves {', '.join(list(served)[:5])}, not {self._api.served_name}")
+
+    # -- its sleep --------------------------------------------------------------------------------------------------
+
+    async def awake(self) -> Literal[0, 1, 2]:
+        """How deep it sleeps, by what it says itself; 0: awake. Raises EngineFailed, also of one that is paused."""
+        async with self._failing("it cannot be asked whether it sleeps"):
+            return await self._depth()
+
+    async def _depth(self) -> Literal[0, 1, 2]:
+        if not self._sleeps or not await self._api.is_sleeping():
+            return 0
+        state = (await self._api.gauges(LIVENESS)).sleep_state
+        if state is None:  # before vLLM 0.12 only we know; waking from level 2 is right for both
+            return self._identity.level or 2
+        if not SLEEPS.get(state):
+            raise EngineFailed("it is paused, which frees nothing, and the sidecar has not paused it")
+        return SLEEPS[state]
+
+    async def sleep(self, level: Level) -> None:
+        """Back once it does; what runs in it is finished first. Raises EngineFailed."""
+        if not self._sleeps:
+            raise EngineFailed(f"{self._identity.name} was started so that it cannot sleep: its profile has no sleep")
+        async with self._failing(f"it did not go to sleep at level {level}"):
+            try:
+                await self._api.sleep(level)
+            except ApiError as error:
+                # The answer may be late or lost where the sleep is not.
+                if error.kind not in ("timeout", "lost") or not self._process.alive or await self._depth() != level:
+                    raise
+
+    async def wake(self, level: Level, told: Told) -> None:
+        """Back once it serves; after level 2 its canary must be `told`'s. Raises EngineFailed."""
+        profile = self._profile()
+        doing = f"it did not wake from level {level}"
+        async with self._failing(doing, memory=True):
+            await self._api.wake(level)
+            if await self._depth():
+                raise EngineFailed(f"{doing}: it says that it is awake, and that it sleeps")
+            if level == 1 or told.canary is None:
+                return
+            await self._api.warm_up(profile.warmup.prompt, profile.warmup.requests)
+            said = await self._api.canary()
+        if said != told.canary:
+            raise EngineFailed(
+                f"{doing}: its weights are not what they were, since to the same words it said "
+                f"{told.canary.text[:80]!r} before and says {said.text[:80]!r} now"
+            )
+
+    # -- how it is --------------------------------------------------------------------------------------------------
+
+    async def busy(self) -> int:
+        """Requests running and waiting in it, by its own gauges. Raises EngineFailed."""
+        async with self._failing("it does not say how busy it is"):
+            gauges = await self._api.gauges(LIVENESS)
+        return gauges.running + gauges.waiting
+
+    async def alive(self) -> None:
+        """One look: the process, and EngineCore itself, which says more than /health does. Raises EngineFailed."""
+        if not self._process.alive:
+            raise EngineFailed(await self.ended())
+        async with self._failing("it hangs or is dead"):
+            await self._api.alive()
+
+    async def ended(self) -> str:
+        """Until its process has ended, by itself or not: how, in words."""
+        await self._process.wait()
+        with contextlib.suppress(Unkillable):
+            await self._process.gone()  # its last lines are read by then
+        status = self._process.returncode
+        if status is None:
+            how = "it ended"
+        elif status < 0:
+            how = f"it was ended by {_signal(-status)}"
+        else:
+            how = f"it ended with exit status {status}"
+        line = diagnosis(self.lines(200)).line
+        return f"{how}; it said: {line}" if line else f"{how} and had said nothing"
+
+    # -- its end ----------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """End it and all its processes, and wait for that. Raises EngineFailed where some do not end."""
+        try:
+            await self._process.terminate()
+        except (Unkillable, OSError) as error:
+            raise EngineFailed(f"it cannot be ended: {error}") from error
+        finally:
+            await self._api.aclose()
+            self._released()
+        uds = self._process.record.place.uds
+        if uds is not None:
+            with contextlib.suppress(AddressTaken):  # the next one's by now, or gone: either way not ours to say
+                ports.clear_socket(Path(uds))
+
+    async def leave(self) -> None:
+        """Let it run and know nothing of it any more."""
+        await self._process.leave()
+        await self._api.aclose()
+        self._released()
+
+    # -- what went wrong --------------------------------------------------------------------------------------------
+
+    def _profile(self) -> Profile:
+        if self._identity.profile is None:
+            raise EngineFailed(f"there is no profile {self._identity.name} any more")
+        return self._identity.profile
+
+    @asynccontextmanager
+    async def _failing(self, doing: str, *, memory: bool = False) -> AsyncIterator[None]:
+        """Whatever fails inside is EngineFailed. `memory`: it may have been for want of GPU memory."""
+        try:
+            yield
+        except FAILURES as error:
+            why = str(error)
+            if isinstance(error, ApiError) and error.kind in ("refused", "lost"):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(DYING):
+                        await self._process.wait()
+            if not self._process.alive:
+                why = await self.ended()
+            found = diagnosis(self.lines(200))
+            if found.line and found.line not in why:
+                why = f"{why}; it said: {found.line}"
+            raise EngineFailed(f"{doing}: {why}", out_of_memory=memory and found.out_of_memory) from error
+
+
+def pooling(profile: Profile) -> bool:
+    """Whether a profile says that its model generates nothing: it embeds, classifies, scores."""
+    return profile.flags.get("runner") == "pooling" or profile.flags.get("task") in {
+        "classify",
+        "embed",
+        "embedding",
+        "reward",
+        "score",
+    }
+
+
+def _kv_bytes(lines: Sequence[str]) -> int | None:
+    """Of the KV cache on each GPU, as the workers have said; the least of them, for they all keep to that."""
+    sizes = [float(found[1]) for line in lines if (found := _CACHE.search(line))]
+    return int(min(sizes) * GIB) if sizes and min(sizes) > 0 else None
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

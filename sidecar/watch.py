@@ -1,0 +1,79 @@
+"""Looks at engines that are ready, for as long as they are: whether they live, answer, and have something to do.
+
+A process that ends is noticed at once, one that hangs at the next look: /health says 200 while EngineCore hangs, so
+EngineCore itself is asked. What is found out while an operation on the engine is under way is that operation's to
+deal with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from sidecar.core.lifecycle import RUNNING
+from sidecar.core.roster import Entry
+from sidecar.effects import Engine, EngineFailed
+from sidecar.operations import Operations
+from sidecar.works import Works
+
+EVERY = 5.0  # seconds
+
+
+class Watch:
+    """Of all engines: `look_after` each new one. `clock` gives monotonic seconds."""
+
+    def __init__(self, operations: Operations, works: Works, clock: Callable[[], float]) -> None:
+        self._operations = operations
+        self._works = works
+        self._clock = clock
+        self._watched: dict[Engine, asyncio.Event] = {}
+
+    def look_after(self, entry: Entry) -> None:
+        """See to it that the engine of an entry, if it has one, has somebody who looks at it."""
+        engine = self._operations.running.get(entry.name)
+        if engine is not None and engine not in self._watched:
+            self._watched[engine] = asyncio.Event()
+            self._works.spawn(self._look(entry, engine))
+
+    def look_now(self, entry: Entry) -> None:
+        """What was seen of it may be otherwise now: look again, and not only when it is time."""
+        engine = self._operations.running.get(entry.name)
+        if engine in self._watched:
+            self._watched[engine].set()
+
+    async def _look(self, entry: Entry, engine: Engine) -> None:
+        ended = asyncio.ensure_future(engine.ended())
+        try:
+            while self._operations.running.get(entry.name) is engine:
+                await self._time(ended, self._watched[engine])
+                if entry.name in self._works:
+                    if ended.done():
+                        await self._works.wait(entry.name)
+                    continue
+                try:
+                    await self._once(entry, engine, ended)
+                except EngineFailed as error:
+                    if self._operations.running.get(entry.name) is engine and entry.name not in self._works:
+                        self._works.begin([entry.name], entry.gpus, self._operations.fail(entry, error))
+                        await self._works.wait(entry.name)
+        finally:
+            del self._watched[engine]
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+
+    async def _time(self, ended: asyncio.Future[str], now: asyncio.Event) -> None:
+        """Until it is time to look."""
+        asked = asyncio.ensure_future(now.wait())
+        try:
+            await asyncio.wait((ended, asked), timeout=EVERY, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+            now.clear()
+
+    async def _once(self, entry: Entry, engine: Engine, ended: asyncio.Future[str]) -> None:
+        if ended.done():
+            raise EngineFailed(f"its process ended: {ended.result()}")
+        await engine.alive()
+        entry.busy = await engine.busy() if entry.lifecycle.state is RUNNING else 0
+        if entry.busy:
+            entry.used(self._clock())

@@ -1,0 +1,73 @@
+"""The tasks of the manager: operations, each with entries and GPUs to itself, and what goes on beside them.
+
+vLLM measures how much memory its GPU has while it starts and sleeps, so a neighbour must not change that meanwhile: one
+operation at a time on each GPU. A task that fails by a bug is not hidden: `reap` raises what it raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+ON_CPU = -1  # what engines without a GPU have to themselves: they start one after the other too
+
+Work = Coroutine[Any, Any, object]
+
+
+class Works:
+    """`done` is called at the end of every task."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = done
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._under_way: dict[str, asyncio.Task[Any]] = {}
+        self._locked: Counter[int] = Counter()
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an operation on this entry is under way."""
+        return name in self._under_way
+
+    def free(self, gpus: Iterable[int]) -> bool:
+        """Whether nothing is under way on these GPUs."""
+        return not any(self._locked[gpu] for gpu in gpus or (ON_CPU,))
+
+    def spawn(self, work: Work) -> asyncio.Task[Any]:
+        """Something that goes on beside the operations."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(lambda _: self._done())
+        return task
+
+    def begin(self, names: Iterable[str], gpus: Iterable[int], work: Work) -> None:
+        """An operation on these entries, with these GPUs to itself: the caller has seen that they are free."""
+        names, held = tuple(names), tuple(gpus) or (ON_CPU,)
+        self._locked.update(held)
+        task = self.spawn(work)
+        self._under_way |= dict.fromkeys(names, task)
+
+        def ended(_: asyncio.Task[Any]) -> None:
+            self._locked.subtract(held)
+            for name in names:
+                del self._under_way[name]
+
+        task.add_done_callback(ended)
+
+    async def wait(self, name: str) -> None:
+        """Until no operation on this entry is under way."""
+        task = self._under_way.get(name)
+        if task is not None:
+            await asyncio.wait((task,))
+
+    def reap(self) -> None:
+        """Forget the tasks that have ended; a bug of one is raised."""
+        for task in [task for task in self._tasks if task.done()]:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                task.result()
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

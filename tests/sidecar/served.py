@@ -1,0 +1,102 @@
+"""Real `sidecar serve` processes on simulated GPUs, with simulated engines that start in a moment; none is left."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from loadtest.processes import Child, until
+from sidecar import kin
+from sidecar.assembly import owner
+from sidecar.core.config import decode
+from sidecar.fake_gpu import lay_out
+
+GIB = 1 << 30
+NUMBERS = itertools.count()
+MODELS = """
+models:
+  a: {model_path: /m/a, served_name: org/A, gpu_memory: 40%}
+  b: {model_path: /m/b, gpu_memory: 70%}
+"""
+
+
+class Box:
+    """A machine: a folder with a sidecar's file, its GPUs and its engines' sockets. `served` runs a sidecar on it."""
+
+    def __init__(self, folder: Path, more: str = MODELS) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.listen = f"127.0.0.1:{free.getsockname()[1]}"
+        self.id = f"test-{os.getpid()}-{next(NUMBERS)}"
+        self.folder = folder
+        self.gpus = folder / "gpus"
+        self.file = folder / "sidecar.yaml"
+        (folder / "e").mkdir()
+        lay_out(self.gpus, [80 * GIB])
+        head = f"id: {self.id}\nengine: {{simulated: h100-8b}}\nlisten: {self.listen}\n"
+        self.file.write_text(f"{head}engine_addresses: unix:{folder}/e\n{more}")
+        self.env = os.environ | {"WEIR_SIMULATED_SPEED": "200"}
+
+    def argv(self, command: str, *more: str) -> list[str]:
+        return [sys.executable, "-m", "sidecar.cli", command, "--config", str(self.file), *more]
+
+    @contextlib.contextmanager
+    def served(self, *flags: str) -> Iterator[Child]:
+        """A sidecar that listens; it gets SIGTERM in the end if it still runs."""
+        argv = self.argv("serve", "--gpus-from", str(self.gpus), *flags)
+        with Child("sidecar", argv, self.folder / f"serve-{next(NUMBERS)}.log", env=self.env) as child:
+            child.line(r"^control API (\S+)", 20.0)
+            yield child
+
+    def run(self, command: str, *more: str) -> tuple[int, str, str]:
+        """Status and outputs of another command."""
+        done = subprocess.run(
+            self.argv(command, *more), capture_output=True, text=True, timeout=30, env=self.env, check=False
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def ask(self, method: str, path: str) -> Any:
+        """The JSON of the control API's answer."""
+        return httpx.request(method, f"http://{self.listen}{path}", timeout=10, trust_env=False).json()
+
+    def state(self, profile: str) -> str:
+        return next(model["state"] for model in self.ask("GET", "/status")["models"] if model["profile"] == profile)
+
+    def awake(self, profile: str) -> None:
+        """Have it run, and wait for that."""
+        self.ask("POST", f"/models/{profile}/ensure")
+        assert until(lambda: self.state(profile) == "running", 15.0) is not None
+
+    def serves(self, profile: str) -> bool:
+        """Whether the engine of a profile answers, with or without a sidecar."""
+        transport = httpx.HTTPTransport(uds=str(self.folder / "e" / f"{profile}.sock"))
+        with httpx.Client(transport=transport) as client:
+            try:
+                return client.get("http://engine/health").status_code == 200
+            except httpx.HTTPError:
+                return False
+
+    def engines(self) -> list[kin.Orphan]:
+        return kin.orphans(owner(decode(self.file.read_bytes()), self.folder))
+
+
+@contextlib.contextmanager
+def box(folder: Path, more: str = MODELS) -> Iterator[Box]:
+    """A Box, of whose engines none is left afterwards."""
+    found = Box(folder, more)
+    try:
+        yield found
+    finally:
+        for orphan in found.engines():
+            kin.send(orphan.pid, orphan.started, signal.SIGKILL)
+        assert until(lambda: not found.engines(), 10.0) is not None

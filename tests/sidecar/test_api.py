@@ -1,0 +1,239 @@
+"""The control API over a real socket: what it answers, to whom, and what no caller can make it do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from sidecar import api, wire
+from sidecar.api import control_app
+from sidecar.core.addresses import Address
+from sidecar.listener import ControlPort
+from sidecar.manager import Manager
+from sidecar.metrics import Metrics
+from sidecar.status import GatewayStatus, Status, table
+from tests.sidecar.parts import opened
+
+TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own
+
+
+class Door:
+    """The control API of a manager whose models are not run, and a client."""
+
+    def __init__(self, manager: Manager, token: str | None) -> None:
+        self.manager = manager
+        self.stopped: list[bool] = []
+        self.leaving = False
+        gateways = (GatewayStatus(url="http://g", taken=False, error="gone", failures=3),)
+        metrics = Metrics(manager, gateways=lambda: gateways, state_error=lambda: "")
+        status = Status(
+            sidecar="box", version="0", pid=1, boot="b", config="f", control="c", up_s=100.0, gpus=manager.gpus(),
+            models=manager.models(), gateways=gateways, calls={"a": 2}, troubles=("the disk is full",),
+        )  # fmt: skip
+        app = control_app(
+            manager,
+            token=token,
+            started=7,
+            status=lambda: status,
+            exposition=metrics.exposition,
+            stop=self.stopped.append,
+            leaving=lambda: self.leaving,
+        )
+        self.port = ControlPort(app, Address("127.0.0.1", 0))
+        self.client = httpx.AsyncClient(trust_env=False)
+
+    async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return await self.client.request(method, f"http://{self.port.address}{path}", **more)
+
+    async def refused(self, method: str, path: str, **more: Any) -> tuple[int, str]:
+        answer = await self.ask(method, path, **more)
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "code"}
+        return answer.status_code, error["message"]
+
+
+def play(folder: Path, scene: Callable[[Door], Awaitable[None]], token: str | None = None) -> None:
+    async def main() -> None:
+        async with opened(folder) as manager:
+            door = Door(manager, token)
+            await door.port.start()
+            try:
+                async with asyncio.timeout(20):
+                    await scene(door)
+            finally:
+                await door.client.aclose()
+                await door.port.aclose()
+
+    asyncio.run(main())
+
+
+def test_what_there_is_to_see(tmp_path: Path) -> None:
+    async def scene(door: Door) -> None:
+        assert (await door.ask("GET", "/healthz")).text == "ok\n"
+        models = (await door.ask("GET", "/v1/models")).json()
+        assert (models["object"], [model["id"] for model in models["data"]]) == ("list", ["org/A", "b", "big"])
+        assert {"object": "model", "created": 7, "profile": "a", "state": "stopped", "pending": None}.items() <= (
+            models["data"][0].items()
+        )
+        assert models["data"][0]["ready_in"] > 0
+        gpus = msgspec.json.decode((await door.ask("GET", "/gpu")).content, type=dict[str, list[wire.GPUReport]])
+        assert [gpu.total for gpu in gpus["gpus"]] == [80 << 30]
+        status = msgspec.json.decode((await door.ask("GET", "/status")).content, type=Status)
+        shown = table(status)
+        assert "GPU 0  0.0 GiB of 80.0 GiB used, 80.0 GiB free" in shown
+        assert "gateway http://g  takes no reports, since 0.0 s: gone" in shown
+        assert "trouble: the disk is full" in shown
+        assert "needs 4 GPUs" in shown
+        assert (await door.ask("GET", "/models/a/logs?lines=5")).text == ""
+        plan = (await door.ask("GET", "/models/a/plan")).text
+        assert "1. start a on GPU 0" in plan
+        assert (await door.ask("GET", "/metrics")).headers["content-type"].startswith("text/plain; version=0.0.4")
+
+    play(tmp_path, scene)
+
+
+def test_metrics_have_the_names_that_dashboards_know(tmp_path: Path) -> None:
+    async def scene(door: Door) -> None:
+        door.manager.heard(
+            wire.DemandReport(gateway="g", boot="b", sequence=1, demands=(wire.Demand(profile="a", in_flight=3),))
+        )
+        lines = (await door.ask("GET", "/metrics")).text.splitlines()
+        assert 'vllm_gpu_memory_total_mb{gpu_id="0"} 81920.0' in lines
+        assert 'vllm_gpu_memory_used_mb{gpu_id="0"} 0.0' in lines
+        assert 'vllm_model_loaded{model_id="org/A"} 0.0' in lines
+        assert 'vllm_model_requests_active{model_id="org/A"} 3.0' in lines
+        assert 'weir_sidecar_model_state{profile="big",state="error"} 1.0' in lines
+        assert 'weir_sidecar_report_failures_total{gateway="http://g"} 3.0' in lines
+        assert "weir_sidecar_state_file_bad 0.0" in lines
+
+    play(tmp_path, scene)
+
+
+def test_orders_are_answered_at_once(tmp_path: Path) -> None:
+    async def scene(door: Door) -> None:
+        for body in (b"", b"{}", b" {} "):
+            answer = await door.ask("POST", "/models/big/ensure", content=body)
+            report = wire.ensured(answer.content).model
+            assert (report.profile, report.ready_in, report.why) == ("big", None, "error")
+            assert "needs 4 GPUs" in report.message
+        assert door.manager.entries["big"].wanted_since is not None
+        status, message = await door.refused("POST", "/models/a/sleep")
+        assert (status, message) == (409, "a is stopped, not running")
+        assert wire.ensured((await door.ask("POST", "/models/a/stop")).content).model.state == "stopped"
+        assert (await door.ask("POST", "/stop", content=b'{"engines": true}')).json() == {
+            "engines": True,
+            "running": [],
+        }
+        assert (await door.ask("POST", "/stop")).json()["engines"] is False
+        assert door.stopped == [True, False]
+        door.leaving = True
+        assert (await door.ask("GET", "/healthz")).status_code == 503
+        answer = await door.ask("POST", "/models/a/ensure")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+    play(tmp_path, scene)
+
+
+def test_callers_name_profiles_and_nothing_else(tmp_path: Path) -> None:
+    async def scene(door: Door) -> None:
+        for more in (
+            {"json": {"model_path": "/etc"}},
+            {"json": {"flags": {"host": "0.0.0.0"}}},  # noqa: S104 # refused
+            {"json": []},
+            {"json": "a"},
+            {"content": b"{"},
+            {"content": b"\xff"},
+            {"content": b"[" * 5000},
+            {"params": {"env": "LD_PRELOAD=/x"}},
+            {"params": {"url": "http://169.254.169.254"}},
+        ):
+            for order in ("ensure", "sleep", "wake", "stop", "drain"):
+                status, message = await door.refused("POST", f"/models/a/{order}", **more)
+                assert (status, message[:26]) == (400, "Callers name profiles only")
+        assert door.manager.entries["a"].wanted_since is None
+        for path in ("/stop?engines=true", "/models/a/plan?x=1"):
+            assert (await door.refused("POST" if path[1] == "s" else "GET", path))[0] == 400
+        assert (await door.refused("POST", "/stop", content=b'{"engines": 1}'))[0] == 400
+        for query in ("lines=0", "lines=x", "lines=999999", "lines=1&lines=2", "path=/etc/passwd", "lines=%D9%A1"):
+            assert (await door.refused("GET", f"/models/a/logs?{query}"))[0] == 400
+        assert door.stopped == []
+
+    play(tmp_path, scene)
+
+
+def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "BODY_WITHIN", 0.05)
+
+    async def scene(door: Door) -> None:
+        assert await door.refused("POST", "/models/org/A/ensure") == (
+            404,
+            "There is no profile 'org/A'. Did you mean a?",
+        )
+        assert await door.refused("GET", "/models/bigg/plan") == (404, "There is no profile 'bigg'. Did you mean big?")
+        assert (await door.refused("GET", "/models/zz/logs"))[1] == (
+            "There is no profile 'zz'. Its profiles are a, b, big."
+        )
+        assert (await door.refused("POST", "/models/../../etc/passwd/ensure"))[0] == 404
+        assert (await door.refused("GET", "/models/a/ensure"))[0] == 405
+        assert (await door.refused("GET", "/nothing"))[0] == 404
+        assert (await door.refused("POST", "/models/a/ensure", content=b"{}" + b" " * 70_000))[0] == 413
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port.address.port)
+        writer.write(b"POST /models/a/ensure HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        writer.close()
+
+    play(tmp_path, scene)
+
+
+def test_with_a_token_nothing_but_health_is_answered_without_it(tmp_path: Path) -> None:
+    async def scene(door: Door) -> None:
+        assert (await door.ask("GET", "/healthz")).status_code == 200
+        for path in ("/v1/models", "/gpu", "/status", "/metrics", "/models/a/logs", "/models/a/plan", "/nothing"):
+            for given in ({}, {"authorization": f"Bearer {TOKEN}x"}, {"authorization": f"Basic {TOKEN}"}):
+                answer = await door.ask("GET", path, headers=given)
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        for path in ("/models/a/ensure", "/stop"):
+            assert (await door.ask("POST", path)).status_code == 401
+        good = {"authorization": f"bearer {TOKEN}", "host": "sidecar.example"}
+        answer = await door.ask("GET", "/v1/models", headers=good)
+        assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+
+    play(tmp_path, scene, TOKEN)
+
+
+def test_without_a_token_no_page_in_a_browser_is_answered(tmp_path: Path) -> None:
+    async def scene(door: Door) -> None:
+        for host in ("evil.example", "evil.example:8002", "127.0.0.1.evil.example"):
+            assert (await door.refused("GET", "/healthz", headers={"host": host}))[0] == 421
+        for host in ("localhost:8002", "[::1]:8002", "127.0.0.1"):
+            assert (await door.ask("GET", "/v1/models", headers={"host": host})).status_code == 200
+        for given in ({"origin": "http://127.0.0.1:8002"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+            assert (await door.refused("POST", "/models/a/stop", headers=given))[0] == 403
+
+    play(tmp_path, scene)
+
+
+def test_only_this_machine_is_answered_without_a_token(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path) as manager:
+            door, sent = Door(manager, None), []
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            async def receive() -> Any:
+                return {"type": "http.request"}
+
+            scope = {"type": "http", "method": "GET", "path": "/status", "headers": [], "client": ("10.0.0.9", 5)}
+            await door.port._app(scope, receive, send)
+            assert sent[0]["status"] == 403
+            await door.client.aclose()
+
+    asyncio.run(main())

@@ -1,0 +1,136 @@
+"""The commands beside `sidecar serve`: with a sidecar that runs, with none, and with what a person got wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sidecar import cli
+from sidecar.status import columns, seconds
+from tests.sidecar.served import Box, box
+
+TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
+
+
+class Ran:
+    """What `main` did: its status and its two outputs."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *argv: str) -> tuple[int, str, str]:
+        try:
+            status = cli.main(argv)
+        except SystemExit as end:
+            status = int(str(end.code))
+        out, err = self._capsys.readouterr()
+        return status, out, err
+
+
+@pytest.fixture
+def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
+    return Ran(capsys)
+
+
+@pytest.mark.parametrize("command", ["serve", "status", "plan", "logs", "stop", "check"])
+def test_help_teaches_by_examples_that_parse(ran: Ran, command: str) -> None:
+    status, out, err = ran(command, "--help")
+    assert (status, err) == (0, "")
+    examples = [line.strip() for line in out.splitlines() if re.match(r"\s+sidecar \w+", line)]
+    assert examples
+    for line in examples:
+        cli._parser().parse_args(shlex.split(re.split(r"\s{3,}", line)[0])[1:])
+    assert max(map(len, out.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("command", [("status",), ("logs", "a"), ("stop",), ("stop", "--all"), ("plan", "a")])
+def test_where_no_sidecar_runs(ran: Ran, tmp_path: Path, command: tuple[str, ...]) -> None:
+    machine = Box(tmp_path)
+    trial = ("--gpus-from", str(machine.gpus)) if command[0] == "plan" else ()
+    status, out, err = ran(*command, "--config", str(machine.file), *trial)
+    nobody = f"sidecar: no sidecar answers at {machine.listen}"
+    match command:
+        case ("stop",):
+            assert (status, out) == (0, "")
+            assert err == f"{nobody}: nothing to stop (--all ends engines that one has left)\n"
+        case ("stop", "--all"):
+            assert (status, out, err) == (0, "no engine was running\n", "")
+        case ("plan", "a"):
+            assert (status, err) == (0, "")
+            assert out.splitlines()[-1] == "1. start a on GPU 0, about 60 s"
+        case _:
+            assert (status, out) == (1, "")
+            assert err == f"{nobody}; start one: sidecar serve --config {machine.file}\n"
+
+
+def test_mistakes_are_one_line(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ran("status") == (2, "", "sidecar: sidecar.yaml: No such file or directory\n")
+    machine = Box(tmp_path)
+    assert ran("plan", "c") == (2, "", "sidecar: sidecar.yaml: there is no profile 'c' (it has a, b)\n")
+    assert ran("logs", "org/A")[2] == "sidecar: sidecar.yaml: there is no profile 'org/A' (did you mean a?)\n"
+    assert ran("serve", "--gpus-from", "x")[2] == "sidecar: --gpus-from x: there is no such folder\n"
+    assert "a number from 1 to 2000, not '0'" in ran("logs", "a", "-n", "0")[2]
+    text = machine.file.read_text()
+    machine.file.write_text(text + "token_file: token\n")
+    assert ran("status")[2] == "sidecar: token_file token: No such file or directory\n"
+    (tmp_path / "token").write_text("short\n")
+    assert ran("status")[2] == "sidecar: token_file token: a token is at least 16 visible ASCII characters\n"
+    machine.file.write_text(text + 'gateways: ["http://h:99999"]\n')
+    assert ran("check", "sidecar.yaml")[2].startswith("sidecar: sidecar.yaml: gateways[0]: http://h:99999: Port out of")
+
+
+def test_the_words_of_a_table() -> None:
+    assert list(map(seconds, (0.04, 9.94, 59.6, 119.4, 150.0, 5400.0, 7200.0, 200_000.0))) == [
+        "0.0 s", "9.9 s", "60 s", "119 s", "2 min", "90 min", "2.0 h", "2 days",
+    ]  # fmt: skip
+    assert columns([("A", "BB"), ("ccc", "d")]) == ["A    BB", "ccc  d"]
+
+
+@pytest.mark.slow
+def test_a_sidecar_that_runs_is_asked(tmp_path: Path) -> None:
+    with box(tmp_path) as machine:
+        (tmp_path / "token").write_text(TOKEN)
+        machine.file.write_text(machine.file.read_text() + "token_file: token\n")
+        with machine.served() as sidecar:
+            assert machine.ask("GET", "/status")["error"]["code"] == "invalid_api_key"
+            status, out, err = machine.run("status", "--json")
+            assert (status, err) == (0, "")
+            assert json.loads(out)["sidecar"] == machine.id
+            status, out, _ = machine.run("status")
+            assert status == 0
+            assert re.search(r"^a +stopped +- +0 +\d+ s", out, re.MULTILINE)
+            assert machine.run("plan", "a")[1].splitlines()[-1].startswith("1. start a on GPU 0")
+            assert machine.run("logs", "a")[2] == "sidecar: the engine of a has written nothing, or there is none\n"
+            (tmp_path / "token").write_text(TOKEN + "x")
+            assert "was started with another token than token_file has now" in machine.run("status")[2]
+            (tmp_path / "token").write_text(TOKEN)
+            status, out, _ = machine.run("stop", "--all")
+            assert (status, out) == (0, "the sidecar has ended; no engine was running\n")
+            assert sidecar.process.wait(5) == 0
+
+
+@pytest.mark.slow
+def test_stop_ends_engines_with_the_sidecar_or_after_it(tmp_path: Path) -> None:
+    with box(tmp_path) as machine:
+        with machine.served():
+            machine.awake("a")
+            assert "ready unix://" in machine.run("logs", "a", "-n", "5")[1]
+            assert machine.run("stop") == (0, "the sidecar has ended; engines that go on: a\n", "")
+        assert machine.serves("a")
+        assert "engines it has left may still run: a" in machine.run("status")[2]
+        assert (
+            "its engines may still be there, and count as others' memory: a"
+            in (machine.run("plan", "b", "--gpus-from", str(machine.gpus))[1])
+        )
+        assert machine.serves("a")
+        assert machine.run("stop", "--all") == (0, "ended a\n", "")
+        assert machine.engines() == []
+        with machine.served():
+            machine.awake("a")
+            assert machine.run("stop", "--all") == (0, "the sidecar has ended with its engines: a\n", "")
+        assert machine.engines() == []

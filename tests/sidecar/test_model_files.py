@@ -1,0 +1,354 @@
+"""Models as they lie on disks: whole, cut off, half downloaded, in the cache of a hub, or nothing of the kind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sidecar.core.config import decode
+from sidecar.core.inventory import Size
+from sidecar.core.measured import Measured
+from sidecar.core.memory import GIB, RESIDUE
+from sidecar.core.weights import Stored
+from sidecar.effects import Told, Unusable
+from sidecar.engine import VllmEngines
+from sidecar.model_files import NotKnown, Where, cache_folder, read_model
+
+LLAMA = (Path(__file__).parent / "configs" / "llama-3-8b.json").read_bytes()
+EIGHT_B = 16_060_522_496  # bytes of its weights
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def safetensors(path: Path, sizes: Mapping[str, int], *, cut: int = 0) -> None:
+    """A file of tensors in 16 bits of these many bytes, with holes for their contents."""
+    at, tensors = 0, {}
+    for name, size in sizes.items():
+        tensors[name] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [at, at + size]}
+        at += size
+    header = msgspec.json.encode(tensors)
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    os.truncate(path, 8 + len(header) + at - cut)
+
+
+def sharded(folder: Path, *, total: int = EIGHT_B) -> Path:
+    """A folder as Hugging Face lays one out: two files and an index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_bytes(LLAMA)
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for name in names:
+        safetensors(folder / name, {f"{name}.weight": total // 2})
+    index = {"metadata": {"total_size": total}, "weight_map": {f"{name}.weight": name for name in names}}
+    (folder / "model.safetensors.index.json").write_bytes(msgspec.json.encode(index))
+    return folder
+
+
+def cached(cache: Path, model: str = "meta/Llama") -> Path:
+    """A snapshot in a hub's cache, its files links to blobs as there."""
+    folder = cache / f"models--{model.replace('/', '--')}"
+    sharded(folder / "blobs")
+    snapshot = folder / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    for blob in (folder / "blobs").iterdir():
+        (snapshot / blob.name).symlink_to(Path("../../blobs") / blob.name)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(COMMIT)
+    return snapshot
+
+
+def read(folder: Path, model: str = "m", environment: Mapping[str, str] | None = None, **more: Any) -> Stored:
+    shape, stored = read_model(Where(model=model, folder=folder, environment=environment or {}, **more))
+    assert shape.model_type == "llama"
+    return stored
+
+
+def refused(folder: Path, model: str = "m", **more: Any) -> str:
+    with pytest.raises(Unusable) as caught:
+        read(folder, model, **more)
+    return str(caught.value)
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_safetensors_is_its_headers(tmp_path: Path) -> None:
+    sharded(tmp_path / "m")
+    safetensors(tmp_path / "m" / "consolidated.safetensors", {"all": EIGHT_B})  # the same again
+    assert read(tmp_path) == read(Path("/"), str(tmp_path / "m")) == Stored(EIGHT_B)
+    (tmp_path / "m" / "model.safetensors.index.json").unlink()
+    assert read(tmp_path) == Stored(EIGHT_B)
+
+
+def test_weights_in_other_forms_are_their_files(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(LLAMA)
+    for name, size in [("a.pt", 1), ("pytorch_model-1.bin", 20), ("pytorch_model-2.bin", 300), ("optimizer.bin", 9)]:
+        (folder / name).write_bytes(b"x" * size)
+    assert read(tmp_path) == Stored(320)
+    for path in folder.glob("*.bin"):
+        path.unlink()
+    assert read(tmp_path) == Stored(1)
+
+
+def test_what_is_wrong_with_a_folder_is_said_with_what_to_do(tmp_path: Path) -> None:
+    folder = sharded(tmp_path / "m")
+    second = folder / "model-00002-of-00002.safetensors"
+    safetensors(second, {"x": 1000}, cut=1)
+    assert f"{second} is cut off: it has 1067 bytes of 1068: copy or download it again" in refused(tmp_path)
+    second.write_bytes(b"\xff" * 100)
+    assert f"{second} cannot be used: a safetensors header of" in refused(tmp_path)
+    second.unlink()
+    assert refused(tmp_path).startswith(f"{second} is missing, which the index beside it names")
+    os.mkfifo(second)
+    assert refused(tmp_path) == f"{second} cannot be read: not a plain file"
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert "index.json cannot be used: the safetensors index has neither" in refused(tmp_path)
+    (folder / "config.json").unlink()
+    assert f"{folder / 'config.json'} is missing: " in refused(tmp_path)
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(LLAMA)
+    assert refused(tmp_path) == f"{folder} holds no weights (.safetensors, .bin or .pt): copy or download it again"
+    (folder / "q4.gguf").touch()
+    assert refused(tmp_path).endswith("name one of its files in model_path, such as q4.gguf")
+
+
+def test_what_is_no_model_at_all(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    assert "notes.txt is no GGUF file" in refused(tmp_path, "notes.txt")
+    assert refused(tmp_path, "/no/such/model") == "there is no folder or file /no/such/model: correct model_path"
+    assert refused(tmp_path, "x" * 300).startswith(f"{tmp_path}/xxx")
+
+
+def test_a_config_that_is_not_understood_is_no_reason_not_to_run(tmp_path: Path) -> None:
+    folder = sharded(tmp_path / "m")
+    (folder / "config.json").write_text('{"model_type": "new"}')
+    with pytest.raises(NotKnown, match="num_hidden_layers is missing"):
+        read(tmp_path)
+    (folder / "config.json").unlink()
+    (folder / "params.json").write_text("{}")
+    with pytest.raises(NotKnown, match=r"Mistral's params\.json"):
+        read(tmp_path)
+    sharded(tmp_path / "other")
+    assert read(tmp_path, shape="other") == Stored(EIGHT_B)
+
+
+# -- GGUF -------------------------------------------------------------------------------------------------------------
+
+
+def gguf(path: Path, size: int = 5000) -> None:
+    def text(words: str) -> bytes:
+        return struct.pack("<Q", len(words)) + words.encode()
+
+    pairs = [text("general.architecture") + struct.pack("<I", 8) + text("llama")]
+    numbers = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}
+    pairs += [text(f"llama.{name}") + struct.pack("<II", 4, value) for name, value in numbers.items()]
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs)) + b"".join(pairs))
+    os.truncate(path, size)
+
+
+def test_a_gguf_file_tells_its_shape_itself_or_a_config_beside_it_does(tmp_path: Path) -> None:
+    gguf(tmp_path / "m.gguf")
+    assert read(tmp_path, "m.gguf") == Stored(5000)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(50))
+    with pytest.raises(NotKnown, match="of version 0"):
+        read(tmp_path, "m.gguf")
+    (tmp_path / "config.json").write_bytes(LLAMA)
+    assert read(tmp_path, "m.gguf") == Stored(54)
+
+
+def test_the_parts_of_a_gguf_file_belong_together(tmp_path: Path) -> None:
+    for part in (1, 2):
+        gguf(tmp_path / f"m-{part:05}-of-00002.gguf")
+    assert read(tmp_path, "m-00001-of-00002.gguf") == Stored(10_000)
+    (tmp_path / "m-00002-of-00002.gguf").unlink()
+    assert "m-00002-of-00002.gguf cannot be read: No such file" in refused(tmp_path, "m-00001-of-00002.gguf")
+
+
+# -- the cache of a hub -----------------------------------------------------------------------------------------------
+
+
+def test_a_hub_s_model_is_found_in_the_cache(tmp_path: Path) -> None:
+    snapshot = cached(tmp_path / "hub")
+    home = {"HF_HOME": str(tmp_path)}
+    assert read(tmp_path, "meta/Llama", home) == Stored(EIGHT_B)
+    assert read(tmp_path, "meta/Llama", home, revision=COMMIT) == Stored(EIGHT_B)
+    assert read(tmp_path, "meta/Llama", home, downloads="hub") == Stored(EIGHT_B)
+    (tmp_path / "hub" / "models--meta--Llama" / "refs" / "odd").write_text(f"../snapshots/{COMMIT}")
+    for absent in ({"revision": "v2"}, {"revision": "odd"}, {"downloads": "elsewhere"}):
+        with pytest.raises(NotKnown, match="meta/Llama is not in the cache, and vLLM will download it"):
+            read(tmp_path, "meta/Llama", home, **absent)
+    offline = home | {"HF_HUB_OFFLINE": "1"}
+    assert "HF_HUB_OFFLINE keeps vLLM from" in refused(tmp_path, "other/model", environment=offline)
+
+    (snapshot / "model-00002-of-00002.safetensors").unlink()  # not downloaded yet
+    assert read(tmp_path, "meta/Llama", home) == Stored(EIGHT_B), "the index knows"
+    assert "not wholly in the cache, and HF_HUB_OFFLINE" in refused(tmp_path, "meta/Llama", environment=offline)
+    (snapshot / "model.safetensors.index.json").unlink()
+    (snapshot / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(NotKnown, match="not wholly in the cache"):
+        read(tmp_path, "meta/Llama", home)
+    with pytest.raises(NotKnown, match="s3://bucket/m is not on this machine"):
+        read(tmp_path, "s3://bucket/m")
+
+
+def test_where_the_cache_is() -> None:
+    home = {"HOME": "/h"}
+    assert cache_folder(home) == Path("/h/.cache/huggingface/hub")
+    assert cache_folder(home | {"XDG_CACHE_HOME": "/x"}) == Path("/x/huggingface/hub")
+    assert cache_folder(home | {"XDG_CACHE_HOME": "/x", "HF_HOME": "/f"}) == Path("/f/hub")
+    assert cache_folder(home | {"HF_HOME": "/f", "HF_HUB_CACHE": "/c"}) == Path("/c")
+
+
+# -- what an engine will take of a GPU --------------------------------------------------------------------------------
+
+
+def engines(folder: Path, profile: str, measured: dict[str, Measured] | None = None, engine: str = "p") -> VllmEngines:
+    config = decode(f"engine: {engine}\nmodels:\n  m: {{{profile}}}".encode())
+    return VllmEngines(
+        config,
+        folder,
+        sidecar="box",
+        clock=time.monotonic,
+        environment={},
+        measured={} if measured is None else measured,
+        say=print,
+    )
+
+
+def size(made: VllmEngines, total: int = 80, present: int = 1) -> Size:
+    return asyncio.run(made.size("m", total * GIB, present))
+
+
+def test_a_claim_is_the_least_share_that_holds_the_model_and_some_contexts(tmp_path: Path) -> None:
+    """15.0 GiB of weights, 8 GiB of KV cache for 65,536 tokens (128 KiB each), 0.6 and 1 GiB of the rest: 24.5 GiB of
+    80 are 307 thousandths."""
+    sharded(tmp_path / "m")
+    found = size(engines(tmp_path, "model_path: m"))
+    assert found.share == 0.307
+    assert found.claim == found.start_needs == -(-80 * GIB * 307 // 1000)
+    assert (found.residue, found.host) == (RESIDUE, EIGHT_B)
+    assert found.arithmetic == (
+        "24.6 GiB on its GPU of 80.0 GiB: weights 15.0, KV 8.0 for 65,863 tokens, activations 0.6, overhead 1.0"
+    )
+    awake = size(engines(tmp_path, "model_path: m, sleep: null"))
+    assert (awake.claim, awake.residue, awake.host) == (found.claim, 0, 0)
+    eight = size(engines(tmp_path, "model_path: m, flags: {max-num-seqs: 2}"))
+    assert found.claim - eight.claim == pytest.approx(6 * GIB, abs=GIB / 5)
+    long = size(engines(tmp_path, "model_path: m, context_length: 131072, flags: {enforce-eager: true}"))
+    assert long.claim - found.claim == pytest.approx(7.5 * GIB, abs=GIB / 5), "one long context is enough"
+
+
+def test_what_a_profile_says_of_its_memory_is_obeyed(tmp_path: Path) -> None:
+    sharded(tmp_path / "m")
+    share = size(engines(tmp_path, "model_path: m, gpu_memory: 45%"))
+    assert (share.claim, share.start_needs, share.share) == (36 * GIB, 36 * GIB, 0.45)
+    cache = size(engines(tmp_path, "model_path: m, gpu_memory: {kv: 2GiB}"))
+    assert cache.claim == pytest.approx(18.5 * GIB, abs=GIB / 5)
+    assert cache.start_needs >= cache.claim
+    half = size(engines(tmp_path, "model_path: m, tensor_parallel: 2"), present=2)
+    assert half.claim == pytest.approx(13.1 * GIB, abs=GIB / 5)
+    assert half.host == EIGHT_B
+    fp8 = size(engines(tmp_path, "model_path: m, flags: {kv-cache-dtype: fp8}"))
+    assert fp8.claim == pytest.approx(20.5 * GIB, abs=GIB / 5)
+    newer = size(engines(tmp_path, "model_path: m, flags: {kv-cache-dtype: fp3_new}"))
+    assert newer.claim == pytest.approx(24.5 * GIB, abs=GIB / 5)
+    offloaded = size(engines(tmp_path, "model_path: m, flags: {cpu-offload-gb: 10}"))
+    assert offloaded.claim == pytest.approx(14.5 * GIB, abs=GIB / 5)
+
+
+CANNOT = [
+    ("model_path: m, gpu_memory: 10%", 80, 1, "needs 17.5 GiB on its GPU .*: give it 0.22 or more"),
+    ("model_path: m", 16, 1, "needs 17.5 GiB on its GPU .*: use more GPUs"),
+    ("model_path: m, tensor_parallel: 2", 80, 1, r"needs 2 GPUs \(tensor_parallel\), the sidecar has 1"),
+    ("model_path: m", 80, 0, "needs a GPU, the sidecar has none"),
+    ("model_path: m", 0, 1, "no GPU of this machine can be read"),
+    ("model_path: /m", 80, 1, "there is no folder or file /m"),
+]
+
+
+@pytest.mark.parametrize(("profile", "total", "present", "why"), CANNOT)
+def test_what_can_never_run_is_refused(tmp_path: Path, profile: str, total: int, present: int, why: str) -> None:
+    sharded(tmp_path / "m")
+    with pytest.raises(Unusable, match=why):
+        size(engines(tmp_path, profile), total, present)
+
+
+def test_a_disk_that_hangs_holds_up_only_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.sizing.READ_WITHIN", 0.0)
+    with pytest.raises(Unusable, match="m was not read within 0 s: does its disk hang"):
+        size(engines(tmp_path, "model_path: m"))
+
+
+def test_of_a_model_that_is_not_here_yet_most_of_the_gpu_is_claimed(tmp_path: Path) -> None:
+    found = size(engines(tmp_path, "model_path: some/model"))
+    assert (found.claim, found.share, found.residue, found.host) == (72 * GIB, 0.9, RESIDUE, 72 * GIB)
+    assert "90% of each GPU, 72.0 GiB: no estimate, since some/model is not in the cache" in found.arithmetic
+    told = size(engines(tmp_path, "model_path: some/model, gpu_memory: 25%"))
+    assert (told.claim, told.share) == (20 * GIB, 0.25)
+
+
+def test_engines_without_files(tmp_path: Path) -> None:
+    assert size(engines(tmp_path, "model_path: x", engine="{device: cpu}"), 0, 0).claim == 0
+    simulated = "{simulated: h100-8b}"
+    found = size(engines(tmp_path, "model_path: x", engine=simulated))
+    assert (found.claim, found.residue, found.host) == (72 * GIB, GIB, 36 * GIB)
+    assert size(engines(tmp_path, "model_path: x, gpu_memory: {kv: 8GiB}", engine=simulated)).claim == 8 * GIB
+    with pytest.raises(Unusable, match="and a GPU has 80"):
+        size(engines(tmp_path, "model_path: x, gpu_memory: {kv: 81GiB}", engine=simulated))
+
+
+def test_what_was_measured_counts_while_the_settings_are_the_same(tmp_path: Path) -> None:
+    """8 GiB of KV cache hold 65,536 tokens; what else was seen replaces weights and the rest."""
+    sharded(tmp_path / "m")
+    measured: dict[str, Measured] = {}
+    made = engines(tmp_path, "model_path: m", measured)
+    told = Told(kv_bytes=8 * GIB, kv_tokens=1)
+    assert made.measurement("m", told, peak=28 * GIB, settled=27 * GIB) is None, "its shape was not read yet"
+    before = size(made)
+    seen = made.measurement("m", told, peak=28 * GIB, settled=27 * GIB, asleep=GIB)
+    assert seen == Measured(settings=made.settings("m"), peak=28 * GIB, settled=27 * GIB, kv=8 * GIB, asleep=GIB)
+    assert made.measurement("m", Told(), peak=28 * GIB, settled=27 * GIB) is None
+    measured["m"] = seen
+    after = size(made)
+    assert after.claim - before.claim == pytest.approx(3.5 * GIB, abs=GIB / 5)  # 20 GiB where 16.5 were estimated
+    assert after.residue == GIB
+    assert "by what was measured" in after.arithmetic
+    assert size(engines(tmp_path, "model_path: m, flags: {seed: 1}", measured)).claim == before.claim
+
+
+CACHES = [
+    ("", Told(kv_tokens=1024), 64 * 1024**2),  # of 64 KiB, since it may be in 8 bits
+    (", flags: {kv-cache-dtype: bfloat16}", Told(kv_tokens=1024), 128 * 1024**2),
+    (", flags: {kv-cache-dtype: fp8}", Told(kv_tokens=1024), 64 * 1024**2),
+    (", flags: {num-gpu-blocks-override: 64}", Told(kv_tokens=1024, kv_bytes=GIB), 64 * 1024**2),  # not all of it used
+    ("", Told(), None),
+]
+
+
+@pytest.mark.parametrize(("profile", "told", "kv"), CACHES)
+def test_how_large_a_cache_is(tmp_path: Path, profile: str, told: Told, kv: int | None) -> None:
+    sharded(tmp_path / "m")
+    made = engines(tmp_path, f"model_path: m{profile}")
+    size(made)
+    seen = made.measurement("m", told, peak=28 * GIB, settled=27 * GIB)
+    assert (seen and seen.kv) == kv
+
+
+def test_of_windows_nothing_is_concluded_from_tokens(tmp_path: Path) -> None:
+    folder = sharded(tmp_path / "m")
+    (folder / "config.json").write_bytes((Path(__file__).parent / "configs" / "gemma-3-27b.json").read_bytes())
+    made = engines(tmp_path, "model_path: m, context_length: 8192")
+    size(made)
+    assert made.measurement("m", Told(kv_tokens=10), peak=28 * GIB, settled=27 * GIB) is None

@@ -1,0 +1,219 @@
+"""Reports over real sockets: when they go, to whom, what an answer does, and that one gateway's fate is its own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sidecar import gateway_link, reporter, wire
+from sidecar.core.addresses import Address
+from sidecar.manager import Manager
+from sidecar.reporter import Reporter
+from tests.sidecar.parts import opened
+from tests.sidecar.scripted import Scripted, answer, play
+
+BOOT = "b00t"
+TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
+
+
+def demand(boot: str = BOOT, **of_a: int) -> bytes:
+    told = wire.DemandReport(gateway="g", boot=boot, sequence=1, demands=(wire.Demand(profile="a", **of_a),))
+    return answer(wire.encode(told), 200, b"connection: close")
+
+
+def reports(gateway: Scripted) -> list[wire.CapacityReport]:
+    return [wire.capacity_report(body) for _, _, body in gateway.asked]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def reporting(manager: Manager, *urls: str, lines: list[str] | None = None, listen: str = "127.0.0.1:8002") -> Reporter:
+    say = (lambda _: None) if lines is None else lines.append
+    control = Address.parse(listen)
+    assert control is not None
+    found = Reporter(manager, urls, sidecar="box", boot=BOOT, listen=control, token=TOKEN, say=say)
+    found.start()
+    return found
+
+
+def test_the_first_report_and_every_change_go_at_once_and_answers_are_heard(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with Scripted(demand(in_flight=3, waiting=1)) as gateway, opened(tmp_path) as manager:
+            told = reporting(manager, gateway.origin + "/")
+            await until(lambda: manager.requests_active("a") == 3)
+            first = reports(gateway)[0]
+            assert gateway.asked[0][:2] == ("POST", "/sidecars/report")
+            assert gateway.headers["authorization"] == f"Bearer {TOKEN}"
+            assert (first.sidecar, first.boot, first.control) == ("box", BOOT, "http://127.0.0.1:8002")
+            assert [model.model for model in first.models] == ["org/A", "b", "big"]
+            await asyncio.sleep(2 * gateway_link.GAP)
+            seen, began = len(gateway.asked), asyncio.get_running_loop().time()
+            manager.changed.set()
+            await until(lambda: len(gateway.asked) > seen)
+            assert asyncio.get_running_loop().time() - began < gateway_link.EVERY / 2
+            began = asyncio.get_running_loop().time()
+            for _ in range(40):
+                manager.changed.set()
+                await asyncio.sleep(gateway_link.GAP / 10)
+            took = asyncio.get_running_loop().time() - began
+            assert seen + 2 <= len(gateway.asked) <= seen + 3 + took / gateway_link.GAP
+            numbers = [report.sequence for report in reports(gateway)]
+            assert numbers == sorted(set(numbers))
+            await told.aclose()
+            assert len(gateway.asked) == len(numbers) + 1  # the last word
+
+    play(scene)
+
+
+def test_an_answer_to_an_earlier_start_says_nothing_of_this_one(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with Scripted(demand("another", in_flight=3)) as gateway, opened(tmp_path) as manager:
+            told = reporting(manager, gateway.origin)
+            await until(lambda: told.gateways()[0].taken is True)
+            assert manager.requests_active("a") == 0
+            await told.aclose()
+
+    play(scene)
+
+
+def test_one_that_hangs_or_is_gone_delays_no_other_and_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_link, "WITHIN", 0.15)
+    monkeypatch.setattr(gateway_link, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(gateway_link, "LAST_PAUSE", 0.04)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{free.getsockname()[1]}"
+    lines: list[str] = []
+
+    async def scene() -> None:
+        async with Scripted(demand(in_flight=1)) as good, Scripted(None) as hangs, opened(tmp_path) as manager:
+            good.targets["/sidecars/report"] = [answer(b"{}", 401), demand(in_flight=1)]
+            told = reporting(manager, gone, hangs.origin, good.origin, lines=lines)
+            await until(lambda: manager.requests_active("a") == 1)
+            await until(lambda: told.gateways()[0].failures > 4 and told.gateways()[1].failures > 1)
+            assert [gateway.taken for gateway in told.gateways()] == [False, False, True]
+            hangs.rest = demand()
+            await until(lambda: told.gateways()[1].taken is True)
+            await told.aclose()
+
+    play(scene)
+    about = {url: [line for line in lines if url in line] for url in (gone,)}
+    assert len(about[gone]) == 1
+    assert about[gone][0].endswith("does not take reports: nobody listens there")
+    others = [re.sub(r"http://\S+", "URL", line) for line in lines if gone not in line]
+    assert others[:3] == [
+        "gateway URL does not take reports: it refuses the token: both sides must be given the same",
+        "gateway URL takes reports again, after 0.0 s",
+        "gateway URL does not take reports: no whole answer within 0.15 s",
+    ]
+    assert re.fullmatch(r"gateway URL takes reports again, after 0\.\d s", others[3])
+    assert len(others) == 4
+
+
+def test_an_answer_without_end_or_sense_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_link, "MAX_BYTES", 100_000)
+    lines: list[str] = []
+
+    async def scene() -> None:
+        said = answer(b'{"gateway": 1}')
+        async with Scripted(said) as senseless, Scripted(b"HTTP/1.1 200 X\r\n\r\n") as endless:
+            endless.endless = b"x" * 10_000
+            async with opened(tmp_path) as manager:
+                told = reporting(manager, senseless.origin, endless.origin, lines=lines)
+                await until(lambda: len(lines) == 2)
+                await told.aclose()
+
+    play(scene)
+    assert "its answer cannot be read: Expected `str`, got `int` - at `$.gateway`" in "\n".join(lines)
+    assert "its answer has more than 100000 bytes" in "\n".join(lines)
+
+
+def test_each_gateway_is_told_an_address_that_it_can_reach(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with Scripted(demand()) as gateway, opened(tmp_path) as manager:
+            told = reporting(manager, gateway.origin, listen="0.0.0.0:8002")
+            await until(lambda: bool(gateway.asked))
+            assert reports(gateway)[0].control == "http://127.0.0.1:8002"
+            await told.aclose()
+
+    play(scene)
+
+
+def test_a_report_is_what_a_gateway_decodes(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with opened(tmp_path) as manager:
+            manager.ensure("big")
+            report = manager.report("box", BOOT, "http://127.0.0.1:1")
+            assert wire.capacity_report(msgspec.json.encode(report)) == report
+
+    play(scene)
+
+
+def test_engines_end_only_when_gateways_have_let_go_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_link, "EVERY", 0.1)
+
+    async def scene() -> None:
+        async with Scripted(demand(in_flight=1)) as gateway, opened(tmp_path) as manager:
+            told = reporting(manager, gateway.origin)
+            await until(lambda: manager.requests_active("a") == 1)
+            withdrawing = asyncio.ensure_future(told.withdraw(5.0))
+            await until(lambda: len(gateway.asked) > 3)
+            assert not withdrawing.done()
+            assert {model.why for model in reports(gateway)[-1].models} == {"draining"}
+            gateway.rest = demand()
+            await withdrawing
+            assert manager.requests_active("a") == 0
+            gateway.rest = demand(in_flight=1)
+            await until(lambda: manager.requests_active("a") == 1)
+            await told.withdraw(0.05)  # one that never lets go is not waited for
+            await told.aclose()
+
+    play(scene)
+    running = wire.ModelReport(profile="a", model="a", state="running", url="http://e", ready_in=0.0)
+    ending = reporter._ending(running)
+    assert (ending.state, ending.pending, ending.ready_in) == ("running", "stop", None)
+
+
+def test_https_wants_a_certificate_that_the_machine_trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate with")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+
+    async def scene() -> None:
+        async with Scripted(demand(in_flight=1)) as gateway, opened(tmp_path) as manager:
+            server = await asyncio.start_server(gateway._connection, "127.0.0.1", 0, ssl=context)
+            url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+            untrusting = reporting(manager, url)
+            monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+            trusting = reporting(manager, url)
+            await until(lambda: manager.requests_active("a") == 1 and untrusting.gateways()[0].taken is False)
+            assert "certificate verify failed" in untrusting.gateways()[0].error
+            await trusting.aclose()
+            await untrusting.aclose()
+            server.close()
+
+    play(scene)

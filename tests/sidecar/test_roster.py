@@ -1,0 +1,204 @@
+"""What an Entry knows of its profile, and what follows from that for the plan and for whoever asks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sidecar.core.inventory import Size
+from sidecar.core.lifecycle import MOST_FAILURES, Event
+from sidecar.core.plan import Infeasible, Plan, PutToSleep
+from sidecar.core.profile import Profile, Sleep
+from sidecar.core.roster import APART, EVICTION, FORGETS, LOAD, SOON, WAITED, WAKES, Entry
+
+STARTED: tuple[Event, ...] = ("start", "launched", "ready")
+ASLEEP: tuple[Event, ...] = (*STARTED, "sleep", "slept")
+SLEEPS = Sleep()
+
+
+def entry(
+    *events: Event,
+    sleep: Sleep | None = SLEEPS,
+    stop_after: float | None = None,
+    pin: bool = False,
+    at: float = 0.0,
+    level: int = 0,
+) -> Entry:
+    """One that has had these events, all at the time 0, and is sized."""
+    made = Entry("m", Profile(model_path="/m", sleep=sleep, stop_after=stop_after, pin=pin), at)
+    made.sized = True
+    for event in events:
+        made.lifecycle.step(event, at)
+    made.level = level  # type: ignore[assignment] # 0, 1 or 2
+    return made
+
+
+# -- wanted and used --------------------------------------------------------------------------------------------------
+
+
+def test_calls_that_wait_want_it_until_nobody_says_so_any_more() -> None:
+    made = entry()
+    made.want(10.0)
+    made.want(12.0)
+    assert made.wanted_since == 10.0
+    assert made.wanted(12.0 + WAITED)
+    assert not made.wanted(12.1 + WAITED)
+    assert made.wanted_since is None
+
+
+def test_who_says_it_once_is_believed_for_longer() -> None:
+    made = entry()
+    made.want(0.0, ordered=True)
+    made.want(1.0)  # a call that waits does not shorten it
+    assert made.wanted(made.profile.max_starvation + LOAD)
+    assert not made.wanted(made.profile.max_starvation + LOAD + 1.0)
+
+
+def test_a_pinned_model_is_always_wanted_unless_it_was_stopped_by_hand() -> None:
+    made = entry(pin=True)
+    assert made.wanted(0.0)
+    made.off = True
+    assert not made.wanted(0.0)
+
+
+def test_a_use_of_its_own_counts_once_and_less_with_time() -> None:
+    made = entry()
+    assert made.uses_by(5.0) == 0.0
+    for at in (10.0, 10.5, 11.0, 9.0):  # one call, told of again and again
+        made.used(at)
+    assert (made.last_used, made.idle_since) == (11.0, 11.0)
+    assert made.uses == pytest.approx(1.0, rel=0.01)
+    made.used(11.0 + APART + 0.1)
+    assert made.uses == pytest.approx(2.0, rel=0.01)
+    assert made.uses_by(made.last_used + FORGETS) == pytest.approx(2.0 / math.e, rel=0.01)
+    assert made.uses_by(0.0) == made.uses  # no more than it was
+
+
+# -- by itself --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (entry(*STARTED), None),
+        (entry(*STARTED, sleep=Sleep(after=30.0)), (30.0, "sleep")),
+        (entry(*STARTED, sleep=Sleep(after=30.0), stop_after=90.0), (30.0, "sleep")),
+        (entry(*ASLEEP, sleep=Sleep(after=30.0), stop_after=90.0), (90.0, "stop")),
+        (entry(*ASLEEP, sleep=Sleep(after=30.0)), None),
+        (entry(*STARTED, sleep=None, stop_after=90.0), (90.0, "stop")),
+        (entry(*STARTED, "drain", stop_after=90.0), None),
+        (entry(*STARTED, pin=True, stop_after=90.0), None),
+        (entry(stop_after=90.0), None),
+    ],
+    ids=str,
+)
+def test_when_it_goes_to_sleep_or_stops_by_itself(made: Entry, expected: tuple[float, str] | None) -> None:
+    assert made.idle_step() == expected
+
+
+def test_what_is_wanted_starts_at_once_unless_it_is_on_its_way_or_not_sized() -> None:
+    assert entry().starts_at(1.0) is None
+    for events in ((), ASLEEP):
+        made = entry(*events)
+        made.want(1.0)
+        assert made.starts_at(1.0) == 1.0
+        made.sized = False
+        assert made.starts_at(1.0) is None
+    for events in (("start",), ("start", "launched"), STARTED, (*ASLEEP, "wake")):
+        made = entry(*events)
+        made.want(1.0)
+        assert made.starts_at(1.0) is None
+
+
+def failed(times: int = 1) -> Entry:
+    made = entry()
+    for _ in range(times):
+        for event in ("start", "launched", "failed"):
+            made.lifecycle.step(event, 0.0)  # type: ignore[arg-type] # an Event each
+    return made
+
+
+def test_what_has_failed_starts_again_after_its_backoff_or_when_somebody_asks() -> None:
+    assert failed().starts_at(0.0) == 10.0
+    given_up = failed(MOST_FAILURES)
+    given_up.want(0.0)
+    assert given_up.starts_at(0.0) is None
+    given_up.asked = True
+    assert given_up.starts_at(3.0) == 3.0
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_sees_all_of_it() -> None:
+    made = entry(*ASLEEP, sleep=Sleep(level=2), pin=True, level=2)
+    made.size = Size(claim=11, residue=1, host=6, start_needs=12)
+    made.gpus, made.busy = (0, 1), 2
+    made.used(7.0)
+    seen = made.resident(3, 5, 1.5)
+    assert (seen.profile, seen.gpus, seen.claim, seen.residue, seen.unseen) == ("m", (0, 1), 11, 1, 5)
+    assert (seen.ref_count, seen.pinned, seen.last_used, seen.uses) == (5, True, 7.0, 1.5)
+    assert (seen.sleep_level, seen.level, seen.host_bytes, seen.held) == (2, 2, 6, 1)
+    assert entry(sleep=None).resident(0, 0).sleep_level == 0
+
+
+def test_as_a_target_it_waits_since_it_was_wanted_and_needs_more_than_was_too_little() -> None:
+    made = entry()
+    made.size = Size(claim=11, start_needs=12)
+    assert (made.target(5.0).need, made.target(5.0).since) == (12, 5.0)
+    made.want(3.0)
+    made.least_room = 20
+    assert (made.target(5.0).need, made.target(5.0).since) == (21, 3.0)
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+def test_times_are_learnt_the_first_at_once_and_then_by_halves() -> None:
+    made = entry()
+    assert made.times() == {}
+    for seconds in (20.0, 30.0):
+        made.loaded(seconds)
+    for seconds in (1.0, 2.0):
+        made.woke(1, seconds)
+    made.woke(2, 4.0)
+    assert made.times() == {"load": 25.0, "wake1": 1.5, "wake2": 4.0}
+
+
+PLAN = Plan(sleep=(PutToSleep("a", 1),), stop=("b",))
+
+
+@pytest.mark.parametrize(
+    ("made", "decision", "expected"),
+    [
+        (entry(*STARTED), None, 0.0),
+        (entry("start", "launched"), None, LOAD - 7.0),
+        (entry(*ASLEEP, "wake", level=1), None, SOON),  # later than foreseen
+        (entry(*STARTED, "drain"), None, EVICTION + WAKES[0]),
+        (entry(*STARTED, "sleep", sleep=Sleep(level=2)), None, EVICTION + WAKES[1]),
+        (entry(*STARTED, "drain", sleep=None), None, EVICTION + LOAD),
+        (entry(*ASLEEP, "stop", level=1), None, EVICTION + LOAD),
+        (entry(*ASLEEP, level=2), PLAN, WAKES[1] + 2 * EVICTION),
+        (entry(), PLAN, LOAD + 2 * EVICTION),
+        (entry(), Plan(after=4.0), LOAD + 4.0),
+        (failed(), Plan(), LOAD + 3.0),
+        (entry(), Infeasible("no room", None), None),
+        (failed(MOST_FAILURES), Plan(), None),
+    ],
+    ids=str,
+)
+def test_seconds_until_it_could_serve(made: Entry, decision: Plan | Infeasible | None, expected: float | None) -> None:
+    assert made.ready_in(7.0, decision) == (None if expected is None else pytest.approx(expected))
+
+
+def test_what_is_unusable_or_withdrawn_by_hand_cannot_be_had() -> None:
+    for what, value in (("unusable", "no such folder"), ("held_back", True)):
+        made = entry()
+        setattr(made, what, value)
+        assert made.ready_in(0.0, Plan()) is None
+
+
+def test_it_shows_itself_in_a_line() -> None:
+    assert repr(entry("start")) == "<Entry m stopped start on ()>"
+    assert repr(entry()) == "<Entry m stopped - on ()>"

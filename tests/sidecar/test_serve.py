@@ -1,0 +1,150 @@
+"""`sidecar serve` as a process: what it takes over, leaves behind and ends, by whatever it is ended itself."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest.processes import Child, until
+from sidecar.cli import main
+from tests.sidecar.parts import opened
+from tests.sidecar.served import Box, box
+
+
+@pytest.mark.slow
+def test_engines_go_on_without_the_sidecar_and_the_next_one_takes_them_over(tmp_path: Path) -> None:
+    with box(tmp_path) as machine:
+        with machine.served() as first:
+            assert "1 GPU of 80.0 GiB" in first.output()
+            assert machine.ask("POST", "/models/a/ensure")["model"]["pending"] == "start"
+            refusal = httpx.post(f"http://{machine.listen}/models/a/sleep", trust_env=False)
+            assert (refusal.status_code, int(refusal.headers["retry-after"]) > 0) == (503, True)
+            assert refusal.json()["error"]["message"] == "a has a start under way"
+            machine.awake("a")
+            assert first.stop() == 0
+            said = first.output()
+            assert "the sidecar has ended; its engines go on: a (unix://" in said
+            assert f"sidecar stop --all --config {machine.file}` ends them" in said
+        assert machine.serves("a")
+        engine = machine.engines()
+        with machine.served() as second:
+            assert "a runs already and is taken over" in second.output()
+            assert machine.state("a") == "running"
+            second.process.kill()
+            second.process.wait(10)
+        assert machine.serves("a")
+        with machine.served() as third:
+            assert machine.state("a") == "running"
+            assert machine.engines() == engine
+            machine.awake("b")
+            assert machine.state("a") == "stopped"
+            assert "a ends for b" in third.output()
+
+
+@pytest.mark.slow
+def test_engines_end_with_the_sidecar_where_that_is_asked_for(tmp_path: Path) -> None:
+    with box(tmp_path) as machine, machine.served("--end-engines") as sidecar:
+        machine.awake("a")
+        assert sidecar.stop(20.0) == 0
+        assert "ending with 1 engine" in sidecar.output()
+        assert machine.engines() == []
+
+
+@pytest.mark.slow
+def test_with_its_parent_it_ends_with_all_engines(tmp_path: Path) -> None:
+    with box(tmp_path) as machine, (tmp_path / "log").open("wb") as log:
+        argv = machine.argv("serve", "--gpus-from", str(machine.gpus), "--die-with-parent")
+        child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=log, stderr=log, env=machine.env)
+        assert child.stdin is not None
+        try:
+            assert until(lambda: b"control API" in (tmp_path / "log").read_bytes(), 20.0) is not None
+            machine.awake("a")
+            child.stdin.close()
+            assert child.wait(20) == 0
+        finally:
+            child.stdin.close()
+            child.kill()
+            child.wait(10)
+        assert machine.engines() == []
+
+
+@pytest.mark.slow
+def test_a_second_signal_kills_engines_that_do_not_end(tmp_path: Path) -> None:
+    with box(tmp_path) as machine, machine.served("--end-engines") as sidecar:
+        machine.awake("a")
+        (engine,) = {orphan.pid for orphan in machine.engines()}
+        # It holds the signal that would let it go on after the first one, for it is stopped again at once.
+        sidecar.process.send_signal(signal.SIGTERM)
+        sidecar.wait(lambda: "ending with 1 engine" in sidecar.output(), 5.0, "the end")
+        os.kill(engine, signal.SIGSTOP)
+        sidecar.process.send_signal(signal.SIGTERM)
+        assert sidecar.process.wait(15) == 0
+        assert machine.engines() == []
+
+
+@pytest.mark.slow
+def test_a_machine_without_gpus_runs_what_needs_none(tmp_path: Path) -> None:
+    models = """
+models:
+  a: {model_path: /m/a, sleep: null, engine: {simulated: h100-8b, device: cpu}}
+  b: {model_path: /m/b}
+"""
+    with box(tmp_path, models) as machine:
+        machine.env["CUDA_VISIBLE_DEVICES"] = ""
+        argv = machine.argv("serve", "--end-engines")
+        with Child("sidecar", argv, tmp_path / "log", env=machine.env) as sidecar:
+            sidecar.line("^(control API)", 20.0)
+            machine.awake("a")
+            assert "no GPU" in sidecar.output()
+            assert "needs a GPU, the sidecar has none" in sidecar.output()
+            assert sidecar.stop(20.0) == 0
+
+
+def test_gpus_are_left_alone_where_no_model_needs_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        models = "models: {a: {model_path: /m/a, engine: {simulated: h100-8b, device: cpu}}}"
+        async with opened(tmp_path, models) as manager:
+            assert manager.gpus() == ()
+            assert manager.explain("a").splitlines()[-1].startswith("1. start a")
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Box:
+    return Box(tmp_path)
+
+
+def refused(machine: Box, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a sidecar that does not start."""
+    assert main(["serve", "--config", str(machine.file), "--gpus-from", str(machine.gpus)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err.splitlines()[-1]
+
+
+def test_two_sidecars_do_not_share_a_state_file(machine: Box, capsys: pytest.CaptureFixture[str]) -> None:
+    with (machine.folder / "sidecar.state.lock").open("w+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("4711\n")
+        lock.flush()
+        assert "is in use by the sidecar with process id 4711: stop that one" in refused(machine, capsys)
+
+
+def test_an_address_in_use_is_told(machine: Box, capsys: pytest.CaptureFixture[str]) -> None:
+    host, port = machine.listen.split(":")
+    with socket.create_server((host, int(port))):
+        assert refused(machine, capsys) == f"sidecar: listen {machine.listen}: Address already in use"
+
+
+def test_gpus_that_are_not_there_are_told(machine: Box, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.file.write_text(machine.file.read_text() + "gpus: [0, 3]\n")
+    assert refused(machine, capsys).startswith("sidecar: gpus: there is no GPU 3")

@@ -1,0 +1,57 @@
+"""Blocking calls beside a loop: what they return and raise, and that none of them is waited for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from sidecar.threads import in_thread
+
+
+def test_what_a_call_returns_or_raises_comes_back() -> None:
+    async def scenario() -> None:
+        assert await in_thread(threading.get_ident) != threading.get_ident()
+        with pytest.raises(FileNotFoundError):
+            await in_thread(lambda: open("/no/such/file").close())
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(lambda: 1 // 0, raises=(OSError, ZeroDivisionError))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["late", "cancelled"])
+def test_nobody_waits_for_a_call_that_hangs(how: str) -> None:
+    hangs = threading.Event()
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(in_thread(hangs.wait, within=0.01 if how == "late" else None))
+        if how == "cancelled":
+            await asyncio.sleep(0)
+            task.cancel()
+        with pytest.raises(TimeoutError if how == "late" else asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    left = [thread for thread in threading.enumerate() if thread.name == "blocking-call"]
+    assert [thread.daemon for thread in left] == [True]
+    hangs.set()
+    left[0].join()
+
+
+def test_a_bug_is_told_to_whoever_waits_and_to_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[object] = []
+    hook: Callable[[threading.ExceptHookArgs], None] = lambda found: shown.append(found.exc_type)  # noqa: E731
+    monkeypatch.setattr(threading, "excepthook", hook)
+
+    async def scenario() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(lambda: 1 // 0)
+
+    asyncio.run(scenario())
+    for thread in threading.enumerate():
+        if thread.name == "blocking-call":
+            thread.join()
+    assert shown == [ZeroDivisionError]

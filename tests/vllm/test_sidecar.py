@@ -1,0 +1,201 @@
+"""A gateway and a sidecar before a real vLLM: started when wanted, asleep when not, killed, hung, taken over.
+
+Two models of one machine without a GPU. Sleeping frees no memory there (vLLM has the whole state machine all the same),
+so what is proved is that no call is lost on the way, whatever happens to whom.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from loadtest.processes import Child, Gateway, get, until
+from loadtest.real_vllm import CONTEXT, ENVIRONMENT, free_port, model, venv
+from sidecar import kin
+from tests.vllm import install
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+POLICY = """
+classes:
+  default: {deadline: 5m}
+fleet: {sidecars: {}}
+"""
+FILE = """
+id: test-%(pid)s
+listen: 127.0.0.1:%(listen)s
+gateways: ["%(gateway)s"]
+engine: {python: %(python)s, device: cpu}
+engine_addresses: %(port)s-%(last)s
+models:
+  one: &tiny
+    model_path: %(model)s
+    context_length: %(context)s
+    load_timeout: 5m
+    sleep: {level: 1, after: 1h}
+    flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 16}
+    environment: {VLLM_CPU_KVCACHE_SPACE: "1", HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1"}
+  two:
+    model_path: %(model)s
+    context_length: %(context)s
+    load_timeout: 5m
+    sleep: {level: 2, after: 6s}
+    flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 16}
+    environment: {VLLM_CPU_KVCACHE_SPACE: "1", HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1"}
+"""
+
+
+class Machine:
+    """A gateway, and `sidecar serve` with the file beside it, which may be started again."""
+
+    def __init__(self, folder: Path, gateway: Gateway, scratch: str) -> None:
+        self.gateway = gateway
+        self.listen = free_port()
+        self.id = f"test-{os.getpid()}"
+        self.file = folder / "sidecar.yaml"
+        port = min(free_port(), 65_000)
+        self.file.write_text(
+            FILE
+            % {
+                "pid": os.getpid(),
+                "listen": self.listen,
+                "gateway": gateway.control,
+                "python": venv() / "bin" / "python",
+                "port": port,
+                "last": port + 9,
+                "model": model(),
+                "context": CONTEXT,
+            }
+        )
+        self._environment = {**os.environ, **ENVIRONMENT, "TMPDIR": scratch}
+        self._folder = folder
+        self._starts = 0
+        self.child = self.start()
+
+    def start(self) -> Child:
+        self._starts += 1
+        log = self._folder / f"sidecar-{self._starts}.log"
+        argv = [sys.executable, "-m", "sidecar.cli", "serve", "--config", str(self.file)]
+        self.child = Child("sidecar", argv, log, env=self._environment)
+        self.child.wait(lambda: "control API" in self.child.output(), 30.0, "what it announces")
+        return self.child
+
+    def end(self) -> None:
+        self.child.stop()
+
+    def command(self, *arguments: str) -> str:
+        log = self._folder / "command.log"
+        argv = [sys.executable, "-m", "sidecar.cli", *arguments, "--config", str(self.file)]
+        with Child("command", argv, log, env=self._environment) as child:
+            child.process.wait(60.0)
+            return child.output()
+
+    def profile(self, name: str) -> Any:
+        status = json.loads(get(f"http://127.0.0.1:{self.listen}/status")[1])
+        return next(each for each in status["models"] if each["profile"] == name)
+
+    def until(self, name: str, state: str, within: float) -> float:
+        took = until(lambda: self.profile(name)["state"] == state, within, every=0.1)
+        assert took is not None, (name, state, self.profile(name), self.child.output())
+        return took
+
+    def processes(self, profile: str = "") -> list[int]:
+        """The pids of the engines of this sidecar, or of one profile's."""
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        marked = {pid: kin.marker_of(pid) or "" for pid in pids}
+        return [pid for pid, mark in marked.items() if mark.startswith(f"{self.id}-") and f"/{profile}" in mark]
+
+    def core(self, profile: str) -> int:
+        """The pid of the EngineCore of a profile's engine."""
+        pids = self.processes(profile)
+        (core,) = [pid for pid in pids if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return core
+
+    def ask(self, name: str, tokens: int = 8) -> str:
+        """The answer to one call through the gateway; the client does not retry."""
+        with openai.OpenAI(base_url=f"{self.gateway.url}/v1", api_key="none", max_retries=0, timeout=300.0) as client:
+            messages = [{"role": "user", "content": "what is it?"}]
+            answer = client.chat.completions.create(model=name, messages=messages, max_tokens=tokens)  # type: ignore[arg-type]
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens > 0
+            return answer.choices[0].message.content or ""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    reason = install.missing()
+    if reason:
+        if os.environ.get("WEIR_REQUIRE_VLLM") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-"))
+        gateway = Gateway(tmp_path / "gateway.log", "--policy", str(tmp_path / "policy.yaml"), ready=False)
+        stack.enter_context(gateway)
+        running = Machine(tmp_path, gateway, scratch)
+        stack.callback(running.end)
+        stack.callback(running.command, "stop", "--all")
+        yield running
+
+
+def test_two_models_of_one_machine(machine: Machine) -> None:
+    # Stopped: the call is held while the engine starts.
+    began = time.monotonic()
+    machine.ask("one")
+    print(f"cold start and answer: {time.monotonic() - began:.1f} s")
+    machine.ask("two")
+
+    # Idle: it goes to sleep; a call that comes then is held, it wakes, and answers.
+    machine.until("two", "sleeping", 30.0)
+    began = time.monotonic()
+    machine.ask("two")
+    print(f"asleep at level 2, wake and answer: {time.monotonic() - began:.2f} s")
+
+    # EngineCore is killed: another one, and the call is answered.
+    os.kill(machine.core("one"), signal.SIGKILL)
+    machine.until("one", "error", 15.0)
+    began = time.monotonic()
+    machine.ask("one")
+    print(f"after EngineCore was killed, start and answer: {time.monotonic() - began:.1f} s")
+
+    # EngineCore hangs: /health says 200 all the same.
+    core = machine.core("one")
+    os.kill(core, signal.SIGSTOP)
+    took = machine.until("one", "error", 16.0)
+    print(f"a hung EngineCore was found after {took:.1f} s")
+    assert took <= 15.0
+    machine.ask("one")
+
+    # The sidecar is killed while a call runs, and started again: no call is lost, no engine started.
+    url = machine.profile("one")["url"]
+    answers: list[str] = []
+    calling = threading.Thread(target=lambda: answers.append(machine.ask("one", 1500)))
+    calling.start()
+    assert until(lambda: machine.gateway.fleet()["engines"] and not machine.gateway.idle(), 10.0) is not None
+    machine.child.kill()
+    assert machine.ask("one")
+    machine.start()
+    assert machine.profile("one")["state"] == "running"
+    assert machine.profile("one")["url"] == url
+    assert machine.ask("one")
+    calling.join(120.0)
+    assert any(answers)
+
+    # Nothing is left.
+    assert machine.processes()
+    assert "one" in machine.command("stop", "--all")
+    assert until(lambda: not machine.child.alive, 20.0) is not None
+    assert not machine.processes()
