@@ -1,4 +1,4 @@
-"""What a started gateway tells the person at the terminal: where it is, and two commands that work as printed."""
+"""What a started gateway tells the person at the terminal: where it is, and commands that work as printed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,42 @@ import shlex
 from collections.abc import Sequence
 
 
-def announcement(data: Sequence[str], control: str, engines: Sequence[str], models: Sequence[str]) -> str:
-    """The text, without a last newline. `data` are the data port's addresses, URLs or `unix:PATH`."""
+def announcement(
+    data: Sequence[str],
+    control: str,
+    engines: Sequence[str],
+    models: Sequence[str],
+    *,
+    in_turn: Sequence[str] = (),
+    watch: str = "",
+) -> str:
+    """The text, without a last newline. `data` are the data port's addresses, URLs or `unix:PATH`.
+
+    `in_turn`: models of the embedded sidecar, in the order in which they are worth being asked for; `watch`: the
+    command that shows what becomes of them.
+    """
     lines = [*(f"data port {address}" for address in data), f"control port {control}"]
-    lines.append(f"engines {' '.join(engines)}")
+    lines += [f"engines {' '.join(engines)}"] if engines else []
+    if in_turn:
+        return "\n".join([*lines, f"models {' '.join(models)}", "", *_demo(data[0], in_turn, watch)])
     if not models:
         return "\n".join([*lines, f"no engine has answered yet: {control}/readyz tells when one has"])
     lines += [f"models {' '.join(models)}", "", *_curl(data[0], models[0])]
     if not data[0].startswith("unix:"):
         lines += ["", *_python(data[0], models[0])]
     return "\n".join(lines)
+
+
+def _demo(address: str, models: Sequence[str], watch: str) -> list[str]:
+    return [
+        "None is awake yet. A sidecar starts each when it is asked for, in about 8 seconds, on two simulated GPUs of",
+        "24 GB. They do not all fit: ask for them in turn, and the one that has not been used for longest is put to",
+        "sleep to make room. Asked for again, it is awake in about a second. This shows it, in another terminal:",
+        "",
+        watch,
+        "",
+        *(line for model in (*models, models[0]) for line in _curl(address, model)),
+    ]
 
 
 def _curl(address: str, model: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`gateway serve | check | key`: flags and files in. A mistake is one clear line and exit status 2.
+"""`gateway serve | check | key | top`: flags and files in. A mistake is one clear line and exit status 2.
 
 Everything a person can get wrong is found here, before anything starts: addresses, URLs, the policy file, tokens.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,24 +16,29 @@ from typing import Any, NoReturn
 
 from gateway import __version__
 from gateway.announce import announcement
-from gateway.assembly import engine_id
 from gateway.control.listener import is_loopback, split_address
 from gateway.core.advice import Advice, advise
 from gateway.core.checked import InvalidFile
 from gateway.core.explained import explain_call
+from gateway.core.fleet import engine_id
 from gateway.core.policy import EngineEntry, Policy
 from gateway.core.policy_file import decode_with_lines, explain
 from gateway.core.schema import schema_text
 from gateway.core.tenants import MAX_KEYS_BYTES, keys_from, with_keys
+from gateway.core.units import SECONDS
 from gateway.core.yaml_file import MAX_BYTES
 from gateway.embedded import EmbeddedFleet, parse_embedded
+from gateway.embedded_sidecar import MODELS
 from gateway.keys import KeysError, run_add, run_list, run_revoke
 from gateway.serve import NO_ENGINE, Options, Running, StartError, run
+from gateway.top.command import EXAMPLES as TOP_EXAMPLES
+from gateway.top.command import TopError, show
 from gateway.wire.client import parse_origin
 from loadtest.engine.latency import profiles
 
 TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
 TOKEN_LENGTH = 16
+DEMO = "demo"  # --engine demo: a sidecar of our own
 
 DESCRIPTION = """\
 Weir: a traffic gateway for self-hosted LLM engines.
@@ -43,9 +49,11 @@ and decides for each request whether, when, where and how large it runs."""
 EXAMPLES = """\
 examples:
   gateway serve --engine sim:2                                   try it: two simulated engines, no GPU needed
+  gateway serve --engine demo                                    the same, with four models that take turns on two GPUs
   gateway serve --engine http://10.0.0.11:8000 --engine unix:///run/vllm/b.sock
   gateway check policy.yaml                                      find every mistake in a policy before it is used
-  gateway serve --policy policy.yaml"""
+  gateway serve --policy policy.yaml
+  gateway top                                                    watch it: classes, queues, engines, calls a second"""
 
 SERVE_EXAMPLES = """\
 The policy says how calls are treated: classes, budgets, routing, retries, time-outs, engines; flags only where to
@@ -107,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         return int(options.command(options))
-    except (Mistake, StartError, KeysError, InvalidFile) as error:
+    except (Mistake, StartError, KeysError, InvalidFile, TopError) as error:
         print("\n".join(f"gateway: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return 2
 
@@ -125,7 +133,7 @@ def _parser() -> Parser:
 
     top = parser(Parser, prog="gateway", description=DESCRIPTION, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"weir {__version__}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="serve | check | key")
+    commands = top.add_subparsers(title="commands", required=True, metavar="serve | check | key | top")
 
     serve = parser(
         commands.add_parser,
@@ -145,8 +153,9 @@ def _parser() -> Parser:
         action="append",
         default=[],
         type=_argument(_engine),
-        metavar="URL|sim[:N[:PROFILE]]",
-        help="an engine, beside the policy's: http://, https:// or unix:///PATH, or N simulated ones; repeatable",
+        metavar="URL|sim[:N[:PROFILE]]|demo",
+        help="an engine, beside the policy's: http://, https:// or unix:///PATH, or N simulated ones; demo: a sidecar "
+        "with four models on simulated GPUs; repeatable",
     )
     serve.add_argument(
         "--listen",
@@ -213,6 +222,31 @@ def _parser() -> Parser:
     action("list", "list the keys", lambda given: run_list(Path(given.policy)))
     revoke = action("revoke", "revoke a key", lambda given: run_revoke(given.hash, Path(given.policy)))
     revoke.add_argument("hash", nargs="?", metavar="HASH", help="how its hash begins; left out: read the key itself")
+
+    live = parser(
+        commands.add_parser,
+        "top",
+        help="watch a running gateway",
+        description="Watch a running gateway.",
+        epilog=TOP_EXAMPLES,
+    )
+    live.add_argument(
+        "--url",
+        default="http://127.0.0.1:8001",
+        type=_argument(_gateway_url),
+        help="its control port (default: %(default)s)",
+    )
+    live.add_argument("--token-file", metavar="FILE", help=f"its admin token, else ${TOKEN_VARIABLE}")
+    live.add_argument(
+        "--interval",
+        default="1s",
+        type=_argument(_interval),
+        metavar="TIME",
+        help="between two looks: 100ms to 1h (default: %(default)s)",
+    )
+    live.add_argument("--once", action="store_true", help="one frame as plain text, after one interval")
+    live.add_argument("--json", action="store_true", help="what there is to show as JSON, a line each time")
+    live.set_defaults(command=_top)
     return top
 
 
@@ -231,7 +265,9 @@ def _argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return converted
 
 
-def _engine(text: str) -> EngineEntry | EmbeddedFleet:
+def _engine(text: str) -> EngineEntry | EmbeddedFleet | str:
+    if text == DEMO:
+        return DEMO
     embedded = parse_embedded(text)
     if embedded is not None:
         if embedded.profile not in profiles():
@@ -256,6 +292,23 @@ def _control(text: str) -> str:
     return text
 
 
+def _gateway_url(text: str) -> str:
+    try:
+        origin = parse_origin(text)
+    except ValueError:
+        origin = None
+    if origin is None or origin.unix:
+        raise ValueError(f"{text!r}: write http://HOST:PORT or https://HOST:PORT, the control port of a gateway")
+    return text
+
+
+def _interval(text: str) -> float:
+    value = SECONDS.parse(text if text[-1:].isalpha() else f"{text}s")
+    if value is None or not 0.1 <= value <= 3600:
+        raise ValueError(f"{text!r} is not a time from 100ms to 1h")
+    return value
+
+
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +318,8 @@ def _serve(given: argparse.Namespace) -> int:
     policy = _checked(Path(given.policy))[0] if given.policy else Policy()
     if given.shadow:
         _checked(Path(given.shadow))
-    if not (policy.fleet.engines or engines or embedded):
+    demo = DEMO in given.engine
+    if not (policy.fleet.engines or policy.fleet.sidecars or engines or embedded or demo):
         raise Mistake(NO_ENGINE)
     ids = Counter(engine_id(engine.url) for engine in engines)
     twice = [id for id, times in ids.items() if times > 1]
@@ -286,6 +340,7 @@ def _serve(given: argparse.Namespace) -> int:
             shadow=Path(given.shadow) if given.shadow else None,
             engines=engines,
             embedded=embedded,
+            demo=demo,
             listen=given.listen,
             control=given.control,
             tls_cert=given.tls_cert,
@@ -299,9 +354,24 @@ def _serve(given: argparse.Namespace) -> int:
 
 def _announce(running: Running) -> None:
     try:
-        print(announcement(running.data, running.control, running.engines, running.models), flush=True)
+        in_turn: tuple[str, ...] = ()
+        watch = ""
+        if running.sidecar is not None:
+            in_turn, watch = MODELS, shlex.join([*_sidecar(), "status", "--watch", "--config", str(running.sidecar)])
+        text = announcement(
+            running.data, running.control, running.engines, running.models, in_turn=in_turn, watch=watch
+        )
+        print(text, flush=True)
     except BrokenPipeError:  # `gateway serve | head -1`: whoever read it has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _sidecar() -> list[str]:
+    """The command `sidecar` of this installation, as short as it can be written here."""
+    script = Path(sys.executable).with_name("sidecar")
+    if not script.exists():
+        return [sys.executable, "-m", "sidecar.cli"]
+    return [str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script)]
 
 
 def _check(given: argparse.Namespace) -> int:
@@ -339,6 +409,11 @@ def _explained(name: str, policy: Policy, call: Sequence[str]) -> str:
         raise Mistake(f"{name}: --explain: {error}") from error
 
 
+def _top(given: argparse.Namespace) -> int:
+    token = _admin_token(given.token_file, "--token-file")
+    return show(given.url, token, given.interval, just_once=given.once, as_json=given.json)
+
+
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -371,10 +446,10 @@ def _checked(path: Path) -> tuple[Policy, list[Advice], str]:
     return policy, advise(policy, written), note
 
 
-def _admin_token(file: str | None) -> str | None:
+def _admin_token(file: str | None, flag: str = "--admin-token-file") -> str | None:
     """From the file, else from the environment; never from argv, which every user of the machine can read."""
-    source = f"--admin-token-file {file}" if file else TOKEN_VARIABLE
-    text = _read(Path(file), "--admin-token-file ", 4096).decode("latin-1") if file else os.environ.get(TOKEN_VARIABLE)
+    source = f"{flag} {file}" if file else TOKEN_VARIABLE
+    text = _read(Path(file), f"{flag} ", 4096).decode("latin-1") if file else os.environ.get(TOKEN_VARIABLE)
     if text is None:
         return None
     token = text.strip()

@@ -28,9 +28,10 @@ from gateway.calllog import CallLog
 from gateway.control.app import control_app
 from gateway.control.listener import ControlPort
 from gateway.core.checked import InvalidFile
-from gateway.core.policy import EngineEntry
+from gateway.core.policy import EngineEntry, SidecarsPolicy
 from gateway.core.policy_status import PolicyStatus
-from gateway.embedded import Embedded, EmbeddedFleet
+from gateway.embedded import READY_WITHIN, Embedded, EmbeddedFleet
+from gateway.embedded_sidecar import EmbeddedSidecar
 from gateway.loading import Configuration, LoadError, load
 from gateway.reload import PolicyFile
 from gateway.wire.server import Server
@@ -43,6 +44,7 @@ class Running(msgspec.Struct, frozen=True):
     control: str
     engines: list[str]
     models: list[str]
+    sidecar: Path | None = None  # the file of the embedded one
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     shadow: Path | None = None  # a policy to compare with, never enforced
     engines: tuple[EngineEntry, ...] = ()
     embedded: tuple[EmbeddedFleet, ...] = ()
+    demo: bool = False  # a sidecar of our own
     listen: str = "127.0.0.1:8000"
     control: str = "127.0.0.1:8001"
     tls_cert: str | None = None
@@ -61,7 +64,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     log: str = "-"
 
 
-NO_ENGINE = "no engine: give --engine URL, --engine sim, or fleet.engines in the policy"
+POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
+NO_ENGINE = "no engine: give --engine URL, --engine sim, or fleet.engines or fleet.sidecars in the policy"
 
 
 class StartError(Exception):
@@ -79,7 +83,7 @@ async def serve(options: Options) -> None:
     async with AsyncExitStack() as stack:
         signals = Signals(asyncio.get_running_loop())
         stack.callback(signals.close)
-        file, configuration = _configuration(options.policy)
+        file, configuration = _configuration(options.policy, hears=options.demo)
         shadow_file, shadow = _configuration(options.shadow, "shadow ")
         shadow_policy = None if shadow_file is None else shadow.policy
         entries = list(options.engines)
@@ -91,7 +95,16 @@ async def serve(options: Options) -> None:
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
         try:
             log = _call_log(options.log)
-            gateway = Gateway(configuration.policy, entries, log, rng, configuration.api_keys, shadow_policy)
+            gateway = Gateway(
+                configuration.policy,
+                entries,
+                log,
+                rng,
+                configuration.api_keys,
+                shadow_policy,
+                configuration.sidecar_token,
+                _say,
+            )
         except ApplyError as error:
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
@@ -114,6 +127,7 @@ async def serve(options: Options) -> None:
             drain=partial(_drained_by_hand, gateway, signals),
             drain_engine=gateway.drain_engine,
             is_user_key=gateway.is_user_key,
+            sidecars=gateway.sidecars,
             policy_status=PolicyStatus if file is None else lambda: file.status,
             reload=None if file is None else file.reload_now,
         )
@@ -126,9 +140,14 @@ async def serve(options: Options) -> None:
             raise StartError(f"cannot listen: {error}") from error
         gateway.telemetry.start()
         await gateway.telemetry.first_contact()
+        sidecar = EmbeddedSidecar() if options.demo else None
+        if sidecar is not None:
+            stack.push_async_callback(sidecar.stop)
+            await _embedded_sidecar(sidecar, control.address, configuration.sidecar_token, gateway)
         _freeze()
-        urls = [engine.url for engine in gateway.fleet]
-        options.announce(Running(gateway.server.addresses, control.address, urls, sorted(gateway.fleet.models)))
+        urls, models = [engine.url for engine in gateway.fleet], sorted(gateway.fleet.models)
+        file_of_sidecar = None if sidecar is None else sidecar.config
+        options.announce(Running(gateway.server.addresses, control.address, urls, models, file_of_sidecar))
         await signals.first.wait()
         await _drain(gateway, signals)
 
@@ -154,18 +173,34 @@ async def _drain(gateway: Gateway, signals: Signals) -> None:
         await server.drain(0.0)
 
 
-def _configuration(path: Path | None, which: str = "") -> tuple[PolicyFile | None, Configuration]:
-    """The policy file, to be watched, and what it says now; its log lines begin with `which`. Raises StartError."""
+def _configuration(
+    path: Path | None, which: str = "", *, hears: bool = False
+) -> tuple[PolicyFile | None, Configuration]:
+    """The policy file, to be watched, and what it says now; its log lines begin with `which`. `hears`: sidecars of this
+    machine are heard also where it says nothing of them. Raises StartError."""
+    hearing = _hearing if hears else _as_it_is
     if path is None:
-        return None, Configuration()
+        return None, hearing(Configuration())
     failures = (InvalidFile, LoadError, ApplyError, OSError, ValueError)
-    file = PolicyFile(path, partial(load, path), lambda line: _say(which + line), failures=failures)
+    file = PolicyFile(path, lambda read: hearing(load(path, read)), lambda line: _say(which + line), failures=failures)
     try:
         return file, file.first()
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}") from error
     except (InvalidFile, LoadError, ValueError) as error:
         raise StartError(str(error)) from error
+
+
+def _as_it_is(configuration: Configuration) -> Configuration:
+    return configuration
+
+
+def _hearing(configuration: Configuration) -> Configuration:
+    policy = configuration.policy
+    if policy.fleet.sidecars is not None:
+        return configuration
+    fleet = msgspec.structs.replace(policy.fleet, sidecars=SidecarsPolicy())
+    return msgspec.structs.replace(configuration, policy=msgspec.structs.replace(policy, fleet=fleet))
 
 
 def _reload(files: list[PolicyFile]) -> None:
@@ -210,6 +245,19 @@ async def _embedded(embedded: Embedded, group: EmbeddedFleet) -> list[str]:
     try:
         return await embedded.start(group)
     except RuntimeError as error:
+        raise StartError(str(error)) from error
+
+
+async def _embedded_sidecar(sidecar: EmbeddedSidecar, control: str, token: str | None, gateway: Gateway) -> None:
+    """Back when it has started and its models can be asked for. Raises StartError."""
+    try:
+        await sidecar.start(control, token)
+        async with asyncio.timeout(READY_WITHIN):
+            while not gateway.fleet.expected:  # noqa: ASYNC110 # once, at the start; the fleet has no event for it
+                await asyncio.sleep(POLL)
+    except TimeoutError:
+        raise StartError(f"the embedded sidecar has not reported to {control} within {READY_WITHIN:g} s") from None
+    except (RuntimeError, ValueError) as error:
         raise StartError(str(error)) from error
 
 

@@ -22,7 +22,7 @@ PACKAGES = ("gateway", "sidecar", "loadtest")
 # wire and dispatch are the two edges others are built on; the edges above them do not know each other.
 LEVELS = {
     "cli": 6,
-    "serve": 5,
+    **dict.fromkeys(("serve", "top"), 5),
     "assembly": 4,
     "pipeline": 3,
     **dict.fromkeys(
@@ -32,6 +32,7 @@ LEVELS = {
             "calllog",
             "control",
             "embedded",
+            "embedded_sidecar",
             "attempts",
             "keys",
             "kv_events",
@@ -39,7 +40,10 @@ LEVELS = {
             "metrics",
             "relay",
             "reload",
+            "sidecar_metrics",
+            "sidecars",
             "telemetry",
+            "waking",
         ),
         2,
     ),
@@ -54,17 +58,25 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "anyio": None,
     "yaml": ("gateway/core/yaml_file.py",),
     "httptools": ("gateway/wire/", "loadtest/engine/", "loadtest/client.py", "loadtest/stub.py"),
-    "httpx": ("gateway/telemetry.py", "sidecar/engine_api.py"),
-    "hypercorn": ("gateway/control/", "sidecar/api.py"),
-    "starlette": ("gateway/control/", "sidecar/api.py"),
-    "prometheus_client": ("gateway/metrics.py",),
+    "httpx": (
+        "gateway/telemetry.py",
+        "gateway/top/asking.py",
+        "gateway/waking.py",
+        "sidecar/engine_api.py",
+        "sidecar/gateway_link.py",
+    ),
+    "hypercorn": ("gateway/control/", "sidecar/listener.py"),
+    "starlette": ("gateway/control/", "sidecar/api.py", "sidecar/guard.py", "sidecar/listener.py"),
+    "prometheus_client": ("gateway/metrics.py", "gateway/sidecar_metrics.py", "sidecar/metrics.py"),
     "pynvml": ("sidecar/gpu.py",),
     "uvloop": ("gateway/serve.py", "sidecar/serve.py", "loadtest/"),
     "zmq": ("gateway/kv_events.py", "loadtest/engine/publisher.py"),
-    "rich": ("gateway/cli.py", "loadtest/"),
+    "rich": ("gateway/cli.py", "gateway/top/", "loadtest/"),
 }
 # The gateway in virtual time, and what gives its engines cache events there; the rest of loadtest knows only sockets.
 GATEWAY_IN_LOADTEST = ("loadtest/inprocess.py", "loadtest/affinity.py")
+# The sidecar's manager in virtual time: its engines, its gateways, and what is measured there.
+SIDECAR_IN_LOADTEST = ("loadtest/residents.py", "loadtest/residency")
 # Of the gateway the sidecar knows how a file is read, so that one reader bounds both files and answers mistakes in one
 # taste, and how a vLLM's metrics and models are read, so that both believe and refuse the same of one engine. Either is
 # pure and decides nothing. The sidecar's files that import them, and what of them.
@@ -74,6 +86,19 @@ READER_IN_SIDECAR = {
     "sidecar/core/profile.py": READER,
     "sidecar/core/vllm.py": ("gateway.core.vllm",),
 }
+# So does the load test of its scenario files: one reader, and the kinds of values of which the files' sections are made.
+# They say what is sent, and nothing of the gateway that it is sent to.
+READER_IN_LOADTEST = {
+    "loadtest/scenario.py": (*READER, "gateway.core.policy_types", "gateway.core.schema"),
+    "loadtest/scenario_rules.py": ("gateway.core.checked",),
+    **dict.fromkeys(
+        ("loadtest/arrivals.py", "loadtest/lengths.py", "loadtest/slo.py", "loadtest/workload.py"),
+        ("gateway.core.kinds", "gateway.core.policy_types", "gateway.core.units"),
+    ),
+}
+# The registry of sidecars takes their messages as they are: structs without I/O, of which nothing else would be left
+# to say in a second set of types.
+WIRE_IN_CORE = dict.fromkeys(("gateway/core/sidecar.py", "gateway/core/sidecars.py"), "sidecar.wire")
 # core decides and does nothing else: what would give it a clock, a socket, a thread or a log line.
 NOT_IN_CORE = re.compile(
     "asyncio|concurrent|ctypes|datetime|http|io|logging|multiprocessing|os|pathlib|queue|sched|select|selectors|shutil|"
@@ -86,7 +111,7 @@ LIBRARY_BASES = {  # what a library demands is named here, with the files that m
     "asyncio.Protocol": ("gateway/wire/", "loadtest/"),
     "asyncio.BufferedProtocol": ("gateway/wire/", "loadtest/"),
     "argparse.ArgumentParser": ("gateway/cli.py", "sidecar/cli.py"),  # error() is there to be replaced
-    "Collector": ("gateway/metrics.py",),
+    "Collector": ("gateway/metrics.py", "sidecar/metrics.py"),
     "asyncio.SelectorEventLoop": ("loadtest/vtime.py", "loadtest/realtime.py"),
     "selectors.SelectSelector": ("loadtest/vtime.py",),
 }
@@ -176,15 +201,18 @@ def _arrow(path: str, name: str) -> Iterator[str]:
         if path != "gateway/cli.py":
             yield f"imports {name}: only gateway/cli.py may import loadtest"
     elif (package, target) == ("loadtest", "gateway"):
-        if path not in GATEWAY_IN_LOADTEST:
+        if path not in GATEWAY_IN_LOADTEST and not _reader(path, name):
             yield f"imports {name}: only {' and '.join(GATEWAY_IN_LOADTEST)} may import the gateway"
+    elif (package, target) == ("loadtest", "sidecar"):
+        if not path.startswith(SIDECAR_IN_LOADTEST):
+            yield f"imports {name}: only {' and '.join(SIDECAR_IN_LOADTEST)} may import the sidecar"
     elif package != target and not _reader(path, name):
         yield f"imports {name}: {package} knows nothing of {target}"
 
 
 def _reader(path: str, name: str) -> bool:
-    """Whether an import is the sidecar's of the reader of files, or of vLLM's answers."""
-    return name in READER_IN_SIDECAR.get(path, ())
+    """Whether an import is the sidecar's or the load test's of the reader of files, or of vLLM's answers."""
+    return name in READER_IN_SIDECAR.get(path, ()) or name in READER_IN_LOADTEST.get(path, ())
 
 
 def _unit(parts: list[str]) -> str:
@@ -200,7 +228,7 @@ def _core(path: str, tree: ast.Module) -> Iterator[str]:
         return
     for name in _imported(path, tree):
         top = name.split(".")[0]
-        own = name.startswith(f"{package}.core")
+        own = name.startswith((f"{package}.core", WIRE_IN_CORE.get(path, f"{package}.core")))
         door = _under(path, DOORS.get(top) or ())
         known = own or door or _reader(path, name) or top == "msgspec" or top in sys.stdlib_module_names
         if NOT_IN_CORE.fullmatch(top) or not known:
@@ -360,7 +388,8 @@ DOC = '"""Doc."""\n'
         ("sidecar/core/vllm.py", "from gateway.core.checked import Fault", "sidecar knows nothing of gateway"),
         ("sidecar/core/config.py", "import yaml", "imports yaml, whose door is"),
         ("loadtest/x.py", "from gateway.core.call import Call", "only loadtest/inprocess.py"),
-        ("loadtest/x.py", "from sidecar import wire", "loadtest knows nothing of sidecar"),
+        ("loadtest/scenario.py", "from gateway.core.policy import Policy", "only loadtest/inprocess.py"),
+        ("loadtest/x.py", "from sidecar import wire", "only loadtest/residents.py"),
         ("gateway/utils.py", "", "the name 'utils' says nothing"),
         ("gateway/wire/http_helpers.py", "", "the name 'http_helpers' says nothing"),
         ("gateway/common/x.py", "", "the name 'common' says nothing"),
@@ -407,6 +436,7 @@ def test_a_file_without_a_docstring_is_found() -> None:
         ("sidecar/core/config.py", "from gateway.core.yaml_file import written\nimport gateway.core.checked"),
         ("sidecar/core/profile.py", "from gateway.core.kinds import Text\nfrom gateway.core.units import Bytes"),
         ("sidecar/core/vllm.py", "from gateway.core.vllm import series_of"),
+        ("loadtest/scenario.py", "from gateway.core.yaml_file import read_file\nimport gateway.core.schema"),
         ("gateway/core/x.py", "import math, random\ndef f(rng: random.Random): ...\nR = random.Random"),
         ("gateway/metrics.py", "from gateway.dispatch import Dispatch\nfrom prometheus_client import REGISTRY"),
         ("gateway/control/app.py", "from gateway.control.listener import x\nimport starlette.routing"),

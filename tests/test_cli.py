@@ -63,7 +63,15 @@ def test_version(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["serve", "--help"], ["check", "--help"], ["key", "--help"], ["key", "add", "--help"]]
+    "argv",
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["check", "--help"],
+        ["key", "--help"],
+        ["key", "add", "--help"],
+        ["top", "--help"],
+    ],
 )
 def test_help_teaches_by_examples_that_parse(ran: Ran, argv: list[str]) -> None:
     status, out, err = ran(*argv)
@@ -79,7 +87,7 @@ def test_help_teaches_by_examples_that_parse(ran: Ran, argv: list[str]) -> None:
 
 def test_nothing_is_listed_that_does_not_exist(ran: Ran) -> None:
     _, out, _ = ran("--help")
-    assert not re.search(r"\b(?:bench|simulate|top)\b", out)
+    assert not re.search(r"\b(?:bench|simulate)\b", out)
 
 
 def test_the_defaults(ran: Ran) -> None:
@@ -106,15 +114,21 @@ def test_every_flag(ran: Ran, tmp_path: Path) -> None:
     assert (options.tls_cert, options.tls_key, options.log) == ("c.pem", "k.pem", "none")
 
 
+def test_the_demo(ran: Ran) -> None:
+    options = ran.served("--engine", "demo", "--engine", "sim")
+    assert (options.demo, options.engines, options.embedded) == (True, (), (EmbeddedFleet(),))
+    assert not ran.served("--engine", "sim").demo
+
+
 def test_the_token_comes_from_the_environment_too(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cli.TOKEN_VARIABLE, TOKEN)
     assert ran.served(*ENGINE, "--control", "[::]:8001").admin_token == TOKEN
 
 
 MISTAKES = [
-    ([], "the following arguments are required: serve | check | key"),
+    ([], "the following arguments are required: serve | check | key | top"),
     (["bench"], "invalid choice: 'bench'"),
-    (["serve"], "no engine: give --engine URL, --engine sim, or fleet.engines in the policy"),
+    (["serve"], "no engine: give --engine URL, --engine sim, or fleet.engines or fleet.sidecars in the policy"),
     (["serve", "--frobnicate"], "unrecognized arguments: --frobnicate"),
     (["serve", "--pol", "x"], "unrecognized arguments: --pol x"),
     (["serve", "--engine"], "argument --engine: expected one argument"),
@@ -143,6 +157,12 @@ MISTAKES = [
     (["key", "add", "acme"], "the following arguments are required: --policy"),
     (["key", "add", "--policy", "p.yaml"], "the following arguments are required: TENANT"),
     (["key", "list", "--policy", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
+    (["top", "--url", "127.0.0.1:8001"], "'127.0.0.1:8001': write http://HOST:PORT or https://HOST:PORT"),
+    (["top", "--url", "unix:///run/c.sock"], "the control port of a gateway"),
+    (["top", "--interval", "0.05"], "'0.05' is not a time from 100ms to 1h"),
+    (["top", "--interval", "soon"], "'soon' is not a time from 100ms to 1h"),
+    (["top", "--token-file", "/nowhere/token"], "--token-file /nowhere/token: No such file or directory"),
+    (["top"], "standard output is no terminal that can be drawn on: --once prints one frame, --json lines"),
     (["check"], "the following arguments are required: FILE"),
     (["check", "--strict"], "the following arguments are required: FILE"),
     (["check", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
@@ -289,6 +309,7 @@ def test_a_real_process_serves_announces_and_drains() -> None:
             process.communicate()
 
 
+@pytest.mark.slow
 def test_a_real_process_ends_with_status_2_where_its_address_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""The policy file as a JSON Schema (2020-12), so that editors complete, explain and check it while it is written.
+"""Files that operators write as a JSON Schema (2020-12), so that editors complete, explain and check them meanwhile.
 
 Made of the same annotations as the reader, and of the Structs' docstrings: what stands there after a field's name and
 a colon describes that field. What takes the whole file to see, as whether a class exists, only `gateway check` finds.
@@ -25,14 +25,24 @@ _FIELDS = re.compile(r"((?:`\w+`, )*`\w+`): ")
 
 def schema_text() -> str:
     """The schema as policies/schema.json holds it."""
-    return msgspec.json.format(msgspec.json.encode(schema()), indent=2).decode() + "\n"
+    return text_of(schema())
 
 
 def schema() -> Schema:
     """The schema of a whole policy file."""
+    return schema_of(Policy, "Weir policy")
+
+
+def text_of(schema: Schema) -> str:
+    """A schema as its file holds it."""
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
+
+
+def schema_of(kind: type[msgspec.Struct], title: str) -> Schema:
+    """The schema of a whole file that says a Struct of this kind."""
     structs = _Structs()
-    top = structs.schema(Policy)
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Weir policy"}
+    top = structs.schema(kind)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return {**head, **top, "$defs": dict(sorted(structs.made.items()))}
 
 
@@ -88,9 +98,15 @@ class _Structs:
             return [{"type": "object", "propertyNames": names, "additionalProperties": self._kind(item)}]
         if kind.__name__ not in self.made:
             self.made[kind.__name__] = self.schema(kind)
+        return [*self._shorthand(kind), {"$ref": f"#/$defs/{kind.__name__}"}]
+
+    def _shorthand(self, kind: Any) -> list[Schema]:
+        """What a Struct may be written as in place of its fields, if anything."""
+        if not hasattr(kind, "shorthand"):
+            return []
         fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-        short = self._option(fields[kind.shorthand]) if hasattr(kind, "shorthand") else []
-        return [*short, {"$ref": f"#/$defs/{kind.__name__}"}]
+        options = [option for option in options_of(fields[kind.shorthand]) if option is not types.NoneType]
+        return [schema for option in options for schema in self._option(option)]
 
 
 def _scalar(form: Any, least: float | None, most: float | None) -> list[Schema]:

@@ -105,6 +105,7 @@ def test_each_caller_gets_what_the_engine_answers_it_alone(
     real(engine.url, scenario)
 
 
+@pytest.mark.slow
 def test_an_input_too_long_fails_nobody_else(tmp_path: Path) -> None:
     engine = SimEngine(tmp_path / "engine.log", "--max-model-len", "128", "--max-num-batched-tokens", "2048")
 
@@ -123,6 +124,7 @@ def test_an_input_too_long_fails_nobody_else(tmp_path: Path) -> None:
         real(engine.url, scenario)
 
 
+@pytest.mark.slow
 def test_the_engine_is_told_when_the_last_caller_has_left(engine: SimEngine) -> None:
     engine.faults(slow=1000.0)
 

@@ -106,6 +106,7 @@ def test_a_tenant_that_only_one_of_them_knows(pair: Pair) -> None:
     assert pair.added("account", lambda: pair.ask("nobody's")) == {("refused", "refused"): 1}
 
 
+@pytest.mark.slow
 def test_a_reload_then_shorter_answers_and_a_bad_file(pair: Pair) -> None:
     pair.file.write_text(json.dumps(SHADOW | {"tenants": ENFORCED["tenants"]}))
     assert pair.logged("shadow policy: version 2 is active"), pair.gateway.child.output()
@@ -126,6 +127,7 @@ def test_a_reload_then_shorter_answers_and_a_bad_file(pair: Pair) -> None:
     assert pair.ask(ACME)[0] == 200
 
 
+@pytest.mark.slow
 def test_without_a_shadow_there_is_nothing_of_it(gateway: Gateway, tmp_path: Path) -> None:
     assert b"weir_shadow" not in get(f"{gateway.control}/metrics")[1]
     bad = tmp_path / "bad.yaml"

@@ -70,7 +70,7 @@ class Site:
 
     def save(self, policy: Tree | str) -> None:
         """Put a policy in the file's place, as editors do it: another file, renamed over it."""
-        text = policy if isinstance(policy, str) else json.dumps(policy, ensure_ascii=False, indent=1)
+        text = policy if isinstance(policy, str) else _text(policy)
         new = self.file.with_suffix(".new")
         new.write_text(text, encoding="utf-8")
         new.replace(self.file)
@@ -80,7 +80,9 @@ class Site:
         return self.gateway.child.output().count(APPLIED)
 
     def use(self, policy: Tree) -> None:
-        """Save a policy and wait until it is active."""
+        """Save a policy and wait until it is active; where the file says it already, nothing would be applied."""
+        if self.file.exists() and self.file.read_text() == _text(policy):
+            return
         before = self.applied()
         self.save(policy)
         self.hang_up()
@@ -142,3 +144,7 @@ class Wire:
         answer = http.client.HTTPResponse(self._socket)
         answer.begin()
         return answer.status, dict(answer.headers.items()), answer.read()
+
+
+def _text(policy: Tree) -> str:
+    return json.dumps(policy, ensure_ascii=False, indent=1)

@@ -299,6 +299,7 @@ async def client(port: int, kind: str, rng: random.Random) -> int:
     return 0
 
 
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_after_a_random_mix_of_everything_nothing_is_left(seed: int) -> None:

@@ -22,7 +22,7 @@ from sidecar.core.plan import Infeasible, Plan, plan
 STOPPED, STARTING, RUNNING, SLEEPING, ERROR = State
 START, DRAIN, SLEEP, WAKE, STOP = Pending
 NOW = 1000.0
-MANY = settings(max_examples=400)
+MANY = settings(max_examples=100)
 SOME = {
     count: [some for size in range(1, count + 1) for some in combinations(range(count), size)] for count in (1, 2, 3)
 }
@@ -401,3 +401,24 @@ def test_as_many_bytes_more_everywhere_do_not_make_it_worse(case: Case) -> None:
     )
     if isinstance(case.decide(), Plan):
         assert isinstance(plan(case.target, case.residents, richer, NOW, case.settings), Plan)
+
+
+LAWS = [
+    test_nobody_busy_pinned_or_changing_is_evicted,
+    test_no_gpu_is_ever_given_more_than_it_has,
+    test_without_any_one_of_the_victims_it_would_not_fit,
+    test_on_its_gpus_the_hottest_are_spared_that_can_be,
+    test_it_is_infeasible_only_where_nothing_helps,
+    test_victims_sleep_where_they_can,
+    test_who_comes_back_for_what_was_too_hot_gets_it_and_not_before,
+    test_the_order_of_what_it_is_told_changes_nothing,
+    test_as_many_bytes_more_everywhere_do_not_make_it_worse,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+@settings(max_examples=2000)
+@given(case=cases(most=5))
+def test_in_many_cases(law: Any, case: Case) -> None:
+    law.hypothesis.inner_test(case)

@@ -126,6 +126,7 @@ def test_an_engine_that_speaks_first_or_not_at_all(first: bytes) -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_rest", [True, False])
 def test_a_connection_that_is_over_is_kept_by_nothing(at_rest: bool) -> None:
     """Not by its timer, which would be due in a minute."""

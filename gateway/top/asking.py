@@ -1,0 +1,130 @@
+"""Asks a gateway's control port, over one connection, with an end in time and in size.
+
+Two kinds of failure: what trying again may mend (`NoAnswer`), and what it will not (`Unfit`: the wrong token, something
+that is not a gateway).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import cast
+
+import httpx
+
+from gateway.control.calls import CallsView
+from gateway.control.view import FleetView
+from gateway.core.vllm import AnswerError
+from gateway.top.sample import Point, Sample, Summary, counts_from, read, targets_from
+
+WITHIN = 5.0  # seconds for all the answers of one sample
+MOST = 64 * 1024 * 1024  # bytes of one answer; the metrics of a large gateway are a few MiB
+GONE = ("Server disconnected", "peer closed")  # in h11's words: it ended meanwhile, and may come back
+
+
+class NoAnswer(Exception):
+    """There is no answer now; the message says why."""
+
+
+class Unfit(Exception):
+    """What answers is not a gateway, or not one that answers us; the message says why, and what to do."""
+
+
+class Asking:
+    """The way to the gateway whose control port has this `url`. `clock` gives monotonic seconds; `within` and `most`
+    are WITHIN and MOST."""
+
+    def __init__(
+        self, url: str, token: str | None, clock: Callable[[], float], *, within: float = WITHIN, most: int = MOST
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._within = within
+        self._most = most
+        self._clock = clock
+        self._headers = {"accept-encoding": "identity", "user-agent": "weir-top"}
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
+        self._has_token = token is not None
+        self._targets: dict[str, float | None] = {}
+        self._policy: tuple[int, str] | None = None  # the version that the targets are of
+        # Not httpx's client: that would take proxies from the environment and follow where it is sent.
+        verify = ssl.create_default_context() if url.startswith("https:") else False
+        self._transport = httpx.AsyncHTTPTransport(verify=verify, limits=httpx.Limits(max_connections=1))
+
+    async def sample(self) -> Sample:
+        """Everything there is to know now. Raises NoAnswer, Unfit."""
+        try:
+            async with asyncio.timeout(self._within):
+                return await self._sample()
+        except TimeoutError:
+            raise NoAnswer(f"no answer within {self._within:g} s") from None
+        except AnswerError as error:
+            raise Unfit(f"this is not the control port of a gateway of this version: {error}") from None
+        except httpx.RemoteProtocolError as error:
+            if str(error).startswith(GONE):
+                raise NoAnswer("it hung up") from None
+            raise Unfit(f"this is not the control port of a gateway: {error}") from None
+        except httpx.TransportError as error:
+            if _is_tls(error):
+                raise Unfit(f"TLS: {error}") from None
+            raise NoAnswer("no connection" if isinstance(error, httpx.ConnectError) else _told(error)) from None
+
+    async def _sample(self) -> Sample:
+        summary = read(await self._get("/summary"), Summary)
+        policy = (summary.policy.version, summary.policy.loaded_at)
+        if policy != self._policy:
+            self._targets = targets_from(await self._get("/policy?format=json"))
+            self._policy = policy
+        counts = counts_from(await self._get("/metrics"))
+        point = Point(self._clock(), counts)
+        fleet = read(await self._get("/fleet"), FleetView)
+        calls = read(await self._get("/calls"), CallsView)
+        return Sample(point, summary, fleet, calls, self._targets)
+
+    async def _get(self, path: str) -> bytes:
+        request = httpx.Request("GET", self.url + path, headers=self._headers)
+        response = await self._transport.handle_async_request(request)
+        try:
+            body = bytearray()
+            async with aclosing(cast("AsyncGenerator[bytes, None]", response.aiter_raw())) as chunks:
+                async for chunk in chunks:
+                    body += chunk
+                    if len(body) > self._most:
+                        raise Unfit(f"{path} answers with more than {self._most} bytes")
+        finally:
+            await response.aclose()
+        self._judge(path, response.status_code)
+        return bytes(body)
+
+    def _judge(self, path: str, status: int) -> None:
+        match status:
+            case 200:
+                return
+            case 401 if self._has_token:
+                raise Unfit("it refuses the token")
+            case 401:
+                raise Unfit("it wants its admin token: give --token-file FILE or set WEIR_ADMIN_TOKEN")
+            case 403:
+                raise Unfit("it answers 403: the token is for its control port, and not a key of its users")
+            case 421:
+                raise Unfit("it answers only to loopback names: localhost, 127.0.0.1, [::1]")
+            case _ if status >= 500:
+                raise NoAnswer(f"it answers {status} to {path}")
+            case _:
+                raise Unfit(f"this is not the control port of a gateway: it answers {status} to {path}")
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _is_tls(error: BaseException | None) -> bool:
+    """Whether it comes of an SSLError; httpx and httpcore tell it as one of theirs."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None

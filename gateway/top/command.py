@@ -1,0 +1,55 @@
+"""`gateway top` from its flags on: which way of showing it is, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import sys
+
+from rich.console import Console
+
+from gateway.top.asking import NoAnswer, Unfit
+from gateway.top.live import once, watch
+
+EXAMPLES = """\
+Asks the control port of a running gateway once per interval and shows classes, queues, engines with what is held of
+their KV cache, models that are not awake, and how calls end. Rates and waits are of the last ten seconds. q or Ctrl-C
+ends it. A gateway that goes away is asked until it is back. NO_COLOR is obeyed.
+
+examples:
+  gateway top                                                    the gateway on this machine
+  gateway top --url http://10.0.0.5:8001 --token-file admin.token
+  gateway top --once                                             one frame as plain text, for scripts
+  COLUMNS=160 gateway top --once --interval 10s                  as wide as that, with the rates of ten seconds
+  gateway top --json                                             a JSON object a line, again and again
+
+Exit status 2: a wrong token, or nothing that is a gateway; 1: no answer to --once or --json."""
+
+
+class TopError(Exception):
+    """A mistake that trying again will not mend; says what and where."""
+
+
+def show(url: str, token: str | None, interval: float, *, just_once: bool, as_json: bool) -> int:
+    """Until somebody has seen enough. The exit status. Raises TopError."""
+    plain = just_once or as_json
+    if not plain and (not sys.stdout.isatty() or Console().is_dumb_terminal):
+        raise TopError("standard output is no terminal that can be drawn on: --once prints one frame, --json lines")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that it cannot carry is no reason to end
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        if plain:
+            asyncio.run(once(url, token, interval, as_json=as_json, lasting=not just_once))
+        else:
+            asyncio.run(watch(url, token, interval))
+    except Unfit as error:
+        raise TopError(f"{url}: {error}") from None
+    except NoAnswer as error:
+        print(f"gateway: {url}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `gateway top --once | head`: whoever read it has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -1,0 +1,101 @@
+"""The sidecar of `--engine demo`: its file, and one that does not start. The whole of it is in e2e/test_demo.py."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway import embedded_sidecar
+from gateway.core.policy import SidecarsPolicy
+from gateway.embedded_sidecar import CONFIG, GPUS, MODELS, EmbeddedSidecar
+from gateway.serve import _configuration
+from loadtest.engine.latency import profiles
+from loadtest.engine.residency import RESIDUE, start_seconds, wake_seconds
+from sidecar.core.config import SidecarConfig, decode
+from sidecar.state import Times
+from sidecar.state import decode as known
+
+
+def config(token: str = "") -> SidecarConfig:
+    return decode(
+        CONFIG.format(gateway="http://127.0.0.1:8001", token=token, listen="127.0.0.1:8002", folder="/r").encode()
+    )
+
+
+def test_the_models_fit_in_pairs_and_not_all() -> None:
+    given = config()
+    assert tuple(given.models) == MODELS
+    shares = [model.gpu_memory for model in given.models.values()]
+    assert all(isinstance(share, float) for share in shares)
+    large, small = shares[0], shares[3]
+    assert shares == [large, large, large, small]
+    assert isinstance(large, float)
+    assert isinstance(small, float)
+    assert 2 * large > 1 >= large + small + 2 * RESIDUE / GPUS[0], "two large ones asleep beside a large and the small"
+    for name in MODELS:
+        simulated = given.engine_of(name).simulated
+        assert simulated in profiles()
+        assert profiles()[simulated].weights < given.models[name].gpu_memory * GPUS[0]  # type: ignore[operator]
+
+
+def test_a_token_is_shown() -> None:
+    assert (config().token_file, config("token_file: token\n").token_file) == (None, "token")
+
+
+@pytest.mark.parametrize("speed", [1.0, 2.0, 50.0])
+def test_what_it_expects_is_about_what_it_takes(speed: float) -> None:
+    times = known(embedded_sidecar._known(speed)).times
+    assert set(times) == set(MODELS)
+    weights = profiles()["l4-8b-fp8"].weights
+    for each in times.values():
+        assert isinstance(each, Times)
+        assert each.load == pytest.approx(start_seconds(weights) / speed, abs=1.1)
+        assert each.wake1 == pytest.approx(wake_seconds(weights, 1) / speed, abs=1.1)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::]"])  # noqa: S104 # what a gateway may listen on
+def test_the_gateway_is_found_on_this_machine(host: str) -> None:
+    assert embedded_sidecar._reachable(f"http://{host}:8001") == "http://127.0.0.1:8001"
+
+
+def test_it_listens_beside_the_gateway_or_anywhere() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert embedded_sidecar._free_port(port - 1) not in (0, port)
+    assert embedded_sidecar._free_port(port - 1) == port
+    assert embedded_sidecar._free_port(65_535) not in (0, 65_536)
+
+
+def test_one_that_does_not_start_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_sidecar, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+
+    async def main() -> None:
+        sidecar = EmbeddedSidecar()
+        with pytest.raises(RuntimeError, match="the embedded sidecar did not start: exit code 3"):
+            await sidecar.start("http://127.0.0.1:9", "0123456789abcdef")
+        assert decode(sidecar.config.read_bytes()).token_file == "token"  # noqa: S105 # a file's name
+        await sidecar.stop()
+        await sidecar.stop()
+        assert not sidecar.config.parent.exists()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", [None, "version: 1\n"])
+def test_a_gateway_with_one_hears_it_whatever_its_policy_says(tmp_path: Path, text: str | None) -> None:
+    file = None if text is None else tmp_path / "p.yaml"
+    if file is not None and text is not None:
+        file.write_text(text)
+    watched, configuration = _configuration(file, hears=True)
+    assert configuration.policy.fleet.sidecars == SidecarsPolicy()
+    assert _configuration(file)[1].policy.fleet.sidecars is None
+    if watched is not None and file is not None:
+        assert watched.first().policy.fleet.sidecars == SidecarsPolicy()
+        file.write_text("version: 1\nfleet: {sidecars: {allow: [10.0.0.0/8]}}\n")
+        sidecars = _configuration(file, hears=True)[1].policy.fleet.sidecars
+        assert sidecars is not None
+        assert sidecars.allow == ("10.0.0.0/8",)
