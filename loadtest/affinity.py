@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
-import random
 import sys
 import time
 from collections.abc import Iterator
@@ -25,12 +23,14 @@ from gateway.core.fleet import Engine
 from gateway.core.residency import Residency
 from loadtest import vtime
 from loadtest.engine.cache_log import CacheLog
+from loadtest.figure_runs import an_engine
 from loadtest.inprocess import GatewayTarget
+from loadtest.lengths import Length, LogNormal
 from loadtest.memory_engine import MemoryEngine
-from loadtest.scenarios import an_engine
+from loadtest.plan import poisson
 from loadtest.simulated_client import Clients, Try
 from loadtest.simulation import Result, Run
-from loadtest.workload import Chat, Conversation, Planned, Session, conversations
+from loadtest.workload import Kind, Planned, Prefix, Sessions
 
 EVERY = 0.05  # seconds
 EVENTS = "events"
@@ -46,7 +46,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     think: float
     sigma: float
-    said: float = 150.0
+    said: int = 150
     seconds: float
     warm: float
 
@@ -62,36 +62,17 @@ SCENARIOS = {
     ),
     "slow": Scenario(
         what="people who come back after 10 minutes: 10 minutes and more",
-        blocks=(16_384,) * 4, rate=0.15, think=600.0, sigma=1.0, said=200.0, seconds=14_400.0, warm=5000.0,
+        blocks=(16_384,) * 4, rate=0.15, think=600.0, sigma=1.0, said=200, seconds=14_400.0, warm=5000.0,
     ),
 }  # fmt: skip
 
 
-class Slowly:
-    """A conversation whose turns are far apart: log-normal, a few come late and some very late."""
-
-    def __init__(self, conversation: Conversation, scenario: Scenario, rng: random.Random) -> None:
-        self._conversation: Session = conversation
-        self._scenario = scenario
-        self._rng = rng
-
-    def follow(self, answer: bytes, now: float) -> Planned | None:
-        """The next turn, where there is one."""
-        planned = self._conversation.follow(answer, now)
-        if planned is not None:
-            planned.session = self
-            planned.at = now + self._scenario.think * math.exp(self._scenario.sigma * self._rng.gauss(0.0, 1.0))
-        return planned
-
-
 def calls(scenario: Scenario, seed: int) -> Iterator[Planned]:
-    """The first turns."""
-    rng = random.Random(seed + 1)  # noqa: S311 # a workload, no secrets
-    chat = Chat(turns=8.0, said=scenario.said)
-    for planned in conversations(chat, scenario.rate, scenario.seconds, seed):
-        if isinstance(planned.session, Conversation):
-            planned.session = Slowly(planned.session, scenario, random.Random(rng.random()))  # noqa: S311 # the same
-        yield planned
+    """The first turns of conversations whose turns are far apart: log-normal, a few come late and some very late."""
+    session = Sessions(turns=Length(geometric=8.5), think=scenario.think, spread=scenario.sigma)
+    said = Length(log_normal=LogNormal(scenario.said), least=16)
+    kind = Kind(class_name="interactive", prompt=said, output=Length(constant=256), prefix=Prefix(), session=session)
+    return poisson((kind,), scenario.rate, scenario.seconds, seed)
 
 
 class Events:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from loadtest.scenarios import Outcome, Setting
+from loadtest.figure_runs import Outcome, Setting
 from loadtest.simulated_client import Try
 
 WIDTH = 180  # of a table that nobody looks at in a terminal

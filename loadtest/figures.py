@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from loadtest import figures_fleet, figures_load
+from loadtest.figure_runs import Setting
 from loadtest.figure_table import Row, bars, report, terminal
-from loadtest.scenarios import Setting
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "6": figures_load.row6,
@@ -49,7 +49,7 @@ rows:
 
 A call is in time if it meets its class's two targets (first and last token), counted from when that try was sent.
 Clients try again as openai-python does and give up at their class's deadline. Round robin is the same engines
-without a gateway. loadtest/scenarios.py says what engines and traffic these are.
+without a gateway. loadtest/figure_runs.py says what engines and traffic these are.
 """
 
 

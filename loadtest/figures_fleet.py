@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from loadtest.figure_runs import BLOCKS, MIX, Outcome, Setting
 from loadtest.figure_table import Row, measured, percent, quantile
-from loadtest.scenarios import BLOCKS, MIX, Outcome, Setting
+from loadtest.lengths import Length, LogNormal
+from loadtest.plan import poisson
 from loadtest.simulated_client import Clients, Try
 from loadtest.simulation import Fault
-from loadtest.workload import Chat, conversations, poisson
+from loadtest.workload import Kind, Prefix, Sessions
 
 SESSIONS = 1.25  # that begin per second and engine: their prompts about fill the engines' caches
+CONVERSATIONS = Kind(  # six turns and a half on average; as scenarios/multi-turn.yaml has it
+    class_name="interactive",
+    prompt=Length(log_normal=LogNormal(60)),
+    output=Length(constant=256),
+    prefix=Prefix(),
+    session=Sessions(),
+)
 LIGHT = 0.5  # of the capacity: three engines of four can carry it
 AFTER = 90.0  # seconds a run with a fault goes on, so that what hangs can time out
 
@@ -22,7 +31,7 @@ def row10(setting: Setting) -> list[Row]:
 
     def run(what: str, *, gateway: bool, big: bool) -> float:
         rate = SESSIONS * setting.engines * setting.blocks / BLOCKS
-        calls = conversations(Chat(), rate, setting.ends, setting.seed)
+        calls = poisson((CONVERSATIONS,), rate, setting.ends, setting.seed)
         return hits(setting.run(f"conversations, {what}", calls, gateway=gateway, big=big))
 
     ours = run("gateway", gateway=True, big=False)

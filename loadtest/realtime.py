@@ -24,9 +24,9 @@ import msgspec
 
 from loadtest import figures
 from loadtest.client import Answer, Exchange
+from loadtest.figure_runs import PROFILE, Outcome, Setting, Shape, Stage
 from loadtest.figure_table import bars, quantile, report, terminal
 from loadtest.processes import SAMPLE, Child, Gateway, get
-from loadtest.scenarios import PROFILE, Outcome, Setting, Shape, Stage
 from loadtest.simulated_client import Life, Try
 from loadtest.workload import Planned
 

@@ -14,6 +14,7 @@ import random
 import resource
 import sys
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from rich.table import Table
 
 from loadtest.client import Answer, chat, exchange
 from loadtest.processes import samples
-from loadtest.trace import Arrival, TraceError, read_azure
+from loadtest.trace import Arrival, TraceError, read
 
 COUNTER = "weir_requests_total"
 WORDS = "the of and in to was is for as on with by he at from his an were are which it one had be but has not who"
@@ -193,9 +194,9 @@ def show(report: Report, console: Console) -> None:
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.replay",
-        description="Replay the first rows of an Azure LLM trace through a gateway and account for every request.",
+        description="Replay the first rows of a trace through a gateway and account for every request.",
     )
-    parser.add_argument("--trace", type=Path, required=True, help="CSV: TIMESTAMP,ContextTokens,GeneratedTokens")
+    parser.add_argument("--trace", type=Path, required=True, help="Azure LLM, BurstGPT (CSV) or Mooncake (JSONL)")
     parser.add_argument("--rows", type=int, default=2000, help="how many rows to send (default 2000)")
     parser.add_argument("--speed", type=float, default=20.0, help="times faster than recorded (default 20)")
     parser.add_argument("--target", required=True, metavar="URL", help="data port, e.g. http://127.0.0.1:8000")
@@ -213,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     given = arguments(argv)
     console = Console()
     try:
-        arrivals = read_azure(given.trace, given.rows)
+        arrivals = list(islice(read(given.trace), given.rows))
     except (TraceError, OSError) as error:
         print(f"loadtest.replay: {error}", file=sys.stderr)
         return 2

@@ -17,10 +17,12 @@ from gateway.core.choice import usable_of
 from loadtest import vtime
 from loadtest.engine.config import sim_config
 from loadtest.inprocess import GatewayTarget, targets_of
+from loadtest.lengths import Length, LogNormal
 from loadtest.memory_engine import MemoryEngine
+from loadtest.plan import poisson
 from loadtest.simulated_client import Clients, Try
 from loadtest.simulation import Fault, Result, Run
-from loadtest.workload import Kind, Planned, poisson
+from loadtest.workload import Kind, Planned
 
 POLICY = b"""
 version: 1
@@ -30,10 +32,11 @@ classes:
   batch: {weight: 1, deadline: 10m, max_queue: 200}
 routing: {slow_start: 5s}
 """
+PROMPT = Length(log_normal=LogNormal(150), least=16)
 MIX = (
-    Kind(class_name="interactive", share=0.4, prompt=150.0, asked=(64, 128)),
-    Kind(class_name="default", share=0.4, prompt=150.0, asked=(128, 256)),
-    Kind(class_name="batch", share=0.2, prompt=150.0, asked=(256,)),
+    Kind(class_name="interactive", share=0.4, prompt=PROMPT, output=Length(empirical=(64, 128))),
+    Kind(class_name="default", share=0.4, prompt=PROMPT, output=Length(empirical=(128, 256))),
+    Kind(class_name="batch", share=0.2, prompt=PROMPT, output=Length(constant=256)),
 )
 CAPACITY = 25.0  # calls of MIX per second that one engine answers, about
 # What a client sees, and what the gateway may call it; anything else has the same name on both sides.
@@ -124,6 +127,7 @@ def test_overload_refuses_some_serves_the_rest_and_loses_nobody(factor: float) -
     vtime.run(scenario())
 
 
+@pytest.mark.slow
 def test_under_a_flood_of_better_classes_batch_still_progresses() -> None:
     async def scenario() -> None:
         world = World(engines=1)
@@ -174,6 +178,7 @@ def test_a_hung_engine_is_left_and_its_unanswered_calls_go_elsewhere() -> None:
     vtime.run(scenario())
 
 
+@pytest.mark.slow
 def test_while_every_engine_fails_retries_stay_within_their_budget() -> None:
     async def scenario() -> None:
         world = World()
@@ -187,6 +192,7 @@ def test_while_every_engine_fails_retries_stay_within_their_budget() -> None:
     vtime.run(scenario())
 
 
+@pytest.mark.slow
 def test_failing_engines_degrade_the_mode_and_recovery_brings_it_back() -> None:
     async def scenario() -> None:
         world = World()
@@ -211,6 +217,7 @@ def test_clients_that_leave_take_their_work_with_them() -> None:
     vtime.run(scenario())
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_in_full_overload_leaves_nothing_behind() -> None:
     async def scenario() -> None:
         world = World()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.figure_runs import Capacity, Outcome, Setting, in_time
 from loadtest.figure_table import Row, details_of, percent, quantile, table_of
 from loadtest.figures import ROWS, main
 from loadtest.figures_load import goodput, late, retry_after, throughput, wait
 from loadtest.inprocess import Target
-from loadtest.scenarios import Capacity, Outcome, Setting, in_time
 from loadtest.simulated_client import Try
 from loadtest.simulation import Result
 

@@ -13,14 +13,19 @@ import pytest
 from loadtest import vtime
 from loadtest.engine.config import sim_config
 from loadtest.inprocess import GatewayTarget, targets_of
+from loadtest.lengths import Length, LogNormal
 from loadtest.memory_engine import MemoryEngine
+from loadtest.plan import poisson
+from loadtest.prompts import body_of, message
 from loadtest.round_robin import RoundRobin
 from loadtest.simulated_client import Clients, Life, Try
 from loadtest.simulation import Broken, Fault, Result, Run
-from loadtest.workload import Chat, Kind, Planned, body_of, conversations, message, poisson
+from loadtest.workload import Kind, Planned, Prefix, Sessions
 
 CHAT = b"/v1/chat/completions"
-KIND = Kind(class_name="default", share=1.0, prompt=200.0, asked=(64, 128))
+KIND = Kind(
+    class_name="default", share=1.0, prompt=Length(log_normal=LogNormal(200)), output=Length(empirical=(64, 128))
+)
 
 
 def an_engine(**limits: Any) -> MemoryEngine:
@@ -317,10 +322,16 @@ def test_every_answer_of_the_gateway_is_the_engines_own() -> None:
     assert result.posts == result.calls == len(result.tries)
 
 
+def conversations(turns: float, prefix: Prefix | None = None) -> Kind:
+    session = Sessions(turns=Length(geometric=turns), think=1.0)
+    said, output = Length(log_normal=LogNormal(60)), Length(constant=256)
+    return Kind(prompt=said, output=output, prefix=prefix, session=session)
+
+
 def test_sessions_grow_and_find_their_beginning_cached() -> None:
     async def scenario() -> None:
         engines = [an_engine()]
-        calls = conversations(Chat(turns=4.0, think=1.0, systems=1), 0.2, 60.0, 1)
+        calls = poisson((conversations(4.0, Prefix(count=1)),), 0.2, 60.0, 1)
         result = await Run(engines, RoundRobin(engines), calls, clients=Clients()).until(60.0, grace=60.0)
         assert all(tried.outcome == "ok" for tried in result.tries)
         cached = sum(tried.cached_tokens for tried in result.tries)
@@ -330,7 +341,7 @@ def test_sessions_grow_and_find_their_beginning_cached() -> None:
 
 
 def test_a_turn_sends_all_that_was_said_before() -> None:
-    first = next(conversations(Chat(turns=50.0), 1.0, 60.0, 1))
+    first = next(poisson((conversations(50.0),), 1.0, 60.0, 1))
     assert first.session is not None
     second = first.session.follow(b" so it is", 10.0)
     assert second is not None

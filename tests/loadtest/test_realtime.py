@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.figure_runs import MIX, Setting
+from loadtest.plan import poisson
 from loadtest.realtime import Processes, main
-from loadtest.scenarios import MIX, Setting
-from loadtest.workload import poisson
 
 
 @pytest.mark.slow

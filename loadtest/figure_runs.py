@@ -19,19 +19,21 @@ from loadtest import vtime
 from loadtest.engine.engine import engine_config
 from loadtest.engine.latency import profiles
 from loadtest.inprocess import GatewayTarget, Target, targets_of
+from loadtest.lengths import Length
 from loadtest.memory_engine import MemoryEngine
+from loadtest.plan import poisson
 from loadtest.round_robin import RoundRobin
 from loadtest.simulated_client import Clients, Try
 from loadtest.simulated_client import Target as Where
 from loadtest.simulation import Fault, Result, Run, Watched
-from loadtest.workload import Kind, Planned, poisson
+from loadtest.workload import Kind, Planned
 
 PROFILE = "a100-8b"
 BLOCKS = 8192
-MIX = (
-    Kind(class_name="interactive", share=0.4, asked=(256, 512)),
-    Kind(class_name="default", share=0.4, asked=(512, 1024)),
-    Kind(class_name="batch", share=0.2, asked=(1024,)),
+MIX = (  # as scenarios/mixed.yaml has it
+    Kind(class_name="interactive", share=0.4, output=Length(empirical=(256, 512))),
+    Kind(class_name="default", share=0.4, output=Length(empirical=(512, 1024))),
+    Kind(class_name="batch", share=0.2, output=Length(constant=1024)),
 )
 SWEEP = (176, 208, 240, 256)  # closed-loop clients per engine
 

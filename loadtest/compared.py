@@ -1,0 +1,35 @@
+"""Runs side by side: what each is called, what it is compared with, and whether a difference means anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from loadtest.records import Run
+from loadtest.summary import Summary
+from loadtest.wording import count
+
+
+def title_of(run: Run | Summary, runs: Sequence[Run] | Sequence[Summary]) -> str:
+    """Its name, with its rate where others have the same name."""
+    alone = sum(run.name == other.name for other in runs) == 1
+    return run.name if alone else f"{run.name} at {count(run.rate)}/s"
+
+
+def base_of(summary: Summary, summaries: Sequence[Summary]) -> Summary | None:
+    """What a run is compared with: the first name's run at the same rate; None for that one itself."""
+    same = (one for one in summaries if one.name == summaries[0].name and one.rate == summary.rate)
+    found = next(same, None)
+    return None if found is summary else found
+
+
+def verdict(metric: str, summary: Summary, base: Summary, *, higher: bool | None) -> str:
+    """ "good" or "bad" where both runs were repeated and their difference is more than their confidence intervals make
+    together, else "". `higher`: whether more of the metric is better; None: neither is."""
+    own, other = summary.intervals.get(metric), base.intervals.get(metric)
+    if higher is None or own is None or other is None or own.half is None or other.half is None:
+        return ""
+    apart = own.mean - other.mean
+    if abs(apart) <= math.hypot(own.half, other.half):
+        return ""
+    return "good" if (apart > 0.0) is higher else "bad"

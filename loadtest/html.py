@@ -1,0 +1,157 @@
+"""The report as one page of HTML: no script, nothing fetched, so it can be mailed, archived and opened offline.
+
+Whatever a server, a policy or a scenario named is text here and nothing else: all of it goes through `escape`. Every
+chart has its content in words beside it, for whoever cannot see it, and the figures are in tables as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+
+from loadtest import curves
+from loadtest.compared import title_of
+from loadtest.html_tables import comparison, distribution_table, endings_bars
+from loadtest.records import Run, Slo
+from loadtest.stats import LAG_BOUND
+from loadtest.summary import Summary
+from loadtest.wording import seconds, share
+
+FEW = 2  # runs whose latencies need no fold
+HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+"""
+RULES = f"""
+<dl>
+<dt>goodput</dt><dd>requests that were answered in full and met their SLO, over all that were <em>offered</em>: what
+was refused, failed, broke off or never came counts against it</dd>
+<dt>TTFT, E2E</dt><dd>from the <em>intended</em> send time to the first token, and to the last one. &ldquo;From
+send&rdquo; is the same from the time the request really went out, as <code>vllm bench serve</code> counts</dd>
+<dt>TPOT</dt><dd>(E2E &minus; TTFT) / (output tokens &minus; 1), of answers with two tokens or more</dd>
+<dt>ITL</dt><dd>the times between events that carry tokens, of all streams together</dd>
+<dt>percentiles</dt><dd>linear between the closest ranks, as numpy has them; of more than 100,000 values within
+0.4 %</dd>
+<dt>&plusmn;</dt><dd>half of a 95 % confidence interval over repeats (Student&rsquo;s t). A difference is coloured only
+if it is larger than the two intervals make together</dd>
+<dt>fairness</dt><dd>Jain&rsquo;s index over the tenants&rsquo; goodputs: 1 where all fare alike, 1/n where only one of
+n is served</dd>
+<dt>sender&rsquo;s lag</dt><dd>how much later than intended requests went out; a run is invalid above
+{seconds(LAG_BOUND)} at p99, since it would say more about the sender than about the server</dd>
+<dt>dispersion</dt><dd>variance over mean of the arrivals in windows of 1 s and 10 s: 1 is Poisson, more is
+bursts</dd>
+</dl>
+"""
+
+
+def page(runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool = False) -> str:
+    """The whole page. `summaries`: one for each of `runs`, in their order."""
+    close = curves.detailed(runs)
+    titles = [title_of(run, runs) for run in close]
+    own = [summaries[[id(one) for one in runs].index(id(run))] for run in close]
+    names = ", ".join(dict.fromkeys(run.name for run in runs))
+    style = resources.files("loadtest").joinpath("report.css").read_text()
+    over_time = [drawn for run, title in zip(close, titles, strict=True) for drawn in _over_time(run, title)]
+    chosen = "" if len(close) == len(runs) else f"Below are {', '.join(titles)}: each at its highest rate."
+    opened = " open" if len(close) <= FEW else ""
+    parts = [
+        HEAD.format(title=escape(f"Load test: {names}"), style=style),
+        f"<header><h1>Load test: {escape(names)}</h1>{_length(summaries)}</header>",
+        *_banners(summaries, partial=partial),
+        "<main>",
+        _section("Over offered load", curves.over_load(summaries)),
+        f'<h2>Figures</h2><div class="card">{comparison(summaries)}</div>',
+        _section("Latencies", curves.distributions(close, titles), chosen),
+        f'<details class="card"{opened}><summary>The latencies as figures</summary><div class="wide">'
+        f"{distribution_table(own, titles)}</div></details>",
+        "<h2>How requests ended</h2>",
+        endings_bars(own, titles),
+        _section("Over time", over_time, "Shaded: warm-up and cool-down, which count nowhere else."),
+        "<h2>How this was counted</h2>",
+        f'<div class="card small">{_slos(runs)}{RULES}</div>',
+        "<h2>What was run</h2>",
+        *(_about(summary, title_of(summary, summaries)) for summary in summaries),
+        "</main></body></html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _over_time(run: Run, title: str) -> list[str]:
+    return [*curves.classes_over_time(run, title), *curves.engines_over_time(run, title)]
+
+
+def _section(title: str, charts: Sequence[str], remark: str = "") -> str:
+    """Charts under a heading; nothing at all where there are none."""
+    said = f'<p class="faint small">{escape(remark)}</p>' if remark else ""
+    return f'<h2>{escape(title)}</h2>{said}<div class="charts">{"".join(charts)}</div>' if charts else ""
+
+
+def _length(summaries: Sequence[Summary]) -> str:
+    offered = sum(summary.total.offered for summary in summaries)
+    repeats = max((summary.repeats for summary in summaries), default=1)
+    times = "" if repeats == 1 else f", {repeats} repeats"
+    runs = "1 run" if len(summaries) == 1 else f"{len(summaries)} runs"
+    return f'<p class="faint">{runs}{times}; {offered:,} requests in the measured part</p>'
+
+
+def _banners(summaries: Sequence[Summary], *, partial: bool) -> Iterable[str]:
+    if partial:
+        yield (
+            '<p class="card banner warn" role="alert"><b class="warn">Partial.</b> The run was broken off; this is what'
+            " there was until then.</p>"
+        )
+    for summary in summaries:
+        title = escape(title_of(summary, summaries))
+        if not summary.valid:
+            late = f"late by {seconds(summary.lag_p99)} at p99, more than {seconds(LAG_BOUND)}"
+            yield (
+                f'<p class="card banner bad" role="alert"><b class="bad">Invalid.</b> {title}: the sender was {late}. '
+                "These figures say as much about the machine that sent as about the one that answered.</p>"
+            )
+        if summary.total.uncounted:
+            yield (
+                f'<p class="card banner warn">{title}: {summary.total.uncounted:,} answers told no usage; they have no '
+                "TPOT, and their tokens are in no figure.</p>"
+            )
+
+
+def _slos(runs: Sequence[Run]) -> str:
+    slos = list(dict.fromkeys(slo for run in runs for slo in run.slos))
+    if not slos:
+        return "<p>There was no SLO: every request that was answered in full met it.</p>"
+    return "<p>SLO: " + "; ".join(escape(_slo(slo)) for slo in slos) + "</p>"
+
+
+def _slo(slo: Slo) -> str:
+    bounds = {"TTFT": slo.ttft, "TPOT": slo.tpot, "E2E": slo.e2e}
+    said = [f"{name} at most {seconds(bound)}" for name, bound in bounds.items() if bound is not None]
+    whose = slo.class_name or "every class without its own"
+    return f"{whose}: {', '.join(said) or 'an answer'}, for {share(slo.attainment)} of what is offered"
+
+
+def _about(summary: Summary, title: str) -> str:
+    """What was run, by whom and on what, as far as the run says."""
+    window = summary.window
+    length = "as long as there were requests" if math.isinf(window.duration) else f"{window.duration:g} s"
+    told: dict[str, object] = {
+        "offered": f"{summary.rate:g} requests/s" if summary.rate else "as they came",
+        "repeats": summary.repeats,
+        "duration": f"{length}, of which warm-up {window.warmup:g} s and cool-down {window.cooldown:g} s",
+        "sender's lag": f"{seconds(summary.lag_p50)} at p50, {seconds(summary.lag_p99)} at p99",
+        "dispersion": ", ".join(f"{value:.2f} in windows of {name}" for name, value in summary.dispersion.items()),
+        "fairness": f"{summary.fairness:.3f} over {len(summary.tenants)} tenants",
+        **{str(name): value for name, value in summary.meta.items()},
+    }
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in told.items())
+    return f'<details class="card"><summary>{escape(title)}</summary><dl class="small">{rows}</dl></details>'

@@ -1,0 +1,200 @@
+"""The page's tables: runs side by side with their differences, quantiles, and how requests ended."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+
+import msgspec
+
+from loadtest.compared import base_of, title_of, verdict
+from loadtest.curves import endings
+from loadtest.summary import Distribution, Part, Summary
+from loadtest.wording import change, count, seconds, share
+
+OTHER = "other"
+FEW = 4  # runs whose classes are in one table with them
+KEYS = 8  # colours of endings; the ninth is for the rest
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A figure of the comparison. `metric`: its name in `Summary.intervals`, if it is there. `higher`: whether more of
+    it is better, None where neither is."""
+
+    title: str
+    value: Callable[[Part], float | None]
+    word: Callable[[float], str]
+    metric: str = ""
+    higher: bool | None = None
+
+
+def _latency(name: str, quantile: str) -> Callable[[Part], float | None]:
+    def value(part: Part) -> float | None:
+        distribution: Distribution = getattr(part, name)
+        return float(getattr(distribution, quantile)) if distribution.count else None
+
+    return value
+
+
+COLUMNS = (
+    Column("offered/s", lambda part: part.offered_rate, count),
+    Column("goodput", lambda part: part.goodput, share, "goodput", higher=True),
+    Column("goodput/s", lambda part: part.met_rate, count, "met_rate", higher=True),
+    Column("TTFT p50", _latency("ttft", "p50"), seconds, "ttft_p50", higher=False),
+    Column("TTFT p99", _latency("ttft", "p99"), seconds, "ttft_p99", higher=False),
+    Column("TPOT p50", _latency("tpot", "p50"), seconds, "tpot_p50", higher=False),
+    Column("ITL p99", _latency("itl", "p99"), seconds, "itl_p99", higher=False),
+    Column("E2E p50", _latency("e2e", "p50"), seconds, "e2e_p50", higher=False),
+    Column("E2E p99", _latency("e2e", "p99"), seconds, "e2e_p99", higher=False),
+    Column("output tokens/s", lambda part: part.completion_token_rate, count, "completion_token_rate", higher=True),
+)
+
+
+def comparison(summaries: Sequence[Summary]) -> str:
+    """A row for each run and each of its classes, which are folded away where there are many. Runs are compared with
+    the first name's run at the same rate."""
+    several = any(len(summary.classes) > 1 for summary in summaries)
+    compared = any(base_of(summary, summaries) for summary in summaries)
+    against = f"; below each figure its difference from {summaries[0].name} at the same rate" if compared else ""
+    said = f'<p class="faint small">The measured part only{escape(against)}.</p>'
+    if not several or len(summaries) <= FEW:
+        return f"{said}{_comparison(summaries, classes=several)}"
+    return (
+        f"{said}{_comparison(summaries, classes=False)}<details><summary>The same for every class</summary>"
+        f"{_comparison(summaries, classes=True)}</details>"
+    )
+
+
+def _comparison(summaries: Sequence[Summary], *, classes: bool) -> str:
+    rows = []
+    for summary in summaries:
+        base = base_of(summary, summaries)
+        title = title_of(summary, summaries)
+        rows.append(f'<tr><th scope="row">{escape(title)}</th>{"".join(_cells(summary, base))}</tr>')
+        for name, part in summary.classes.items() if classes else ():
+            other = base.classes.get(name) if base else None
+            cells = "".join(f"<td>{_value(column, part)}{_change(column, part, other)}</td>" for column in COLUMNS)
+            rows.append(f'<tr><th scope="row" class="class">{escape(name)}</th>{cells}</tr>')
+    heads = "".join(f'<th scope="col">{column.title}</th>' for column in COLUMNS)
+    label = "runs and their classes" if classes else "runs"
+    return (
+        f'<div class="wide"><table aria-label="{label}"><thead><tr><th scope="col">run</th>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _cells(summary: Summary, base: Summary | None) -> Iterable[str]:
+    for column in COLUMNS:
+        own = summary.intervals.get(column.metric)
+        half = f"<small>&plusmn; {escape(column.word(own.half))}</small>" if own and own.half else ""
+        other = base.total if base else None
+        kind = verdict(column.metric, summary, base, higher=column.higher) if base else ""
+        yield f"<td>{_value(column, summary.total)}{half}{_change(column, summary.total, other, kind)}</td>"
+
+
+def _value(column: Column, part: Part) -> str:
+    value = column.value(part)
+    return "&ndash;" if value is None else escape(column.word(value))
+
+
+def _change(column: Column, part: Part, other: Part | None, kind: str = "") -> str:
+    value = column.value(part)
+    base = column.value(other) if other else None
+    if value is None or base is None or column.higher is None:
+        return ""
+    said = f"{100.0 * (value - base):+.2f} points" if column.word is share else change(value, base)
+    return f'<small class="{kind}">{escape(said)}</small>'
+
+
+# -- distributions ----------------------------------------------------------------------------------------------------
+
+LATENCIES = {
+    "ttft": "TTFT",
+    "ttft_from_send": "TTFT from send",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2e": "E2E",
+    "e2e_from_send": "E2E from send",
+}
+FIGURES = ("mean", "std", "p50", "p90", "p95", "p99", "p999", "max")
+
+
+def distribution_table(summaries: Sequence[Summary], titles: Sequence[str]) -> str:
+    """Every latency of every run; "from send" is what `vllm bench serve` would print."""
+    rows = []
+    for name, label in LATENCIES.items():
+        for summary, title in zip(summaries, titles, strict=True):
+            distribution: Distribution = getattr(summary.total, name)
+            if not distribution.count:
+                continue
+            figures = "".join(f"<td>{seconds(getattr(distribution, figure))}</td>" for figure in FIGURES)
+            rows.append(
+                f'<tr><th scope="row">{label}, {escape(title)}</th>{figures}<td>{count(distribution.count)}</td></tr>'
+            )
+    heads = "".join(f'<th scope="col">{figure.replace("p999", "p99.9")}</th>' for figure in FIGURES)
+    return (
+        f'<table aria-label="latencies"><thead><tr><th scope="col">latency</th>{heads}<th scope="col">values</th></tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+# -- endings ----------------------------------------------------------------------------------------------------------
+
+
+def endings_bars(summaries: Sequence[Summary], titles: Sequence[str]) -> str:
+    """A bar for every class of every run, one legend for all of them, and the counts with their reasons as a table."""
+    bars = [
+        (f"{title}: {name}" if len(summary.classes) > 1 else title, endings(part))
+        for summary, title in zip(summaries, titles, strict=True)
+        for name, part in summary.classes.items()
+    ]
+    frequent = Counter({"met its SLO": math.inf, "ok, but late": 1e300})
+    for _, ends in bars:
+        frequent.update(dict(ends))
+    keys = {name: key for key, (name, _) in enumerate(frequent.most_common()) if name != OTHER}
+    drawn = "".join(_bar(title, ends, keys) for title, ends in bars)
+    named = {name for _, ends in bars for name, _ in ends}
+    legend = "".join(
+        f'<li><span class="key {_key(name, keys)}"></span>{escape(name)}</li>'
+        for name in [*keys, OTHER]
+        if name in named
+    )
+    figures = (
+        f"<details><summary>The same as figures, with reasons</summary>{_endings_table(summaries, titles)}</details>"
+    )
+    return f'<div class="card"><div class="endings">{drawn}</div><ul class="legend">{legend}</ul>{figures}</div>'
+
+
+def _bar(title: str, ends: Sequence[tuple[str, int]], keys: dict[str, int]) -> str:
+    total = sum(number for _, number in ends) or 1
+    words = ", ".join(f"{name} {share(number / total)}" for name, number in ends).replace(" %", "\N{NO-BREAK SPACE}%")
+    parts = "".join(
+        f'<i class="{_key(name, keys)}" style="width:{100 * number / total:.3f}%"></i>' for name, number in ends
+    )
+    return (
+        f'<div><b class="small">{escape(title)}</b>'
+        f'<div class="bar" role="img" aria-label="{escape(words)}">{parts}</div>'
+        f'<span class="faint small">{escape(words)}</span></div>'
+    )
+
+
+def _key(name: str, keys: dict[str, int]) -> str:
+    return f"k{min(keys.get(name, KEYS), KEYS)}"
+
+
+def _endings_table(summaries: Sequence[Summary], titles: Sequence[str]) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{escape(title)}: {escape(name)}</th><td class="text">{escape(ending.outcome)}</td>'
+        f'<td class="text">{escape(ending.reason)}</td><td>{ending.count:,}</td>'
+        f"<td>{share(ending.count / part.offered)}</td></tr>"
+        for summary, title in zip(summaries, titles, strict=True)
+        for name, part in summary.classes.items()
+        for ending in part.endings
+    )
+    heads = "".join(f'<th scope="col">{head}</th>' for head in ("class", "outcome", "reason", "requests", "share"))
+    return (
+        f'<div class="wide"><table aria-label="how requests ended"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )

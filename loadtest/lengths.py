@@ -1,0 +1,76 @@
+"""How long things are: prompts and answers in tokens, sessions in turns. Each a distribution that a scenario names.
+
+The Structs are sections of scenario files (`scenario.py`), so their annotations are the gateway's kinds of values.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from gateway.core.units import Count, Factor
+
+Tokens = Annotated[Count, msgspec.Meta(ge=1, le=10_000_000)]
+
+
+class Uniform(msgspec.Struct, frozen=True, rename={"least": "from", "most": "to"}):
+    """Every whole number between two, both included, is as likely as another.
+
+    `from`: the least; `to`: the most.
+    """
+
+    least: Tokens
+    most: Tokens
+
+
+class LogNormal(msgspec.Struct, frozen=True):
+    """Its logarithm is normal: as prompts and answers of people are, a few very long.
+
+    `median`: half are shorter; `sigma`: the standard deviation of the logarithm.
+    """
+
+    median: Tokens
+    sigma: Annotated[Factor, msgspec.Meta(ge=0, le=5)] = 0.6
+
+
+class Length(msgspec.Struct, frozen=True, kw_only=True):
+    """A distribution of whole numbers: one of `constant` to `empirical`. A bare number is constant.
+
+    `constant`: always this; `uniform`: between two; `log_normal`: a median and few very long; `geometric`: the mean,
+    each as likely to be the last as any other; `empirical`: a list to draw from, each entry as likely; `least`: what is
+    drawn shorter becomes this; `most`: what is drawn longer becomes this.
+    """
+
+    shorthand: ClassVar[str] = "constant"
+
+    constant: Tokens | None = None
+    uniform: Uniform | None = None
+    log_normal: LogNormal | None = None
+    geometric: Annotated[Factor, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    empirical: tuple[Tokens, ...] | None = None
+    least: Tokens = 1
+    most: Tokens = 1_000_000
+
+    def draw(self, rng: random.Random) -> int:
+        """One of them, `least` to `most`. Raises ValueError where no distribution is given."""
+        if self.constant is not None:
+            drawn = self.constant
+        elif self.log_normal is not None:
+            drawn = round(self.log_normal.median * math.exp(self.log_normal.sigma * rng.gauss(0.0, 1.0)))
+        elif self.empirical:
+            drawn = self.empirical[int(rng.random() * len(self.empirical))]
+        elif self.uniform is not None:
+            drawn = rng.randint(self.uniform.least, self.uniform.most)
+        elif self.geometric is not None:
+            drawn = _geometric(self.geometric, rng)
+        else:
+            raise ValueError("a length of no distribution")
+        return min(self.most, max(self.least, drawn))
+
+
+def _geometric(mean: float, rng: random.Random) -> int:
+    """1, 2, ...: the tries until the first success where each succeeds with 1/mean, by inversion."""
+    return 1 if mean == 1.0 else 1 + int(rng.expovariate(1.0) / -math.log1p(-1.0 / mean))

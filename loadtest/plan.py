@@ -1,0 +1,223 @@
+"""From a workload and a list of times to the requests: all that is sent, and when, follows from the seed.
+
+Times, texts and requests have a stream of random numbers each, so that a change of one leaves the others alone; each
+conversation has one more, since what it says must not depend on the answers of others. Nothing is kept of a request
+that has been handed out, but for what conversations under way have said.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, takewhile
+from typing import Literal
+
+import msgspec
+
+from loadtest.arrivals import Arrivals, Rate
+from loadtest.engine.tokens import BYTES
+from loadtest.lengths import Length
+from loadtest.prompts import (
+    HEADER,
+    PATHS,
+    Text,
+    body_of,
+    completion_of,
+    embedding_of,
+    json_text,
+    message,
+    rerank_of,
+)  # fmt: skip
+from loadtest.records import Asked
+from loadtest.trace import BLOCK, Arrival
+from loadtest.workload import Kind, Planned, Sessions, Workload
+
+FRAME = 2 * HEADER  # tokens of a chat's template: before the message, and before the answer
+
+
+class Written(msgspec.Struct, frozen=True, gc=False):
+    """A request's body, and its size in tokens."""
+
+    body: bytes
+    prompt: int
+    asked: int = 0
+
+
+class Writer:
+    """Writes the requests of one kind. Raises ValueError for sizes of a trace where there is no row of one."""
+
+    def __init__(self, kind: Kind, model: str, text: Text, rng: random.Random) -> None:
+        self.kind = kind
+        self.model = kind.model or model
+        self.path = PATHS[kind.kind]
+        self._json_model = json_text(self.model)
+        self._prefixes = [text.cut(kind.prefix.tokens, rng) for _ in range(kind.prefix.count)] if kind.prefix else []
+        self._text = text
+
+    def fields(self, key: str) -> dict[bytes, bytes]:
+        """The headers of a request; an empty key is none."""
+        fields = {b"content-type": b"application/json", b"x-weir-class": self.kind.class_name.encode()}
+        if key:
+            fields[b"authorization"] = b"Bearer " + key.encode()
+        return fields
+
+    def write(self, rng: random.Random, row: Arrival | None) -> Written:
+        """One request that stands alone."""
+        kind = self.kind
+        if kind.kind == "chat":
+            return self.turn(*self.opening(rng), rng, row)[1]
+        if kind.kind == "completions":
+            prompt = self._prefix(rng) + self._words(rng, row, 0)
+            asked = _drawn(kind.output, row.output_tokens if row else None, rng)
+            body = completion_of(prompt, asked, model=self._json_model, stream=kind.stream, ignore_eos=kind.ignore_eos)
+            return Written(body, len(prompt) // BYTES, asked)
+        query = self._text.cut(kind.query.draw(rng), rng) if kind.kind == "rerank" else b""
+        texts = [self._words(rng, row, 0) for _ in range(kind.inputs.draw(rng))]
+        read = (
+            len(texts) * len(query) + sum(map(len, texts))
+        ) // BYTES  # a reranker reads the query with each document
+        if query:
+            return Written(rerank_of(query, texts, model=self._json_model), read)
+        return Written(embedding_of(texts, model=self._json_model), read)
+
+    def opening(self, rng: random.Random) -> tuple[bytes, int]:
+        """The messages that a chat begins with, and their tokens."""
+        prefix = self._prefix(rng)
+        return (message(b"system", prefix) + b",", HEADER + len(prefix) // BYTES) if prefix else (b"", 0)
+
+    def turn(self, messages: bytes, read: int, rng: random.Random, row: Arrival | None = None) -> tuple[bytes, Written]:
+        """What the user says after `messages` of `read` tokens: all the messages then, and the request."""
+        kind = self.kind
+        words = self._words(rng, row, FRAME)
+        messages += message(b"user", words)
+        asked = _drawn(kind.output, row.output_tokens if row else None, rng)
+        body = body_of(messages, asked, model=self._json_model, stream=kind.stream, ignore_eos=kind.ignore_eos)
+        return messages, Written(body, read + FRAME + len(words) // BYTES, asked)
+
+    def _prefix(self, rng: random.Random) -> bytes:
+        return rng.choice(self._prefixes) if self._prefixes else b""
+
+    def _words(self, rng: random.Random, row: Arrival | None, frame: int) -> bytes:
+        """A prompt's text, of which `frame` tokens are the template's."""
+        length = max(1, _drawn(self.kind.prompt, row.prompt_tokens if row else None, rng) - frame)
+        if row is None or not row.blocks or self.kind.prompt != "trace":
+            return self._text.cut(length, rng)
+        text = self._text
+        return b"".join(
+            [
+                text.block(name, min(BLOCK, length - at))
+                for name, at in zip(row.blocks, range(0, length, BLOCK), strict=False)
+            ]
+        )
+
+
+def _drawn(length: Literal["trace"] | Length, recorded: int | None, rng: random.Random) -> int:
+    if length != "trace":
+        return length.draw(rng)
+    if recorded is None:
+        raise ValueError("a length is a trace's, and there is no trace")
+    return max(1, recorded)
+
+
+class Sender(msgspec.Struct, frozen=True):
+    """Whose request it is, of which kind, and its headers."""
+
+    tenant: str
+    writer: Writer
+    fields: dict[bytes, bytes]
+
+    def planned(self, index: int, at: float, written: Written) -> Planned:
+        """A request that stands alone."""
+        kind, model = self.writer.kind, self.writer.model
+        asked = Asked(
+            index, at, kind.kind, kind.class_name, self.tenant, model, "", 1, written.prompt, written.asked
+        )  # fmt: skip
+        return Planned(at, kind.class_name, written.body, self.fields, None, self.writer.path, asked)
+
+
+class Conversation:
+    """One session. Its requests have the numbers from `index` on, as many as it has `turns`."""
+
+    def __init__(self, sender: Sender, sessions: Sessions, rng: random.Random, index: int) -> None:
+        self.turns = sessions.turns.draw(rng)
+        self._sessions = sessions
+        self._sender = sender
+        self._rng = rng
+        self._index = index
+        self._name = f"s{index}"
+        self._fields = sender.fields | {b"x-weir-session": self._name.encode()}
+        self._messages, self._read = sender.writer.opening(rng)
+        self._turn = 0
+
+    def next(self, at: float) -> Planned:
+        """The next turn, to be sent at `at`."""
+        writer, tenant = self._sender.writer, self._sender.tenant
+        self._messages, written = writer.turn(self._messages, self._read, self._rng)
+        self._read = written.prompt
+        name, turn = writer.kind.class_name, self._turn
+        self._turn += 1
+        asked = Asked(
+            self._index + turn, at, writer.kind.kind, name, tenant, writer.model, self._name, turn + 1,
+            written.prompt, written.asked,
+        )  # fmt: skip
+        return Planned(at, name, written.body, self._fields, self, writer.path, asked)
+
+    def follow(self, answer: bytes, now: float) -> Planned | None:
+        """The turn after `answer`, if there is one."""
+        if self._turn == self.turns:
+            return None
+        self._messages += b"," + message(b"assistant", answer) + b","
+        self._read += -(-len(answer) // BYTES)
+        sessions, rng = self._sessions, self._rng
+        think = sessions.think
+        return self.next(
+            now
+            + (
+                rng.expovariate(1.0 / think)
+                if sessions.spread is None
+                else think * rng.lognormvariate(0.0, sessions.spread)
+            )
+        )
+
+
+def plan(
+    workload: Workload,
+    arrivals: Iterable[float] | Iterable[Arrival],
+    seed: int,
+    *,
+    keys: Mapping[str, str] | None = None,
+) -> Iterator[Planned]:
+    """The requests that go out at these times, in order; what follows in conversations they tell themselves.
+
+    A recorded arrival is a time with the sizes that were recorded. `keys`: API keys by tenant.
+    """
+    rng = random.Random(f"requests {seed}")  # noqa: S311 # a workload, no secrets
+    text = Text(random.Random(f"text {seed}"))  # noqa: S311 # the same
+    writers = [Writer(kind, workload.model, text, rng) for kind in workload.mix]
+    weights = {name: tenant.weight for name, tenant in workload.tenants.items()} or {"": 1.0}
+    senders = [
+        Sender(tenant, writer, writer.fields((keys or {}).get(tenant, ""))) for writer in writers for tenant in weights
+    ]
+    # Every kind by every tenant: one draw for both.
+    shares = list(accumulate(kind.share * weight for kind in workload.mix for weight in weights.values()))
+    index = 0
+    for arrival in arrivals:
+        at, row = (arrival, None) if isinstance(arrival, float) else (arrival.at, arrival)
+        sender = rng.choices(senders, cum_weights=shares)[0]
+        sessions = sender.writer.kind.session
+        if sessions is None:
+            yield sender.planned(index, at, sender.writer.write(rng, row))
+            index += 1
+        else:
+            own = random.Random(rng.getrandbits(64))  # noqa: S311 # the same
+            conversation = Conversation(sender, sessions, own, index)
+            yield conversation.next(at)
+            index += conversation.turns
+
+
+def poisson(
+    kinds: tuple[Kind, ...], rate: float, seconds: float, seed: int, *, start: float = 0.0
+) -> Iterator[Planned]:
+    """Requests of these kinds at `rate` per second for `seconds`, from `start` on: a Poisson process."""
+    times = Arrivals(poisson=Rate(rate)).times(seed)
+    return plan(Workload(mix=kinds), (start + at for at in takewhile(lambda at: at < seconds, times)), seed)

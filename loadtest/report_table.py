@@ -1,0 +1,152 @@
+"""The report as tables for a terminal.
+
+"As vLLM's" is what `vllm bench serve` would have printed: from the time a request was sent, not from the intended one.
+TPOT and ITL know no send time and are the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.compared import base_of, title_of, verdict
+from loadtest.records import Run
+from loadtest.stats import LAG_BOUND
+from loadtest.summary import Distribution, Part, Summary, summarise
+from loadtest.wording import change, count, printable, seconds, share
+
+# What runs are compared by, and whether more of it is better.
+COMPARED = {"goodput": True, "ttft_p50": False, "ttft_p99": False, "tpot_p50": False, "itl_p99": False,
+            "e2e_p50": False, "e2e_p99": False}  # fmt: skip
+
+
+def table(runs: Sequence[Run], *, partial: bool = False) -> Group:
+    """What to print, in tables that fit 80 columns: what was offered and kept, latencies, what vLLM's own benchmark
+    would have printed, how requests ended, how runs differ; a row for each run, below it one for each of its classes
+    where there are several. Then remarks, one a line."""
+    summaries = [summarise(run) for run in runs]
+    marked = [Text("partial: the run was broken off", style="bold yellow")] if partial else []
+    remarks = [Text(line, style=style) for line, style in _remarks(summaries)]
+    tables = [_goodput(summaries), _latencies(summaries), _from_send(summaries), _ends(summaries)]
+    if any(base_of(summary, summaries) for summary in summaries):
+        tables.append(_differences(summaries))
+    return Group(*marked, *(part for each in tables for part in (each, Text())), *remarks)
+
+
+def _goodput(summaries: Sequence[Summary]) -> Table:
+    rows = _table("run", ("offered /s", "goodput", "goodput /s", "tokens /s", "tries", "fairness", "lag p99"))
+    for summary in summaries:
+        lag = Text(seconds(summary.lag_p99), style="" if summary.valid else "bold red")
+        for title, part in _parts(summary, summaries):
+            whole = part is summary.total
+            rows.add_row(
+                title, count(part.offered_rate), share(part.goodput), count(part.met_rate),
+                count(part.completion_token_rate), f"{part.tries:.2f}",
+                f"{summary.fairness:.3f}" if whole else "", lag if whole else "",
+            )  # fmt: skip
+    return rows
+
+
+def _latencies(summaries: Sequence[Summary]) -> Table:
+    rows = _table("run", ("ttft p50", "ttft p99", "tpot p50", "tpot p99", "itl p99", "e2e p50", "e2e p99"))
+    for summary in summaries:
+        for title, part in _parts(summary, summaries):
+            rows.add_row(
+                title, _at(part.ttft, "p50"), _at(part.ttft, "p99"), _at(part.tpot, "p50"), _at(part.tpot, "p99"),
+                _at(part.itl, "p99"), _at(part.e2e, "p50"), _at(part.e2e, "p99"),
+            )  # fmt: skip
+    return rows
+
+
+def _from_send(summaries: Sequence[Summary]) -> Table:
+    rows = _table("as vLLM's", ("ttft mean", "ttft p50", "ttft p99", "tpot mean", "itl mean", "e2e mean", "e2e p99"))
+    for summary in summaries:
+        part = summary.total
+        rows.add_row(
+            _title(summary, summaries), _at(part.ttft_from_send, "mean"), _at(part.ttft_from_send, "p50"),
+            _at(part.ttft_from_send, "p99"), _at(part.tpot, "mean"), _at(part.itl, "mean"),
+            _at(part.e2e_from_send, "mean"), _at(part.e2e_from_send, "p99"),
+        )  # fmt: skip
+    return rows
+
+
+def _ends(summaries: Sequence[Summary]) -> Table:
+    rows = _table("run", ())
+    rows.add_column("ended")
+    for summary in summaries:
+        for title, part in _parts(summary, summaries):
+            rows.add_row(title, _endings(part))
+    return rows
+
+
+def _differences(summaries: Sequence[Summary]) -> Table:
+    rows = _table(f"against {summaries[0].name}", [name.replace("_", " ") for name in COMPARED])
+    for summary in summaries:
+        base = base_of(summary, summaries)
+        if base is not None:
+            rows.add_row(_title(summary, summaries), *(_difference(name, summary, base) for name in COMPARED))
+    return rows
+
+
+def _difference(name: str, summary: Summary, base: Summary) -> Text:
+    """Green and red: told apart by their confidence intervals."""
+    own, other = summary.intervals.get(name), base.intervals.get(name)
+    if own is None or other is None:
+        return Text("-")
+    said = f"{100.0 * (own.mean - other.mean):+.2f} pt" if name == "goodput" else change(own.mean, other.mean)
+    kind = verdict(name, summary, base, higher=COMPARED[name])
+    return Text(said, style={"good": "green", "bad": "red"}.get(kind, ""))
+
+
+def _table(first: str, columns: Sequence[str]) -> Table:
+    """An empty one, without lines: eight columns are 80 characters. A column's name has a word a line."""
+    rows = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    rows.add_column(Text(f"\n{printable(first)}"), overflow="fold", min_width=14)
+    for name in columns:
+        rows.add_column("\n".join(name.rsplit(" ", 1)) if " " in name else f"\n{name}", justify="right", min_width=8)
+    return rows
+
+
+def _parts(summary: Summary, summaries: Sequence[Summary]) -> Iterator[tuple[Text, Part]]:
+    """The run, and its classes where there are several."""
+    yield _title(summary, summaries), summary.total
+    for name, part in summary.classes.items() if len(summary.classes) > 1 else ():
+        yield Text(f"  {printable(name)}"), part
+
+
+def _title(summary: Summary, summaries: Sequence[Summary]) -> Text:
+    return Text(printable(title_of(summary, summaries)), style="bold")
+
+
+def _at(distribution: Distribution, figure: str) -> str:
+    return seconds(getattr(distribution, figure)) if distribution.count else "-"
+
+
+def _endings(part: Part) -> Text:
+    """The most frequent ways a part's requests ended."""
+    said = [
+        f"{ending.outcome} {ending.count}" + (f" ({ending.reason})" if ending.reason else "")
+        for ending in part.endings[:3]
+    ]
+    more = len(part.endings) - len(said)
+    return Text(printable(", ".join(said)) + (f", {more} more ways" if more else ""))
+
+
+def _remarks(summaries: Sequence[Summary]) -> Iterator[tuple[str, str]]:
+    """Lines and their styles."""
+    for summary in summaries:
+        name = printable(title_of(summary, summaries))
+        if not summary.valid:
+            late = f"late by {seconds(summary.lag_p99)} at p99, more than {seconds(LAG_BOUND)}"
+            yield f"{name}: invalid: the sender was {late}", "bold red"
+        if summary.repeats > 1:
+            halves = {metric: found for metric, found in summary.intervals.items() if found.half is not None}
+            said = [f"{metric} {word(halves[metric].mean)} +- {word(halves[metric].half or 0.0)}"
+                    for metric, word in (("goodput", share), ("ttft_p99", seconds), ("e2e_p99", seconds))
+                    if metric in halves]  # fmt: skip
+            yield f"{name}: over {summary.repeats} repeats, at 95 % confidence: {', '.join(said)}", ""
+        if summary.total.uncounted:
+            yield f"{name}: {summary.total.uncounted} answers told no usage and have no TPOT", "yellow"

@@ -1,0 +1,239 @@
+"""A scenario file: what is sent, when, to whom, for how long, and what is expected of the answers.
+
+Read by the gateway's reader, so that every mistake names its line and what was probably meant. What is absent has its
+default; names of files are relative to the scenario. `load` and `planned` are all that a command needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from gateway.core.checked import refuse
+from gateway.core.kinds import Text
+from gateway.core.policy_types import EngineUrl, FileName, HeaderName, ModelName, Times
+from gateway.core.schema import schema_of, text_of
+from gateway.core.units import Count, Seconds
+from gateway.core.yaml_file import MAX_BYTES, read_file, written
+from loadtest import trace
+from loadtest.arrivals import Arrivals, Rate, Span
+from loadtest.plan import plan
+from loadtest.records import Slo, Window
+from loadtest.scenario_rules import faults
+from loadtest.slo import Objective, slos_of
+from loadtest.workload import Kind, Planned, Tenant, Variable, Workload
+
+SHIPPED = Path(__file__).with_name("scenarios")
+LONGEST_KEY = 4096  # bytes
+DURATION = 60.0  # seconds, where none is given
+
+TargetName = Annotated[str, Text(r"[a-z0-9][a-z0-9_.-]{0,63}", "a lower-case name of letters, digits, _ . and -")]
+HeaderValue = Annotated[str, Text(r"[!-~](?:[ -~]{0,8190}[!-~])?", "a header's value, plain text")]
+
+
+class Unusable(Exception):
+    """A scenario that is well-formed and cannot be run here: a key that is not there, a name that nothing has."""
+
+
+class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Recorded traffic. A bare name of a file is a trace too.
+
+    `file`: an Azure LLM trace or BurstGPT (CSV), or a Mooncake trace (JSONL); `format`: which of them, auto: what its
+    first line looks like; `speed`: how many times faster than recorded it is sent.
+    """
+
+    shorthand: ClassVar[str] = "file"
+
+    file: FileName
+    format: Literal["auto", "azure", "burstgpt", "mooncake"] = "auto"
+    speed: Times = 1.0
+
+
+class Destination(msgspec.Struct, frozen=True, kw_only=True):
+    """Where requests are sent. A bare URL is a target too.
+
+    `url`: of an OpenAI-compatible server, without /v1; `model`: the model to name there, null: the workload's;
+    `headers`: sent with each request; `key_env`: the environment variable that holds the API key to send where a
+    request's tenant has none; `key_file`: the file that holds it, alone.
+    """
+
+    shorthand: ClassVar[str] = "url"
+
+    url: EngineUrl
+    model: ModelName | None = None
+    headers: Mapping[HeaderName, HeaderValue] = {}
+    key_env: Variable | None = None
+    key_file: FileName | None = None
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A load, and what is expected under it.
+
+    `version`: of this format; `what`: what the scenario shows, for reports; `arrivals`: when requests are sent, or
+    trace: when they were recorded; `trace`: recorded traffic, for its times, its lengths, or both; `workload`: what is
+    sent; `duration`: how long requests are sent, warm-up and cool-down included; null: 1m, but a trace to its end,
+    which may come before the duration too; `warmup`: what is sent so early is not counted; `cooldown`: nor what is sent
+    so late; `seed`: of all that is random: the same seed is the same load; `retries`: how often a request is sent again
+    at most, as OpenAI's client does it; 0: never; `timeout`: after how long a client gives up a try; `slo`: what is
+    expected of each class: the bounds that make a request good, counted from the time it was to be sent, and the share
+    of all requests that must be; `targets`: where requests are sent, by a name for the report; a command line may name
+    others.
+    """
+
+    version: Literal[1] = 1
+    what: Annotated[str, Text(r"[^\x00-\x1f]{0,200}", "one line of at most 200 characters")] = ""
+    arrivals: Literal["trace"] | Arrivals = Arrivals(poisson=Rate(1.0))
+    trace: TraceFile | None = None
+    workload: Workload = Workload()
+    duration: Span | None = None
+    warmup: Annotated[Seconds, msgspec.Meta(ge=0, le=86_400)] = 0.0
+    cooldown: Annotated[Seconds, msgspec.Meta(ge=0, le=86_400)] = 0.0
+    seed: Annotated[Count, msgspec.Meta(ge=0, le=1_000_000_000)] = 1
+    retries: Annotated[Count, msgspec.Meta(ge=0, le=10)] = 2
+    timeout: Span = 600.0
+    slo: tuple[Objective, ...] = ()
+    targets: Mapping[TargetName, Destination] = {}
+
+    @property
+    def seconds(self) -> float:
+        """How long requests are sent at most; infinite: as long as the trace is."""
+        if self.duration is not None:
+            return self.duration
+        return math.inf if isinstance(self.arrivals, str) else DURATION
+
+    @property
+    def window(self) -> Window:
+        """Which requests count."""
+        return Window(duration=self.seconds, warmup=self.warmup, cooldown=self.cooldown)
+
+    @property
+    def slos(self) -> tuple[Slo, ...]:
+        """What makes a request good."""
+        return slos_of(self.slo)
+
+    @property
+    def clients(self) -> int:
+        """Of a closed loop: how many send, each its next request when it has its answer; 0: an open loop."""
+        return 0 if isinstance(self.arrivals, str) else self.arrivals.closed or 0
+
+    @property
+    def rate(self) -> float:
+        """Requests per second as planned, follow-ups of conversations not among them; 0.0: unknown."""
+        return 0.0 if isinstance(self.arrivals, str) else self.arrivals.mean_rate(self.seconds)
+
+    def scaled(self, factor: float) -> Scenario:
+        """The same load at `factor` times the rate; a trace is sent as many times faster."""
+        if not isinstance(self.arrivals, str):
+            return msgspec.structs.replace(self, arrivals=self.arrivals.scaled(factor))
+        assert self.trace is not None  # noqa: S101 # the rules say so
+        faster = msgspec.structs.replace(self.trace, speed=self.trace.speed * factor)
+        return msgspec.structs.replace(self, trace=faster)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def shipped() -> tuple[str, ...]:
+    """The names of the scenarios that come with the load test, each a file of SHIPPED."""
+    return tuple(sorted(file.stem for file in SHIPPED.glob("*.yaml")))
+
+
+def find(name: str) -> Path:
+    """The file of a scenario: one that is shipped, by its name, or any by its path. Raises Unusable."""
+    if name in shipped():
+        return SHIPPED / f"{name}.yaml"
+    if not Path(name).is_file():
+        raise Unusable(f"{name}: neither a file nor one of the scenarios {', '.join(shipped())}")
+    return Path(name)
+
+
+def load(path: Path) -> Scenario:
+    """The scenario in a file. Raises InvalidFile, and OSError where it cannot be read."""
+    with path.open("rb") as file:
+        return decode(file.read(MAX_BYTES + 1), str(path))
+
+
+def decode(data: bytes, name: str = "scenario") -> Scenario:
+    """The scenario in YAML. `name` is how messages call the file. Raises InvalidFile."""
+    scenario, root = read_file(data, name, Scenario)
+    refuse(name, root, faults(scenario))
+    return scenario
+
+
+def of_trace(file: str, *, speed: float = 1.0, model: str = "sim") -> Scenario:
+    """Recorded traffic as it was, to its end: a command line's `--trace FILE`. Answers are as long as recorded, where a
+    server knows vLLM's `ignore_eos`."""
+    kind = Kind(prompt="trace", output="trace", ignore_eos=True)
+    workload = Workload(model=model, mix=(kind,))
+    return Scenario(what=f"{Path(file).name}, as recorded"[:200], arrivals="trace",
+                    trace=TraceFile(file=file, speed=speed), workload=workload)  # fmt: skip
+
+
+def explain(scenario: Scenario) -> str:
+    """The scenario as YAML, every default written out; it decodes to an equal one."""
+    return written(scenario, Scenario)
+
+
+def schema_text() -> str:
+    """The JSON Schema of scenarios, as scenarios/schema.json holds it."""
+    return text_of(schema_of(Scenario, "Weir load test scenario"))
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def planned(
+    scenario: Scenario, *, seed: int | None = None, folder: Path = Path(), keys: Mapping[str, str] | None = None
+) -> Iterator[Planned]:
+    """The requests, in order, those of a closed loop without end. `seed`: another than the scenario's; `folder`: where
+    the scenario is; `keys`: API keys by tenant, of `keys_of`.
+
+    Raises TraceError and OSError for the trace, when the row at fault is reached.
+    """
+    chosen = scenario.seed if seed is None else seed
+    rows: Iterator[trace.Arrival] | None = None
+    if scenario.trace is not None:
+        given = scenario.trace
+        form = None if given.format == "auto" else given.format
+        rows = trace.read(folder / given.file, form, speed=given.speed)
+    seconds = scenario.seconds
+    arrivals: Iterator[float] | Iterator[trace.Arrival]
+    if isinstance(scenario.arrivals, str):
+        assert rows is not None  # noqa: S101 # the rules say so
+        arrivals = takewhile(lambda row: row.at < seconds, rows)
+    else:
+        arrivals = times = takewhile(lambda at: at < seconds, scenario.arrivals.times(chosen))
+        if rows is not None:  # its lengths, at other times
+            arrivals = (msgspec.structs.replace(row, at=at) for at, row in zip(times, rows, strict=False))
+    return plan(scenario.workload, arrivals, chosen, keys=keys)
+
+
+def keys_of(scenario: Scenario, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The tenants' API keys, of those that have one. Raises Unusable, which never says a key."""
+    tenants = scenario.workload.tenants.items()
+    found = {name: key_of(tenant, f"workload.tenants.{name}", folder, environment) for name, tenant in tenants}
+    return {name: key for name, key in found.items() if key}
+
+
+def key_of(whose: Tenant | Destination, path: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """One tenant's or target's API key; "": it has none. `path`: how messages call it. Raises Unusable."""
+    if whose.key_env is not None:
+        where, key = f"the environment variable {whose.key_env}", environment.get(whose.key_env, "")
+    elif whose.key_file is not None:
+        where = str(folder / whose.key_file)
+        try:
+            with (folder / whose.key_file).open("rb") as file:
+                key = file.read(LONGEST_KEY + 1).decode("ascii", "replace")
+        except OSError as error:
+            raise Unusable(f"{path}.key_file: {where}: {error.strerror}") from error
+    else:
+        return ""
+    key = key.strip()
+    if not (key.isascii() and key.isprintable() and 0 < len(key) <= LONGEST_KEY) or " " in key:
+        raise Unusable(f"{path}: {where} holds no API key, expected one alone, without spaces")
+    return key

@@ -1,0 +1,248 @@
+"""One run in figures: what the table prints, the page draws and `report.json` says of it.
+
+All repeats of a run are one sample here, except in `intervals`, where each is one observation. Latencies are seconds,
+of requests that were ok; `goodput` is the share of the *offered* requests that met their SLO: what was refused, failed,
+broke off or never came counts against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from loadtest.records import Run, Slo, Window
+from loadtest.sketch import Sketch
+from loadtest.stats import LAG_BOUND, Interval, dispersion, interval, jain, slo_of
+from loadtest.tally import ClassTally, Share, Tally, tallies_of
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """Of `count` values: exact, or where there were more than `sketch.EXACT` of them quantiles within 0.4 %."""
+
+    count: int
+    mean: float
+    std: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    p999: float
+    max: float
+    exact: bool
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How many requests ended in one way."""
+
+    outcome: str
+    reason: str
+    count: int
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One class of a run, or all of them together. Rates are per second of the measured part."""
+
+    offered: int
+    ok: int
+    met: int
+    goodput: float  # met / offered; 1.0 where nothing was offered
+    tries: float  # requests sent for each that was offered
+    offered_rate: float
+    ok_rate: float
+    met_rate: float
+    prompt_token_rate: float
+    completion_token_rate: float
+    cached: float  # share of the prompt tokens that the engine had in its cache
+    uncounted: int  # ok streams without a usage, which have no TPOT
+    ttft: Distribution
+    tpot: Distribution
+    itl: Distribution
+    e2e: Distribution
+    ttft_from_send: Distribution  # as `vllm bench serve` has it, and the next
+    e2e_from_send: Distribution
+    endings: list[Ending]  # most frequent first
+    slo: Slo | None = None
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """What a tenant offered and what of it met its SLO."""
+
+    offered: int
+    met: int
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. `lag_p99` is the worst repeat's; `valid`: it is at most LAG_BOUND.
+
+    `fairness`: Jain's index over the tenants' goodputs, so that who asks for more than others is not owed more.
+    `dispersion`: of the intended arrivals in windows of 1 and of 10 s, averaged over repeats.
+    """
+
+    name: str
+    rate: float
+    repeats: int
+    seconds: float
+    valid: bool
+    lag_p50: float
+    lag_p99: float
+    total: Part
+    classes: dict[str, Part]
+    intervals: dict[str, Interval]  # 95 %, over repeats
+    fairness: float
+    tenants: dict[str, Tenant]
+    dispersion: dict[str, float]
+    window: Window
+    meta: Mapping[str, object]
+
+
+class Missed(msgspec.Struct, frozen=True):
+    """What a run did not keep. `message` is for a person; `class_name` "" where it is not about one class."""
+
+    run: str
+    class_name: str
+    message: str
+
+
+METRICS: dict[str, Callable[[ClassTally, float], float | None]] = {
+    "goodput": lambda part, _: part.met / part.offered if part.offered else None,
+    "met_rate": lambda part, seconds: part.met / seconds if seconds else None,
+    "completion_token_rate": lambda part, seconds: part.completion_tokens / seconds if seconds else None,
+    "ttft_p50": lambda part, _: _quantile(part.ttft, 0.5),
+    "ttft_p99": lambda part, _: _quantile(part.ttft, 0.99),
+    "tpot_p50": lambda part, _: _quantile(part.tpot, 0.5),
+    "tpot_p99": lambda part, _: _quantile(part.tpot, 0.99),
+    "itl_p50": lambda part, _: _quantile(part.itl, 0.5),
+    "itl_p99": lambda part, _: _quantile(part.itl, 0.99),
+    "e2e_p50": lambda part, _: _quantile(part.e2e, 0.5),
+    "e2e_p99": lambda part, _: _quantile(part.e2e, 0.99),
+}
+
+
+def summarise(run: Run) -> Summary:
+    """The figures of a run."""
+    tallies = tallies_of(run)
+    seconds = sum(tally.seconds for tally in tallies)
+    classes = merged_classes(tallies)
+    tenants = _tenants(tallies)
+    lag = Sketch()
+    for tally in tallies:
+        lag.merge(tally.lag)
+    lag_p99 = max(tally.lag.quantile(0.99) for tally in tallies)
+    return Summary(
+        name=run.name,
+        rate=run.rate,
+        repeats=len(tallies),
+        seconds=seconds,
+        valid=lag_p99 <= LAG_BOUND,
+        lag_p50=lag.quantile(0.5),
+        lag_p99=lag_p99,
+        total=_part(merged(classes.values()), seconds),
+        classes={name: _part(classes[name], seconds, slo_of(run.slos, name)) for name in sorted(classes)},
+        intervals=_intervals(tallies),
+        fairness=jain(share.met / share.offered for share in tenants.values()),
+        tenants={name: Tenant(tenants[name].offered, tenants[name].met) for name in sorted(tenants)},
+        dispersion={f"{width} s": _dispersion(tallies, width) for width in (1, 10)},
+        window=run.window,
+        meta=run.meta,
+    )
+
+
+def missed(slos: Sequence[Slo], summary: Summary) -> list[Missed]:
+    """What of the SLOs a run did not keep: attainment below an SLO's, a class of one that nobody offered, and a sender
+    so late that the figures mean nothing. Results must have been counted against the same SLOs (`Run.slos`)."""
+    found = []
+    if not summary.valid:
+        why = f"the sender was late by {summary.lag_p99 * 1e3:.1f} ms at p99, more than {LAG_BOUND * 1e3:.0f} ms"
+        found.append(Missed(summary.name, "", f"invalid: {why}"))
+    for slo in slos:
+        if slo.class_name and slo.class_name not in summary.classes:
+            found.append(Missed(summary.name, slo.class_name, "no request of this class was offered"))
+    for name, part in summary.classes.items():
+        own = slo_of(slos, name)
+        if own is not None and part.goodput < own.attainment:
+            what = f"{part.met} of {part.offered} requests met it: {part.goodput:.4f}, below {own.attainment:g}"
+            found.append(Missed(summary.name, name, what))
+    return found
+
+
+def merged(parts: Iterable[ClassTally]) -> ClassTally:
+    """One tally of all that these have counted."""
+    total = ClassTally()
+    for part in parts:
+        total.merge(part)
+    return total
+
+
+def merged_classes(tallies: Sequence[Tally]) -> dict[str, ClassTally]:
+    """Every class over all repeats."""
+    names = {name for tally in tallies for name in tally.classes}
+    return {name: merged(tally.classes[name] for tally in tallies if name in tally.classes) for name in names}
+
+
+def _tenants(tallies: Sequence[Tally]) -> dict[str, Share]:
+    found: dict[str, Share] = {}
+    for tally in tallies:
+        for name, share in tally.tenants.items():
+            own = found.setdefault(name, Share())
+            own.offered += share.offered
+            own.met += share.met
+    return found
+
+
+def _part(part: ClassTally, seconds: float, slo: Slo | None = None) -> Part:
+    per_second = 1.0 / seconds if seconds else 0.0
+    endings = sorted(part.outcomes.items(), key=lambda item: (-item[1], item[0]))
+    return Part(
+        offered=part.offered,
+        ok=part.ok,
+        met=part.met,
+        goodput=part.met / part.offered if part.offered else 1.0,
+        tries=part.tries / part.offered if part.offered else 0.0,
+        offered_rate=part.offered * per_second,
+        ok_rate=part.ok * per_second,
+        met_rate=part.met * per_second,
+        prompt_token_rate=part.prompt_tokens * per_second,
+        completion_token_rate=part.completion_tokens * per_second,
+        cached=part.cached_tokens / part.prompt_tokens if part.prompt_tokens else 0.0,
+        uncounted=part.uncounted,
+        ttft=_distribution(part.ttft),
+        tpot=_distribution(part.tpot),
+        itl=_distribution(part.itl),
+        e2e=_distribution(part.e2e),
+        ttft_from_send=_distribution(part.ttft_sent),
+        e2e_from_send=_distribution(part.e2e_sent),
+        endings=[Ending(outcome, reason, count) for (outcome, reason), count in endings],
+        slo=slo,
+    )
+
+
+def _distribution(sketch: Sketch) -> Distribution:
+    quantiles = dict(zip(QUANTILES, sketch.quantiles(list(QUANTILES.values())), strict=True))
+    return Distribution(
+        count=len(sketch), mean=sketch.mean, std=sketch.deviation, max=sketch.largest, exact=sketch.exact, **quantiles
+    )
+
+
+def _quantile(sketch: Sketch, q: float) -> float | None:
+    return sketch.quantile(q) if len(sketch) else None
+
+
+def _intervals(tallies: Sequence[Tally]) -> dict[str, Interval]:
+    """Metrics that a repeat has no value of (nothing was ok) are intervals of the others."""
+    totals = [(merged(tally.classes.values()), tally.seconds) for tally in tallies]
+    found = {name: [measure(part, seconds) for part, seconds in totals] for name, measure in METRICS.items()}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: interval(values) for name, values in known.items() if values}
+
+
+def _dispersion(tallies: Sequence[Tally], width: int) -> float:
+    """Windows begin with the measured part; the unfinished one at its end is left out."""
+    found = []
+    for tally in tallies:
+        seconds = list(tally.arrivals) + [0] * (int(tally.seconds + 1e-9) - len(tally.arrivals))
+        whole = int(tally.seconds + 1e-9) // width
+        found.append(dispersion([sum(seconds[at * width : (at + 1) * width]) for at in range(whole)]))
+    return sum(found) / len(found)

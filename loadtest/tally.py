@@ -1,0 +1,202 @@
+"""Counts what became of requests as they come, one result at a time and in bounded memory.
+
+A `Tally` is of one repeat of one target. What it keeps grows with classes, tenants and seconds, not with requests: ten
+million results need no more than a hundred thousand do. What they hold can be merged, in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+
+from loadtest.records import Result, Run, Slo, Window
+from loadtest.sketch import Sketch
+from loadtest.stats import OK, consistent, latency_of, met, slo_of
+
+REASONS = 100  # of one class; servers' words are theirs to choose, and no memory may depend on them
+# How a request ended whose times cannot be: its sender is not believed, but it does not cost anyone the report.
+INCONSISTENT = ("inconsistent", "answered before it was asked")
+BINS = 240  # of a timeline
+
+
+class Share:
+    """How many requests were offered, and how many of them met their SLO."""
+
+    __slots__ = ("met", "offered")
+
+    def __init__(self) -> None:
+        self.offered = 0
+        self.met = 0
+
+
+class ClassTally:
+    """One class, measured part only. Sketches hold seconds, of requests that were ok."""
+
+    __slots__ = ("cached_tokens", "completion_tokens", "e2e", "e2e_sent", "itl", "met", "offered", "ok", "outcomes",
+                 "prompt_tokens", "tpot", "tries", "ttft", "ttft_sent", "uncounted")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.offered = 0
+        self.ok = 0
+        self.met = 0
+        self.tries = 0  # at least one for each that was sent
+        self.uncounted = 0  # streams that were ok and said nothing of their tokens: they have no TPOT
+        self.prompt_tokens = 0  # here and below: of requests that were ok
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # by outcome and reason
+        self.ttft = Sketch()
+        self.tpot = Sketch()
+        self.itl = Sketch()
+        self.e2e = Sketch()
+        self.ttft_sent = Sketch()  # here and below: vLLM's own, from the send time
+        self.e2e_sent = Sketch()
+
+    def add(self, result: Result, slo: Slo | None) -> bool:
+        """Count one request; whether it was ok and met its SLO."""
+        self.offered += 1
+        self.tries += result.tries
+        latency = latency_of(result, result.at) if result.outcome == OK else None
+        if latency is None:
+            self._end(result.outcome, result.reason)
+            return False
+        if not consistent(result, latency):
+            self._end(*INCONSISTENT)
+            return False
+        self._end(result.outcome, result.reason)
+        late = result.sent - result.at
+        self.ok += 1
+        self.prompt_tokens += result.prompt_tokens
+        self.completion_tokens += result.completion_tokens
+        self.cached_tokens += result.cached_tokens
+        self.ttft.add(latency.ttft)
+        self.e2e.add(latency.e2e)
+        self.ttft_sent.add(max(0.0, latency.ttft - late))
+        self.e2e_sent.add(max(0.0, latency.e2e - late))
+        self.itl.extend(result.gaps)
+        if latency.tpot is not None:
+            self.tpot.add(latency.tpot)
+        elif result.first_token and not result.completion_tokens:
+            self.uncounted += 1
+        good = met(slo, latency)
+        self.met += good
+        return good
+
+    def _end(self, outcome: str, reason: str) -> None:
+        if (outcome, reason) not in self.outcomes and len(self.outcomes) >= REASONS:
+            reason = "(other)"
+        self.outcomes[outcome, reason] += 1
+
+    def merge(self, other: ClassTally) -> None:
+        """All that `other` has counted, too."""
+        for name in ("offered", "ok", "met", "tries", "uncounted", "prompt_tokens", "completion_tokens",
+                     "cached_tokens"):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.outcomes.update(other.outcomes)
+        for name in ("ttft", "tpot", "itl", "e2e", "ttft_sent", "e2e_sent"):
+            getattr(self, name).merge(getattr(other, name))
+
+
+class Timeline:
+    """Offered and met requests of every class over the whole run, its warm-up and cool-down too, by intended time.
+
+    Never more than `most`: when a request lies beyond the last, bins are joined in pairs and `width` doubles.
+    """
+
+    def __init__(self, most: int = BINS) -> None:
+        self.most = most
+        self.width = 1.0  # seconds
+        self.bins: dict[str, list[Share]] = {}
+
+    def add(self, class_name: str, at: float, good: bool) -> None:
+        """Count one request of a class, intended at `at`."""
+        while at >= self.width * self.most:
+            self._double()
+        bins = self.bins.setdefault(class_name, [])
+        place = int(at / self.width)
+        while len(bins) <= place:
+            bins.append(Share())
+        bins[place].offered += 1
+        bins[place].met += good
+
+    def _double(self) -> None:
+        self.width *= 2.0
+        for bins in self.bins.values():
+            for left, right in zip(bins[::2], bins[1::2], strict=False):
+                left.offered += right.offered
+                left.met += right.met
+            del bins[1::2]
+
+    def merge(self, other: Timeline) -> None:
+        """All that `other` has counted, too, in the wider bins of both or wider ones still."""
+        longest = max((len(bins) for bins in other.bins.values()), default=0) * other.width
+        while self.width < other.width or longest > self.width * self.most:
+            self._double()
+        for class_name, theirs in other.bins.items():
+            bins = self.bins.setdefault(class_name, [])
+            joined = round(self.width / other.width)  # of their bins in one of ours
+            bins.extend(Share() for _ in range(math.ceil(len(theirs) / joined) - len(bins)))
+            for number, more in enumerate(theirs):
+                bins[number // joined].offered += more.offered
+                bins[number // joined].met += more.met
+
+
+class Tally:
+    """One repeat: `add` every result, in any order, whatever became of it."""
+
+    def __init__(self, window: Window, slos: Sequence[Slo] = ()) -> None:
+        self.window = window
+        self.slos = slos
+        self.classes: dict[str, ClassTally] = {}
+        self.tenants: dict[str, Share] = {}
+        self.lag = Sketch()  # of requests that were sent
+        self.arrivals = array("Q")  # requests intended in each second of the measured part
+        self.timeline = Timeline()
+        self.last = 0.0  # the latest intended time
+
+    def add(self, result: Result) -> None:
+        """Count one result."""
+        at, class_name = result.at, result.class_name
+        slo = slo_of(self.slos, class_name)
+        self.last = max(self.last, at)
+        if at not in self.window:
+            in_time = result.outcome == OK and met(slo, latency_of(result, at))
+            self.timeline.add(class_name, at, in_time)
+            return
+        part = self.classes.get(class_name)
+        if part is None:
+            part = self.classes[class_name] = ClassTally()
+        good = part.add(result, slo)
+        self.timeline.add(class_name, at, good)
+        tenant = self.tenants.get(result.tenant)
+        if tenant is None:
+            tenant = self.tenants[result.tenant] = Share()
+        tenant.offered += 1
+        tenant.met += good
+        if result.sent:
+            self.lag.add(max(0.0, result.sent - at))
+        second = int(at - self.window.warmup)
+        if second >= len(self.arrivals):
+            self.arrivals.frombytes(bytes(8 * (second + 1 - len(self.arrivals))))
+        self.arrivals[second] += 1
+
+    @property
+    def seconds(self) -> float:
+        """How long the measured part was; up to the last request where nobody knew how long there would be some."""
+        ends = self.window.ends if math.isfinite(self.window.ends) else self.last
+        return max(0.0, ends - self.window.warmup)
+
+
+def tallies_of(run: Run) -> Sequence[Tally]:
+    """One per repeat. Made of the results where there are none yet, and kept in the run."""
+    if not run.tallies:
+        found: dict[int, Tally] = {}
+        for result in run.results:
+            tally = found.get(result.repeat)
+            if tally is None:
+                tally = found[result.repeat] = Tally(run.window, run.slos)
+            tally.add(result)
+        run.tallies = [found[repeat] for repeat in sorted(found)] or [Tally(run.window, run.slos)]
+    return run.tallies
