@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint format vllm test-vllm bench-overhead compare-vllm figures realtime clean
+.PHONY: help run test check fast slow coverage lint format vllm test-vllm bench-overhead compare-vllm figures realtime residency clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -34,8 +34,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@touch "$@"
 
-run: $(STAMP) ## start the gateway on two simulated engines; Ctrl-C ends it
-	@exec $(BIN)/gateway serve --policy policies/demo.yaml --engine sim:2
+run: $(STAMP) ## start the gateway, and four models that take turns on two simulated GPUs; Ctrl-C ends it
+	@exec $(BIN)/gateway serve --policy policies/demo.yaml --engine demo
 
 check: lint fast ## for every commit, under a minute: ruff, mypy --strict, the fast tests
 
@@ -80,6 +80,9 @@ figures: $(STAMP) ## goodput, lateness, failover and more, of the whole gateway 
 
 realtime: $(STAMP) ## goodput, lateness and more once again with processes and sockets in real time; REALTIME=--help tells how
 	$(BIN)/python -m loadtest.realtime $(REALTIME)
+
+residency: $(STAMP) ## which models have GPU memory and what that costs, of the sidecar in virtual time; RESIDENCY=--help tells how
+	$(BIN)/python -m loadtest.residency $(RESIDENCY)
 
 clean: ## remove the environment and every cache
 	rm -rf "$(VENV)" build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage *.egg-info

@@ -37,8 +37,8 @@ SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
 LEAST, MOST = 0.001, 60.0  # seconds between two turns that nothing but the clock leads to
 RETRY = 1.0  # seconds until what could not be had is planned once more
 # Times the seconds to have a model back, for which it is kept after its last use. By `make residency`: with more, calls
-# wait longer than under plain LRU (2 to 4 times as long with 10); with none, models that take turns are loaded all day.
-HOT = 0.5
+# wait longer than under plain LRU (four times as long with 10); with none, models that take turns are loaded all day.
+HOT = 0.25
 
 Order = Literal["sleep", "wake", "stop", "drain"]
 
@@ -66,7 +66,7 @@ class Manager:
         known: State,
         host_memory: int,
         hot: float = HOT,
-        warmth: Callable[[Entry, float], float] = Entry.uses_by,
+        warmth: Callable[[Entry, float], float] = Entry.warmth,
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
@@ -185,6 +185,9 @@ class Manager:
         if at > now:
             return at
         decision = self.decide(entry, now)
+        starved = isinstance(decision, Infeasible) and entry.starved(now)
+        if starved:  # nobody else is ever idle: one of them is withdrawn, and makes room once its calls have ended
+            decision = self.decide(entry, now, idle=True)
         if isinstance(decision, Infeasible):
             if entry.infeasible is None or entry.infeasible.why != decision.why:
                 self.changed.set()
@@ -192,7 +195,7 @@ class Manager:
             return min(now + RETRY, decision.retry_at or math.inf)
         # One that has failed comes back by itself, but nobody makes room for what nobody wants.
         if entry.wanted(now) or entry.asked or not (decision.sleep or decision.stop):
-            self._begin(entry, decision)
+            self._begin(entry, decision, patient=starved)
         return now + RETRY
 
     def _hear(self, entry: Entry, now: float) -> None:
@@ -207,24 +210,27 @@ class Manager:
     def _idle(self, entry: Entry) -> bool:
         return not self.in_flight(entry) and not entry.busy and entry.name not in self._works
 
-    def decide(self, entry: Entry, now: float, *, since: float | None = None, ended: bool = False) -> Plan | Infeasible:
+    def decide(
+        self, entry: Entry, now: float, *, since: float | None = None, ended: bool = False, idle: bool = False
+    ) -> Plan | Infeasible:
         """What would be done now to have it run; `since`: from when on it is taken to be wanted, where nobody wants it
-        yet; `ended`: see `residents`."""
+        yet; `ended`, `idle`: see `residents`."""
         if self.config.engine_of(entry.name).device == "cpu":
             wakes = entry.lifecycle.state is SLEEPING
             return Plan(start=None if wakes else entry.name, wake=entry.name if wakes else None)
         settings = Settings(host_memory=self._host_memory, hot=self._hot, max_starvation=entry.profile.max_starvation)
         since = now if since is None else since
-        target, residents, devices = entry.target(since), self.residents(ended=ended), self.machine.devices()
+        target, devices = entry.target(since), self.machine.devices()
+        residents = self.residents(ended=ended, idle=idle)
         decision = plan(target, residents, devices, now, settings)
         if isinstance(decision, Infeasible) and entry.least_room:
             entry.least_room = 0  # nothing more can be evicted for it: once more with what there is
             return plan(entry.target(since), residents, devices, now, settings)
         return decision
 
-    def residents(self, *, ended: bool = False) -> list[Resident]:
+    def residents(self, *, ended: bool = False, idle: bool = False) -> list[Resident]:
         """Everything that holds memory or is about to. Calls that wait for one that serves already are about to reach
-        it. `ended`: as if all calls and operations that are under way were over."""
+        it. `ended`: as if all calls and operations that are under way were over; `idle`: as if all calls were."""
         now = self._clock()
         found = [
             entry.resident(
@@ -235,10 +241,13 @@ class Manager:
             for entry in self.entries.values()
             if entry.gpus
         ]
+        if idle:
+            return [msgspec.structs.replace(each, ref_count=0) for each in found]
         return [each.after_all() for each in found] if ended else found
 
-    def _begin(self, entry: Entry, decision: Plan) -> None:
-        """Give the orders of a plan and begin to carry them out; not now, if something is under way on these GPUs."""
+    def _begin(self, entry: Entry, decision: Plan, *, patient: bool = False) -> None:
+        """Give the orders of a plan and begin to carry them out; not now, if something is under way on these GPUs.
+        `patient`: its victims may have calls that have to end first."""
         victims = {each.profile: self.entries[each.profile] for each in decision.sleep}
         victims |= {name: self.entries[name] for name in decision.stop if name != entry.name}
         gpus = {*decision.gpus, *entry.gpus, *(gpu for victim in victims.values() for gpu in victim.gpus)}
@@ -256,7 +265,8 @@ class Manager:
         for victim in victims.values():
             victim.lifecycle.step("drain" if victim.lifecycle.state is RUNNING else "stop", now)
         names = [entry.name, *victims]
-        self._works.begin(names, gpus, self.operations.carry_out(entry, decision, victims, self.sequence))
+        carried_out = self.operations.carry_out(entry, decision, victims, self.sequence, patient=patient)
+        self._works.begin(names, gpus, carried_out)
         self._touch()
 
     def _begin_idle(self, entry: Entry, what: Literal["sleep", "stop"], *, ordered: bool = False) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from sidecar.core.gpus import GPU
+from sidecar.core.gpus import GPU, returned
 from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEP, STARTING, STOP, WAKE, Event
 from sidecar.core.measured import Measured
 from sidecar.core.plan import Plan
@@ -70,14 +70,20 @@ class Operations:
 
     # -- whole operations -------------------------------------------------------------------------------------------
 
-    async def carry_out(self, entry: Entry, plan: Plan, victims: Mapping[str, Entry], after: int) -> None:
+    async def carry_out(
+        self, entry: Entry, plan: Plan, victims: Mapping[str, Entry], after: int, *, patient: bool = False
+    ) -> None:
         """Make room as planned, then start or wake. All of them have their orders: see `Manager`. `after`: the number
-        of the last report that was made before they had."""
+        of the last report that was made before they had. `patient`: calls of victims are waited for; where they take
+        too long, those go on for as long again as this one has waited."""
+        within = ORDERED_WITHIN if patient else DRAIN_WITHIN
         steps: list[tuple[Entry, Literal[1, 2] | None]] = [(victims[each.profile], each.level) for each in plan.sleep]
         steps += [(victims[name], None) for name in plan.stop if name != entry.name]
         for number, (victim, level) in enumerate(steps):
             self._say(f"{victim.name} {f'goes to sleep at level {level}' if level else 'ends'} for {entry.name}")
-            if not await self.evict(victim, level, after):
+            if not await self.evict(victim, level, after, within):
+                if patient:
+                    entry.wanted_since = self._clock()
                 self._give_up([entry, *(each for each, _ in steps[number:])])
                 return
         if entry.lifecycle.pending is STOP:  # it sleeps where it cannot wake
@@ -241,13 +247,15 @@ class Operations:
         try:
             await engine.sleep(level)
             freed = {gpu: max(0, size - entry.size.residue) for gpu, size in held.items()}
-            if not await self._machine.back(before, freed):
+            back = await self._machine.back(before, freed)
+            kept = self._seen(entry, engine, self._machine.gpus)
+            # A neighbour that ended meanwhile looks like its memory, unless its processes are told.
+            if not back or (any(kept.values()) and not all(returned(held[i], kept[i], freed[i]) for i in kept)):
                 raise EngineFailed(f"it sleeps at level {level}, and its memory has not come back")
         except EngineFailed as error:
             return await self.fail(entry, error)
         entry.level = level
-        kept = max(self._held(entry, engine, self._machine.gpus).values(), default=0)
-        entry.size = msgspec.structs.replace(entry.size, residue=max(entry.size.residue, kept))
+        entry.size = msgspec.structs.replace(entry.size, residue=max([entry.size.residue, *kept.values()]))
         self._step(entry, "slept")
         self._keep()
         self._say(f"{entry.name} sleeps at level {level} after {self._clock() - began:.2f} s")
@@ -333,7 +341,7 @@ class Operations:
     def _held(self, entry: Entry, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
         """Bytes that it holds now, by GPU: by its processes, or, where these are not told (in a container), by what
         the GPU's use grew while it started."""
-        held = {gpu.index: engine.held(gpu.processes) for gpu in gpus if gpu.index in entry.gpus}
+        held = self._seen(entry, engine, gpus)
         own = [gpu for gpu in gpus if gpu.index in held]
         if not any(held.values()) and any(gpu.processes_hidden or not gpu.processes for gpu in own):
             grown = self._grown.get(entry.name, {})
@@ -341,6 +349,10 @@ class Operations:
             foreseen = {gpu.index: (min(grown.get(gpu.index, 0), most), gpu.used) for gpu in own}
             return {index: size if size <= used else 0 for index, (size, used) in foreseen.items()}  # 0: it is back
         return held
+
+    def _seen(self, entry: Entry, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
+        """Bytes that its processes hold by NVML, by GPU; 0 where NVML does not tell."""
+        return {gpu.index: engine.held(gpu.processes) for gpu in gpus if gpu.index in entry.gpus}
 
     def unseen(self, entry: Entry) -> int:
         """Bytes that it is taking and NVML does not show yet, on the GPU where that is most."""

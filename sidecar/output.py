@@ -6,8 +6,9 @@ it or kill it by EPIPE. What is read in one turn is bounded by the ring's size: 
 would have left the ring anyway. It is passed over and counted, `dropped_bytes` of the ring; the file still has it.
 
 Past `most` bytes the file's end is copied to `PATH.1` and the file is cut to nothing, in place, since the engine holds
-it open. That bound is looked at every POLL seconds: a flood overshoots it by what it writes meanwhile, and nobody cuts
-the file while no sidecar runs. Bytes that come to neither file are counted in `lost_bytes`.
+it open. That bound is looked at every POLL seconds, or QUIET where nothing is written: a flood overshoots it by what it
+writes meanwhile, and nobody cuts the file while no sidecar runs. Bytes that come to neither file are counted in
+`lost_bytes`.
 
 The file's room is reserved beforehand, so that a disk that others fill up does not make the engine's writes fail. Where
 the file cannot be had (no such folder, a read-only one, a full disk, no regular file), memory takes its place, with
@@ -29,7 +30,7 @@ from typing import BinaryIO
 
 from sidecar.ring import Ring
 
-POLL = 0.1  # seconds
+POLL, QUIET = 0.1, 0.5  # seconds between two looks: at an engine that writes, at one that does not
 MOST = 16 * 1024 * 1024  # bytes of the file, and of the one before it
 SPARE = 4  # one part in so many more is reserved, for what comes between two looks
 SLICE = 1024 * 1024  # bytes copied in one turn of the loop
@@ -112,13 +113,16 @@ class Output:
 
     async def follow(self) -> None:
         """Read and bound the file until cancelled."""
+        pause = POLL
         while True:
+            before = self.progress_at
             self.read()
+            pause = POLL if self.progress_at != before else min(1.2 * pause, QUIET)
             try:
                 await self._bound()
             except OSError as error:
                 self._failed(f"{self.path} cannot be cut", error)
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(pause)
 
     async def _bound(self) -> None:
         size = os.fstat(self.fd).st_size

@@ -28,9 +28,9 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     """A profile whose engine holds memory, or is about to: a STOPPED one with its start pending too.
 
     `unseen`: bytes that it holds or is taking and NVML does not show as used yet. `ref_count`: its calls in flight at
-    all gateways. `uses`: how often it was used of late. `sleep_level`: 0 it cannot sleep, 1 at level 1 while host
-    memory allows, else 2, 2 only at 2. `wake_seconds`: from level 1, from level 2. `level`: the one it sleeps at or is
-    being put to sleep at. `host_bytes`: of the whole engine, at level 1.
+    all gateways. `warmth`: by what it is ordered before its last use counts. `sleep_level`: 0 it cannot sleep, 1 at
+    level 1 while host memory allows, else 2, 2 only at 2. `wake_seconds`: from level 1, from level 2. `level`: the one
+    it sleeps at or is being put to sleep at. `host_bytes`: of the whole engine, at level 1.
     """
 
     profile: str
@@ -43,7 +43,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
     pending: Pending | None = None
     last_used: float = -math.inf
-    uses: float = 0.0
+    warmth: float = -math.inf
     load_seconds: float = 60.0
     wake_seconds: tuple[float, float] = (math.inf, math.inf)
     sleep_level: Literal[0, 1, 2] = 0

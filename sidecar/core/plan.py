@@ -4,12 +4,12 @@ Room on a GPU is min(free by NVML - what NVML does not show yet, total - everyth
 asleep its residue, and one that is starting or waking its whole claim already. A model fits where each of its GPUs has
 room for its claim. Nothing is ever planned on hope: what is being stopped or put to sleep holds its claim until it is.
 
-Idle residents (no call in flight, not pinned, nothing pending) may be evicted, and are ordered from cold to hot: by how
-often they were used of late, of equals by last use; cost-aware, both are weighed by the seconds to have it back. On one
-set of GPUs **the hottest is spared first**: start with all of them evicted, and from hot to cold take back each that
-the target can spare. That is eviction in order, and what that took for nothing is spared. Among the sets of GPUs the
-best is the one with the fewest victims, then the one whose victims are colder, then the one with the least left over
-(best fit). A tensor parallel engine gets all its GPUs at once or none.
+Idle residents (no call in flight, not pinned, nothing pending) may be evicted, and are ordered from cold to hot, least
+recently used first: by the last use but two (LRU-K, see roster.Entry.warmth), then by the last; or, cost-aware, by idle
+seconds per second to have it back. On one set of GPUs **the hottest is spared first**: start with all of them evicted,
+and from hot to cold take back each that the target can spare. That is LRU, and what LRU took for nothing is spared.
+Among the sets of GPUs the best is the one with the fewest victims, then the one whose victims are colder, then the one
+with the least left over (best fit). A tensor parallel engine gets all its GPUs at once or none.
 
 A model used within `hot` x the time to have it back does not make way for a colder one, unless that has waited
 `max_starvation`.
@@ -139,9 +139,8 @@ def _cool_at(resident: Resident, target: Target, settings: Settings) -> float:
 def _heat(resident: Resident, now: float, settings: Settings) -> tuple[float, float]:
     """What candidates are ordered by, the first to be evicted least."""
     if settings.cost_aware:
-        seconds = resident.reload_seconds
-        return resident.uses * seconds, (resident.last_used - now) / seconds
-    return resident.uses, resident.last_used
+        return (resident.last_used - now) / resident.reload_seconds, 0.0
+    return resident.warmth, resident.last_used
 
 
 def _open(way: Way, evictable: Iterable[Resident]) -> list[int]:

@@ -19,7 +19,7 @@ WAKES = (3.0, 10.0)  # seconds of waking from level 1 and 2, until they were see
 EVICTION = 2.0  # seconds that one victim takes to sleep or end
 LEARN = 0.5  # the weight of the newest of the times that were seen
 WAITED = 5.0  # seconds after the last word of calls that wait, after which nobody does any more
-FORGETS = 300.0  # seconds after which a use counts a third of a new one
+BACK = 3  # uses that are remembered: see Entry.warmth
 APART = 1.5  # seconds between two uses of their own: gateways tell of calls once a second
 SOON = 0.2  # seconds: the least that is promised of what is late already
 
@@ -27,7 +27,7 @@ SOON = 0.2  # seconds: the least that is promised of what is late already
 class Entry:
     """One profile. `gpus`: where its engine is, or is to be. `level`: that it sleeps at. `began`: what is pending.
 
-    `uses`: how often it was used again after a pause, those of long ago counting less, as of `last_used`.
+    `uses`: the times of its last BACK uses that a pause lay before, the newest last.
     `busy`: requests running and waiting in the engine when it was last looked at. `least_room`: bytes that a start had
     and found too few. `off`: stopped by hand, and not to be started only because it is pinned. `held_back`: withdrawn
     by hand. `asked`: somebody wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once
@@ -69,7 +69,7 @@ class Entry:
         self.gpus: tuple[int, ...] = ()
         self.level: Literal[0, 1, 2] = 0
         self.last_used = -math.inf
-        self.uses = 0.0
+        self.uses: tuple[float, ...] = ()
         self.idle_since = now
         self.began = now
         self.busy = 0
@@ -101,16 +101,25 @@ class Entry:
             self.wanted_since = None
         return self.wanted_since is not None or (self.profile.pin and not self.off)
 
+    def starved(self, now: float) -> bool:
+        """Whether it was wanted for so long that others make room for it though they are never idle."""
+        return self.wanted_since is not None and now >= self.wanted_since + self.profile.max_starvation
+
     def used(self, at: float) -> None:
         """It had calls at this time."""
         if at > self.last_used:
-            self.uses = self.uses_by(at) + (at - self.last_used > APART)
+            apart = at - self.last_used > APART
+            self.uses = (*self.uses[-BACK + 1 :], at) if apart else (*self.uses[:-1], at)
             self.last_used = at
         self.idle_since = max(self.idle_since, at)
 
-    def uses_by(self, now: float) -> float:
-        """`uses`, as of `now`."""
-        return self.uses * math.exp(-max(0.0, now - self.last_used) / FORGETS) if self.uses else 0.0
+    def warmth(self, _: float) -> float:
+        """Its last use but two; minus infinity: it was not used so often.
+
+        LRU-K with K = 3 (O'Neil, O'Neil and Weikum, "The LRU-K page replacement algorithm", SIGMOD 1993): a single
+        call for a model that nobody uses else does not make it warmer than one that is used again and again.
+        """
+        return self.uses[0] if len(self.uses) == BACK else -math.inf
 
     def serves(self) -> bool:
         """Whether gateways may send it calls."""
@@ -140,7 +149,7 @@ class Entry:
 
     # -- for the plan -----------------------------------------------------------------------------------------------
 
-    def resident(self, ref_count: int, unseen: int, uses: float = 0.0) -> Resident:
+    def resident(self, ref_count: int, unseen: int, warmth: float = -math.inf) -> Resident:
         """As the plan sees it, with `ref_count` calls in flight and `unseen` bytes that NVML does not show yet."""
         profile = self.profile
         return Resident(
@@ -154,7 +163,7 @@ class Entry:
             pinned=profile.pin,
             pending=self.lifecycle.pending,
             last_used=self.last_used,
-            uses=uses,
+            warmth=warmth,
             load_seconds=self.load_seconds,
             wake_seconds=self.wake_seconds,
             sleep_level=0 if profile.sleep is None else profile.sleep.level,

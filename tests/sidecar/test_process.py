@@ -155,7 +155,7 @@ def test_for_want_of_descriptors_an_engine_is_not_started_at_all(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("program", "grace", "code"), [(OBEYS, WITHIN, 7), (IGNORES, 0.2, -9)], ids=["obeys", "ignores"]
+    ("program", "grace", "code"), [(OBEYS, WITHIN, 7), (IGNORES, 0.5, -9)], ids=["obeys", "ignores"]
 )
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("pidfd", [True, False], ids=["pidfd", "no pidfd"])

@@ -10,7 +10,7 @@ from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import MOST_FAILURES, Event
 from sidecar.core.plan import Infeasible, Plan, PutToSleep
 from sidecar.core.profile import Profile, Sleep
-from sidecar.core.roster import APART, EVICTION, FORGETS, LOAD, SOON, WAITED, WAKES, Entry
+from sidecar.core.roster import APART, EVICTION, LOAD, SOON, WAITED, WAKES, Entry
 
 STARTED: tuple[Event, ...] = ("start", "launched", "ready")
 ASLEEP: tuple[Event, ...] = (*STARTED, "sleep", "slept")
@@ -62,17 +62,26 @@ def test_a_pinned_model_is_always_wanted_unless_it_was_stopped_by_hand() -> None
     assert not made.wanted(0.0)
 
 
-def test_a_use_of_its_own_counts_once_and_less_with_time() -> None:
+def test_it_starves_once_it_was_wanted_for_long_enough() -> None:
     made = entry()
-    assert made.uses_by(5.0) == 0.0
+    assert not made.starved(1000.0)
+    made.want(10.0)
+    assert not made.starved(9.9 + made.profile.max_starvation)
+    assert made.starved(10.0 + made.profile.max_starvation)
+
+
+def test_it_is_as_warm_as_its_last_use_but_two() -> None:
+    made = entry()
+    assert made.warmth(5.0) == -math.inf
     for at in (10.0, 10.5, 11.0, 9.0):  # one call, told of again and again
         made.used(at)
-    assert (made.last_used, made.idle_since) == (11.0, 11.0)
-    assert made.uses == pytest.approx(1.0, rel=0.01)
+    assert (made.last_used, made.idle_since, made.uses) == (11.0, 11.0, (11.0,))
     made.used(11.0 + APART + 0.1)
-    assert made.uses == pytest.approx(2.0, rel=0.01)
-    assert made.uses_by(made.last_used + FORGETS) == pytest.approx(2.0 / math.e, rel=0.01)
-    assert made.uses_by(0.0) == made.uses  # no more than it was
+    assert made.warmth(20.0) == -math.inf
+    made.used(20.0)
+    assert made.warmth(20.0) == 11.0
+    made.used(30.0)
+    assert made.warmth(30.0) == 11.0 + APART + 0.1
 
 
 # -- by itself --------------------------------------------------------------------------------------------------------
@@ -138,7 +147,7 @@ def test_the_plan_sees_all_of_it() -> None:
     made.used(7.0)
     seen = made.resident(3, 5, 1.5)
     assert (seen.profile, seen.gpus, seen.claim, seen.residue, seen.unseen) == ("m", (0, 1), 11, 1, 5)
-    assert (seen.ref_count, seen.pinned, seen.last_used, seen.uses) == (5, True, 7.0, 1.5)
+    assert (seen.ref_count, seen.pinned, seen.last_used, seen.warmth) == (5, True, 7.0, 1.5)
     assert (seen.sleep_level, seen.level, seen.host_bytes, seen.held) == (2, 2, 6, 1)
     assert entry(sleep=None).resident(0, 0).sleep_level == 0
 

@@ -1,0 +1,78 @@
+"""Measures residency, which models have GPU memory and what that costs: `python -m loadtest.residency --help`.
+
+Exit status 0: every target is met; 1: one is missed; 2: bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+from loadtest import residency_figures, residency_real
+from loadtest.figure_table import Row, bars, table_of, terminal
+from loadtest.residency_figures import Progress
+
+ROWS: dict[str, Callable[[int, Progress, float], list[Row]]] = {
+    "share": residency_figures.shares,
+    "turns": residency_figures.turns,
+    "wake": residency_figures.wakes,
+    "faults": residency_figures.faults,
+}
+HELP = """\
+The sidecar's manager runs in this process, over simulated engines and GPUs and in virtual time: hours of calls take
+seconds, and the same seed gives the same numbers.
+
+  python -m loadtest.residency --quick              a first look: every row, short runs
+  python -m loadtest.residency --rows share,turns   some rows only
+  python -m loadtest.residency --real               with processes and sockets, in real time: two minutes
+
+rows:
+  share   four models on memory for two: which share of calls waits for a load, and how long; against LRU and Belady
+  turns   three models in turn on memory for two: loads a minute, and whether a Retry-After comes true
+  wake    what the manager adds to an engine's own wake time
+  faults  a hundred kills, hangs, failures and lost reports in ten minutes: lost calls, and memory nobody has
+
+with --real, in their place:
+  wake    what a call that wakes a model waits for beyond the engine's own wake
+  idle    processor time of a sidecar while nothing happens
+  report  from a sidecar's report that a model is awake to a held call at its engine
+"""
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line. Exits with status 2 where it cannot be understood."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.residency", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", default=",".join(ROWS), help="which rows (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of calls and faults (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the calls")
+    parser.add_argument("--real", action="store_true", help="processes and sockets, in real time, and no other rows")
+    options = parser.parse_args(argv)
+    options.rows = [name.strip() for name in options.rows.split(",") if name.strip()]
+    unknown = [name for name in options.rows if name not in ROWS]
+    if unknown:
+        parser.error(f"--rows: there is no row {', '.join(unknown)}; one of {', '.join(ROWS)}")
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; the exit status."""
+    options = arguments(sys.argv[1:] if argv is None else argv)
+    began = time.perf_counter()
+    console = terminal()
+    scale = 0.2 if options.quick else 1.0
+    with bars(console) as progress:
+        if options.real:
+            rows = residency_real.rows(progress)
+        else:
+            rows = [row for name in options.rows for row in ROWS[name](options.seed, progress, scale)]
+    console.print(table_of(rows))
+    console.print(f"in {time.perf_counter() - began:.0f} s")
+    return 0 if all(row.met is not False for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

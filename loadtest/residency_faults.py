@@ -1,0 +1,161 @@
+"""Ten minutes of everything that goes wrong on a machine with models: in virtual time, from a seed.
+
+What must hold meanwhile: a call ends within its patience and what its engine needs; it is cut off only where its
+engine was harmed; nothing is sent to an engine that does not serve, but by a gateway that was told nothing. What must
+hold afterwards is `Site.left_over`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import msgspec
+
+from loadtest.residency_callers import Answer, Callers
+from loadtest.residency_site import GIB, Site, file
+from loadtest.residents import Model
+from sidecar.manager import Refused
+
+FORGIVEN = 15.0  # seconds after it was cut off for which a gateway may be wrong
+HANG = 30.0  # seconds for which a call may hang with its engine: until that is found out, and it is ended
+TEXT = file(
+    "abcdef",
+    2,
+    a="sleep: {after: 40s}, stop_after: 3m",
+    b="sleep: {level: 2}, max_starvation: 20s",
+    c="sleep: null, max_starvation: 20s",
+    d="tensor_parallel: 2, max_starvation: 30s",
+    e="stop_after: 60s",
+    f="gpus: [1]",
+)
+TOTALS = (24 * GIB, 40 * GIB)
+CLAIMS = {"a": 11, "b": 11, "c": 8, "d": 12, "e": 5, "f": 16}  # GiB
+KINDS = (
+    "kill", "kill", "kill", "hang", "fail_start", "fail_wake", "fail_sleep", "keep_asleep", "oom", "cut", "driver",
+    "kept", "slow", "sleep", "stop", "drain", "ensure",
+)  # fmt: skip
+
+
+class Storm(msgspec.Struct):
+    """What came of it: `answers` by ending; `wrong`: calls for which something did not hold; `events` by kind."""
+
+    answers: Counter[str] = msgspec.field(default_factory=Counter)
+    wrong: list[str] = msgspec.field(default_factory=list)
+    events: Counter[str] = msgspec.field(default_factory=Counter)
+
+
+def models() -> dict[str, Model]:
+    """Of TEXT."""
+    return {name: Model(weights=claim * GIB // 2, claim=claim * GIB) for name, claim in CLAIMS.items()}
+
+
+async def storm(
+    site: Site,
+    seed: int,
+    *,
+    events: int = 100,
+    seconds: float = 600.0,
+    rate: float = 0.5,
+    patience: float = 60.0,
+    orders: bool = False,
+) -> Storm:
+    """So many faults at random moments, and `rate` calls a second; `orders`: people give some as well. Afterwards the
+    faults are over, every call has ended, and it is quiet for a while."""
+    rng = random.Random(seed)  # noqa: S311 # repeatable, not secret
+    found = Storm()
+    kinds = [kind for kind in KINDS if orders or kind not in ("sleep", "stop", "drain", "ensure")]
+    moments = sorted(rng.uniform(0.0, seconds) for _ in range(events))
+    blind = {gateway.name: -FORGIVEN for gateway in site.gateways}
+    begin = site.now
+    calls = asyncio.ensure_future(_traffic(site, rng, found, blind, begin + seconds, rate, patience))
+    for moment in moments:
+        await asyncio.sleep(max(0.0, begin + moment - site.now))
+        kind = rng.choice(kinds)
+        found.events[kind] += 1
+        _harm(site, kind, rng, blind)
+    await calls
+    _calm(site)
+    await asyncio.sleep(120.0)
+    return found
+
+
+def _harm(site: Site, kind: str, rng: random.Random, blind: dict[str, float]) -> None:
+    faults, loop = site.machine.faults, asyncio.get_running_loop()
+    name = rng.choice(list(site.manager.entries))
+    lasts = rng.uniform(1.0, 20.0)
+    if kind in ("kill", "hang"):
+        living = [engine for engine in site.engines.all.values() if engine.alive_now]
+        if living and kind == "kill":
+            rng.choice(living).kill()
+        elif living:
+            rng.choice(living).hung = True
+    elif kind == "cut":
+        gateway = rng.choice(site.gateways)
+        gateway.cut = True
+        blind[gateway.name] = max(blind[gateway.name], site.now + lasts)
+        loop.call_later(lasts, setattr, gateway, "cut", False)
+    elif kind in ("driver", "kept", "slow"):
+        value, calm = {"driver": ("it hangs", ""), "kept": (lasts, 0.0), "slow": (rng.uniform(0.0, 2.0), 0.0)}[kind]
+        setattr(faults, kind, value)
+        loop.call_later(lasts, setattr, faults, kind, calm)
+    elif kind in ("sleep", "stop", "drain", "ensure"):
+        give(site, name, kind)
+    else:
+        setattr(faults, kind, getattr(faults, kind) + 1)
+
+
+def give(site: Site, name: str, what: str) -> bool:
+    """An order; False: it is refused."""
+    try:
+        if what == "ensure":
+            site.manager.ensure(name)
+        else:
+            site.manager.order(name, what)  # type: ignore[arg-type] # one of its words
+    except Refused:
+        return False
+    return True
+
+
+def _calm(site: Site) -> None:
+    for fault in ("fail_start", "fail_wake", "fail_sleep", "keep_asleep", "oom"):
+        setattr(site.machine.faults, fault, 0)
+    for gateway in site.gateways:
+        gateway.cut = False
+    for name, entry in site.manager.entries.items():
+        if entry.held_back:
+            site.manager.ensure(name)
+
+
+async def _traffic(
+    site: Site, rng: random.Random, found: Storm, blind: dict[str, float], ends: float, rate: float, patience: float
+) -> None:
+    async def one(gateway: Callers, name: str, seconds: float) -> None:
+        began = site.now
+        try:
+            async with asyncio.timeout(patience + seconds + HANG):
+                answer = await gateway.call(name, seconds, patience)
+        except TimeoutError:
+            found.answers["hangs"] += 1
+            found.wrong.append(f"{began:.1f} s: a call of {name} hangs: {site.state()}")
+            return
+        found.answers[answer.ending] += 1
+        why = _why(answer)
+        if why and site.now >= blind[gateway.name] + FORGIVEN:
+            found.wrong.append(f"{began:.1f} s: a call of {name} {why} at {site.now:.1f} s: {site.state()}")
+
+    calls = []
+    names, weights = list(site.manager.entries), [6, 4, 3, 1, 2, 2]
+    while site.now < ends:
+        name = rng.choices(names, weights)[0]
+        calls.append(asyncio.ensure_future(one(rng.choice(site.gateways), name, rng.expovariate(1 / 3))))
+        await asyncio.sleep(rng.expovariate(rate))
+    await asyncio.gather(*calls)
+
+
+def _why(answer: Answer) -> str:
+    """What should not have become of a call."""
+    if answer.ending == "astray":
+        return "was sent to an engine that does not serve"
+    return "was cut off by its sidecar" if answer.how == "SIGTERM" else ""

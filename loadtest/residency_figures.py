@@ -1,0 +1,284 @@
+"""The rows about residency in virtual time: how long calls wait for their models, by which rule, and what faults cost.
+
+One function per row. Four models share memory for two; their calls are Poisson, Zipf over the models and exponential in
+length. *Belady* is the same manager with the future known: the model whose next call is farthest makes room; *LRU* the
+same one again with last use alone, and nothing kept from eviction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from loadtest import vtime
+from loadtest.figure_table import Row, percent, quantile
+from loadtest.residency_callers import Answer
+from loadtest.residency_faults import TEXT, TOTALS, models, storm
+from loadtest.residency_site import GIB, Site, counted, file, opened
+from loadtest.residents import Model
+from sidecar.core.roster import Entry
+from sidecar.manager import HOT
+
+NAMES = "abcd"
+ZIPF = (1.0, 1 / 2, 1 / 3, 1 / 4)
+MODEL = Model(weights=6 * GIB, claim=11 * GIB)  # 13.2 s to start; sleeps in 0.84 s and wakes in 0.84 s
+ROOM = 26 * GIB  # for two of them awake and the others asleep
+WAITED = 0.01  # seconds: less is no load
+PATIENCE = 60.0  # seconds of a caller that is told when to come back
+TURNS = "abc"
+
+Progress = Callable[[str, float], None]
+Warmth = Callable[[Entry, float], float]
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """One call, `at` seconds after the start, that an engine needs `seconds` for."""
+
+    at: float
+    model: str
+    seconds: float
+
+
+class Seen(msgspec.Struct):
+    """One run: its answers, and how many models were loaded (started or woken) in how many seconds."""
+
+    answers: list[Answer]
+    loads: int
+    seconds: float
+
+    @property
+    def waits(self) -> list[float]:
+        return [answer.waited for answer in self.answers]
+
+    @property
+    def share(self) -> float:
+        """Of the calls that waited."""
+        return sum(wait > WAITED for wait in self.waits) / len(self.waits)
+
+    @property
+    def mean(self) -> float:
+        return sum(self.waits) / len(self.waits)
+
+    def words(self) -> str:
+        return f"{percent(self.share)}, {self.mean:.2f} s, {quantile(self.waits, 0.99):.1f} s"
+
+
+def zipf(seed: int, rate: float, calls: int, seconds: float) -> list[Planned]:
+    rng = random.Random(seed)  # noqa: S311 # a workload, no secrets
+    at, planned = 0.0, []
+    for _ in range(calls):
+        at += rng.expovariate(rate)
+        planned.append(Planned(at, rng.choices(NAMES, ZIPF)[0], rng.expovariate(1 / seconds)))
+    return planned
+
+
+def belady(planned: Sequence[Planned]) -> Warmth:
+    """Minus the moment of the next call."""
+    times = {name: [call.at for call in planned if call.model == name] for name in NAMES}
+
+    def warmth(entry: Entry, now: float) -> float:
+        own = times[entry.name]
+        following = bisect.bisect_right(own, now)
+        return -own[following] if following < len(own) else -math.inf
+
+    return warmth
+
+
+def lru(_: Entry, __: float) -> float:
+    """Last use alone."""
+    return -math.inf
+
+
+async def _answered(site: Site, planned: Sequence[Planned], label: str, progress: Progress) -> list[Answer]:
+    begin, calls = site.now, []
+    for call in planned:
+        await asyncio.sleep(max(0.0, begin + call.at - site.now))
+        calls.append(asyncio.ensure_future(site.gateways[0].call(call.model, call.seconds)))
+        progress(label, len(calls) / len(planned))
+    return await asyncio.gather(*calls)
+
+
+def run(
+    planned: Sequence[Planned],
+    label: str,
+    progress: Progress,
+    *,
+    sleep: bool,
+    hot: float = HOT,
+    warmth: Warmth = Entry.warmth,
+) -> Seen:
+    """Calls that wait as long as it takes, under one rule of eviction."""
+
+    async def whole() -> Seen:
+        fields = dict.fromkeys(NAMES, "" if sleep else "sleep: null")
+        async with opened(
+            file(NAMES, 1, **fields), dict.fromkeys(NAMES, MODEL), ROOM, hot=hot, warmth=warmth, look_every=5.0
+        ) as site:
+            answers = await _answered(site, planned, label, progress)
+            return Seen(answers, _loads(site), site.now)
+
+    return vtime.run(whole())
+
+
+def _loads(site: Site) -> int:
+    return counted(site, "ready").total() + counted(site, "woken").total()
+
+
+def shares(seed: int, progress: Progress, scale: float) -> list[Row]:
+    """Calls that waited for their model, and how long; ours between LRU and Belady."""
+    rows = []
+    for sleep, what, rate in ((True, "with sleep", 0.5), (False, "without sleep", 0.05)):
+        planned = zipf(seed, rate, int(2000 * scale), 2.0)
+        ours = run(planned, f"{what}, ours", progress, sleep=sleep)
+        best = run(planned, f"{what}, Belady", progress, sleep=sleep, hot=0.0, warmth=belady(planned))
+        plain = run(planned, f"{what}, LRU", progress, sleep=sleep, hot=0.0, warmth=lru)
+        wide = run(planned, f"{what}, hot 10", progress, sleep=sleep, hot=10.0, warmth=lru)
+        base = f"LRU {plain.words()}; Belady {best.words()}"
+        rows += [
+            Row(
+                name="share",
+                what=f"{what}: calls that waited for a load, mean wait, p99",
+                value=ours.words(),
+                baseline=base,
+                target="<= LRU and <= 1.25 x Belady (share)",
+                milestone="<= LRU",
+                met=ours.share <= plain.share,
+            ),
+            Row(
+                name="share",
+                what=f"{what}: the mean wait over LRU's; loads a minute",
+                value=f"{ours.mean / plain.mean:.2f}; {ours.loads / ours.seconds * 60:.1f}",
+                baseline=f"LRU {plain.loads / plain.seconds * 60:.1f}, Belady {best.mean / plain.mean:.2f}; "
+                f"LRU kept 10 x the load time {wide.mean / plain.mean:.2f}, {wide.loads / wide.seconds * 60:.1f}",
+                target="<= 1",
+                milestone="<= 1.05",
+                met=ours.mean <= 1.05 * plain.mean,
+            ),
+        ]
+    return rows
+
+
+async def _in_turn(count: int, label: str, progress: Progress, *, sleep: bool) -> tuple[Seen, Counter[bool]]:
+    """`count` calls, and of those that came back when they were told to, how many were served then."""
+    back: Counter[bool] = Counter()
+
+    async def caller(site: Site, name: str) -> Answer:
+        answer = await site.gateways[0].call(name, 1.0, PATIENCE)
+        if answer.ending == "refused":
+            await asyncio.sleep(answer.retry_after)
+            again = await site.gateways[0].call(name, 1.0, PATIENCE)
+            back[again.ending == "served"] += 1
+        return answer
+
+    fields = dict.fromkeys(TURNS, "" if sleep else "sleep: null")
+    async with opened(file(TURNS, 1, **fields), dict.fromkeys(TURNS, MODEL), ROOM, look_every=5.0) as site:
+        calls = []
+        for number in range(count):
+            calls.append(asyncio.ensure_future(caller(site, TURNS[number % len(TURNS)])))
+            progress(label, number / count)
+            await asyncio.sleep(1.5)
+        answers = await asyncio.gather(*calls)
+        return Seen(answers, _loads(site), site.now), back
+
+
+def turns(seed: int, progress: Progress, scale: float) -> list[Row]:
+    """Three models in turn, one call after the other, on memory for two: the worst there is for LRU."""
+    rows = []
+    for sleep, what in ((True, "with sleep"), (False, "without sleep")):
+        seen, back = vtime.run(_in_turn(int(600 * scale), f"in turn, {what}", progress, sleep=sleep))
+        ends = Counter(answer.ending for answer in seen.answers)
+        late = [answer for answer in seen.answers if answer.ending == "expired"]
+        bound = 60.0 / (1.68 if sleep else 13.8)  # seconds of making room for one and having it
+        loads = seen.loads / seen.seconds * 60
+        kept = back[True] / back.total() if back else 1.0
+        rows += [
+            Row(
+                name="turns",
+                what=f"3 models in turn on room for 2, {what}: loads a minute",
+                value=f"{loads:.1f}",
+                baseline=f"mean wait {seen.mean:.1f} s, p99 {quantile(seen.waits, 0.99):.1f} s",
+                target=f"<= {bound:.1f}: one after the other",
+                milestone=f"<= {bound:.1f}",
+                met=loads <= bound,
+            ),
+            Row(
+                name="turns",
+                what=f"the same: neither answered nor refused within {PATIENCE:g} s; Retry-After that came true",
+                value=f"{len(late)}; {percent(kept)} of {back.total()}",
+                baseline=", ".join(f"{end} {count}" for end, count in ends.most_common()),
+                target="0; >= 80 %",
+                milestone="0; >= 80 %",
+                met=not late and kept >= 0.8,
+            ),
+        ]
+    return rows
+
+
+def wakes(seed: int, progress: Progress, scale: float) -> list[Row]:
+    """What the manager adds to an engine's own wake time, where there is room."""
+
+    async def whole() -> list[float]:
+        async with opened(file("a"), {"a": MODEL}, ROOM) as site:
+            gateway, added = site.gateways[0], []
+            await gateway.call("a", 1.0)
+            rng = random.Random(seed)  # noqa: S311 # a workload, no secrets
+            for number in range(20):
+                await asyncio.sleep(rng.uniform(3.0, 6.0))
+                site.manager.order("a", "sleep")
+                await site.until("a", "sleeping")
+                await asyncio.sleep(rng.uniform(0.0, 1.0))
+                before = site.engines.all["a"].waking
+                answer = await gateway.call("a", 1.0)
+                added.append(answer.waited - (site.engines.all["a"].waking - before))
+                progress("wakes", number / 20)
+            return added
+
+    added = vtime.run(whole())
+    return [
+        Row(
+            name="wake",
+            what="from a call to its engine, beyond the engine's own wake: longest of 20 (without sockets)",
+            value=f"{max(added) * 1000:.1f} ms",
+            target="<= 150 ms",
+            milestone="<= 150 ms",
+            met=max(added) <= 0.15,
+        )
+    ]
+
+
+def faults(seed: int, progress: Progress, scale: float) -> list[Row]:
+    """A hundred faults in ten minutes, several times over."""
+    runs = max(1, round(5 * scale))
+    ends: Counter[str] = Counter()
+    wrong: list[str] = []
+    left: list[str] = []
+
+    async def whole(number: int) -> None:
+        async with opened(TEXT, models(), *TOTALS, gateways=2) as site:
+            found = await storm(site, seed + number)
+            ends.update(found.answers)
+            wrong.extend(found.wrong)
+            left.extend((*site.left_over(), *site.machine.overlaps))
+        left.extend(f"engine {pid} holds {held}" for pid, held in site.machine.held.items())
+
+    for number in range(runs):
+        vtime.run(whole(number))
+        progress("faults", (number + 1) / runs)
+    told = ", ".join(f"{end} {count}" for end, count in ends.most_common())
+    return [
+        Row(
+            name="faults",
+            what=f"{runs} x 100 faults in 10 minutes, {ends.total()} calls: lost or hanging; left over",
+            value=f"{len(wrong)}; {len(left)}",
+            baseline=f"{told}; broken: their engine was killed or had hung",
+            target="0; 0",
+            milestone="0; 0",
+            met=not wrong and not left,
+        )
+    ]

@@ -1,0 +1,206 @@
+"""One machine with its sidecar and the gateways over it, in virtual time: what tests and figures of residency run on.
+
+The manager is the sidecar's own, as `sidecar serve` builds it; engines, GPUs and gateways are simulated. While it runs,
+what must hold at every moment is looked at, and what does not is kept in `wrong`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from loadtest.residency_callers import Callers
+from loadtest.residents import Engines, Machine, Model
+from sidecar.core.config import decode
+from sidecar.core.lifecycle import RUNNING, SLEEPING
+from sidecar.core.roster import Entry
+from sidecar.machine import Machine as Seen
+from sidecar.manager import HOT, Manager
+from sidecar.state import State, Times
+
+GIB = 1 << 30
+LOOK_EVERY = 0.1  # seconds between two looks at what must hold, unless told otherwise
+
+
+class Site:
+    """`text`: the sidecar's file; `hot`, `warmth`: see Manager. `log`: what was said, with its time."""
+
+    def __init__(
+        self,
+        text: str,
+        models: Mapping[str, Model],
+        *totals: int,
+        gateways: int = 1,
+        host_memory: int = 1 << 50,
+        hot: float = HOT,
+        warmth: Callable[[Entry, float], float] = Entry.warmth,
+        look_every: float = LOOK_EVERY,
+    ) -> None:
+        self.machine = Machine(*totals)
+        self.engines = Engines(self.machine, models)
+        self.text = text
+        self.log: list[tuple[float, str]] = []
+        self.wrong: list[str] = []
+        self._host_memory = host_memory
+        self._hot = hot
+        self._warmth = warmth
+        self._look_every = look_every
+        self._tasks: list[asyncio.Task[None]] = []
+        self.manager = self._made(State())
+        self.gateways = [Callers(self.manager, self.engines, f"gateway{number}") for number in range(gateways)]
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def say(self, line: str) -> None:
+        self.log.append((self.now, line))
+
+    def entry(self, name: str) -> Entry:
+        return self.manager.entries[name]
+
+    def state(self) -> str:
+        """Of all models, in one line: `a running, b sleeping/wake`."""
+        lives = {name: entry.lifecycle for name, entry in self.manager.entries.items()}
+        return ", ".join(
+            f"{name} {life.state.value}{f'/{life.pending.value}' if life.pending else ''}"
+            for name, life in lives.items()
+        )
+
+    def _made(self, known: State) -> Manager:
+        loop = asyncio.get_running_loop()
+        return Manager(
+            decode(self.text.encode()),
+            self.engines,
+            Seen(self.machine.sample, self.say),
+            None,
+            known=known,
+            host_memory=self._host_memory,
+            clock=loop.time,
+            say=self.say,
+            hot=self._hot,
+            warmth=self._warmth,
+        )
+
+    # -- its life ---------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        await self.manager.open()
+        work = [self.manager.run(), self._look(), *(gateway.run() for gateway in self.gateways)]
+        self._tasks = [asyncio.ensure_future(each) for each in work]
+        await asyncio.sleep(0)
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        self._tasks = []
+
+    async def close(self, *, end_engines: bool = True) -> None:
+        """End everything. Raises what broke the manager or a gateway meanwhile."""
+        await self._stop()
+        await self.manager.close(end_engines=end_engines)
+
+    async def again(self, text: str | None = None, *, killed: bool = False) -> None:
+        """Another sidecar in place of this one, on the same engines; `text`: with another file. `killed`: it had no
+        time to let go of anything."""
+        manager, self.text = self.manager, self.text if text is None else text
+        await self._stop()
+        records = {name: manager.operations.record(entry) for name, entry in manager.entries.items()}
+        if not killed:
+            await manager.close(end_engines=False)
+        times = {name: Times(**entry.times()) for name, entry in manager.entries.items()}
+        known = State(engines={name: each for name, each in records.items() if each is not None}, times=times)
+        self.manager = self._made(known)
+        for gateway in self.gateways:
+            gateway.manager = self.manager
+        await self.open()
+
+    # -- waiting ----------------------------------------------------------------------------------------------------
+
+    async def until(self, model: str, state: str, within: float = 300.0) -> float:
+        """Wait until it is in this state with nothing pending; when that was. Raises TimeoutError."""
+        async with asyncio.timeout(within):
+            while True:
+                life = self.entry(model).lifecycle
+                if life.state.value == state and life.pending is None:
+                    return self.now
+                await asyncio.sleep(0.05)
+
+    # -- what must hold ---------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        while True:
+            for gpu, total in enumerate(self.machine.totals):
+                there = self.manager.operations.running
+                residents = [each for each in self.manager.residents() if gpu in each.gpus and each.profile in there]
+                held = sum(each.residue if each.level else each.claim for each in residents)
+                if held > total:
+                    self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
+            await asyncio.sleep(self._look_every)
+
+    def left_over(self) -> list[str]:
+        """What should not be there once nobody does anything: memory of nobody, engines nobody knows, calls."""
+        operations = self.manager.operations
+        found = list(self.wrong)
+        running = {operations.running[name].url: name for name in operations.running}
+        owners = {int(url.rpartition(":")[2]): name for url, name in running.items()}
+        for pid, held in self.machine.held.items():
+            life = self.entry(owners[pid]).lifecycle if pid in owners else None
+            if life is None or life.state not in (RUNNING, SLEEPING):
+                found.append(f"{sum(held.values()) / GIB:.1f} GiB are held by engine {pid}: {self.state()}")
+        for name, entry in self.manager.entries.items():
+            if entry.lifecycle.pending is not None:
+                found.append(f"{name} has a {entry.lifecycle.pending.value} pending")
+            holds = sum(self.machine.held.get(_pid(self.engines, name), {}).values())
+            foreseen = entry.size.residue if entry.level else entry.size.claim if entry.gpus else 0
+            if name in operations.running and holds != foreseen * len(entry.gpus):
+                found.append(f"{name} holds {holds}, by the ledger {foreseen} on each of {entry.gpus}")
+        for gateway in self.gateways:
+            found += [f"{gateway.name} has {+each}" for each in (gateway.in_flight, gateway.waiting) if +each]
+        return found
+
+
+def _pid(engines: Engines, name: str) -> int:
+    return engines.all[name].pid if name in engines.all else 0
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    text: str,
+    models: Mapping[str, Model],
+    *totals: int,
+    gateways: int = 1,
+    host_memory: int = 1 << 50,
+    hot: float = HOT,
+    warmth: Callable[[Entry, float], float] = Entry.warmth,
+    look_every: float = LOOK_EVERY,
+) -> AsyncIterator[Site]:
+    """A Site that runs, and afterwards has ended its engines and holds nothing."""
+    site = Site(
+        text, models, *totals, gateways=gateways, host_memory=host_memory, hot=hot, warmth=warmth, look_every=look_every
+    )
+    await site.open()
+    try:
+        yield site
+    finally:
+        await site.close()
+
+
+def file(names: Sequence[str], gpus: int = 1, **fields: str) -> str:
+    """A sidecar's file with these models; `fields`: what each has besides, by name, in YAML's short form."""
+    lines = [f"gpus: [{', '.join(map(str, range(gpus)))}]" if gpus else "gpus: []", "models:"]
+    for name in names:
+        more = f", {fields[name]}" if fields.get(name) else ""
+        lines.append(f"  {name}: {{model_path: /m/{name}{more}}}")
+    return "\n".join(lines) + "\n"
+
+
+def counted(site: Site, event: str) -> Counter[str]:
+    """How often each model had this event: ready, woken, slept, stopped, failed, out_of_memory."""
+    counts = site.manager.operations.counts
+    return Counter({name: count for (name, each), count in counts.items() if each == event})

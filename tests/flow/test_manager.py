@@ -1,0 +1,555 @@
+"""The sidecar's manager in virtual time: which models are resident, what is lost on the way, and what a fault costs.
+
+Two of the models fit on one GPU at a time. Whatever a test does, in the end no GPU has ever held more than it has, no
+two engines have started, slept or woken on one GPU at once, and nothing is left of engines that have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import wraps
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from loadtest import vtime
+from loadtest.residency_site import GIB, Site, counted, file, opened
+from loadtest.residents import Model
+from sidecar.manager import Refused
+from sidecar.wire import Demand, DemandReport
+
+MODEL = Model(weights=6 * GIB, claim=11 * GIB)
+START = 13.22  # seconds of a start, a sleep and a wake of MODEL at level 1
+SLEEP = 0.845
+WAKE = 0.837
+GPU = 24 * GIB
+
+Body = Callable[[], Coroutine[Any, Any, None]]
+
+
+def virtual(test: Body) -> Callable[[], None]:
+    """Run a test in virtual time."""
+
+    @wraps(test)
+    def run() -> None:
+        vtime.run(test())
+
+    return run
+
+
+@asynccontextmanager
+async def site(
+    names: str = "abc", *totals: int, gateways: int = 1, sound: bool = True, hot: float = 0.0, **fields: str
+) -> AsyncIterator[Site]:
+    """Models of these names; `fields`: what their profiles have besides. `sound`: nothing is left over in the end."""
+    gpus = totals or (GPU,)
+    models = dict.fromkeys(names, MODEL)
+    async with opened(file(names, len(gpus), **fields), models, *gpus, gateways=gateways, hot=hot) as made:
+        yield made
+        if sound:
+            await asyncio.sleep(20.0)
+            assert made.left_over() == []
+            assert made.machine.overlaps == []
+    assert made.machine.held == {}
+
+
+async def used(made: Site, *names: str) -> None:
+    """One call after the other, and a second between them."""
+    for name in names:
+        answer = await made.gateways[0].call(name, 0.5)
+        assert answer.ending == "served"
+        await asyncio.sleep(1.0)
+
+
+# -- room -------------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_call_starts_its_model_and_is_answered_as_soon_as_it_serves() -> None:
+    async with site() as made:
+        answer = await made.gateways[0].call("a", 1.0)
+        assert (answer.ending, answer.waited) == ("served", pytest.approx(START, abs=0.1))
+        assert made.state() == "a running, b stopped, c stopped"
+
+
+@virtual
+async def test_the_least_recently_used_makes_room_and_sleeps() -> None:
+    async with site(b="sleep: {level: 2}") as made:
+        await used(made, "a", "b", "a", "c")
+        assert made.state() == "a running, b sleeping, c running"
+        assert made.entry("b").level == 2
+        await used(made, "b")
+        assert made.state() == "a sleeping, b running, c running"
+        assert made.entry("a").level == 1
+
+
+@virtual
+async def test_a_single_use_does_not_make_it_warmer_than_one_that_is_used_again_and_again() -> None:
+    async with site() as made:
+        await used(made, "a", "b", "a", "b", "a", "c", "b")
+        assert made.state() == "a running, b running, c sleeping"
+
+
+@virtual
+async def test_one_that_cannot_sleep_is_stopped_to_make_room() -> None:
+    async with site(a="sleep: null") as made:
+        await used(made, "a", "b", "c")
+        assert made.state() == "a stopped, b running, c running"
+
+
+@virtual
+async def test_neither_the_busy_nor_the_pinned_makes_room() -> None:
+    async with site("abcd", a="pin: true") as made:
+        await made.until("a", "running")
+        busy = asyncio.ensure_future(made.gateways[0].call("b", 40.0))
+        await made.until("b", "running")
+        waiting = asyncio.ensure_future(made.gateways[0].call("c", 1.0))
+        await asyncio.sleep(15.0)
+        assert made.state() == "a running, b running, c stopped, d stopped"
+        assert not [line for _, line in made.log if line.endswith("for c")]
+        assert (await busy).ending == "served"
+        assert (await waiting).ending in ("served", "refused")
+        await made.gateways[0].call("c", 1.0)
+        assert made.state() == "a running, b sleeping, c running, d stopped"
+
+
+@virtual
+async def test_one_that_was_loaded_for_calls_is_not_given_up_before_they_reach_it() -> None:
+    async with site("abc", 12 * GIB, a="max_starvation: 5s", b="max_starvation: 5s", c="max_starvation: 5s") as made:
+        gateway = made.gateways[0]
+        gateway.late = 0.2
+        answers = await asyncio.gather(*(gateway.call(name, 2.0) for name in "abcabc"))
+        assert {answer.ending for answer in answers} == {"served"}
+        assert sum(counted(made, "ready").values()) == 3
+
+
+@virtual
+async def test_two_models_that_are_never_idle_make_room_for_one_that_starves() -> None:
+    async with site() as made:
+        gateway = made.gateways[0]
+
+        async def steady(name: str, after: float) -> None:
+            await asyncio.sleep(after)
+            while made.now < 250.0:
+                assert (await gateway.call(name, 3.0)).ending == "served"
+
+        calls = [asyncio.ensure_future(steady(name, after)) for name in "ab" for after in (0.0, 1.5)]
+        await asyncio.sleep(60.0)
+        answer = await gateway.call("c", 1.0, 200.0)
+        assert answer.ending == "served"
+        assert answer.waited <= 60.0 + 3.0 + SLEEP + START + 2.0
+        await asyncio.gather(*calls)
+
+
+@virtual
+async def test_a_prediction_comes_true() -> None:
+    async with site() as made:
+        await used(made, "a", "b", "c", "a")  # each has been started, and one has slept and woken
+        for name in ("b", "c"):
+            foreseen = made.manager.ensure(name).ready_in
+            began = made.now
+            assert foreseen is not None
+            took = await made.until(name, "running") - began
+            assert took - 1.0 <= foreseen <= took + 4.0
+            await asyncio.sleep(5.0)
+
+
+@virtual
+async def test_an_engine_across_two_gpus_gets_both_or_none() -> None:
+    async with site("ab", GPU, 12 * GIB, a="tensor_parallel: 2", b="gpus: [1]") as made:
+        await used(made, "b")
+        assert made.machine.held == {1000: {1: 11 * GIB}}
+        await used(made, "a")
+        assert made.state() == "a running, b sleeping"
+        assert made.entry("a").gpus == (0, 1)
+        await used(made, "b")
+        assert made.state() == "a sleeping, b running"
+
+
+@virtual
+async def test_models_on_cpu_take_no_room() -> None:
+    cpu = "engine: {device: cpu}"
+    text = file("abc", 1, a=f"{cpu}, sleep: null", b=f"{cpu}, sleep: null")
+    models = {"a": Model(weights=0, claim=0), "b": Model(weights=0, claim=0), "c": MODEL}
+    async with opened(text, models, 12 * GIB) as made:
+        await asyncio.gather(*(made.gateways[0].call(name, 1.0) for name in "abc"))
+        assert made.state() == "a running, b running, c running"
+        assert made.left_over() == []
+
+
+@virtual
+async def test_a_model_that_cannot_be_run_harms_no_other() -> None:
+    models = {"a": msgspec.structs.replace(MODEL, broken="there is no /m/a/config.json"), "b": MODEL}
+    async with opened(file("ab"), models, GPU) as made:
+        refused = await made.gateways[0].call("a", 1.0)
+        assert (refused.ending, made.manager.model("a").why) == ("refused", "error")
+        await used(made, "b")
+        made.engines.models["a"] = MODEL  # whoever has mended it says so
+        made.manager.ensure("a")
+        await made.until("a", "running")
+        assert made.left_over() == []
+
+
+# -- gateways ---------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_call_that_comes_during_the_drain_keeps_its_model() -> None:
+    async with site(gateways=2) as made:
+        await used(made, "a", "b")
+        made.gateways[1].cut = True  # it cannot hear of the drain, so it goes on calling
+        ordered = asyncio.ensure_future(made.gateways[0].call("c", 1.0))
+        await asyncio.sleep(1.0)
+        assert made.state() == "a running/drain, b running, c stopped/start"
+        call = asyncio.ensure_future(made.gateways[1].call("a", 3.0))
+        await asyncio.sleep(0.1)
+        made.gateways[1].cut = False
+        assert (await call).ending == "served"
+        assert (await ordered).ending == "served"
+        assert counted(made, "slept") == {"b": 1}
+
+
+@virtual
+async def test_a_drain_waits_for_every_gateway_and_for_a_silent_one_ten_seconds() -> None:
+    async with site(gateways=2) as made:
+        await used(made, "a", "b")
+        await asyncio.sleep(1.0)
+        made.gateways[1].cut = True
+        began = made.now
+        answer = await made.gateways[0].call("c", 1.0)
+        assert answer.ending == "served"
+        assert 9.0 <= answer.waited - START - SLEEP <= 10.5
+        assert made.now - began == pytest.approx(answer.waited + 1.0)
+
+
+@virtual
+async def test_what_a_silent_gateway_has_sent_is_not_cut_off() -> None:
+    async with site("ab", 12 * GIB, gateways=2) as made:
+        long = asyncio.ensure_future(made.gateways[1].call("a", 60.0))
+        await made.until("a", "running")
+        await asyncio.sleep(1.0)
+        made.gateways[1].cut = True
+        await asyncio.sleep(20.0)
+        made.manager.ensure("b")
+        assert (await long).ending == "served"
+        await made.until("b", "running")
+
+
+@virtual
+async def test_what_a_silent_gateway_sends_during_the_drain_is_not_cut_off_either() -> None:
+    async with site(gateways=2) as made:
+        await used(made, "a", "b")
+        made.gateways[1].cut = True
+        ordered = asyncio.ensure_future(made.gateways[0].call("c", 1.0))
+        await asyncio.sleep(8.0)
+        late = asyncio.ensure_future(made.gateways[1].call("a", 20.0))
+        await asyncio.sleep(4.0)  # it does not count any more, and the engine says that it is busy
+        assert made.state() == "a running/drain, b running, c stopped/start"
+        assert (await late).ending == (await ordered).ending == "served"
+        assert counted(made, "slept") == {"b": 1}
+
+
+@virtual
+async def test_one_that_dies_while_it_makes_room_gives_it_only_once_its_memory_is_back() -> None:
+    async with site(gateways=2) as made:
+        await used(made, "a", "b")
+        made.gateways[1].cut = True
+        made.manager.ensure("c")
+        await asyncio.sleep(2.0)
+        made.machine.faults.kept = 30.0
+        made.engines.all["a"].kill()
+        made.machine.faults.kept = 0.0
+        await made.until("c", "running")
+        assert counted(made, "out_of_memory") == {}
+
+
+@virtual
+async def test_an_answer_to_a_report_from_before_the_drain_does_not_end_it() -> None:
+    async with site(gateways=0) as made:
+        for name in "ab":
+            made.manager.ensure(name)
+            await made.until(name, "running")
+        early = made.manager.report("sidecar", "boot", "").sequence
+        said = DemandReport(gateway="g", boot="boot", sequence=early, demands=(Demand(profile="a", withdrawn=True),))
+        made.manager.heard(said)
+        made.manager.ensure("c")
+        await asyncio.sleep(2.0)
+        made.manager.heard(said)
+        await asyncio.sleep(2.0)
+        assert made.state() == "a running/drain, b running, c stopped/start"
+        late = made.manager.report("sidecar", "boot", "").sequence
+        made.manager.heard(msgspec.structs.replace(said, sequence=late))
+        await made.until("a", "sleeping", 2.0)
+
+
+# -- idle -------------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_the_idle_sleep_then_stop_and_use_puts_it_off() -> None:
+    async with site(a="sleep: {after: 30s}, stop_after: 100s", b="stop_after: 20s") as made:
+        await used(made, "a", "b")
+        last = made.now - 1.5 - START  # of a
+        await asyncio.sleep(15.0)
+        await used(made, "b")
+        used_at = made.now - 1.0
+        assert await made.until("a", "sleeping") == pytest.approx(last + 30.0 + SLEEP, abs=1.0)
+        assert await made.until("b", "stopped") == pytest.approx(used_at + 20.0, abs=1.5)
+        assert await made.until("a", "stopped") == pytest.approx(last + 100.0, abs=1.5)
+
+
+# -- out of memory and failures ---------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_out_of_memory_evicts_one_more_and_that_once() -> None:
+    async with site("abc", 36 * GIB) as made:
+        await used(made, "a", "b")
+        made.machine.faults.oom = 1
+        await made.gateways[0].call("c", 1.0)
+        assert made.state() == "a sleeping, b running, c running"
+        assert counted(made, "out_of_memory") == {"c": 1}
+        assert counted(made, "failed") == {}
+
+
+@virtual
+async def test_out_of_memory_twice_is_given_up_until_somebody_asks() -> None:
+    async with site("abc", 36 * GIB) as made:
+        await used(made, "a", "b")
+        made.machine.faults.oom = 2
+        call = await made.gateways[0].call("c", 1.0)
+        assert call.ending == "refused"
+        await asyncio.sleep(100.0)
+        assert counted(made, "out_of_memory") == {"c": 2}
+        assert made.entry("c").lifecycle.failures == 0
+        made.manager.ensure("c")
+        await made.until("c", "running")
+
+
+@virtual
+async def test_failed_starts_are_repeated_at_growing_intervals_and_given_up_after_five() -> None:
+    async with site("a") as made:
+        made.machine.faults.fail_start = 5
+        made.manager.ensure("a")
+        await asyncio.sleep(1000.0)
+        starts = [at for at, _ in made.engines.starts]
+        pauses = [later - earlier - START for earlier, later in pairwise(starts)]
+        assert pauses == [pytest.approx(wait, abs=0.2) for wait in (10.0, 20.0, 40.0, 80.0)]
+        assert made.manager.model("a").why == "error"
+        made.manager.ensure("a")
+        await made.until("a", "running")
+
+
+@virtual
+async def test_a_killed_engine_is_told_at_once_and_started_again() -> None:
+    async with site("a") as made:
+        call = asyncio.ensure_future(made.gateways[0].call("a", 60.0))
+        await made.until("a", "running")
+        made.engines.all["a"].kill()
+        killed = made.now
+        assert (await call).ending == "broken"
+        await asyncio.sleep(0.01)
+        assert made.gateways[0].models["a"].state == "error"
+        assert await made.until("a", "running") - killed == pytest.approx(10.0 + START, abs=0.5)
+
+
+@virtual
+async def test_a_hung_engine_is_found_and_ended() -> None:
+    async with site("a") as made:
+        for moment in (0.5, 3.0, 6.0):
+            made.manager.ensure("a")
+            await made.until("a", "running")
+            await asyncio.sleep(moment)
+            made.engines.all["a"].hung = True
+            hung = made.now
+            while made.entry("a").lifecycle.state.value == "running":
+                await asyncio.sleep(0.1)
+            assert made.now - hung <= 15.1
+        await made.until("a", "running")
+
+
+@virtual
+async def test_a_failed_wake_is_a_cold_start() -> None:
+    async with site() as made:
+        await used(made, "a", "b", "c")
+        made.machine.faults.fail_wake = 1
+        answer = await made.gateways[0].call("a", 1.0)
+        assert answer.ending == "served"
+        assert answer.waited >= 10.0 + START
+        assert counted(made, "ready")["a"] == 2
+
+
+@virtual
+async def test_one_that_does_not_fall_asleep_or_keeps_its_memory_is_ended() -> None:
+    for fault in ("fail_sleep", "keep_asleep"):
+        async with site() as made:
+            await used(made, "a", "b")
+            setattr(made.machine.faults, fault, 1)
+            answer = await made.gateways[0].call("c", 1.0)
+            assert answer.ending == "served"
+            assert counted(made, "failed") == {"a": 1}
+            assert counted(made, "slept") == {}
+
+
+@virtual
+async def test_the_memory_of_a_neighbour_that_ends_is_not_taken_for_its_own() -> None:
+    async with site() as made:
+        await used(made, "a", "b")
+        made.machine.faults.keep_asleep = 1
+        made.manager.order("a", "sleep")
+        await asyncio.sleep(0.5)
+        made.engines.all["b"].kill()
+        await asyncio.sleep(3.0)
+        assert counted(made, "slept") == {}
+        assert counted(made, "failed") == {"a": 1, "b": 1}
+        await asyncio.sleep(60.0)  # both are there again
+
+
+@virtual
+async def test_memory_that_does_not_come_back_puts_the_gpu_in_quarantine_until_it_does() -> None:
+    async with site("ab", 12 * GIB) as made:
+        await used(made, "a")
+        made.machine.faults.kept = 60.0
+        made.manager.order("a", "stop")
+        stopped = await made.until("a", "stopped")
+        await asyncio.sleep(0)
+        assert made.manager.gpus()[0].refused
+        made.machine.faults.kept = 0.0
+        made.manager.ensure("b")
+        assert await made.until("b", "running") - stopped == pytest.approx(60.0 - 5.0 + START, abs=1.5)
+        assert made.manager.gpus()[0].refused == ""
+
+
+@virtual
+async def test_while_the_driver_does_not_answer_nothing_is_started_and_what_runs_goes_on() -> None:
+    async with site() as made:
+        await used(made, "a")
+        made.machine.faults.driver = "the driver does not answer"
+        await asyncio.sleep(2.0)
+        made.manager.ensure("b")
+        await asyncio.sleep(30.0)
+        assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+        assert made.state() == "a running, b stopped, c stopped"
+        assert "driver" in made.manager.gpus()[0].refused
+        made.machine.faults.driver = ""
+        await made.until("b", "running")
+
+
+# -- a sidecar after a sidecar ----------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_engines_are_taken_over_as_they_are() -> None:
+    for killed in (False, True):
+        async with site("abcd", b="sleep: {level: 2}") as made:
+            await used(made, "a", "b", "c", "d")
+            assert made.state() == "a sleeping, b sleeping, c running, d running"
+            pids = {name: made.engines.all[name].pid for name in "abcd"}
+            made.engines.all["c"].kill()
+            await made.again(killed=killed)
+            assert made.state() == "a sleeping, b sleeping, c stopped, d running"
+            assert (made.entry("a").level, made.entry("b").level) == (1, 2)
+            await used(made, "d", "a", "b")
+            assert {name: made.engines.all[name].pid for name in "abd"} == {name: pids[name] for name in "abd"}
+
+
+@virtual
+async def test_one_whose_profile_has_changed_or_gone_is_ended_and_so_is_one_that_is_half_awake() -> None:
+    async with site("abc", 36 * GIB, c="sleep: {level: 2}") as made:
+        await used(made, "a", "b", "c")
+        made.manager.order("c", "sleep")
+        await made.until("c", "sleeping")
+        made.manager.ensure("c")
+        while made.engines.all["c"].woken_at < 0:
+            await asyncio.sleep(0.01)
+        made.engines.all["c"].level = 0  # its memory is back, its weights are not
+        made.engines.models["a"] = Model(weights=6 * GIB, claim=11 * GIB + 1)
+        await made.again(file("ac", c="sleep: {level: 2}"), killed=True)
+        assert made.state() == "a stopped, c stopped"
+        assert made.machine.held == {}
+        assert sum("is ended" in line for _, line in made.log) == 3
+
+
+@virtual
+async def test_a_sidecar_that_is_killed_while_an_engine_starts_leaves_no_engine_behind() -> None:
+    async with site("ab") as made:
+        await used(made, "a")
+        made.manager.ensure("b")
+        await asyncio.sleep(8.0)
+        await made.again(killed=True)
+        assert made.state() == "a running, b stopped"
+        assert [*made.machine.held] == [made.engines.all["a"].pid]
+
+
+# -- orders -----------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_stop_while_it_starts_ends_it_for_good_however_often_it_is_said() -> None:
+    async with site("a") as made:
+        made.manager.ensure("a")
+        await asyncio.sleep(8.0)
+        for _ in range(2):
+            assert made.manager.order("a", "stop").pending == "stop"
+        await made.until("a", "stopped", 2.0)
+        await asyncio.sleep(100.0)
+        assert len(made.engines.starts) == 1
+
+
+@virtual
+async def test_stop_at_the_moment_it_gets_ready_ends_it_too() -> None:
+    async with site("a") as made:
+        made.machine.faults.slow = 0.1
+        made.manager.ensure("a")
+        while not (made.engines.starts and made.engines.all["a"].serves):
+            await asyncio.sleep(0.01)
+        made.manager.order("a", "stop")
+        await made.until("a", "stopped", 2.0)
+
+
+@virtual
+async def test_drained_by_hand_it_gets_no_calls_and_keeps_its_memory_until_it_is_wanted_again() -> None:
+    async with site("ab", 12 * GIB) as made:
+        await used(made, "a")
+        made.manager.order("a", "drain")
+        await asyncio.sleep(30.0)
+        refused = await made.gateways[0].call("a", 1.0)
+        assert (refused.ending, made.manager.model("a").why) == ("refused", "draining")
+        assert made.state() == "a running/drain, b stopped"
+        assert made.manager.ensure("a").ready_in == 0.0
+        await asyncio.sleep(0.1)
+        await used(made, "a")
+
+
+@virtual
+async def test_orders_that_cannot_be_obeyed_say_why_and_change_nothing() -> None:
+    async with site("ab", b="sleep: null") as made:
+        with pytest.raises(Refused, match="it is stopped"):
+            made.manager.order("a", "wake")
+        with pytest.raises(Refused, match="is stopped, not running"):
+            made.manager.order("a", "sleep")
+        await used(made, "a", "b")
+        with pytest.raises(Refused, match="does not sleep"):
+            made.manager.order("b", "sleep")
+        made.manager.order("a", "sleep")
+        with pytest.raises(Refused, match="has a drain under way"):
+            made.manager.order("a", "stop")
+        with pytest.raises(KeyError):
+            made.manager.order("x", "stop")
+
+
+@virtual
+async def test_ended_with_or_without_its_engines() -> None:
+    for end_engines in (False, True):
+        made = Site(file("ab"), dict.fromkeys("ab", MODEL), GPU)
+        await made.open()
+        await used(made, "a")
+        made.manager.ensure("b")
+        await asyncio.sleep(5.0)
+        await made.close(end_engines=end_engines)
+        assert len(made.machine.held) == (0 if end_engines else 1)
+        assert made.engines.all["a"].alive_now is not end_engines
