@@ -86,7 +86,7 @@ READER_IN_SIDECAR = {
     "sidecar/core/profile.py": READER,
     "sidecar/core/vllm.py": ("gateway.core.vllm",),
 }
-# So does the load test of its scenario files: one reader, and the kinds of values of which the files' sections are made.
+# So does the load test of its scenario files: one reader, and the kinds of values that the files' sections are made of.
 # They say what is sent, and nothing of the gateway that it is sent to.
 READER_IN_LOADTEST = {
     "loadtest/scenario.py": (*READER, "gateway.core.policy_types", "gateway.core.schema"),
