@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint format vllm test-vllm bench-overhead compare-vllm figures realtime residency clean
+.PHONY: help run test check fast slow coverage lint format vllm test-vllm ray test-ray bench-overhead compare-vllm figures realtime residency dst clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -52,7 +52,7 @@ fast: $(STAMP)
 test: check slow coverage ## everything a machine without a GPU can prove
 
 slow: $(STAMP)
-	$(PYTEST) -m 'slow and not vllm'
+	$(PYTEST) -m 'slow and not vllm and not ray'
 
 # Of the cores alone: they are where every branch is a decision, and their tests need no sockets.
 coverage: $(STAMP)
@@ -69,6 +69,15 @@ vllm: $(STAMP) ## install a real vLLM for CPU and a tiny model, outside the tree
 test-vllm: vllm ## the tests against that real vLLM
 	WEIR_REQUIRE_VLLM=1 $(PYTEST) -m vllm tests/vllm
 
+# Outside the tree, as large as it is; everything else is tested without it.
+RAY := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/weir/ray
+ray: $(STAMP) ## install Ray in an environment of its own, outside the tree (80 MB to download, 500 MB, once)
+	@[ -x "$(RAY)/bin/python" ] || $(BIN)/python -m venv "$(RAY)"
+	@"$(RAY)/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,ray]'
+
+test-ray: ray ## the sidecars of a cluster, on a Ray of three nodes on this machine; a minute
+	WEIR_REQUIRE_RAY=1 "$(RAY)/bin/python" -m pytest -q -m ray tests/ray
+
 bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx and vllm-router, where they are installed
 	$(BIN)/python -m loadtest.overhead $(BENCH)
 
@@ -83,6 +92,9 @@ realtime: $(STAMP) ## goodput, lateness and more once again with processes and s
 
 residency: $(STAMP) ## which models have GPU memory and what that costs, of the sidecar in virtual time; RESIDENCY=--help tells how
 	$(BIN)/python -m loadtest.residency $(RESIDENCY)
+
+dst: $(STAMP) ## a thousand random simulations of the whole gateway, faults and reloads and all; DST=--help tells how
+	$(BIN)/python -m loadtest.dst $(DST)
 
 clean: ## remove the environment and every cache
 	rm -rf "$(VENV)" build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage *.egg-info

@@ -1,4 +1,4 @@
-"""`sidecar serve | status | plan | logs | stop | check`: flags and a file in, one clear line for a mistake.
+"""`sidecar serve | status | plan | logs | stop | check | ray`: flags and a file in, one clear line for a mistake.
 
 Exit status 2: a mistake in a flag or a file. 1: what was asked for cannot be had, as no sidecar runs or it refuses.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from sidecar import pool_commands
 from sidecar.api import MOST_LINES
 from sidecar.commands import Impossible, check, logs, plan, serve, status, stop
 from sidecar.core.flags import SIMULATED_GPUS
@@ -84,7 +85,18 @@ examples:
   sidecar check machines/*.yaml
   sidecar check sidecar.yaml --explain           the file in full, every default written out"""
 
-COMMANDS = "serve | status | plan | logs | stop | check"
+RAY_EXAMPLES = """\
+A pool's file says what the sidecars of all nodes have in common; sidecar/pool.yaml shows and explains it. The nodes are
+those of the Ray cluster that have GPUs, and are followed as they join and die. Each needs weir[ray], in the environment
+that Ray's workers have. Engines go on where a sidecar, its actor or Ray ends; `down` ends them.
+
+examples:
+  sidecar ray check pool.yaml                    find every mistake in the file; needs no cluster
+  sidecar ray up --config pool.yaml              a sidecar on every node; again, with another file, to change it
+  sidecar ray status --config pool.yaml          how each node is
+  sidecar ray down --config pool.yaml            end all of them, with their engines"""
+
+COMMANDS = "serve | status | plan | logs | stop | check | ray"
 
 
 class Parser(argparse.ArgumentParser):
@@ -146,6 +158,7 @@ def _parser() -> Parser:
     added = command("serve", "run the sidecar", _serve, SERVE_EXAMPLES)
     added.add_argument("--end-engines", action="store_true", help="end the engines whenever the sidecar ends")
     added.add_argument("--die-with-parent", action="store_true", help="end, engines too, when standard input ends")
+    added.add_argument("--end-with-parent", action="store_true", help="end, without them, when standard input ends")
     with_trial(added)
 
     added = command("status", "show what is resident", _status, STATUS_EXAMPLES)
@@ -166,6 +179,32 @@ def _parser() -> Parser:
     added = command("check", "find the mistakes in sidecar files", _check, CHECK_EXAMPLES, config=False)
     added.add_argument("files", nargs="+", metavar="FILE", help="what a sidecar would be started with")
     added.add_argument("--explain", action="store_true", help="print the whole effective file, defaults included")
+
+    of_pool = parser(
+        commands.add_parser,
+        "ray",
+        help="the sidecars of a Ray cluster",
+        description="The sidecars of a Ray cluster: one a node.",
+        epilog=RAY_EXAMPLES,
+    ).add_subparsers(title="commands", required=True, metavar="up | status | down | check")
+
+    def with_pool(name: str, does: str, run: Callable[[argparse.Namespace], int]) -> Parser:
+        more = "`sidecar ray --help` has examples."
+        added = parser(of_pool.add_parser, name, help=does, description=f"{does[0].upper()}{does[1:]}.", epilog=more)
+        added.set_defaults(command=run)
+        return added
+
+    for added in (
+        with_pool("up", "have a sidecar on every node", lambda given: pool_commands.up(given.config)),
+        with_pool("status", "show how every node is", _pool_status),
+        with_pool("down", "end all sidecars and their engines", lambda given: pool_commands.down(given.config)),
+    ):
+        added.add_argument("--config", default="pool.yaml", metavar="FILE", help="its file (default: %(default)s)")
+        if added.prog.endswith("status"):
+            added.add_argument("--json", action="store_true", help="as JSON")
+    added = with_pool("check", "find the mistakes in pools' files", _pool_check)
+    added.add_argument("files", nargs="+", metavar="FILE", help="what a pool would be made of")
+    added.add_argument("--explain", action="store_true", help="print the whole effective file, defaults included")
     return top
 
 
@@ -181,6 +220,7 @@ def _serve(given: argparse.Namespace) -> int:
         gpus_from=given.gpus_from,
         end_engines=given.end_engines,
         die_with_parent=given.die_with_parent,
+        end_with_parent=given.end_with_parent,
     )
 
 
@@ -198,6 +238,14 @@ def _logs(given: argparse.Namespace) -> int:
 
 def _stop(given: argparse.Namespace) -> int:
     return stop(given.config, engines=given.all)
+
+
+def _pool_status(given: argparse.Namespace) -> int:
+    return pool_commands.status(given.config, as_json=given.json)
+
+
+def _pool_check(given: argparse.Namespace) -> int:
+    return pool_commands.check(given.files, full=given.explain)
 
 
 def _check(given: argparse.Namespace) -> int:

@@ -52,7 +52,9 @@ class File:
         return name
 
 
-def serve(config: str, *, gpus_from: str | None, end_engines: bool, die_with_parent: bool) -> int:
+def serve(
+    config: str, *, gpus_from: str | None, end_engines: bool, die_with_parent: bool, end_with_parent: bool = False
+) -> int:
     """Run until it is told to end. Raises Mistake."""
     file = File(config)
     options = Options(
@@ -63,6 +65,7 @@ def serve(config: str, *, gpus_from: str | None, end_engines: bool, die_with_par
         gpus_from=_folder(gpus_from),
         end_engines=end_engines,
         die_with_parent=die_with_parent,
+        end_with_parent=end_with_parent,
     )
     try:
         run(options)

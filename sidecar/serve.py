@@ -44,7 +44,8 @@ class StartError(Exception):
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line asks for. `file` is where `config` was read; `token`: the content of its token_file;
-    `gpus_from`: a folder that simulates GPUs."""
+    `gpus_from`: a folder that simulates GPUs. Where standard input ends, so does a sidecar that is to
+    `end_with_parent`, and one that is to `die_with_parent` with its engines."""
 
     announce: Callable[[Status], None]  # called once everything listens
     file: Path
@@ -53,6 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     gpus_from: Path | None = None
     end_engines: bool = False
     die_with_parent: bool = False
+    end_with_parent: bool = False
 
 
 def run(options: Options) -> None:
@@ -188,10 +190,11 @@ class Ending:
         self.engines = False
         self.patient = True
         self._loop = loop
+        self._die = options.die_with_parent
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ask, options.end_engines or options.die_with_parent)
         loop.add_signal_handler(signal.SIGHUP, self._stay)
-        if options.die_with_parent:
+        if options.die_with_parent or options.end_with_parent:
             threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
 
     def ask(self, engines: bool) -> None:
@@ -225,7 +228,7 @@ class Ending:
 
     def _orphaned(self) -> None:
         self.patient = False
-        self.ask(True)
+        self.ask(self._die)
 
     def _watch_parent(self) -> None:
         with contextlib.suppress(OSError):

@@ -62,6 +62,8 @@ DOORS: dict[str, tuple[str, ...] | None] = {
         "gateway/telemetry.py",
         "gateway/top/asking.py",
         "gateway/waking.py",
+        "loadtest/dst_sidecars.py",  # in place of a sidecar's socket
+        "loadtest/dst_world.py",
         "sidecar/engine_api.py",
         "sidecar/gateway_link.py",
     ),
@@ -69,20 +71,30 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "starlette": ("gateway/control/", "sidecar/api.py", "sidecar/guard.py", "sidecar/listener.py"),
     "prometheus_client": ("gateway/metrics.py", "gateway/sidecar_metrics.py", "sidecar/metrics.py"),
     "pynvml": ("sidecar/gpu.py",),
+    "ray": ("sidecar/cluster.py",),
     "uvloop": ("gateway/serve.py", "sidecar/serve.py", "loadtest/"),
     "zmq": ("gateway/kv_events.py", "loadtest/engine/publisher.py"),
     "rich": ("gateway/cli.py", "gateway/top/", "loadtest/"),
 }
-# The gateway in virtual time, and what gives its engines cache events there; the rest of loadtest knows only sockets.
-GATEWAY_IN_LOADTEST = ("loadtest/inprocess.py", "loadtest/affinity.py")
-# The sidecar's manager in virtual time: its engines, its gateways, and what is measured there.
-SIDECAR_IN_LOADTEST = ("loadtest/residents.py", "loadtest/residency")
+# The gateway in virtual time, what gives its engines cache events there, and what looks at its books after each step;
+# the rest of loadtest knows only sockets.
+GATEWAY_IN_LOADTEST = (
+    "loadtest/inprocess.py",
+    "loadtest/affinity.py",
+    "loadtest/dst_books.py",
+    "loadtest/dst_invariants.py",
+    "loadtest/dst_world.py",
+)
+# The sidecar's manager in virtual time: its engines, its gateways, and what is measured there; and its messages alone,
+# where sidecars are played for a gateway.
+SIDECAR_IN_LOADTEST = ("loadtest/residents.py", "loadtest/residency", "loadtest/dst_")
 # Of the gateway the sidecar knows how a file is read, so that one reader bounds both files and answers mistakes in one
 # taste, and how a vLLM's metrics and models are read, so that both believe and refuse the same of one engine. Either is
 # pure and decides nothing. The sidecar's files that import them, and what of them.
 READER = tuple(f"gateway.core.{name}" for name in ("checked", "kinds", "units", "yaml_file"))
 READER_IN_SIDECAR = {
     "sidecar/core/config.py": READER,
+    "sidecar/core/pool.py": READER,
     "sidecar/core/profile.py": READER,
     "sidecar/core/vllm.py": ("gateway.core.vllm",),
 }
@@ -91,6 +103,9 @@ READER_IN_SIDECAR = {
 READER_IN_LOADTEST = {
     "loadtest/scenario.py": (*READER, "gateway.core.policy_types", "gateway.core.schema"),
     "loadtest/scenario_rules.py": ("gateway.core.checked",),
+    "loadtest/bench_options.py": ("gateway.core.checked",),
+    "loadtest/simulate_options.py": ("gateway.core.checked",),
+    "loadtest/bench_flags.py": ("gateway.core.units",),
     **dict.fromkeys(
         ("loadtest/arrivals.py", "loadtest/lengths.py", "loadtest/slo.py", "loadtest/workload.py"),
         ("gateway.core.kinds", "gateway.core.policy_types", "gateway.core.units"),
@@ -371,6 +386,7 @@ DOC = '"""Doc."""\n'
         ("gateway/core/x.py", "import yaml", "imports yaml, whose door is"),
         ("gateway/pipeline.py", "import httpx", "imports httpx, whose door is"),
         ("gateway/metrics.py", "import requests", "imports requests, which has no door"),
+        ("sidecar/node.py", "from ray import get", "imports ray, whose door is"),
         ("gateway/metrics.py", "from gateway.pipeline import Pipeline", "metrics is not above pipeline"),
         ("gateway/metrics.py", "from gateway.telemetry import Telemetry", "metrics is not above telemetry"),
         ("gateway/metrics.py", "from gateway import control", "metrics is not above control"),

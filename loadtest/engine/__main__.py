@@ -46,7 +46,8 @@ def arguments() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_argument_group("where it listens")
-    where.add_argument("--port", type=_port, default=0, help="on 127.0.0.1; 0 (the default): any free one")
+    where.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
+    where.add_argument("--port", type=_port, default=0, help="port; 0 (the default): any free one")
     where.add_argument("--uds", metavar="PATH", help="on a unix socket instead")
     what = parser.add_argument_group("what it simulates")
     what.add_argument("--profile", default="h100-8b", choices=list(profiles()), help="speed and limits (h100-8b)")
@@ -134,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
             policy=given.scheduling_policy,
             caching=not given.no_enable_prefix_caching,
             seed=given.seed,
+            host=given.host,
             port=given.port,
             uds=given.uds,
             speed=given.speed,

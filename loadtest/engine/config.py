@@ -12,12 +12,13 @@ from loadtest.engine.scheduler import Policy
 
 
 class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`speed` 2.0: everything takes half the time. `port` 0: any free one; `uds`: a unix socket instead. `kv_events`: a
-    ZeroMQ endpoint on which the cache's events are published. `share`: of simulated GPUs; None: it takes none, and no
-    time to start, sleep and wake."""
+    """`speed` 2.0: everything takes half the time. `port` 0: any free one of `host`; `uds`: a unix socket instead.
+    `kv_events`: a ZeroMQ endpoint on which the cache's events are published. `share`: of simulated GPUs; None: it takes
+    none, and no time to start, sleep and wake."""
 
     engine: EngineConfig
     models: tuple[str, ...]
+    host: str = "127.0.0.1"
     port: int = 0
     uds: str | None = None
     speed: float = 1.0
@@ -39,6 +40,7 @@ def sim_config(
     policy: Policy = "fcfs",
     caching: bool = True,
     seed: int = 0,
+    host: str = "127.0.0.1",
     port: int = 0,
     uds: str | None = None,
     speed: float = 1.0,
@@ -72,6 +74,7 @@ def sim_config(
     return SimConfig(
         engine=engine,
         models=models or ("sim",),
+        host=host,
         port=port,
         uds=uds,
         speed=speed,

@@ -59,7 +59,7 @@ class SimServer:
         self._timer: asyncio.Handle | None = None
         self._reopens: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._address: tuple[str, int] = ("127.0.0.1", config.port)
+        self._address: tuple[str, int] = (config.host, config.port)
         self.sleeping = Sleeping(self)
         self._publisher: Publisher | None = None
 
@@ -89,7 +89,7 @@ class SimServer:
             self._publisher = _publisher(self.config.kv_events)
             self.engine.scheduler.blocks.log = self._publisher.log
         await self._listen()
-        self.url = f"unix://{self.config.uds}" if self.config.uds else f"http://127.0.0.1:{self._address[1]}"
+        self.url = f"unix://{self.config.uds}" if self.config.uds else f"http://{self.config.host}:{self._address[1]}"
 
     async def stop(self) -> None:
         """Stop listening, drop every connection and every sequence, give the memory back."""

@@ -138,8 +138,7 @@ def _memory(profile: Profile, share: float | None) -> list[str]:
 def _simulated(
     profile: Profile, engine: Engine, served_name: str, place: Place, own: str, share: float | None
 ) -> tuple[str, ...]:
-    listen = ("--port", str(place.port)) if place.uds is None else ("--uds", place.uds)
-    found = ["--profile", str(engine.simulated), "--model", served_name, *listen]
+    found = ["--profile", str(engine.simulated), "--model", served_name, *_listen(place)]
     found += _memory(profile, share) if engine.device == "gpu" else []
     found += _argument("--max-model-len", profile.context_length)
     found += ["--no-enable-prefix-caching"] if profile.flags.get("enable-prefix-caching") is False else []

@@ -16,7 +16,7 @@ from gateway.core.checked import Fault, InvalidFile, refuse
 from gateway.core.kinds import Text
 from gateway.core.units import Bytes
 from gateway.core.yaml_file import MAX_BYTES, read_file, written
-from sidecar.core.addresses import LONGEST_SOCKET, LOOPBACK, Address, Places, is_loopback
+from sidecar.core.addresses import LONGEST_SOCKET, Address, Places, is_loopback
 from sidecar.core.profile import Bounds, Engine, FileName, GpuIndex, Profile, engine_faults, faults
 
 __all__ = ["MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
@@ -73,7 +73,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
 def decode(data: bytes, name: str = "sidecar") -> SidecarConfig:
     """What a YAML file says. `name` is how messages call the file. Raises InvalidFile."""
     config, root = read_file(data, name, SidecarConfig)
-    refuse(name, root, _faults(config))
+    refuse(name, root, faults_of(config))
     return config
 
 
@@ -82,7 +82,7 @@ def explain(config: SidecarConfig) -> str:
     return written(config, SidecarConfig)
 
 
-def _faults(config: SidecarConfig) -> Iterator[Fault]:
+def faults_of(config: SidecarConfig) -> Iterator[Fault]:
     """Everything that keeps a well-formed config from being used."""
     if not config.models:
         yield Fault(("models",), "no model", "at least one: what the sidecar may run")
@@ -99,9 +99,16 @@ def _faults(config: SidecarConfig) -> Iterator[Fault]:
         yield from faults(profile, at)
         yield from _on_this_machine(config, profile, name)
         first = served.setdefault(config.served_name(name), name)
-        if first != name:
+        if not _same_model(config.models[first], profile):
             field = at if profile.served_name is None else (*at, "served_name")
-            yield Fault(field, f"the served name {config.served_name(name)}", f"another than models.{first} has")
+            expected = f"another than models.{first} has, or its model_path, tokenizer_path and context_length"
+            yield Fault(field, f"the served name {config.served_name(name)}", expected)
+
+
+def _same_model(first: Profile, second: Profile) -> bool:
+    """Whether calls may go to either: profiles of one served name are engines of one model."""
+    fields = ("model_path", "tokenizer_path", "context_length")
+    return all(getattr(first, field) == getattr(second, field) for field in fields)
 
 
 def _machine(config: SidecarConfig) -> Iterator[Fault]:
@@ -145,8 +152,6 @@ def _pool(config: SidecarConfig) -> Iterator[Fault]:
             yield Fault(("engine_addresses",), found, "a port for each model")
         if config.listen.port in pool.ports:
             yield Fault(("engine_addresses",), f"port {config.listen.port}, which is listen's", "ports of their own")
-        if pool.host != LOOPBACK and any(config.engine_of(name).simulated for name in config.models):
-            yield Fault(("engine_addresses",), pool.host, f"{LOOPBACK}, where simulated engines listen")
         return
     longest = max(config.models, key=len, default="")
     length = len((pool.on_socket(longest).uds or "").encode())

@@ -116,7 +116,7 @@ def test_a_vllm_for_cpu_is_told_nothing_of_gpus() -> None:
 @pytest.mark.parametrize(
     ("place", "fields", "expected"),
     [
-        (PLACE, {}, ("--port", "8100", *HALF)),
+        (PLACE, {}, ("--host", "127.0.0.1", "--port", "8100", *HALF)),
         (
             Place(uds="/run/m.sock"),
             {"context_length": 4096},
@@ -125,13 +125,13 @@ def test_a_vllm_for_cpu_is_told_nothing_of_gpus() -> None:
         (
             PLACE,
             {"flags": {"num-gpu-blocks-override": 99, "enforce-eager": True, "enable-prefix-caching": False}},
-            ("--port", "8100", *HALF, "--no-enable-prefix-caching", "--num-gpu-blocks", "99"),
+            ("--host", "127.0.0.1", "--port", "8100", *HALF, "--no-enable-prefix-caching", "--num-gpu-blocks", "99"),
         ),
-        (PLACE, {"flags": {"enable-prompt-tokens-details": False}}, ("--port", "8100", *HALF)),
+        (PLACE, {"flags": {"enable-prompt-tokens-details": False}}, ("--host", "127.0.0.1", "--port", "8100", *HALF)),
         (
             PLACE,
             {"gpu_memory": KvMemory(kv=2**30)},
-            ("--port", "8100", *HALF, "--kv-cache-memory-bytes", "1073741824"),
+            ("--host", "127.0.0.1", "--port", "8100", *HALF, "--kv-cache-memory-bytes", "1073741824"),
         ),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_simulated_engine_is_told_what_it_obeys(place: Place, fields: dict[str
 def test_a_simulated_engine_without_a_gpu_is_told_nothing_of_its_memory() -> None:
     engine = Engine(simulated="h100-8b", device="cpu")
     found = command(Profile(model_path="/m", gpu_memory=0.5), engine, "m", PLACE, own="py", share=0.5)
-    assert found == (*SIMULATED, "--port", "8100")
+    assert found == (*SIMULATED, "--host", "127.0.0.1", "--port", "8100")
 
 
 # -- the environment --------------------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ def test_help_teaches_by_example(ran: Ran) -> None:
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ((), "sidecar: the following arguments are required: serve | status | plan | logs | stop | check (see "),
+        ((), "sidecar: the following arguments are required: serve | status | plan | logs | stop | check | ray (see "),
         (("check",), "sidecar check: the following arguments are required: FILE (see sidecar check --help)"),
-        (("start",), "sidecar: argument serve | status | plan | logs | stop | check: invalid choice: 'start' (choose "),
+        (("start",), "sidecar: argument serve | status | plan | logs | stop | check | ray: invalid choice: 'start' "),
         (("check", "x", "--expl"), "sidecar: unrecognized arguments: --expl (see sidecar --help)"),
     ],
 )

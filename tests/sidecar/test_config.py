@@ -15,6 +15,7 @@ from tests.config_files import problems_of, structs_of
 
 EXAMPLE = Path(__file__).parents[2] / "sidecar" / "example.yaml"
 A = "models: {a: {model_path: /m}}\n"
+ANOTHER = "expected another than models.a has, or its model_path, tokenizer_path and context_length"
 
 
 def of(profile: str, more: str = "") -> str:
@@ -35,6 +36,13 @@ def test_models_alone_are_a_file() -> None:
     assert (str(config.listen), str(config.engine_addresses), config.gpus) == ("127.0.0.1:8002", "8100-8199", "all")
     assert config.models["a"].sleep == Sleep(level=1, after=None)
     assert (config.models["a"].load_stall, config.models["a"].load_timeout) == (300.0, None)
+
+
+def test_engines_of_one_model_may_share_its_name() -> None:
+    config = decode(
+        b"models: {a-1: {model_path: /m, served_name: a}, a-2: {model_path: /m, served_name: a, pin: true}}"
+    )
+    assert [config.served_name(name) for name in config.models] == ["a", "a"]
 
 
 def test_a_file_says_everything_in_units() -> None:
@@ -258,12 +266,12 @@ TOP = (
         ),
         # names
         (
-            "models:\n  a: {model_path: /m}\n  b: {model_path: /m, served_name: a}",
-            ["3: models.b.served_name: found the served name a, expected another than models.a has"],
+            "models:\n  a: {model_path: /m}\n  b: {model_path: /n, served_name: a}",
+            [f"3: models.b.served_name: found the served name a, {ANOTHER}"],
         ),
         (
-            "models:\n  a: {model_path: /m, served_name: b}\n  b: {model_path: /m}",
-            ["3: models.b: found the served name b, expected another than models.a has"],
+            "models:\n  a: {model_path: /m, served_name: b}\n  b: {model_path: /m, context_length: 8k}",
+            [f"3: models.b: found the served name b, {ANOTHER}"],
         ),
         # engines
         (
@@ -278,10 +286,6 @@ TOP = (
         (
             A + "listen: 0.0.0.0:8002",
             ["2: listen: found 0.0.0.0:8002, which other machines can reach, expected a token_file beside it"],
-        ),
-        (
-            A + "engine_addresses: 10.0.0.5:8100-8199\nengine: {simulated: h100-8b}",
-            ["2: engine_addresses: found 10.0.0.5, expected 127.0.0.1, where simulated engines listen"],
         ),
         (
             A + 'gateways: ["http://h:1", "http://h:1/"]',

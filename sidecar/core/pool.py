@@ -1,0 +1,186 @@
+"""A pool's file: one sidecar's file for every node of a Ray cluster, and what makes it each node's own.
+
+What the nodes have in common is written under `sidecar` as in a sidecar's file; names of files there are of each node,
+relative to `folder`. A node's own are its id, its address and where its files are: those are Ray's to say, and refused
+where they are written. `for_node` makes the one file of the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from gateway.core.checked import Fault, Value, nearest, refuse
+from gateway.core.kinds import Text
+from gateway.core.units import Count
+from gateway.core.yaml_file import read_file, written
+from sidecar.core.addresses import LOOPBACK
+from sidecar.core.config import ProfileName, SidecarConfig, faults_of
+from sidecar.core.profile import Bounds, FileName, Profile
+
+ANY = (LOOPBACK, "0.0.0.0")  # noqa: S104 # hosts that name no machine; where they are written a node's own is meant
+LONGEST_NAME = 64  # characters of a profile's name, and of a sidecar's
+
+Engines = Annotated[Count, Bounds(ge=1, le=64)]
+RayAddress = Annotated[str, Text(r"[!-~]{1,255}", "auto, or HOST:PORT of the cluster's head")]
+Namespace = Annotated[str, Text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a name of letters, digits, _ . and -")]
+FolderName = Annotated[str, Text(r"/[^\x00-\x1f]{0,200}", "a folder's full name, on every node")]
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """The Ray cluster. `address`: as `ray.init` takes it; auto: the one this machine is in. `namespace`: where the
+    pool's actors have their names; a cluster has one pool in each.
+    """
+
+    shorthand: ClassVar[str] = "address"
+
+    address: RayAddress = "auto"
+    namespace: Namespace = "weir"
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an operator tells the sidecars of a cluster.
+
+    `version`: of this format. `ray`: the cluster. `folder`: on each node, for the sidecar's files, its state and its
+    logs. `engines_per_node`: how many engines of every model each node has, or of which model how many; of one that is
+    not named, one. `sidecar`: what every node's sidecar is told.
+    """
+
+    version: Literal[1] = 1
+    ray: Cluster = Cluster()
+    folder: FolderName = "/var/lib/weir"
+    engines_per_node: Engines | Mapping[ProfileName, Engines] = 1
+    sidecar: SidecarConfig
+
+    def engines(self, profile: str) -> int:
+        """How many engines a node has of the model of a profile."""
+        number = self.engines_per_node
+        return number if isinstance(number, int) else number.get(profile, 1)
+
+    def copies(self, profile: str) -> tuple[str, ...]:
+        """The profiles that a node has in place of one of the file: itself, or NAME-1, NAME-2 and so on."""
+        number = self.engines(profile)
+        return (profile,) if number == 1 else tuple(f"{profile}-{n}" for n in range(1, number + 1))
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether any model runs on a GPU; then a node without one has no sidecar."""
+        config = self.sidecar
+        return any(config.engine_of(name).device == "gpu" for name in config.models)
+
+
+def decode(data: bytes, name: str = "pool") -> PoolConfig:
+    """What a YAML file says. `name` is how messages call the file. Raises InvalidFile."""
+    pool, root = read_file(data, name, PoolConfig)
+    refuse(name, root, dict.fromkeys((*_levels(pool, root), *_faults(pool))))  # copies have a model's mistakes, once
+    # Level 1 would fill a host's memory with the weights of every copy.
+    models = {name: _deeply(profile) for name, profile in pool.sidecar.models.items()}
+    return msgspec.structs.replace(pool, sidecar=msgspec.structs.replace(pool.sidecar, models=models))
+
+
+def explain(pool: PoolConfig) -> str:
+    """The pool as YAML, every default written out; it decodes to an equal one."""
+    return written(pool, PoolConfig)
+
+
+def node_id(name: str) -> str:
+    """What the sidecar of a node is called: the node's name in Ray, in the letters that an id may have."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip("-._")[:LONGEST_NAME] or "node"
+
+
+def file_of(pool: PoolConfig, node: str) -> FileName:
+    """Where the file of a node's sidecar is, on that node; `node` is its id. In `folder` itself, so that what is
+    relative there is relative to it."""
+    return f"{pool.folder.rstrip('/')}/{node}.yaml"
+
+
+def for_node(pool: PoolConfig, node: str, address: str) -> SidecarConfig:
+    """The file of one node's sidecar. `node`: its id; `address`: by which gateways reach it."""
+    config = pool.sidecar
+    host = f"[{address}]" if ":" in address else address
+    models: dict[str, Profile] = {}
+    for name, profile in config.models.items():
+        served = config.served_name(name)
+        for copy in pool.copies(name):
+            models[copy] = msgspec.structs.replace(profile, served_name=served)
+    return msgspec.structs.replace(
+        config,
+        id=node,
+        token_file=f"{node}/token",
+        listen=msgspec.structs.replace(config.listen, host=host),
+        engine_addresses=msgspec.structs.replace(config.engine_addresses, host=host),
+        state_file=f"{node}/{config.state_file}",
+        log_dir=f"{node}/{config.log_dir}",
+        models=models,
+    )
+
+
+def _faults(pool: PoolConfig) -> Iterator[Fault]:
+    """Everything that keeps a well-formed pool from being used."""
+    yield from _of_nodes(pool.sidecar)
+    yield from _engines(pool)
+    origin = {copy: name for name in pool.sidecar.models for copy in pool.copies(name)}
+    for fault in faults_of(for_node(pool, "node", LOOPBACK)):
+        path = fault.path
+        if path[0] == "models" and len(path) > 1:
+            path = ("models", origin[str(path[1])], *path[2:])
+        yield msgspec.structs.replace(fault, path=("sidecar", *path))
+
+
+def _deeply(profile: Profile) -> Profile:
+    if profile.sleep is None:
+        return profile
+    return msgspec.structs.replace(profile, sleep=msgspec.structs.replace(profile.sleep, level=2))
+
+
+def _levels(pool: PoolConfig, root: Value) -> Iterator[Fault]:
+    """Where level 1 is written; what is not written is level 2 here."""
+    for name, profile in pool.sidecar.models.items():
+        path = ("sidecar", "models", name, "sleep", "level")
+        if profile.sleep is not None and profile.sleep.level == 1 and _says(root, path):
+            yield Fault(path, "1", "2, at which the engines of a pool sleep")
+
+
+def _says(value: Value, path: tuple[str, ...]) -> bool:
+    for step in path:
+        if step not in (value.fields or {}):
+            return False
+        _, value = (value.fields or {})[step]
+    return True
+
+
+def _of_nodes(config: SidecarConfig) -> Iterator[Fault]:
+    """What is each node's own, or has to be the same on all."""
+    if config.id is not None:
+        yield Fault(("sidecar", "id"), config.id, "null: each is called as Ray calls its node")
+    if config.gpus != "all":
+        yield Fault(("sidecar", "gpus"), "a list", "all: a sidecar holds every GPU that Ray counts on its node")
+    if config.token_file is None:
+        yield Fault(("sidecar", "token_file"), "nothing", "a token, for gateways reach every node over the network")
+    if config.listen.host not in ANY:
+        expected = f"0.0.0.0:{config.listen.port}: each listens at its node's own address"
+        yield Fault(("sidecar", "listen"), str(config.listen), expected)
+    places = config.engine_addresses
+    if places.sockets is not None or places.host != LOOPBACK:
+        yield Fault(("sidecar", "engine_addresses"), str(places), "ports alone: they are of each node's own address")
+    for field, name in (("state_file", config.state_file), ("log_dir", config.log_dir)):
+        if name.startswith("/"):
+            yield Fault(("sidecar", field), name, "a name without a / before it: each node has a folder of its own")
+
+
+def _engines(pool: PoolConfig) -> Iterator[Fault]:
+    """Where the number of engines names what is not there, or makes names that cannot be."""
+    models = pool.sidecar.models
+    if not isinstance(pool.engines_per_node, int):
+        for name in pool.engines_per_node:
+            if name not in models:
+                expected = "a profile of sidecar.models"
+                yield Fault(("engines_per_node", name), f"the profile {name}", expected, nearest(name, models))
+    for name in models:
+        for copy in pool.copies(name):
+            if copy != name and (copy in models or len(copy) > LONGEST_NAME):
+                why = "there is one already" if copy in models else f"more than {LONGEST_NAME} characters"
+                yield Fault(("sidecar", "models", name), f"{copy} for one of its engines: {why}", "another name")

@@ -1,0 +1,193 @@
+"""The sidecar of one node of a cluster: a process of its own that is started, started again, and given its files.
+
+It ends with whoever has the Node, since its standard input does, and leaves its engines to the next. That is so even
+where the Node is killed, and where Ray kills the processes of a worker that has ended: engines have sessions of
+their own. Nothing of Ray is imported here.
+
+Every engine is made once and put to sleep, so that the first call waits for a wake and not for a load.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from sidecar.asking import Asking, NoSidecar, Said
+from sidecar.assembly import say
+from sidecar.core.config import SidecarConfig, explain
+from sidecar.core.pool import PoolConfig, file_of, for_node
+from sidecar.status import Status
+from sidecar.wire import ModelReport
+
+LOOK_EVERY = 0.5  # seconds between two looks at the sidecar
+FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # seconds between two starts of one that ends
+STEADY = 60.0  # seconds after which one that has ended is not taken for one that cannot start
+END_WITHIN = 150.0  # seconds for the sidecar and its engines to end
+AGAIN = 10.0  # seconds between two orders for what there is no room for yet
+QUOTED = 2000  # bytes of its last output that may be told
+WRITABLE = 0o600
+OF_WORKERS = ("OMP_NUM_THREADS",)  # Ray makes it 1 for its workers, and engines would inherit that
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How the sidecar of a node is. `status`: what it says itself; None: it does not run, or does not answer, and
+    `trouble` says why. `creating`: profiles whose engines are still to be made."""
+
+    node: str
+    status: Status | None = None
+    trouble: str = ""
+    creating: tuple[str, ...] = ()
+
+
+class Node:
+    """The sidecar of the node with this id and `address`, in the pool; `token` for the file that its own names."""
+
+    def __init__(self, pool: PoolConfig, node: str, address: str, token: str) -> None:
+        self._node = node
+        self._config = for_node(pool, node, address)
+        self._file = Path(file_of(pool, node))
+        self._asking = Asking(self._config, token)
+        self._token = token
+        self._last = threading.Event()  # no sidecar is started any more
+        self._ended = threading.Event()  # and the one that runs is not wanted
+        self._trouble = ""
+        self._creation = Creation(self._config, self._asking)
+        self._thread = threading.Thread(target=self._keep, name="sidecar", daemon=True)
+        self._thread.start()
+
+    def status(self) -> NodeStatus:
+        """As it is now."""
+        try:
+            said = self._creation.look()
+        except (Said, NoSidecar) as error:
+            return NodeStatus(node=self._node, trouble=self._trouble or str(error))
+        return NodeStatus(node=self._node, status=said, creating=self._creation.left)
+
+    def end(self) -> str:
+        """End the sidecar and its engines, for good. What became of them, in words; empty: all have ended."""
+        self._last.set()
+        trouble = self._stop()  # which lets calls end
+        self._ended.set()
+        self._thread.join(END_WITHIN)
+        return trouble and self._stop()  # it cannot be asked, but its engines can be ended
+
+    def _stop(self) -> str:
+        argv = [*_program("stop", self._file), "--all"]
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=END_WITHIN, check=False)  # noqa: S603 # ours
+        except subprocess.TimeoutExpired:
+            return f"it has not ended after {END_WITHIN:g} s"
+        return "" if done.returncode == 0 else done.stderr.strip()[-QUOTED:]
+
+    def _keep(self) -> None:
+        """Have a sidecar run, until `end`."""
+        pause = FIRST_PAUSE
+        while not self._last.is_set():
+            began = time.monotonic()
+            try:
+                self._trouble = self._run()
+            except OSError as error:
+                self._trouble = f"{error.filename or self._file}: {error.strerror}"
+            pause = FIRST_PAUSE if time.monotonic() - began > STEADY else min(2 * pause, LAST_PAUSE)
+            if not self._last.is_set():
+                say(f"the sidecar of {self._node} has ended ({self._trouble}), and starts again in {pause:g} s")
+            self._last.wait(pause)
+
+    def _run(self) -> str:
+        """One sidecar, from start to end; its last words."""
+        own = self._file.parent / self._node
+        own.mkdir(parents=True, exist_ok=True)
+        written(own / "token", self._token)
+        written(self._file, explain(self._config))
+        log = own / "sidecar.log"
+        with log.open("wb") as output:
+            child = subprocess.Popen(  # noqa: S603 # our own program, and the file we wrote
+                [*_program("serve", self._file), "--end-with-parent"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env={name: value for name, value in os.environ.items() if name not in OF_WORKERS},
+                start_new_session=True,
+            )
+        try:
+            while child.poll() is None and not self._ended.wait(LOOK_EVERY):
+                self._creation.step()
+        finally:
+            assert child.stdin is not None  # noqa: S101 # it was asked for
+            child.stdin.close()
+            child.wait()
+        return log.read_bytes()[-QUOTED:].decode(errors="replace").strip().rpartition("\n")[2]
+
+
+class Creation:
+    """Makes the engines of all models that sleep, each once, and puts them to sleep. A model that is in use by then is
+    left awake, and one that was there already is left as it was."""
+
+    def __init__(self, config: SidecarConfig, asking: Asking) -> None:
+        self._asking = asking
+        self._sleeps = tuple(name for name, profile in config.models.items() if profile.sleep and not profile.pin)
+        self._to_make = set(self._sleeps)
+        self._made: set[str] = set()  # by an order of ours, and not asleep yet
+        self._again_at = 0.0
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """What is still to be made, or to be put to sleep."""
+        return tuple(name for name in self._sleeps if name in self._to_make | self._made)
+
+    def look(self) -> Status:
+        """What the sidecar says. Raises Said, NoSidecar."""
+        try:
+            return msgspec.json.decode(self._asking.ask("GET", "/status"), type=Status)
+        except msgspec.MsgspecError as error:
+            raise Said(f"what answers at {self._asking.address} is another version's: {error}") from error
+
+    def step(self) -> None:
+        """Give the orders that are due. One that is refused is given again."""
+        if not self.left:
+            return
+        try:
+            said = self.look()
+            for model in said.models:
+                if model.pending is None:
+                    self._go_on(model, said.calls.get(model.profile, 0))
+        except (Said, NoSidecar):
+            return  # it starts or ends, or is busy with another model on these GPUs
+
+    def _go_on(self, model: ModelReport, calls: int) -> None:
+        name = model.profile
+        if name in self._to_make:
+            if model.state == "stopped":
+                self._asking.ask("POST", f"/models/{name}/ensure")
+                self._made.add(name)
+            self._to_make.discard(name)
+        elif name not in self._made:
+            return
+        elif model.state == "running" and not calls:
+            self._asking.ask("POST", f"/models/{name}/sleep")
+        elif model.state != "stopped":
+            self._made.discard(name)  # it sleeps, is in use, or has failed
+        elif model.ready_in is None and model.retry_in is None:
+            self._made.discard(name)  # it cannot be had; its report says why
+        elif time.monotonic() > self._again_at:
+            self._again_at = time.monotonic() + AGAIN
+            self._asking.ask("POST", f"/models/{name}/ensure")  # there was no room for it yet
+
+
+def written(path: Path, text: str) -> None:
+    """Have a file with this text that nobody else may read, whole at every moment. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, WRITABLE), "w") as file:
+        file.write(text)
+    draft.replace(path)
+
+
+def _program(command: str, file: Path) -> list[str]:
+    return [sys.executable, "-m", "sidecar.cli", command, "--config", str(file)]

@@ -1,0 +1,129 @@
+"""What each command of `sidecar ray` does; cli.py says what it is given. Each prints, and returns the exit status.
+
+Ray is imported only by those that need a cluster: a pool's file is checked without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import msgspec
+
+from sidecar.commands import Impossible
+from sidecar.core.pool import PoolConfig, explain
+from sidecar.files import Mistake, pool_of, token_of
+from sidecar.node import NodeStatus
+from sidecar.status import columns, shown
+
+if TYPE_CHECKING:
+    from sidecar.cluster import Pool, PoolNode
+
+T = TypeVar("T")
+Nodes: TypeAlias = "list[tuple[PoolNode, NodeStatus]]"
+
+COLUMNS = ("NODE", "ADDRESS", "GPUS", "RUNNING", "ASLEEP", "OTHERS", "TO MAKE", "")
+UP_WITHIN = 60.0  # seconds for every node's sidecar to answer
+POLL = 0.5  # seconds between two looks whether they do
+NO_RAY = "Ray is not installed here: pip install 'weir[ray]', with the version of Ray that the cluster has"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A node for programs: `sidecar ray status --json` is a list of these."""
+
+    name: str
+    address: str
+    gpus: int
+    ray_id: str
+    sidecar: NodeStatus
+
+
+def check(names: Sequence[str], *, full: bool) -> int:
+    """Every mistake in some pools' files."""
+    bad = 0
+    for name in names:
+        try:
+            pool = pool_of(Path(name))
+        except Mistake as mistake:
+            bad += 1
+            print("\n".join(f"sidecar: {line}" for line in str(mistake).splitlines()), file=sys.stderr)
+            continue
+        print(explain(pool) if full else f"{name}: ok", end="" if full else "\n")
+    return 2 if bad else 0
+
+
+def up(config: str) -> int:
+    """Have a sidecar on every node. Raises Mistake, Impossible."""
+    pool = pool_of(Path(config))
+    token = token_of(pool.sidecar, Path(config)) or ""
+    found = _on(pool, lambda cluster: _up(cluster, pool, token))
+    print(_table(found))
+    return 0 if _good(found) else 1
+
+
+def _up(cluster: Pool, pool: PoolConfig, token: str) -> Nodes:
+    cluster.up(pool, token)
+    until = time.monotonic() + UP_WITHIN
+    while not _good(found := cluster.status()) and time.monotonic() < until:
+        time.sleep(POLL)
+    return found
+
+
+def _good(found: Nodes) -> bool:
+    return all(said.status is not None for _, said in found)
+
+
+def status(config: str, *, as_json: bool) -> int:
+    """How every node's sidecar is. Raises Mistake, Impossible."""
+    found = _on(pool_of(Path(config)), lambda cluster: cluster.status())
+    rows = [
+        Row(name=node.name, address=node.address, gpus=node.gpus, ray_id=node.ray_id, sidecar=said)
+        for node, said in found
+    ]
+    print(msgspec.json.encode(rows).decode() if as_json else _table(found))
+    return 0
+
+
+def down(config: str) -> int:
+    """End all sidecars and their engines. Raises Mistake, Impossible."""
+    left = _on(pool_of(Path(config)), lambda cluster: cluster.down())
+    for node, trouble in left.items():
+        print(f"sidecar: {shown(node)}: {shown(trouble)}", file=sys.stderr)
+    if not left:
+        print("all sidecars of the pool have ended, with their engines")
+    return 1 if left else 0
+
+
+def _on(pool: PoolConfig, act: Callable[[Pool], T]) -> T:
+    try:
+        from sidecar.cluster import Pool, Unreachable  # noqa: PLC0415 # Ray is an extra, and slow to import
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise Impossible(NO_RAY) from None
+    try:
+        # Ray prints what it sees of the cluster, in the midst of ours.
+        with contextlib.redirect_stdout(sys.stderr), Pool(pool.ray) as cluster:
+            return act(cluster)
+    except Unreachable as error:
+        raise Impossible(str(error)) from error
+
+
+def _table(found: Nodes) -> str:
+    """For a person, without a last newline."""
+    if not found:
+        return "no node has a GPU that Ray knows of: nothing runs yet, and a node that joins is followed"
+    return "\n".join(columns([COLUMNS, *(_row(node, said) for node, said in found)]))
+
+
+def _row(node: PoolNode, said: NodeStatus) -> tuple[str, ...]:
+    models = () if said.status is None else said.status.models
+    running, asleep = (sum(model.state == state for model in models) for state in ("running", "sleeping"))
+    troubles = [said.trouble, *(said.status.troubles if said.status else ())]
+    troubles += [f"{model.profile}: {model.last_error}" for model in models if model.state == "error"]
+    counts = (node.gpus, running, asleep, len(models) - running - asleep, len(said.creating))
+    return (shown(node.name), node.address, *map(str, counts), shown("; ".join(filter(None, troubles))))
