@@ -77,6 +77,7 @@ class Attempts:
                 grant.ending = Ending.NEUTRAL if hurried else Ending.FAILURE
                 if kind == "connect":
                     grant.engine.down()  # until its health answers again
+                    self.dispatch.changed(grant.engine)  # who waits for it may have to go elsewhere
             else:
                 kind, message = str(reply.status), f"it answered {reply.status}"
                 grant.ending = ending_of(reply.status)

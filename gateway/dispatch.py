@@ -388,7 +388,8 @@ class Dispatch:
             if choice is None:
                 return False
             # One that was granted before has only its deadline to keep: it is late for its engine's fault.
-            if shed_late and not ticket.paid and self._is_late(ticket.call, choice, now):
+            hopeless = shed_late and not ticket.paid and self._is_late(ticket.call, choice, now)
+            if hopeless or now >= ticket.call.deadline:
                 late.append(ticket)
                 return False
             choices.append(choice)
@@ -442,7 +443,18 @@ class Dispatch:
             if most is not None and most < call.asked:
                 call.shaped = shaped(call.asked, most, self.policy.classes[call.class_name].min_tokens)
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
-        return Grant(self, call, choice, now, ticket)
+        grant = Grant(self, call, choice, now, ticket)
+        if self._turns and call.class_name in self._limited:
+            self._pauses(call)
+        return grant
+
+    def _pauses(self, call: Call) -> None:
+        """If its class has now all it may have, its heads hold up nobody any more, for other models either."""
+        name = call.class_name
+        if self.running[name] >= self._limited[name]:
+            for model, queues in self.queues.items():
+                if model != call.model and queues.length(name):
+                    asyncio.get_running_loop().call_soon(self._pump, model, queues)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 

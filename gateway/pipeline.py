@@ -55,7 +55,7 @@ PASSED_ON = (b"traceparent", b"tracestate")  # request headers an engine may see
 class Live:
     """A call under way, as its watchers see it: `leave` ends it from outside, saying why."""
 
-    __slots__ = ("account", "call", "record", "task", "verdict")
+    __slots__ = ("account", "begun", "call", "record", "task", "verdict")
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -63,11 +63,12 @@ class Live:
         self.call: Call | None = None  # once it is parsed
         self.verdict: Verdict | None = None  # of the shadow policy, where there is one
         self.task: asyncio.Task[None] | None = None
+        self.begun = False  # its task has had its first turn; one that is cancelled before then never has any
 
     def leave(self, reason: str) -> None:
         """`client_gone`, `slow_client`, `deadline` or `drain`: the call is cancelled."""
         self.record.reason = reason
-        if self.task is not None:
+        if self.task is not None and self.begun:
             self.task.cancel()
 
 
@@ -172,8 +173,12 @@ class Pipeline:
     async def _run(self, request: Request, responder: Responder, route: Route, live: Live) -> None:
         """`_serve`, and what becomes of its exceptions. Nothing but a bug leaves here as an exception."""
         record = live.record
+        live.begun = True
         try:
-            await self._serve(request, responder, route, live)
+            if record.reason:
+                self._left(responder, record)
+            else:
+                await self._serve(request, responder, route, live)
         except Refused as refused:
             self._refuse(refused, responder, record)
         except asyncio.CancelledError:
@@ -249,9 +254,11 @@ class Pipeline:
             try:
                 await self._relayed(relay, reply, live)
             except asyncio.CancelledError:
-                # OpenAI's client closes at `[DONE]`, before the chunk that ends the body: it has its answer.
-                if record.reason != "client_gone" or not relay.delivered():
+                # OpenAI's client closes at `[DONE]`, before the chunk that ends the body: it has its answer. So it has
+                # where its deadline comes, or the drain, in the moment between the two.
+                if record.reason == "slow_client" or not relay.delivered():
                     raise
+                responder.end()
             finally:
                 self._settle(call, grant, charge, relay, record)
 

@@ -114,6 +114,17 @@ def test_a_deadline_in_the_queue_ends_the_wait_and_no_dispatch_follows() -> None
     virtual(scenario)
 
 
+def test_a_call_that_lost_its_engine_is_not_dispatched_past_its_deadline() -> None:
+    async def scenario(world: World) -> None:
+        grant = await world.dispatch.admitted(world.call(within=1.0)).__aenter__()
+        await asyncio.sleep(1.5)  # it was tried, and paused before it is tried again
+        with pytest.raises(Refused) as refused:
+            await grant.move(frozenset({"e0"}))
+        assert refused.value.outcome is Outcome.EXPIRED
+
+    virtual(scenario)
+
+
 def test_cancelling_a_waiting_call_frees_its_place() -> None:
     async def scenario(world: World) -> None:
         first = asyncio.create_task(world.use(world.call(800), 5.0))
