@@ -1,0 +1,185 @@
+"""Deterministic simulation tests of the whole gateway: `python -m loadtest.dst --help`.
+
+Exit status 0: everything held; 1: something did not; 2: bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import msgspec
+
+from loadtest import vtime
+from loadtest.dst_case import Case, case
+from loadtest.dst_world import simulate
+
+HELP = """\
+Random calls, faults, reloads and reports of sidecars befall the whole gateway in virtual time; what must hold whatever
+happens is looked at whenever nothing is left to be done at a moment (loadtest/dst_invariants.py). One seed is one run.
+
+  python -m loadtest.dst --seeds 1000             the seeds 0 to 999, on every core
+  python -m loadtest.dst --seeds 1000 --first N   the thousand from N on
+  python -m loadtest.dst --seed N                 one run, and everything that happened in it
+  python -m loadtest.dst --seed N --only 3,7-9    the same with these events of it alone
+
+A seed that fails is made smaller: events are left out while it still fails in the same way. What is printed of it is
+the command that runs what is left.
+"""
+CHUNK = 20  # seeds a worker takes at a time
+SHOWN = 5  # failed seeds that are made smaller
+TRIES = 300  # runs that making one smaller may take
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A seed that failed, and what was wrong."""
+
+    seed: int
+    wrong: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a simulation went: what was `wrong` first, empty for nothing, and `told`, all that happened, a line each."""
+
+    wrong: str
+    told: list[str]
+
+
+def attempt(what: Case) -> Outcome:
+    """Run a case to its end. That it never ends, or waits for nothing, is one of the things that are wrong."""
+    told: list[str] = []
+    try:
+        return Outcome(vtime.run(simulate(what, told)), told)
+    except vtime.Deadlock as error:
+        return Outcome(str(error), told)
+
+
+def failures(seeds: Iterable[int]) -> list[Failure]:
+    """Those of these seeds that fail."""
+    outcomes = ((seed, attempt(case(seed)).wrong) for seed in seeds)
+    return [Failure(seed, wrong) for seed, wrong in outcomes if wrong]
+
+
+def explore(seeds: range, workers: int) -> Iterator[tuple[int, list[Failure]]]:
+    """Run seeds in as many processes; yields how many have been run more, and which of them failed."""
+    chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(failures, chunk): chunk for chunk in chunks}
+        for done in as_completed(running):
+            yield len(running[done]), done.result()
+
+
+def kind(wrong: str) -> str:
+    """What is wrong, whenever and with whatever numbers."""
+    return re.sub(r"call [0-9a-f]+|\S*\d\S*", "N", wrong)[:120]
+
+
+def shrink(whole: Case, wrong: str, run: Callable[[Case], Outcome] = attempt) -> Case:
+    """The case with as few events as are found to fail in the same way: halves are left out, then quarters, and so on
+    (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002)."""
+    wanted, tries = kind(wrong), 0
+    kept = list(whole.numbers)
+    size = max(1, len(kept) // 2)
+    while size and tries < TRIES:
+        at, smaller = 0, False
+        while at < len(kept) and tries < TRIES:
+            fewer = kept[:at] + kept[at + size :]
+            tries += 1
+            if kind(run(whole.only(set(fewer))).wrong) == wanted:
+                kept, smaller = fewer, True
+            else:
+                at += size
+        size = size if smaller and size == 1 else size // 2
+    return whole.only(set(kept))
+
+
+def command(what: Case) -> str:
+    """What to type to run a case again."""
+    whole = case(what.seed)
+    only = "" if what.numbers == whole.numbers else f" --only {_ranges(what.numbers)}"
+    return f"python -m loadtest.dst --seed {what.seed}{only}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """1,2,3,7 as 1-3,7."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans) or "none"
+
+
+def _numbers(text: str) -> set[int]:
+    """1-3,7 as 1, 2, 3 and 7. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.split(",") if text != "none" else ():
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def report(failure: Failure) -> str:
+    """A failed seed in words: what was wrong, and how to see it."""
+    whole = case(failure.seed)
+    small = shrink(whole, failure.wrong)
+    lines = [f"seed {failure.seed}: {failure.wrong}", f"  all {len(whole.events)} events:  {command(whole)}"]
+    if len(small.events) < len(whole.events):
+        lines.append(f"  these {len(small.events)} alone:  {command(small)}")
+    return "\n".join(lines)
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line. Exits with status 2 where it cannot be understood."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.dst", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many to run (default: 1000)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default: 0)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
+    parser.add_argument("--seed", type=int, metavar="N", help="run this one alone, and print what happens")
+    parser.add_argument("--only", type=_numbers, metavar="LIST", help="of its events these alone, as 3,7-9")
+    given = parser.parse_args(argv)
+    if given.seeds < 1 or given.workers < 1:
+        parser.error("--seeds and --workers must be at least 1")
+    if given.only is not None and given.seed is None:
+        parser.error("--only is for one --seed")
+    return given
+
+
+def replay(seed: int, only: set[int] | None) -> int:
+    """Run one seed and print its schedule. The exit status."""
+    what = case(seed)
+    outcome = attempt(what if only is None else what.only(only))
+    print("\n".join(outcome.told))
+    print(f"seed {seed}: {outcome.wrong or 'everything held'}")
+    return 1 if outcome.wrong else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = arguments(argv)
+    if given.seed is not None:
+        return replay(given.seed, given.only)
+    began, done, failed = time.monotonic(), 0, []
+    for more, found in explore(range(given.first, given.first + given.seeds), given.workers):
+        done += more
+        failed += found
+        print(f"\r{done} of {given.seeds} seeds, {len(failed)} failed", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    for failure in sorted(failed, key=lambda failure: failure.seed)[:SHOWN]:
+        print(report(failure))
+    if len(failed) > SHOWN:
+        print(f"and {len(failed) - SHOWN} more: {', '.join(str(failure.seed) for failure in failed)}")
+    print(f"{given.seeds} seeds from {given.first} on in {time.monotonic() - began:.0f} s: {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""What must hold at every moment of a simulated gateway, whatever happens to it.
+
+Looked at from outside: the dispatch's four doors (entering, pumping, granting, releasing) are watched as they are
+used, and everything is compared with the watcher's own books once nothing is left to be done at a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
+
+from gateway.assembly import Gateway
+from gateway.core.breaker import BreakerState
+from gateway.core.call import Call
+from gateway.core.choice import Choice, choose
+from gateway.core.deadline import too_late
+from gateway.core.fleet import Engine, Hold
+from gateway.core.queues import Queues, Ticket
+from gateway.core.retries import RetryBudget
+from gateway.dispatch import Grant
+from loadtest.dst_books import Retries
+
+SLACK = 1e-6  # seconds: two clock readings of one moment
+BACKOFF = 0.3  # seconds after its deadline a call may need to notice it: it may sleep between two attempts
+
+
+class Invariants:
+    """Watches one gateway. `wrong` is told, in words, of what is not as it must be; `granted` of each call, by its id,
+    that gets an engine, before its own task is."""
+
+    def __init__(self, gateway: Gateway, wrong: Callable[[str], None], granted: Callable[[str, str], None]) -> None:
+        self.retries = Retries(gateway.retries, wrong)
+        self._gateway = gateway
+        self._dispatch = dispatch = gateway.dispatch
+        self._wrong = wrong
+        self._granted = granted
+        self._loop = asyncio.get_running_loop()
+        self._rng = random.Random(0)  # noqa: S311 # of its own: to look must change nothing
+        self._holds: list[tuple[Hold, Call]] = []
+        self._ended: set[str] = set()  # ids of calls
+        self._first: set[str] = set()  # ids of calls that lost their engine and go first
+        self._pumped: dict[str, float] = {}
+        self._settled = True  # no hold was taken or given back since the books were compared
+        gateway.attempts.retries = cast("RetryBudget", self.retries)  # it has all of the surface that is used
+        for name in ("enter", "released", "_grant", "_pump"):
+            vars(dispatch)[name] = getattr(self, name)
+        self._lost_one = gateway.attempts._lost_one  # the one move that costs no budget
+        vars(gateway.attempts)["_lost_one"] = self.lost_one
+
+    # -- the doors ----------------------------------------------------------------------------------------------
+
+    async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> Grant:
+        dispatch = self._dispatch
+        if front:
+            self._first.add(call.request_id)
+        return await type(dispatch).enter(dispatch, call, exclude, front=front)
+
+    def released(self, call: Call, hold: Hold, now: float) -> None:
+        self._settled = False
+        dispatch = self._dispatch
+        type(dispatch).released(dispatch, call, hold, now)
+
+    def lost_one(self, *given: Any) -> bool:
+        lost: bool = self._lost_one(*given)
+        self.retries.free += lost
+        return lost
+
+    def _pump(self, model: str, queues: Queues) -> None:
+        self._pumped[model] = self._loop.time()
+        dispatch = self._dispatch
+        type(dispatch)._pump(dispatch, model, queues)
+
+    def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Grant:
+        engine, dispatch = choice.engine, self._dispatch
+        self._granted(call.request_id, engine.id)
+        if now > call.deadline + SLACK:
+            self._wrong(f"call {call.request_id} is granted {now - call.deadline:.6f} s past its deadline")
+        if not engine.up or engine.draining:
+            self._wrong(f"call {call.request_id} is granted {engine!r}, which may not be used")
+        queues = dispatch.queues.get(call.model)
+        if ticket is None and queues:
+            self._wrong(f"call {call.request_id} is granted at once though others wait for {call.model}")
+        elif ticket is not None and queues:
+            self._in_order(ticket, queues)
+        self._settled = False
+        grant = type(dispatch)._grant(dispatch, call, choice, now, ticket)
+        self._holds.append((grant.hold, call))
+        return grant
+
+    def _in_order(self, ticket: Ticket, queues: Queues) -> None:
+        """Within a class a tenant's calls go by deadline, but first those that lost their engine."""
+        call = ticket.call
+        if self._dispatch.policy.classes[call.class_name].overload != "edf" or call.request_id in self._first:
+            return
+        key = (ticket.deadline, ticket.place, ticket.sequence)
+        for other in queues:
+            theirs = other.call
+            if (theirs.class_name, theirs.tenant) == (call.class_name, call.tenant) and other.key < key:
+                self._wrong(f"call {call.request_id} goes before {theirs.request_id}, whose turn it is")
+
+    def ended(self, request_id: str) -> None:
+        """A call has its record: it may hold nothing any more."""
+        self._ended.add(request_id)
+        self._settled = False
+
+    # -- at rest ------------------------------------------------------------------------------------------------
+
+    def at_rest(self) -> None:
+        """Nothing is left to be done at this moment."""
+        now = self._loop.time()
+        dispatch = self._dispatch
+        for model, queues in dispatch.queues.items():
+            if queues:
+                self._conserves_work(model, queues, now)
+        if not self._settled:
+            self._settled = True
+            self._compare()
+
+    def _conserves_work(self, model: str, queues: Queues, now: float) -> None:
+        """No call waits that could have gone when the queue was last looked at. Half-open breakers let calls in by
+        time, and nobody looks again for that."""
+        dispatch = self._dispatch
+        overdue = [ticket.call.request_id for ticket in queues if ticket.expires < now - SLACK]
+        if overdue:
+            self._wrong(f"calls wait past their time: {', '.join(overdue)}")
+        engines, at = dispatch.fleet.serving(model), self._pumped[model]
+        if any(engine.breaker.state is not BreakerState.CLOSED for engine in engines):
+            return
+        for line in queues._order(at, dispatch._paused()):  # as the pump looks at them
+            ticket = line.head(at)
+            choice = self._choice(ticket, engines, at)
+            if choice is not None and not self._late(ticket, choice, now):
+                self._wrong(f"call {ticket.call.request_id} waits though {choice.engine!r} has room: a lost wake-up")
+            if choice is not None or line.starving(ticket, at):
+                return
+
+    def _choice(self, ticket: Ticket, engines: tuple[Engine, ...], at: float) -> Choice | None:
+        routing = self._dispatch.policy.routing
+        return choose(engines, ticket.call, at, routing=routing, rng=self._rng, exclude=ticket.exclude)
+
+    @staticmethod
+    def _late(ticket: Ticket, choice: Choice, now: float) -> bool:
+        engine = choice.engine
+        return too_late(ticket.call, now, choice.ttft, choice.prefill / engine.prefill_rate, engine.tpot)
+
+    def _compare(self) -> None:
+        """The ledgers against the books."""
+        dispatch = self._dispatch
+        self._holds = [entry for entry in self._holds if entry[0].live]
+        tokens: Counter[str] = Counter()
+        calls: Counter[str] = Counter()
+        prefill: Counter[str] = Counter()
+        running: Counter[str] = Counter()
+        drained: Counter[str] = Counter()
+        for hold, call in self._holds:
+            id = hold.engine.id
+            if call.request_id in self._ended:
+                self._wrong(f"call {call.request_id} has ended and still holds {hold.tokens} tokens on {id}")
+            if dispatch.fleet.engines.get(id) is not hold.engine:
+                self._wrong(f"call {call.request_id} holds {hold.tokens} tokens on {id}, which was forgotten")
+            tokens[id] += hold.tokens
+            calls[id] += 1
+            prefill[id] += hold.prefill
+            running[hold.class_name] += 1
+            drained[call.model] += hold.tokens
+        for engine in dispatch.fleet:
+            found, expected = (
+                (engine.held, engine.in_flight, engine.prefill_queued),
+                (tokens[engine.id], calls[engine.id], prefill[engine.id]),
+            )
+            if found != expected:
+                self._wrong(f"the ledger of {engine.id} is {found}, the holds on it are {expected}")
+        if +Counter(dispatch.running) != running:
+            self._wrong(f"{dict(dispatch.running)} run by class, the holds say {dict(running)}")
+        for model, pressure in dispatch.pressure.items():
+            if pressure.drain.held != drained[model]:
+                self._wrong(f"{pressure.drain.held} tokens of {model} are to drain, {drained[model]} are held")
+
+    # -- at the end ---------------------------------------------------------------------------------------------
+
+    def idle(self) -> None:
+        """Nothing is asked any more, and nothing may be left."""
+        gateway, dispatch = self._gateway, self._dispatch
+        self._compare()
+        dispatch._arm()
+        left = {
+            "holds": [hold.tokens for hold, _ in self._holds],
+            "turns": dispatch._turns,
+            "calls held for models": dispatch._held,
+            "a timer": dispatch._timer,
+            "engines to be forgotten": gateway._retired,
+            "models asked for": gateway.waking.models,
+            "tasks of calls": gateway.pipeline.tasks,
+            "calls in queues": [ticket.call.request_id for queues in dispatch.queues.values() for ticket in queues],
+        }
+        for what, found in left.items():
+            if found:
+                self._wrong(f"left behind: {what}: {found!r}")
+        if set(gateway.clients) != set(gateway.fleet.engines):
+            self._wrong(f"clients of {sorted(gateway.clients)}, engines {sorted(gateway.fleet.engines)}")
+        self.retries.end()

@@ -1,0 +1,50 @@
+"""Bugs planted on purpose, each as a small change of one function's text, made in memory.
+
+A mutant names the place and what is put there; the function is compiled again with that one change, so no second copy
+of it exists. A place that is no longer there is an error: a mutant that changes nothing proves nothing.
+"""
+
+from __future__ import annotations
+import __future__
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from gateway.dispatch import Dispatch
+
+
+class Mutant(NamedTuple):
+    """`owner.name` with `new` in place of `old`."""
+
+    owner: type
+    name: str
+    old: str
+    new: str
+
+    def function(self) -> Callable[..., Any]:
+        """The changed function. Raises ValueError unless its place is there, once."""
+        source = textwrap.dedent(inspect.getsource(getattr(self.owner, self.name)))
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.owner.__name__}.{self.name} has {self.old!r} {source.count(self.old)} times")
+        original: FunctionType = getattr(self.owner, self.name)
+        flags = __future__.annotations.compiler_flag
+        code = compile(source.replace(self.old, self.new), f"<mutant of {self.name}>", "exec", flags)
+        names: dict[str, Any] = {}
+        exec(code, original.__globals__, names)  # noqa: S102 # the project's own source, with one change
+        changed: Callable[..., Any] = names[self.name]
+        return changed
+
+
+# A call that is cancelled in the very moment of its grant keeps what it holds.
+LEAKED_HOLD = Mutant(Dispatch, "enter", "turn.result().close()", "pass")
+
+# Room comes in the moment at which the next call's time is up: that call is told, and nobody goes in its place.
+LOST_WAKE_UP = Mutant(
+    Dispatch,
+    "_pump",
+    "        while late:\n            self._shed(late.pop(), now)\n",
+    "        if late:\n            self._shed(late.pop(), now)\n            break\n",
+)

@@ -1,0 +1,200 @@
+"""Random simulations of the whole gateway: everything holds for a thousand seeds, and planted bugs are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from loadtest.dst import Outcome, attempt, case, command, explore, failures, kind, main, shrink
+from loadtest.dst_case import Call, Case, Event, Machine
+from loadtest.dst_policy import DAYS
+from loadtest.simulation import Fault
+from tests.simulation.mutants import LEAKED_HOLD, LOST_WAKE_UP, Mutant
+
+SEEDS = 1000
+WITHIN = 300.0  # seconds for all of them, on two cores
+FEW = range(60)  # seeds that find either planted bug several times
+FOUND = {
+    "leaked hold": (LEAKED_HOLD, "and still holds"),
+    "lost wake-up": (LOST_WAKE_UP, "a lost wake-up"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(WITHIN)
+def test_everything_holds_for_a_thousand_seeds() -> None:
+    began, failed = time.monotonic(), []
+    for _, found in explore(range(SEEDS), os.cpu_count() or 1):
+        failed += found
+    commands = [f"python -m loadtest.dst --seed {each.seed}  # {each.wrong}" for each in failed]
+    assert not failed, "\n".join(commands)
+    assert time.monotonic() - began < WITHIN
+
+
+@pytest.mark.slow
+def test_everything_holds_for_the_seeds_that_find_planted_bugs() -> None:
+    assert failures(FEW) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOUND)
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mutant, words = FOUND[name]
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.function())
+    found = failures(FEW)
+    told = [(case(failure.seed), failure.wrong) for failure in found if words in failure.wrong]
+    assert len(told) >= 2
+    whole, wrong = min(told, key=lambda pair: len(pair[0].events))
+    small = shrink(whole, wrong)
+    assert 0 < len(small.events) < len(whole.events) / 2
+    typed = command(small).split()[3:]
+    assert main(typed) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert words in lines[-1]
+    assert sum("] Call(" in line for line in lines) == sum(isinstance(event, Call) for event in small.events)
+
+
+def test_a_mutant_whose_place_is_gone_is_an_error() -> None:
+    owner = LEAKED_HOLD.owner
+    with pytest.raises(ValueError, match="0 times"):
+        Mutant(owner, "enter", "what is not there", "pass").function()
+
+
+def test_one_seed_is_one_run() -> None:
+    first, again = (attempt(case(4)).told for _ in range(2))
+    assert first == again
+    assert any("grant" in line for line in first)
+
+
+@pytest.mark.slow
+def test_a_seed_that_fails_in_a_worker_fails_for_whoever_types_the_command() -> None:
+    """Texts have other hashes in every process; no order may depend on them."""
+    seeds = [seed for seed in range(100) if len(case(seed).sidecars) == 2][:3]
+    for seed in seeds:
+        typed = [sys.executable, "-m", "loadtest.dst", "--seed", str(seed)]
+        runs = [
+            subprocess.run(
+                typed, check=False, env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, timeout=60
+            )
+            for hashes in "12"
+        ]
+        assert runs[0].returncode == 0
+        assert runs[0].stdout == runs[1].stdout
+
+
+def test_a_failure_is_made_smaller_while_it_is_the_same() -> None:
+    whole = case(1)
+    needed = {whole.numbers[2], whole.numbers[-1]}
+
+    def run(what: Case) -> Outcome:
+        fails = needed <= set(what.numbers)
+        return Outcome(f"at {len(what.numbers)}.5 s: call 3b is lost" if fails else "at 1 s: another", [])
+
+    small = shrink(whole, "at 9.25 s: call 7 is lost", run)
+    assert set(small.numbers) == needed
+    assert command(small) == f"python -m loadtest.dst --seed 1 --only {whole.numbers[2]},{whole.numbers[-1]}"
+    assert command(whole) == "python -m loadtest.dst --seed 1"
+
+
+def test_the_same_failure_is_known_by_its_words() -> None:
+    assert kind("at 3.2500 s: call 3b ended") == kind("at 17.1 s: call 4 ended") != kind("at 3.2500 s: call 3b waits")
+
+
+@pytest.mark.parametrize("argv", [["--only", "3"], ["--seeds", "0"], ["--seed", "x"], ["--seed", "1", "--only", "b"]])
+def test_what_cannot_be_understood_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    assert stopped.value.code == 2
+    assert "loadtest.dst: error" in capsys.readouterr().err
+
+
+# -- what has been found ----------------------------------------------------------------------------------------------
+
+MACHINE = Machine(model="sim", blocks=40, sequences=4, step=1 / 32, prefill=0.0, jitter=0.0)
+POLICY: dict[str, Any] = {
+    "version": 1,
+    "limits": {"global": {"requests": DAYS, "tokens": DAYS}},
+    "fleet": {"poll": "20s"},
+    "budget": {"max_concurrency": 1},
+    "retries": {"at_least": 20},
+    "routing": {"slow_start": "0s"},
+}
+
+
+def of_events(*events: Event, engines: int = 1, **sections: Any) -> Case:
+    """So many engines of one call at a time, and these events."""
+    return Case(
+        seed=0,
+        policy=msgspec.json.encode(POLICY | sections).decode(),
+        fixed=(MACHINE,) * engines,
+        extra=(),
+        sidecars=(),
+        events=events,
+        numbers=tuple(range(len(events))),
+        cancels=True,
+    )
+
+
+CALL = Call(at=1.0, class_name="default", key="", model="sim", prompt=16, asked=16, stream=True, group=0)
+
+
+def a_call(**fields: Any) -> Call:
+    """16 tokens, a 32nd of a second each."""
+    return msgspec.structs.replace(CALL, **fields)
+
+
+def told(case: Case, word: str) -> list[str]:
+    """What a case in which nothing is wrong has to tell of grants, or of records: times and lines."""
+    outcome = attempt(case)
+    assert outcome.wrong == ""
+    return [" ".join(line.split()) for line in outcome.told if f"  {word} " in line]
+
+
+def test_a_call_whose_client_leaves_before_its_first_turn_has_a_record() -> None:
+    assert told(of_events(a_call(leaves=0.0)), "record") == ["1.0000 record 1 client_gone after 0.0000 s: client_gone"]
+
+
+def test_an_answer_that_ends_in_the_moment_of_its_deadline_is_whole_and_followed_by_nothing() -> None:
+    assert told(of_events(a_call(within=0.5)), "record") == ["1.5000 record 1 ok after 0.5000 s: deadline"]
+
+
+def test_a_class_that_must_pause_holds_up_nobody_for_another_model() -> None:
+    events = (
+        a_call(asked=200),
+        a_call(at=1.25, class_name="batch", asked=300),  # does not fit beside it; from 1.75 on nothing passes it
+        a_call(at=2.0),
+        a_call(at=2.5, class_name="batch", model="m1"),  # now its class has all it may
+    )
+    what = of_events(
+        *events,
+        classes={"default": {}, "batch": {"max_concurrency": 1, "max_wait": "1s"}},
+        budget={"alpha": "100%", "max_concurrency": 8},
+    )
+    other = msgspec.structs.replace(MACHINE, model="m1")
+    assert told(msgspec.structs.replace(what, fixed=(MACHINE, other)), "grant")[:3] == [
+        "1.0000 grant 1 on engine-0:8000",
+        "2.5000 grant 4 on engine-1:8000",
+        "2.5000 grant 3 on engine-0:8000",
+    ]
+
+
+def test_who_waits_for_an_engine_that_turns_out_to_be_gone_goes_elsewhere_at_once() -> None:
+    events = (
+        Fault(at=0.5, what="errors", engines=(1,), value=1.0, status=503),
+        a_call(asked=64),
+        a_call(at=1.25),  # both have been refused by the second engine, and wait for the first
+        a_call(at=1.25),
+        Fault(at=1.75, what="recover", engines=(1,)),
+        Fault(at=2.125, what="die", engines=(0,)),
+    )
+    grants = told(of_events(*events, engines=2), "grant")
+    assert [line for line in grants if line.startswith("2.1250")] == [
+        "2.1250 grant 2 on engine-0:8000",
+        "2.1250 grant 3 on engine-1:8000",
+    ]
