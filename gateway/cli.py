@@ -1,4 +1,4 @@
-"""`gateway serve | check | key | top`: flags and files in. A mistake is one clear line and exit status 2.
+"""`gateway serve | check | key | top | bench | simulate`: flags and files in. A mistake is one line and exit status 2.
 
 Everything a person can get wrong is found here, before anything starts: addresses, URLs, the policy file, tokens.
 """
@@ -34,6 +34,7 @@ from gateway.serve import NO_ENGINE, Options, Running, StartError, run
 from gateway.top.command import EXAMPLES as TOP_EXAMPLES
 from gateway.top.command import TopError, show
 from gateway.wire.client import parse_origin
+from loadtest import bench, simulate
 from loadtest.engine.latency import profiles
 
 TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
@@ -53,7 +54,9 @@ examples:
   gateway serve --engine http://10.0.0.11:8000 --engine unix:///run/vllm/b.sock
   gateway check policy.yaml                                      find every mistake in a policy before it is used
   gateway serve --policy policy.yaml
-  gateway top                                                    watch it: classes, queues, engines, calls a second"""
+  gateway top                                                    watch it: classes, queues, engines, calls a second
+  gateway bench --engines sim:4 --compare direct,round_robin     what it is worth, on simulated engines
+  gateway simulate --policy next.yaml --trace last-week.csv --engines 4       what it would have done to last week"""
 
 SERVE_EXAMPLES = """\
 The policy says how calls are treated: classes, budgets, routing, retries, time-outs, engines; flags only where to
@@ -115,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         return int(options.command(options))
-    except (Mistake, StartError, KeysError, InvalidFile, TopError) as error:
+    except (Mistake, StartError, KeysError, InvalidFile, TopError, bench.BenchError, simulate.SimulateError) as error:
         print("\n".join(f"gateway: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return 2
 
@@ -133,7 +136,7 @@ def _parser() -> Parser:
 
     top = parser(Parser, prog="gateway", description=DESCRIPTION, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"weir {__version__}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="serve | check | key | top")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     serve = parser(
         commands.add_parser,
@@ -247,6 +250,26 @@ def _parser() -> Parser:
     live.add_argument("--once", action="store_true", help="one frame as plain text, after one interval")
     live.add_argument("--json", action="store_true", help="what there is to show as JSON, a line each time")
     live.set_defaults(command=_top)
+
+    measure = parser(
+        commands.add_parser,
+        "bench",
+        help="measure servers under a load",
+        description=bench.DESCRIPTION,
+        epilog=bench.EXAMPLES,
+    )
+    bench.add_arguments(measure)
+    measure.set_defaults(command=bench.command)
+
+    virtual = parser(
+        commands.add_parser,
+        "simulate",
+        help="what a policy would have done to a load, in virtual time",
+        description=simulate.DESCRIPTION,
+        epilog=simulate.EXAMPLES,
+    )
+    simulate.add_arguments(virtual)
+    virtual.set_defaults(command=simulate.command)
     return top
 
 

@@ -1,4 +1,4 @@
-"""A client cheap enough not to be the bottleneck: one call, one connection, one `Answer`.
+"""A client cheap enough not to be the bottleneck: one call, one `Answer`, on a connection of its own or a kept one.
 
 An asyncio protocol that reads heads and chunks itself and only looks into an event where it has to: about 10 us for a
 read that carries one event. It is as strict as a load test needs: an answer counts as complete only if its framing
@@ -9,56 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from typing import Protocol, cast
 
-import msgspec
+from loadtest.answer import END, Answer
 
-END = b"\n\n"
-ERROR = b'data: {"error"'
-DONE = b"data: [DONE]"
-USAGE = b'"usage":{'
+__all__ = ["Answer", "Exchange", "Listener", "chat", "exchange"]
+
 MAX_HEAD = 65536  # bytes
-
-
-class Answer(msgspec.Struct):
-    """What came back. Times are seconds on the event loop's clock; 0.0 where the thing did not happen."""
-
-    intended: float = 0.0
-    sent: float = 0.0
-    first_byte: float = 0.0  # of the head, which vLLM sends before it has a token
-    first_event: float = 0.0  # of a stream: its first token
-    finished: float = 0.0
-    status: int = 0
-    reason: str = ""  # the gateway's x-weir-reason
-    complete: bool = False
-    streamed: bool = False
-    events: int = 0
-    done: bool = False  # the stream ended with [DONE]
-    error: str = ""  # an error event, an error answer, or what the socket said
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    timed_out: bool = False
-
-    @property
-    def outcome(self) -> str:
-        """One word, the gateway's own for the same ending where it can be told from outside.
-
-        `ok`; the gateway's reason; `engine_refused` or `upstream` (an error without a reason: the engine's own, passed
-        on; in a stream it is followed by `[DONE]`); `truncated` (an error event, and no `[DONE]`); `timed_out` (we
-        gave up); `cut` (neither finished nor explained); `unanswered` (not even a status).
-        """
-        if self.timed_out:
-            return "timed_out"
-        if not self.status:
-            return "unanswered"
-        if self.streamed and self.error.startswith("{"):
-            return "upstream" if self.done else "truncated"
-        if not self.complete:
-            return "cut"
-        if self.status != 200:
-            return self.reason or ("engine_refused" if self.status < 500 else "upstream")
-        return "ok" if self.done or not self.streamed else "cut"
+MAX_EVENT = 1 << 22
+MAX_LINE = 4096  # bytes of the line before a chunk
 
 
 class Listener(Protocol):
@@ -69,31 +30,53 @@ class Listener(Protocol):
 
 
 class Exchange(asyncio.Protocol):
-    """One request and its answer. `over` is set once, when nothing more will come."""
+    """One request and its answer. `over` is set once, when nothing more will come. With `keep` the connection is left
+    open where it can take another request, which `reusable` says then: `transport.set_protocol(another)`, and
+    `another.connection_made(transport)`."""
 
     def __init__(
-        self, request: bytes, answer: Answer, over: asyncio.Future[None], listener: Listener | None = None
+        self,
+        request: bytes,
+        answer: Answer,
+        over: asyncio.Future[None],
+        listener: Listener | None = None,
+        *,
+        keep: bool = False,
     ) -> None:
         self.transport: asyncio.Transport | None = None
+        self.reusable = keep
         self._listener = listener
         self._request = request
         self._answer = answer
-        self._over = over
-        self._clock = over.get_loop().time
+        self.over = over
         self._head = b""
         self._in_head = True
         self._chunked = False
         self._left: int | None = None  # body bytes to come; None: chunked, or until the connection closes
         self._raw = b""  # bytes of an unfinished chunk line
         self._need = 0  # bytes of the current chunk, its line end included
-        self._event = b""  # the unfinished event, or the body of an answer that is not streamed
+        self._event = b""  # the unfinished event
+        self._pieces: list[bytes] = []  # of the body of an answer that is not streamed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is one, but not by inheritance
-        self._answer.sent = self._clock()
+        if self.over.done():  # nobody waits any more
+            self.transport.abort()
+            return
+        # Not the loop's clock: uvloop's stands still within a turn, and tells milliseconds.
+        self._answer.sent = self._answer.sent or time.monotonic()
         self.transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        if self.over.done():
+            self.reusable = False
+            return
+        try:
+            self._read(data)
+        except (ValueError, IndexError):
+            self._finish("an answer that is not HTTP")
+
+    def _read(self, data: bytes) -> None:
         if self._in_head:
             self._head += data
             end = self._head.find(b"\r\n\r\n")
@@ -102,7 +85,11 @@ class Exchange(asyncio.Protocol):
                     self._finish("a response head that does not end")
                 return
             data = self._head[end + 4 :]
-            self._answer.first_byte = self._clock()
+            if self._head.startswith((b"HTTP/1.1 1", b"HTTP/1.0 1")):  # 100 or 103: the answer is still to come
+                self._head = b""
+                self._read(data)
+                return
+            self._answer.first_byte = time.monotonic()
             self._read_head(self._head[:end])
             self._in_head = False
         if self._chunked:
@@ -113,11 +100,16 @@ class Exchange(asyncio.Protocol):
                 self._left -= len(data)
                 if self._left <= 0:
                     self._answer.complete = self._left == 0
+                    self.reusable &= self._left == 0
                     self._finish()
 
     def _read_head(self, head: bytes) -> None:
+        answer = self._answer
         line, *lines = head.split(b"\r\n")
-        self._answer.status = int(line.split(b" ", 2)[1])
+        if not line.startswith(b"HTTP/1."):
+            raise ValueError
+        answer.status = int(line.split(b" ", 2)[1])
+        self.reusable &= line.startswith(b"HTTP/1.1")
         fields: dict[bytes, bytes] = {}
         for field in lines:
             name, _, value = field.partition(b":")
@@ -128,11 +120,19 @@ class Exchange(asyncio.Protocol):
             elif name == b"content-length":
                 self._left = int(value)
             elif name == b"content-type":
-                self._answer.streamed = value.startswith(b"text/event-stream")
+                answer.streamed = value.startswith(b"text/event-stream")
+                answer.content_type = value.decode("latin-1").partition(";")[0]
             elif name == b"x-weir-reason":
-                self._answer.reason = value.decode()
+                answer.reason = value.decode("latin-1")
+            elif name == b"connection":
+                self.reusable &= value.lower() != b"close"
+        if answer.status in (204, 304):
+            self._left = 0
+        self.reusable &= self._chunked or self._left is not None
+        if answer.status != 200:
+            answer.fields = fields
         if self._listener is not None:
-            self._listener.head(self._answer.status, fields)
+            self._listener.head(answer.status, fields)
 
     def _read_chunks(self, data: bytes) -> None:
         data = self._raw + data
@@ -149,63 +149,64 @@ class Exchange(asyncio.Protocol):
                 continue
             line = data.find(b"\r\n", at)
             if line < 0:
+                if end - at > MAX_LINE:
+                    raise ValueError
                 self._raw = data[at:]
                 return
             size = int(data[at:line].split(b";")[0], 16)
             if size == 0:
                 self._answer.complete = True
+                self.reusable &= data[line + 2 :] == b"\r\n"  # trailers, or a line end still to come: not worth it
                 self._finish()
                 return
             self._need = size + 2
             at = line + 2
 
     def _read_body(self, data: bytes) -> None:
-        answer = self._answer
         if self._listener is not None:
             self._listener.body(data)
-        self._event += data
-        if not answer.streamed:
+        if not self._answer.streamed:
+            self._pieces.append(data)
             return
-        events, separator, self._event = self._event.rpartition(END)
-        if not separator:
+        if b"\r" in data:  # a raw one is never within JSON
+            data = data.replace(b"\r", b"")
+        if self._event:
+            data = self._event + data
+        if data.endswith(END) and data.find(END) == len(data) - 2:  # one event, as it mostly is
+            self._event = b""
+            self._answer.read_events(data[:-2], time.monotonic())
             return
-        if not answer.events:
-            answer.first_event = self._clock()
-        answer.events += events.count(END) + 1
-        if ERROR in events:
-            answer.error = events[events.index(ERROR) + len(b"data: ") :].decode(errors="replace")[:1000]
-        if events.endswith(DONE):
-            answer.done = True
-        if USAGE in events:
-            self._read_usage(events)
-
-    def _read_usage(self, events: bytes) -> None:
-        for event in events.split(END):
-            if USAGE in event:
-                usage = json.loads(event.removeprefix(b"data: "))["usage"]
-                self._answer.prompt_tokens = usage["prompt_tokens"]
-                self._answer.completion_tokens = usage["completion_tokens"]
+        events, separator, self._event = data.rpartition(END)
+        if len(self._event) > MAX_EVENT:
+            raise ValueError
+        if separator:
+            self._answer.read_events(events, time.monotonic())
 
     def eof_received(self) -> None:
         if not self._in_head and not self._chunked and self._left is None:
             self._answer.complete = True  # delimited by the close of the connection
 
+    def failed(self, error: str) -> None:
+        """Nothing more is waited for; `error`: what the socket said, if it did."""
+        self.reusable = False
+        self._finish(error)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.reusable = False
         self._finish(str(exc) if exc else "")
 
     def _finish(self, error: str = "") -> None:
-        if self._over.done():
+        if self.over.done():
             return
         answer = self._answer
-        answer.finished = self._clock()
+        answer.finished = time.monotonic()
         if error:
             answer.error = answer.error or error
-        elif not answer.streamed and answer.status != 200:
-            answer.error = self._event.decode(errors="replace")[:1000]
-        elif not answer.streamed and USAGE in self._event:
-            self._read_usage(self._event)
-        self._over.set_result(None)
-        if self.transport is not None:
+            self.reusable = False
+        elif not answer.streamed:
+            answer.read_whole(b"".join(self._pieces))
+        self.over.set_result(None)
+        if self.transport is not None and not self.reusable:
             self.transport.close()
 
 
@@ -226,7 +227,7 @@ async def exchange(host: str, port: int, request: bytes, answer: Answer, *, limi
     except OSError as error:
         answer.error = str(error)
     finally:
-        answer.finished = answer.finished or loop.time()
+        answer.finished = answer.finished or time.monotonic()
         if transport is not None:
             transport.close()
 

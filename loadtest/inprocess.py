@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 from typing import cast
 
 import msgspec
@@ -21,16 +22,17 @@ from gateway.core.fleet import Engine
 from gateway.core.outcome import Record
 from gateway.core.policy import EngineEntry, Logging, Policy
 from gateway.core.policy_file import decode
+from gateway.core.tenants import ANONYMOUS, with_keys
 from gateway.core.vllm import EngineSample, ModelCard
 from gateway.wire.client import Client, EngineError
 from gateway.wire.messages import Request
 from gateway.wire.responder import Responder
 from loadtest.memory_engine import MemoryEngine
-from loadtest.memory_wire import MemoryClient, Sends, Wire
+from loadtest.memory_requests import Taker
+from loadtest.memory_wire import MemoryClient, MemoryReply, Sends, Wire
 from loadtest.simulated_client import Life, Try
 from loadtest.workload import Planned
 
-CHAT = b"/v1/chat/completions"
 HEALTH_WITHIN = 0.25  # of the health interval: when a check that hangs counts as failed, as in gateway.telemetry
 
 
@@ -58,7 +60,8 @@ class Records:
 
 
 class Watch:
-    """Telemetry in memory: the same samples and health checks at the same times, as timers."""
+    """Telemetry in memory: the same samples and health checks at the same times, as timers, while the fleet has the
+    engine."""
 
     def __init__(self, gateway: Gateway, engine: Engine, memory: MemoryEngine, client: MemoryClient) -> None:
         self._gateway = gateway
@@ -66,7 +69,8 @@ class Watch:
         self._memory = memory
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._card = ModelCard(id=memory.model, max_model_len=memory.config.max_model_len)
+        longest = memory.config.max_model_len
+        self._cards = [ModelCard(id=name, max_model_len=longest) for name in memory.limits.models]
 
     def start(self, share: float) -> None:
         """First contact now; then checks spread over their interval."""
@@ -76,7 +80,12 @@ class Watch:
         self._loop.call_later(share * policy.poll, self._poll)
         self._loop.call_later(share * policy.health, self._check)
 
+    def _forgotten(self) -> bool:
+        return self._gateway.fleet.engines.get(self._engine.id) is not self._engine
+
     def _poll(self) -> None:
+        if self._forgotten():
+            return
         self._client.check(self._loop.time())
         self._scrape()
         self._loop.call_later(self._gateway.policy.fleet.poll, self._poll)
@@ -89,6 +98,8 @@ class Watch:
         self._gateway.changed(self._engine)
 
     def _check(self) -> None:
+        if self._forgotten():
+            return
         if self._memory.condition == "stopped":
             within = max(HEALTH_WITHIN, HEALTH_WITHIN * self._gateway.policy.fleet.health)
             self._loop.call_later(within, self._checked, False)
@@ -96,6 +107,8 @@ class Watch:
             self._checked(ok=self._memory.condition == "up")
 
     def _checked(self, ok: bool) -> None:
+        if self._forgotten():
+            return
         self._healthy(ok)
         interval = self._gateway.policy.fleet.health
         self._loop.call_later(interval if ok and self._engine.up else interval / 5, self._check)
@@ -103,7 +116,7 @@ class Watch:
     def _healthy(self, ok: bool) -> None:
         fleet, engine = self._gateway.fleet, self._engine
         if ok and not engine.up:
-            fleet.has_models(engine, [self._card])
+            fleet.has_models(engine, self._cards)
         fleet.health(engine, ok, self._loop.time())
         self._gateway.changed(self._engine)
 
@@ -143,19 +156,43 @@ def targets_of(text: bytes) -> dict[str, Target]:
     }
 
 
-def policy_of(text: bytes) -> Policy:
-    """The policy that `text` is, in YAML; b"": the defaults. Raises ValueError, which names the lines at fault."""
+def policy_of(text: bytes, name: str = "policy") -> Policy:
+    """The policy that `text` is, in YAML; b"": the defaults. `name` is how messages call the file. Raises ValueError,
+    which names the lines at fault."""
     try:
-        return decode(text) if text.strip() else Policy()
+        return decode(text, name) if text.strip() else Policy()
     except InvalidFile as error:
         raise ValueError(str(error)) from error
 
 
-class GatewayTarget:
-    """A gateway over simulated engines. `policy` is YAML, as an operator writes it; b"" is the default policy."""
+def key_of(tenant: str) -> str:
+    """A tenant's API key in a simulation."""
+    return f"simulated-{tenant}"
 
-    def __init__(self, policy: bytes, engines: Sequence[MemoryEngine], *, seed: int = 0) -> None:
-        parsed = policy_of(policy)
+
+def policy_for(text: bytes, tenants: Iterable[str], name: str = "policy") -> Policy:
+    """The policy under which calls come from these `tenants`. Those it has are known by their `key_of`; the others,
+    and nobody in particular (""), have no key and are `anonymous`. Raises ValueError where there is no such policy, or
+    nobody in it without a key."""
+    policy = policy_of(text, name)
+    wanted = [tenant for tenant in tenants if tenant != ANONYMOUS]
+    unknown = [tenant for tenant in wanted if tenant not in policy.tenants]
+    if unknown and ANONYMOUS not in policy.tenants:
+        who = f"the tenant {unknown[0]}" if unknown[0] else "no tenant in particular"
+        raise ValueError(f"{name}: calls come from {who}, expected one of the policy's: {', '.join(policy.tenants)}")
+    digests = {sha256(key_of(tenant).encode()).hexdigest(): tenant for tenant in wanted if tenant not in unknown}
+    return with_keys(policy, digests, name)
+
+
+class GatewayTarget:
+    """A gateway over simulated engines. `policy` is YAML, as an operator writes it; b"" is the default policy;
+    `tenants`: who calls with a key, of `policy_for`."""
+
+    def __init__(
+        self, policy: bytes, engines: Sequence[MemoryEngine], *, seed: int = 0, tenants: Iterable[str] = ()
+    ) -> None:
+        parsed = policy_for(policy, tenants)
+        self.keys = {name: key_of(name) for name in tenants if name != ANONYMOUS and name in parsed.tenants}
         fleet = msgspec.structs.replace(parsed.fleet, engines=())  # these here instead
         self.policy = msgspec.structs.replace(parsed, fleet=fleet, logging=Logging(calls=1.0))
         self.records = Records()
@@ -175,7 +212,7 @@ class GatewayTarget:
         self._sent += 1
         request_id = f"{self._sent:x}"
         fields = call.fields | {b"x-request-id": request_id.encode()}
-        request = Request(b"POST", CHAT, b"", list(fields.items()), fields, 1, len(call.body), True, False)
+        request = Request(b"POST", call.path, b"", list(fields.items()), fields, 1, len(call.body), True, False)
         request.body = call.body
         request.peer = "127.0.0.1"
         request.at = self._loop.time()
@@ -194,6 +231,18 @@ class GatewayTarget:
                 responder.left("client_gone")
 
         return leave
+
+    @property
+    def queued(self) -> int:
+        """Calls that wait in the gateway."""
+        return sum(map(len, self.gateway.dispatch.queues.values()))
+
+    def paced(self, taker: Taker, gaps: tuple[float, ...]) -> None:
+        """For its engines' `Pace`: what a stream's inter-token latencies were goes to the try it answers."""
+        if isinstance(taker, MemoryReply):
+            tried = self.records.open.get(taker.request_id.decode())
+            if tried is not None:
+                tried.gaps = gaps
 
     def left_over(self) -> list[str]:
         """What an idle gateway must not have, in words; empty: nothing was lost, nothing is held."""

@@ -3,117 +3,49 @@
     leave = engine.post(path, body, taker)      # `taker` is told what comes back; `leave()` is a closed connection
 
 One timer per engine step, none per token, so it belongs in virtual time: a stream is its first event, when the first
-token is out, and all the rest at the end. Prompts are the same tokens and KV blocks as over HTTP (`tokens.py`), so
-prefix hits are real; every answer says the same word again and again.
+token is out, and all the rest at the end. When the tokens between were written a `Pace` can tell. What is asked and
+answered is `memory_requests.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from typing import Literal
 
-import msgspec
+from loadtest.engine.checks import ApiError, Limits
+from loadtest.engine.engine import LEAST_AHEAD, Ahead, Engine, EngineConfig, StepResult
+from loadtest.memory_requests import JSON, Taker, Work, read
+from loadtest.pace import Pace
 
-from loadtest.engine import tokens
-from loadtest.engine.checks import ApiError, Limits, check_model, decode, output_room
-from loadtest.engine.engine import Engine, EngineConfig, StepResult
-from loadtest.engine.sequence import Sequence, State
-
-WORD = b" ban"
-SSE = b"text/event-stream; charset=utf-8"
-JSON = b"application/json"
-FIRST = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"%b"}}]}\n\n'
-LAST = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":"%b"}]}\n\n'
-USAGE = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
-COUNTED = b'data: {"choices":[],"usage":%b}\n\n'
-WHOLE = (
-    b'{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"%b"},'
-    b'"finish_reason":"%b"}],"usage":%b}'
-)
-DONE = b"data: [DONE]\n\n"
+MOST_AHEAD = 64  # steps that are made with one timer where nothing but decoding is to be done
 Condition = Literal["up", "dead", "stopped"]
 
 
-class Taker(Protocol):
-    """Who takes an answer. `begin` comes first and once; after `end` or `failed` nothing comes."""
-
-    def begin(self, status: int, content_type: bytes, data: bytes, length: int | None) -> None: ...
-    def data(self, data: bytes) -> None: ...
-    def end(self) -> None: ...
-    def failed(self, kind: Literal["reset", "truncated"], message: str) -> None: ...
-
-
-class Options(msgspec.Struct, gc=False):
-    include_usage: bool | None = None
-
-
-class Chat(msgspec.Struct, gc=False):
-    """What is read of a chat request; the rest is taken as vLLM takes it, and changes nothing."""
-
-    messages: list[dict[str, Any]]
-    model: str | None = None
-    stream: bool = False
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stream_options: Options | None = None
-
-
-_CHAT = msgspec.json.Decoder(Chat)
-
-
-class Work:
-    """One request under way: its sequence, and how its answer is written down."""
-
-    __slots__ = ("begun", "counts", "sequence", "stream", "taker")
-
-    def __init__(self, taker: Taker, sequence: Sequence, stream: bool, counts: bool) -> None:
-        self.taker = taker
-        self.sequence = sequence
-        self.stream = stream
-        self.counts = counts  # a stream that ends with its usage
-        self.begun = False
-        sequence.owner = self
-
-    def first(self) -> None:
-        """The first token is out. After a preemption the prompt is read again, and nothing is said twice."""
-        if self.stream and not self.begun:
-            self.begun = True
-            self.taker.begin(200, SSE, FIRST % WORD, None)
-
-    def finished(self) -> None:
-        """The last token is out."""
-        sequence, taker = self.sequence, self.taker
-        reason = sequence.reason.encode()
-        said = sequence.output - (sequence.reason == "stop")  # the end token is counted and says nothing
-        numbers = sequence.prompt, sequence.output, sequence.prompt + sequence.output, max(0, sequence.cached)
-        if self.stream:
-            last = LAST % (WORD * max(0, said - 1), reason)
-            taker.data(last + (COUNTED % (USAGE % numbers) if self.counts else b"") + DONE)
-        else:
-            body = WHOLE % (WORD * said, reason, USAGE % numbers)
-            taker.begin(200, JSON, body, len(body))
-        taker.end()
-
-
 class MemoryEngine:
-    """One simulated engine. `posts` counts the requests that reached it, `posted_at` is when the last one was sent.
+    """One simulated engine, which serves `model` and, as if they were the same, `more`. `posts` counts the requests
+    that reached it, `posted_at` is when the last one was sent.
 
     Faults: `die`, `stop` (SIGSTOP: connections open, nothing comes), `slow` (every step takes this many times as
     long), `errors` (this share of requests is answered with `status` at once), `recover`.
     """
 
-    def __init__(self, config: EngineConfig, *, model: str = "sim", seed: int = 0) -> None:
+    def __init__(
+        self, config: EngineConfig, *, model: str = "sim", seed: int = 0, more: tuple[str, ...] = (),
+        pace: Pace | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self.model = model
-        self.engine = Engine(config)
-        self.limits = Limits(models=(model,), max_model_len=config.max_model_len, priorities=False, prompt_details=True)
+        self._engine = Engine(config)
+        self.limits = Limits(
+            models=(model, *more), max_model_len=config.max_model_len, priorities=False, prompt_details=True
+        )
+        self.pace = pace
         self.condition: Condition = "up"
         self.changed_at = 0.0  # when it died, stopped or recovered last
-        self.slow = 1.0
+        self._slow = 1.0
         self.errors = 0.0
         self.status = 503
         self.posts = 0
@@ -122,9 +54,27 @@ class MemoryEngine:
         self._rng = random.Random(seed)  # noqa: S311 # draws faults
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
+        self._ahead: Ahead | None = None  # steps that are under way, the first of them begun
+        self._reach = LEAST_AHEAD  # as far as nobody asked for anything else the last times
 
     def __repr__(self) -> str:
-        return f"<MemoryEngine {self.condition} {self.engine!r}>"
+        return f"<MemoryEngine {self.condition} {self._engine!r}>"
+
+    @property
+    def engine(self) -> Engine:
+        """Its scheduler and what it counts, as of now."""
+        self._settle()
+        return self._engine
+
+    @property
+    def slow(self) -> float:
+        """How many times as long as usual every step takes from now on."""
+        return self._slow
+
+    @slow.setter
+    def slow(self, times: float) -> None:
+        self._settle()
+        self._slow = times
 
     @property
     def serves(self) -> bool:
@@ -156,28 +106,15 @@ class MemoryEngine:
             self._refuse(taker, ApiError(self.status, "a fault was asked for", type="InternalServerError"))
             return _nothing
         try:
-            if path != b"/v1/chat/completions":
-                raise ApiError(404, "Not Found", type="NotFoundError")
-            work = self._work(decode(_CHAT, body), taker)
+            work = Work(taker, read(path, body, self.limits))
         except ApiError as error:
             self._refuse(taker, error)
             return _nothing
         self.open[taker] = work
-        self.engine.add(work.sequence, self.posted_at)
+        for sequence in work.asked.sequences:
+            self.engine.add(sequence, self.posted_at)
         self._wake()
         return lambda: self._withdraw(taker)
-
-    def _work(self, chat: Chat, taker: Taker) -> Work:
-        check_model(self.limits, chat.model)
-        data = tokens.chat(chat.messages)
-        prompt = tokens.count(data)
-        asked = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
-        most = output_room(self.limits, prompt, asked, "max_tokens")
-        output, reason = tokens.output_length(data, 0, most, least=chat.min_tokens, ignore_end=chat.ignore_eos)
-        said = WORD * (output - (reason == "stop"))
-        sequence = Sequence(prompt, output, hashes=tokens.block_hashes(data + said, self.model), reason=reason)
-        options = chat.stream_options
-        return Work(taker, sequence, chat.stream, options is not None and options.include_usage is True)
 
     @staticmethod
     def _refuse(taker: Taker, error: ApiError) -> None:
@@ -188,7 +125,9 @@ class MemoryEngine:
     def _withdraw(self, taker: Taker) -> None:
         work = self.open.pop(taker, None)
         if work is not None:
-            self.engine.abort(work.sequence)
+            for sequence in work.asked.sequences:
+                self.engine.abort(sequence)
+                sequence.owner = None  # a circle less for the garbage collector, here and below
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -197,23 +136,65 @@ class MemoryEngine:
             self._timer = self._loop.call_soon(self._step)  # not at once: what came together is scheduled together
 
     def _step(self) -> None:
-        if self.condition != "up" or not self.engine.busy:
+        if self.condition != "up" or not self._engine.busy:
             self._timer = None
             return
-        now = self._loop.time()
-        result = self.engine.step(now)
-        self._timer = self._loop.call_at(now + result.duration * self.slow, self._hand_out, result)
+        now, engine = self._loop.time(), self._engine
+        if self._slow == 1.0:
+            ahead = self._ahead = engine.look_ahead(now, self._reach)
+            if ahead is not None:
+                self._timer = self._loop.call_at(ahead.ends[-1], self._all_decoded)
+                return
+        result = engine.step(now)
+        self._timer = self._loop.call_at(now + result.duration * self._slow, self._hand_out, result)
+
+    def _all_decoded(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        assert ahead is not None  # noqa: S101 # what cancels it cancels the timer
+        self._reach = min(2 * self._reach, MOST_AHEAD)
+        self._engine.go_on(ahead, len(ahead.ends))
+        self._paced(ahead.ends)
+        self._step()
+
+    def _settle(self) -> None:
+        """Somebody looks, or wants something else: of the steps ahead only those are made that have begun."""
+        ahead = self._ahead
+        if ahead is None:
+            return
+        self._ahead = None
+        begun = min(bisect_right(ahead.ends, self._loop.time()) + 1, len(ahead.ends))
+        self._reach = max(LEAST_AHEAD, begun)
+        self._engine.go_on(ahead, begun)
+        self._paced(ahead.ends[: begun - 1])
+        if self._timer is not None:
+            self._timer.cancel()
+        end = ahead.ends[begun - 1]
+        self._timer = self._loop.call_at(end, self._hand_out, StepResult(0.0, end, [], [], 0, 0))
+
+    def _paced(self, ends: Iterable[float]) -> None:
+        if self.pace is not None:
+            for end in ends:
+                self.pace.ended(end)
 
     def _hand_out(self, result: StepResult) -> None:
         if self.condition != "up":
             self._timer = None
             return
+        step = 0 if self.pace is None else self.pace.ended(self._loop.time())
         for sequence in result.prefilled:
-            if sequence.state is not State.ABORTED:
-                sequence.owner.first()
+            if sequence.owner is not None:
+                work: Work = sequence.owner
+                work.tokens.append((sequence.generated, step))
+                work.first()
         for sequence in result.finished:
-            work: Work = sequence.owner
-            if self.open.pop(work.taker, None) is not None:  # else its client left while the step ran
+            work = sequence.owner
+            if work is None:  # its client left while the step ran
+                continue
+            sequence.owner = None
+            work.left -= 1
+            if work.left == 0 and self.open.pop(work.taker, None) is not None:  # else its client left meanwhile
+                if self.pace is not None and work.begun:
+                    self.pace.finished(work.taker, work.tokens, sequence.output)
                 work.finished()
         self._step()
 
@@ -222,7 +203,7 @@ class MemoryEngine:
     def die(self) -> None:
         """SIGKILL: connections are refused, answers are cut, the cache is gone."""
         self._becomes("dead")
-        self.engine = Engine(self.config)
+        self._engine = Engine(self.config)
         lost, self.open = self.open, {}
         for taker, work in lost.items():
             if work is not None and work.begun:
@@ -238,10 +219,12 @@ class MemoryEngine:
         """As new, after whatever it was. One that was stopped has been killed and started again."""
         if self.condition == "stopped":
             self.die()
-        self._becomes("up")
+        if self.condition != "up":
+            self._becomes("up")
         self.slow, self.errors = 1.0, 0.0
 
     def _becomes(self, condition: Condition) -> None:
+        self._settle()
         self.condition = condition
         self.changed_at = self._loop.time()
         if self._timer is not None:

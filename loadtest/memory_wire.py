@@ -14,6 +14,7 @@ from loadtest.memory_engine import MemoryEngine
 from loadtest.simulated_client import Life
 
 REQUEST_ID = b"x-request-id: "
+REMEMBERED = 1 << 16  # a run of any length has its place in memory
 Kind = Literal["connect", "reset", "truncated", "timeout", "stall"]
 
 
@@ -24,32 +25,38 @@ class Failure(Protocol):
 
 
 class Sends:
-    """What one gateway sent, over all its engines. `again`: calls sent again though an answer had been begun."""
+    """What one gateway sent, over all its engines. `again`: calls sent again though an answer had been begun; only the
+    last REMEMBERED of those are known."""
 
     def __init__(self) -> None:
         self.again = 0
-        self.relayed: set[bytes] = set()
+        self._relayed: dict[bytes, None] = {}
 
     def sent(self, request_id: bytes) -> None:
-        if request_id in self.relayed:
+        if request_id in self._relayed:
             self.again += 1
+
+    def relayed(self, request_id: bytes) -> None:
+        self._relayed[request_id] = None
+        if len(self._relayed) > REMEMBERED:
+            del self._relayed[next(iter(self._relayed))]
 
 
 class MemoryReply:
     """An engine's answer, as `gateway.wire.client.Reply` shows it."""
 
-    __slots__ = ("_data", "_done", "_early", "_error", "_failure", "_id", "_leave", "_relayed", "_waiter", "complete",
-                 "headers", "length", "status")  # fmt: skip
+    __slots__ = ("_data", "_done", "_early", "_error", "_failure", "_leave", "_sends", "_waiter", "complete", "headers",
+                 "length", "request_id", "status")  # fmt: skip
 
-    def __init__(self, waiter: asyncio.Future[None], failure: Failure, request_id: bytes, relayed: set[bytes]) -> None:
+    def __init__(self, waiter: asyncio.Future[None], failure: Failure, request_id: bytes, sends: Sends) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.length: int | None = None
         self.complete = False
         self._waiter = waiter
         self._failure = failure
-        self._id = request_id
-        self._relayed = relayed
+        self.request_id = request_id
+        self._sends = sends
         self._early: list[bytes] = []
         self._data: Callable[[bytes], None] | None = None
         self._done: Callable[[Exception | None], None] | None = None
@@ -105,7 +112,7 @@ class MemoryReply:
     ) -> None:
         """See `Reply.relay`; nothing is framed here, so `whole` has no use."""
         if self.status < 400:
-            self._relayed.add(self._id)
+            self._sends.relayed(self.request_id)
         early, self._early = self._early, []
         self._data, self._done = data, done
         for piece in early:
@@ -133,6 +140,13 @@ class MemoryReply:
         self.relay(parts.append, done)
         await over
         return b"".join(parts)[:limit]
+
+    def cut(self, kind: Literal["stall"], message: str) -> None:
+        """The connection is closed for this reason, in the middle of the answer."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+        self.failed(kind, message)
 
     def close(self) -> None:
         """Idempotent. Before the answer's end it closes the connection, and the engine aborts."""
@@ -163,7 +177,7 @@ class MemoryClient:
         at = headers.find(REQUEST_ID) + len(REQUEST_ID)
         request_id = headers[at : headers.find(b"\r\n", at)]
         self._sends.sent(request_id)
-        reply = MemoryReply(waiter, self._failure, request_id, self._sends.relayed)
+        reply = MemoryReply(waiter, self._failure, request_id, self._sends)
         try:
             reply.opened(self.engine.post(path, body, reply))
         except ConnectionRefusedError as error:
@@ -191,8 +205,7 @@ class MemoryClient:
         if engine.condition == "stopped" and now - engine.changed_at >= self._stall:
             for taker, work in list(engine.open.items()):
                 if work is not None and work.begun and isinstance(taker, MemoryReply):
-                    taker.close()
-                    taker.failed("stall", f"the engine sent nothing for {self._stall:g} s")
+                    taker.cut("stall", f"the engine sent nothing for {self._stall:g} s")
 
     def abandon(self) -> None:
         """As `Client.abandon`: what has not begun to be answered fails now."""

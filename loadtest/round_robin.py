@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 
 from loadtest.memory_engine import MemoryEngine
+from loadtest.memory_requests import Taker
 from loadtest.simulated_client import Life, Try
 from loadtest.workload import Planned
 
@@ -20,33 +22,57 @@ class RoundRobin:
         engine = self._engines[self._next % len(self._engines)]
         self._next += 1
         tried.upstream = 1
-        try:
-            return engine.post(b"/v1/chat/completions", call.body, Straight(attempt))
-        except ConnectionRefusedError:
-            attempt.over(False)
-            return _nothing
+        return _post(engine, call, attempt)
+
+
+class Direct:
+    """No gateway and nobody who takes turns: each conversation, and each call that is none, goes to the engine that
+    chance has given it, as where clients are told one address each."""
+
+    def __init__(self, engines: Sequence[MemoryEngine]) -> None:
+        self._engines = engines
+
+    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+        asked = call.asked
+        drawn = zlib.crc32((asked.session or str(asked.index)).encode())
+        tried.upstream = 1
+        return _post(self._engines[drawn % len(self._engines)], call, attempt)
+
+
+def _post(engine: MemoryEngine, call: Planned, attempt: Life) -> Callable[[], None]:
+    try:
+        return engine.post(call.path, call.body, Straight(attempt))
+    except ConnectionRefusedError:
+        attempt.over(False)
+        return _nothing
+
+
+def paced(taker: Taker, gaps: tuple[float, ...]) -> None:
+    """For the engines' `Pace`, where nothing stands before them."""
+    if isinstance(taker, Straight):
+        taker.attempt.tried.gaps = gaps
 
 
 class Straight:
     """An engine's answer, straight to the client."""
 
-    __slots__ = ("_attempt",)
+    __slots__ = ("attempt",)
 
     def __init__(self, attempt: Life) -> None:
-        self._attempt = attempt
+        self.attempt = attempt
 
     def begin(self, status: int, content_type: bytes, data: bytes, length: int | None) -> None:
-        self._attempt.head(status, {b"content-type": content_type})
-        self._attempt.body(data)
+        self.attempt.head(status, {b"content-type": content_type})
+        self.attempt.body(data)
 
     def data(self, data: bytes) -> None:
-        self._attempt.body(data)
+        self.attempt.body(data)
 
     def end(self) -> None:
-        self._attempt.over(True)
+        self.attempt.over(True)
 
     def failed(self, kind: str, message: str) -> None:
-        self._attempt.over(False)
+        self.attempt.over(False)
 
 
 def _nothing() -> None:

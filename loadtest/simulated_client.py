@@ -1,8 +1,7 @@
 """Clients in virtual time: one `Life` per call, over all its tries, as callbacks and timers without a coroutine.
 
-A client sends, hears back, and decides as openai-python decides: it tries again on 408, 409, 429, 5xx, failed
-connections and its own time-out, unless `x-should-retry` says otherwise, after the time `retry-after-ms` or
-`retry-after` gives (up to 60 s) or 0.5 s doubled and jittered; after the first byte of an answer never.
+A client sends, hears back, and tries again as openai-python does (`retrying.py`); after the first byte of an answer
+never.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ from typing import Protocol
 
 import msgspec
 
+from loadtest.retrying import advice, wait_before
 from loadtest.workload import Planned
 
 ERROR = b'data: {"error"'
 DONE = b"data: [DONE]"
+FIRST = b'data: {"choices":[{'
 _PROMPT = re.compile(rb'"prompt_tokens":(\d+)')
 _COMPLETION = re.compile(rb'"completion_tokens":(\d+)')
 _CACHED = re.compile(rb'"cached_tokens":(\d+)')
 _CONTENT = re.compile(rb'"content":"([^"]*)"')
-LONGEST_ADVICE = 60.0  # seconds; openai-python ignores a longer Retry-After
 
 
 class Try(msgspec.Struct, gc=False):
@@ -52,6 +52,8 @@ class Try(msgspec.Struct, gc=False):
     queue: float = -1.0
     predicted: float = -1.0  # wait predicted by the gateway, where its record has it
     recorded_at: float = -1.0  # when the gateway was done with it
+    first_token: float = -1.0  # of a stream
+    gaps: tuple[float, ...] = ()  # inter-token latencies, where the engines' `Pace` tells them
 
 
 class Clients(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,11 +125,13 @@ class Life:
         tried.status = status
         if status != 200:
             tried.outcome = fields.get(b"x-weir-reason", b"upstream" if status >= 500 else b"engine_refused").decode()
-            tried.advised = _advice(fields)
+            tried.advised = advice(fields)
 
     def body(self, data: bytes) -> None:
         """A piece of the body, its framing perhaps included."""
         self._answer.append(data)
+        if self.tried.first_token < 0.0 and FIRST in data:
+            self.tried.first_token = self._loop.time()
 
     def over(self, whole: bool) -> None:
         """Nothing more will come. `whole`: the answer was complete as far as HTTP can tell."""
@@ -197,23 +201,6 @@ class Life:
     def _wait_before_retry(self) -> float | None:
         """Seconds until the next try; None: there is none."""
         tried, clients = self.tried, self._clients
-        if tried.outcome in ("ok", "left", "unfinished") or tried.number > clients.retries or tried.status == 200:
+        if tried.outcome in ("ok", "left", "unfinished") or tried.number > clients.retries:
             return None
-        if tried.advised == -2.0 or (0 < tried.status < 500 and tried.status not in (408, 409, 429)):
-            return None
-        if 0.0 < tried.advised <= LONGEST_ADVICE:
-            return tried.advised
-        if clients.exact:
-            return None
-        return min(8.0, 0.5 * 2.0 ** (tried.number - 1)) * (1.0 - 0.25 * self._rng.random())
-
-
-def _advice(fields: Mapping[bytes, bytes]) -> float:
-    """Seconds to wait; -1: nothing was said; -2: do not come back."""
-    if fields.get(b"x-should-retry") == b"false":
-        return -2.0
-    milliseconds = fields.get(b"retry-after-ms")
-    if milliseconds is not None:
-        return float(milliseconds) / 1000.0
-    seconds = fields.get(b"retry-after")
-    return -1.0 if seconds is None else float(seconds)
+        return wait_before(tried.number, tried.status, tried.advised, self._rng, exact=clients.exact)

@@ -15,6 +15,7 @@ import msgspec
 
 from loadtest.memory_engine import MemoryEngine
 from loadtest.simulated_client import Clients, Life, Target, Try
+from loadtest.trace import TraceError
 from loadtest.workload import Planned
 
 SAMPLE_EVERY = 0.5  # seconds
@@ -69,12 +70,27 @@ class Result(msgspec.Struct):
     orphans: int  # the most requests open at engines at one moment beyond the calls that clients still wait for
 
 
+class Listener(Protocol):
+    """Who hears of a run while it lasts. Nothing is kept then of what was told: a run of any length has its place in
+    memory."""
+
+    def ended(self, life: Life) -> None:
+        """A call has ended, after its last try."""
+
+    def sampled(self, sample: Sample) -> None:
+        """The engines, every SAMPLE_EVERY seconds."""
+
+
 class Broken(Exception):
     """Something in the simulation, or in the gateway under it, raised what nobody caught: a bug."""
 
 
 class Run:
-    """Everything one run keeps. `closed`: so many clients, each with its next call as soon as it has its answer."""
+    """Everything one run keeps. `closed`: so many clients, each with its next call as soon as it has its answer.
+
+    With a `listener` nothing is kept, and the run is over when all calls have ended and none is to come. `failed`: what
+    ended the calls before their time (a row of a trace that cannot be used).
+    """
 
     def __init__(
         self,
@@ -87,8 +103,10 @@ class Run:
         faults: Sequence[Fault] = (),
         closed: int = 0,
         progress: Callable[[float], None] | None = None,
+        listener: Listener | None = None,
     ) -> None:
         self.engines = engines
+        self.failed: Exception | None = None
         self.tries: list[Try] = []
         self.calls = 0
         self.samples: list[Sample] = []
@@ -98,7 +116,12 @@ class Run:
         self._rng = random.Random(seed)  # noqa: S311 # clients' whims
         self._closed = closed
         self._progress = progress
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
+        self._turns = 0  # of conversations, whose time has not come
+        self._all = False  # no call is left that begins of itself
+        self._waits = True
+        self._stopped: asyncio.Future[None] = self._loop.create_future()
         self._open: dict[Life, None] = {}
         self._over = False
         self._orphans = 0
@@ -121,9 +144,9 @@ class Run:
             self._begin_next()
         if not self._closed:
             self._arm()
-        await self._wait(seconds - loop.time(), self._broken)
+        await self._wait(seconds - loop.time(), self._stopped)
         self._over = True
-        if self._open:
+        if self._open and self._waits:
             await self._wait(grace, self._empty)
         unfinished = len(self._open)
         for life in list(self._open):
@@ -141,6 +164,15 @@ class Run:
             orphans=max(self._orphans, sum(len(engine.open) for engine in self.engines)),
         )
 
+    def stop(self) -> None:
+        """Send no more, and wait for nothing."""
+        self._waits = False
+        self._end()
+
+    def _end(self) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
     async def _wait(self, seconds: float, sooner: asyncio.Future[None]) -> None:
         await asyncio.wait({sooner, self._broken}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if self._broken.done():
@@ -154,8 +186,22 @@ class Run:
 
     # -- sending ------------------------------------------------------------------------------------------------
 
+    def _next(self) -> Planned | None:
+        try:
+            planned = next(self._planned, None)
+        except (TraceError, OSError) as error:
+            self.failed, planned = error, None
+        if planned is None:
+            self._all = True
+            self._check_end()
+        return planned
+
+    def _check_end(self) -> None:
+        if self._all and self._listener is not None and not (self._open or self._turns):
+            self._end()
+
     def _arm(self) -> None:
-        planned = next(self._planned, None)
+        planned = self._next()
         if planned is not None:
             self._loop.call_at(planned.at, self._due, planned)
 
@@ -165,7 +211,7 @@ class Run:
             self._arm()
 
     def _begin_next(self) -> None:
-        planned = next(self._planned, None)
+        planned = self._next()
         if planned is not None:
             planned.at = self._loop.time()
             self._begin(planned)
@@ -177,12 +223,16 @@ class Run:
         life.send()
 
     def _turn(self, planned: Planned) -> None:
+        self._turns -= 1
         if not self._over:
             self._begin(planned)
 
     def _ended(self, life: Life) -> None:
         del self._open[life]
-        self.tries += life.tries
+        if self._listener is None:
+            self.tries += life.tries
+        else:
+            self._listener.ended(life)
         if self._over:
             if not self._open and not self._empty.done():
                 self._empty.set_result(None)
@@ -193,21 +243,25 @@ class Run:
         elif session is not None and life.tried.outcome == "ok":
             planned = session.follow(life.answer, self._loop.time())
             if planned is not None:
+                self._turns += 1
                 self._loop.call_at(planned.at, self._turn, planned)
+        self._check_end()
 
     # -- watching -----------------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
         self._orphans = max(self._orphans, sum(len(engine.open) for engine in self.engines) - len(self._open))
         readings = [engine.reading() for engine in self.engines]
-        self.samples.append(
-            Sample(
-                self._loop.time(),
-                tuple([kv for kv, _, _ in readings]),
-                tuple([running for _, running, _ in readings]),
-                tuple([waiting for _, _, waiting in readings]),
-            )
+        sample = Sample(
+            self._loop.time(),
+            tuple([kv for kv, _, _ in readings]),
+            tuple([running for _, running, _ in readings]),
+            tuple([waiting for _, _, waiting in readings]),
         )
+        if self._listener is None:
+            self.samples.append(sample)
+        else:
+            self._listener.sampled(sample)
         if not self._over:
             self._loop.call_later(SAMPLE_EVERY, self._sample)
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from typing import Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from loadtest.engine.stats import Stats
 SleepMode = Literal["abort", "wait", "keep"]
 Weights = Literal["loaded", "offloaded", "discarded", "blank"]
 TAGS = ("weights", "kv_cache")
+LEAST_AHEAD = 3  # steps: fewer are sooner made than foreseen
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,13 @@ class StepResult(msgspec.Struct, gc=False):
     prefill_tokens: int
 
 
+class Ahead(msgspec.Struct, frozen=True):
+    """Steps that will only decode if nobody asks for anything else: when each ends, and its jitter."""
+
+    ends: list[float]
+    factors: list[float]
+
+
 class Engine:
     """A simulated EngineCore. `stats` is what it has done, `scheduler` what it is doing."""
 
@@ -112,6 +121,7 @@ class Engine:
         self.cache_ready = True
         self._held: dict[Sequence, None] = {}  # sent while it sleeps
         self._rng = random.Random(config.seed)  # noqa: S311 - jitter
+        self._factors: deque[float] = deque()  # jitter that was drawn for steps which were not made
         self._ended = -1.0
 
     def __repr__(self) -> str:
@@ -153,7 +163,7 @@ class Engine:
         if self.asleep is not None:
             raise RuntimeError("a sleeping engine makes no steps")
         step = self.scheduler.schedule()
-        duration = self.config.profile.duration(step.prefill_tokens, step.decoded, step.context, self._rng)
+        duration = self.config.profile.exact(step.prefill_tokens, step.decoded, step.context) * self._factor()
         ends = now + duration
         stats = self.stats
         stats.preemptions += step.preempted
@@ -177,6 +187,39 @@ class Engine:
             self._count(sequence, ends)
         self._ended = ends
         return StepResult(duration, ends, step.prefilled, step.finished, step.decoded, step.prefill_tokens)
+
+    def _factor(self) -> float:
+        return self._factors.popleft() if self._factors else self.config.profile.factor(self._rng)
+
+    def look_ahead(self, now: float, most: int) -> Ahead | None:
+        """The next steps from `now` on, as long as they only decode; None: that is not worth it. They are not made
+        before `go_on`, and it must be called before anything else is."""
+        scheduler, profile = self.scheduler, self.config.profile
+        steps = scheduler.quiet(most) if self.asleep is None else 0
+        if steps < LEAST_AHEAD:
+            return None
+        factors = [self._factor() for _ in range(steps)]
+        decoded, context = len(scheduler.running), scheduler.context
+        ends = []
+        for factor in factors:
+            context += decoded
+            now += profile.exact(0, decoded, context) * factor
+            ends.append(now)
+        return Ahead(ends, factors)
+
+    def go_on(self, ahead: Ahead, steps: int) -> None:
+        """Make the first of those steps, and no more."""
+        self._factors.extendleft(reversed(ahead.factors[steps:]))
+        if not steps:
+            return
+        stats, decoded, ended = self.stats, len(self.scheduler.running), self._ended
+        self.scheduler.decode(steps)
+        stats.generation_tokens += decoded * steps
+        stats.iteration_tokens.observe(decoded, steps)
+        for end in ahead.ends[:steps]:
+            stats.between_tokens.observe(end - ended, decoded)
+            ended = end
+        self._ended = ended
 
     def _count(self, sequence: Sequence, ends: float) -> None:
         stats = self.stats

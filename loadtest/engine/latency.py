@@ -42,10 +42,17 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     def duration(self, prefill_tokens: int, decoded: int, context: int, rng: random.Random) -> float:
         """Seconds one step takes. A step that computed nothing costs `base`."""
-        exact = self.base + self.prefill * prefill_tokens + self.decode * decoded + self.context * context
+        return self.exact(prefill_tokens, decoded, context) * self.factor(rng)
+
+    def exact(self, prefill_tokens: int, decoded: int, context: int) -> float:
+        """The same without jitter."""
+        return self.base + self.prefill * prefill_tokens + self.decode * decoded + self.context * context
+
+    def factor(self, rng: random.Random) -> float:
+        """One step's jitter."""
         if not self.jitter:
-            return exact
-        return exact * (1.0 + self.jitter * min(MOST_JITTER, max(-MOST_JITTER, rng.gauss(0.0, 1.0))))
+            return 1.0
+        return 1.0 + self.jitter * min(MOST_JITTER, max(-MOST_JITTER, rng.gauss(0.0, 1.0)))
 
 
 def profiles() -> dict[str, Profile]:

@@ -126,6 +126,30 @@ class Scheduler:
                     sequence.state = State.FINISHED
         return result
 
+    def quiet(self, most: int) -> int:
+        """How many of the next steps, at most, would do nothing but decode the same sequences."""
+        if self.waiting or self.partial is not None or not self.running:
+            return 0
+        at, need, room = self.step, 0, self.blocks.available
+        for number in range(most):
+            at += 1
+            need += self._boundary[at % BLOCK]
+            if at in self._endings or need > room:
+                return number
+        return most
+
+    @property
+    def context(self) -> int:
+        """The KV that the last step's decoding sequences have read, in tokens."""
+        return self._context
+
+    def decode(self, steps: int) -> None:
+        """Account for so many steps, all of them `quiet`."""
+        boundary, at = self._boundary, self.step
+        self.blocks.take(sum([boundary[step % BLOCK] for step in range(at + 1, at + 1 + steps)]))
+        self.step = at + steps
+        self._context += len(self.running) * steps
+
     def _make_room(self, at: int, result: Step) -> int:
         """Preempt until the running have the blocks of step `at`, and take these; the partial prompt's tokens."""
         while True:

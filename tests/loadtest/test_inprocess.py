@@ -140,7 +140,7 @@ def test_an_answer_that_is_sent_back_is_found_in_the_cache_too() -> None:
         (CHAT, b"{", 400),
         (CHAT, ask(asked=5000), 400),
         (CHAT, ask().replace(b'"sim"', b'"other"'), 404),
-        (b"/v1/embeddings", ask(), 404),
+        (b"/v1/nothing", ask(), 404),
     ],
 )
 def test_what_cannot_be_answered_is_refused_as_vllm_does(path: bytes, body: bytes, status: int) -> None:

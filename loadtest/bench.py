@@ -1,0 +1,107 @@
+"""`gateway bench`: measures targets under a load, and reports. `bench_flags.py` has its flags, `bench_words.py` its
+help, `bench_session.py` which runs there are, `bench_run.py` one run."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+
+from loadtest.bench_capacity import RULE
+from loadtest.bench_flags import add_arguments
+from loadtest.bench_options import BenchError, bench_of
+from loadtest.bench_progress import following
+from loadtest.bench_session import Session
+from loadtest.bench_words import DESCRIPTION, EXAMPLES
+from loadtest.processes import ChildError
+from loadtest.report import refusal, table, write
+from loadtest.self_test import print_self_test
+
+__all__ = ["DESCRIPTION", "EXAMPLES", "BenchError", "add_arguments", "command"]
+
+WIDTH = 120  # columns where nobody looks on at a terminal
+INTERRUPTED = 130
+
+
+def command(given: argparse.Namespace) -> int:
+    """Do what the flags say and print the report; the exit status. Raises BenchError."""
+    if given.self_test:
+        return _self_test()
+    bench = bench_of(given)
+    if bench.out is not None and (said := refusal(bench.out, force=bench.force)):
+        raise BenchError(said)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # between runs; within one it is the run's
+        signal.signal(number, _interrupt)
+    errors = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        with following(errors) as follow:
+            session = Session(bench, Path(folder), follow, errors)
+            try:
+                session.run()
+            except KeyboardInterrupt:
+                session.stopped = True
+            except ChildError as error:
+                session.problem = str(error)
+        return _report(session, errors)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Every way to end it is Ctrl-C, so that children are ended too."""
+    raise KeyboardInterrupt
+
+
+def _report(session: Session, errors: Console) -> int:
+    bench, runs = session.bench, session.runs()
+    plain = Console()
+    console = plain if plain.is_terminal else Console(width=WIDTH)
+    missed = session.missed(runs)
+    if runs:
+        console.print(table(runs, partial=session.over))
+        for name, capacity in session.capacities.items():
+            console.print(f"{name}: capacity {capacity}", markup=False, highlight=False)
+        if session.capacities:
+            console.print(f"the rule: {RULE}", markup=False, highlight=False)
+        for line in (line for line in missed if ": invalid: " not in line):  # the table has said that
+            console.print(line, markup=False, highlight=False, style="bold red")
+    problems = [session.problem] if session.problem else []
+    if bench.out is not None and runs:
+        written = write(runs, bench.out, force=True, partial=session.over)
+        console.print("\n".join(str(file) for file in written.files), markup=False, highlight=False, soft_wrap=True)
+        problems += [written.problem] if written.problem else []
+    for problem in problems:
+        errors.print(f"gateway: {problem}", markup=False, highlight=False, soft_wrap=True)
+    if problems:
+        return 2
+    return INTERRUPTED if session.stopped else 1 if missed else 0
+
+
+def _self_test() -> int:
+    try:
+        return print_self_test()
+    except OSError as error:
+        raise BenchError(f"--self-test: {error}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The same without the rest of the gateway's commands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench", description=DESCRIPTION, epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    add_arguments(parser)
+    try:
+        return command(parser.parse_args(argv))
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The highest rate at which an SLO still holds, by a rule that is stated before the search.
+
+From the first rate on it is doubled while the SLO is kept, or halved while it is missed, at most REACH times; between
+the highest that was kept and the lowest that was missed it is then bisected at the geometric middle until they are
+less than PRECISION apart. A rate is kept if all its repeats together keep every SLO and the sender was in time. Where
+it was late the rate is tried once more, for something else may have kept it; then the search ends, since what the
+sender cannot do says nothing of the target. It ends too where fewer requests were measured than an SLO's share can be
+told of: of the best 99 % nothing is known before there are 100.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+REACH = 10  # doublings, or halvings
+PRECISION = 1.05  # of two rates
+
+RULE = (
+    f"doubled or halved from the first rate on until the SLO was kept at one rate and missed at another, then bisected "
+    f"until these were less than {PRECISION - 1.0:.0%} apart; kept: by all repeats together, the sender in time"
+)
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """One rate. `missed`: what of the SLO was, a line each; none: it was kept. Where nothing can be said of it, `late`:
+    the sender was; `few`: why there were too few requests."""
+
+    rate: float
+    missed: tuple[str, ...]
+    late: bool = False
+    few: str = ""
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """`kept` 0.0: no rate that was tried was kept; `missed` infinite: none was missed. `why`: what ended the search
+    before its end, if something did."""
+
+    kept: float
+    missed: float
+    tried: tuple[Tried, ...]
+    why: str = ""
+
+    def __str__(self) -> str:
+        if not self.kept and math.isinf(self.missed):
+            return f"unknown{self._note}"
+        if not self.kept:
+            return f"less than {self.missed:.3g}/s, where the SLO was missed{self._note}"
+        if math.isinf(self.missed):
+            return f"at least {self.kept:.3g}/s, where the SLO was kept; no higher rate was missed{self._note}"
+        reason = next((tried.missed[0] for tried in self.tried if tried.rate == self.missed and tried.missed), "")
+        return f"{self.kept:.3g}/s; at {self.missed:.3g}/s: {reason}{self._note}"
+
+    @property
+    def _note(self) -> str:
+        return f" ({self.why})" if self.why else ""
+
+
+def search(first: float, attempt: Callable[[float], Tried | None]) -> Capacity:
+    """Find it. `attempt` runs a rate; None: the search is to end, somebody has stopped it."""
+    kept, missed = 0.0, math.inf
+    tried: list[Tried] = []
+    rate = first
+    for number in range(10 * REACH):
+        if kept and missed / kept <= PRECISION:
+            break
+        if (not kept or math.isinf(missed)) and number > REACH:
+            return Capacity(kept, missed, tuple(tried), f"after {number} rates")
+        found = attempt(rate)
+        if found is not None and found.late:
+            found = attempt(rate)
+        if found is None:
+            return Capacity(kept, missed, tuple(tried), "broken off")
+        tried.append(found)
+        if found.late or found.few:
+            return Capacity(kept, missed, tuple(tried), found.few or f"the sender cannot do {rate:.3g}/s")
+        if found.missed:
+            missed = rate
+        else:
+            kept = rate
+        rate = kept * 2.0 if math.isinf(missed) else missed / 2.0 if not kept else math.sqrt(kept * missed)
+    return Capacity(kept, missed, tuple(tried))
+
+
+def needed(shares: Iterable[float]) -> int:
+    """How many requests have to be measured so that these shares of them can be told from all."""
+    return max((math.ceil(round(1.0 / (1.0 - share), 6)) for share in shares if share < 1.0), default=1)

@@ -1,0 +1,105 @@
+"""Simulated engines of the bench's own, and what stands before them: a gateway with a policy, or nothing.
+
+Every run gets engines that nobody has used: a second run would find the prefixes of the first in their caches. They
+and the gateway are child processes with their output in files, and end with the run.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from loadtest.bench_run import SIGNALS
+from loadtest.engine.latency import profiles
+from loadtest.processes import Child, Gateway
+from loadtest.targets import Target, parse_url
+
+MOST = 64
+READY_WITHIN = 30.0  # seconds
+Baseline = Literal["direct", "round_robin"]
+BASELINES: tuple[str, ...] = get_args(Baseline)
+
+_SPEC = re.compile(r"sim(?::([0-9]{1,3})(?::([a-z0-9-]{1,64}))?)?")
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """`count` engines of one latency profile, which serve these models."""
+
+    count: int
+    profile: str
+    models: Sequence[str] = ("sim",)
+
+
+def parse_fleet(text: str) -> Fleet:
+    """`sim`, `sim:N` or `sim:N:PROFILE`. Raises ValueError."""
+    match = _SPEC.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not sim, sim:N or sim:N:PROFILE")
+    count, profile = int(match[1] or 2), match[2] or "h100-8b"
+    if not 1 <= count <= MOST:
+        raise ValueError(f"{text!r}: 1 to {MOST} simulated engines, not {count}")
+    if profile not in profiles():
+        raise ValueError(f"{text!r}: there is no profile {profile!r}, only {', '.join(profiles())}")
+    return Fleet(count=count, profile=profile)
+
+
+def parse_baselines(text: str) -> tuple[Baseline, ...]:
+    """Names of what a gateway is compared with, separated by commas. Raises ValueError."""
+    names = text.split(",")
+    for name in names:
+        if name not in BASELINES:
+            raise ValueError(f"{name!r} is not one of {', '.join(BASELINES)}")
+    return tuple(dict.fromkeys(names))  # type: ignore[arg-type] # each is one
+
+
+@contextmanager
+def started(
+    fleet: Fleet, name: str, *, before: Literal["gateway"] | Baseline, policy: Path | None, seed: int, folder: Path
+) -> Iterator[Target]:
+    """A target `name`: engines of which nothing is known yet, and before them a gateway with `policy`, or nothing.
+    Raises ChildError where one does not come up."""
+    with ExitStack() as stack:
+        urls = []
+        children = []
+        for number in range(fleet.count):
+            argv = [sys.executable, "-m", "loadtest.engine", "--profile", fleet.profile]
+            argv += [word for model in fleet.models for word in ("--model", model)]
+            argv += ["--seed", str(seed * MOST + number), "--enable-prompt-tokens-details"]
+            with _undivided():
+                children.append(stack.enter_context(Child(f"engine {number}", argv, folder / f"engine-{number}.log")))
+        for child in children:
+            urls.append(child.line(r"^ready (http://\S+)", READY_WITHIN))
+        engines = [parse_url(url) for url in urls]
+        sources = [(f"engine {number}", address) for number, address in enumerate(engines)]
+        if before != "gateway":
+            yield Target(name=name, addresses=engines, spread=before, sources=sources)
+            return
+        words = [word for url in urls for word in ("--engine", url)]
+        words += ["--policy", str(policy)] if policy is not None else []
+        with _undivided():
+            log = folder / "gateway.log"
+            gateway = stack.enter_context(Gateway(log, *words, "--log", "none", timeout=READY_WITHIN))
+        yield Target(
+            name=name, addresses=[parse_url(gateway.url)], sources=[*sources, ("", parse_url(gateway.control))]
+        )
+
+
+@contextmanager
+def _undivided() -> Iterator[None]:
+    """A signal waits until this is over: a child that was started must be known before anything else happens."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])

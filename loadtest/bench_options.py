@@ -1,0 +1,231 @@
+"""What the flags of `gateway bench` and a scenario file come to together: every mistake in either is found before
+anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.core.checked import InvalidFile
+from loadtest.arrivals import Arrivals, Rate
+from loadtest.bench_fleet import Baseline, Fleet
+from loadtest.drive import Load
+from loadtest.scenario import Destination, Scenario, Unusable, find, key_of, keys_of, load, of_trace, planned
+from loadtest.sender import Clients
+from loadtest.targets import Address, Target, parse_url
+
+DEFAULT_SCENARIO = "chat"
+DRAIN = 60.0  # seconds
+
+
+class BenchError(Exception):
+    """A mistake of a person, or something that is not there; says what and where."""
+
+
+class Contender(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is measured: `fixed`, a target that is there already, or engines of our own behind a `gateway` with `policy`
+    or behind nothing. `compared`: a baseline, which SLOs are not held against."""
+
+    name: str
+    fixed: Target | None = None
+    before: Literal["gateway"] | Baseline = "gateway"
+    policy: Path | None = None
+    compared: bool = False
+
+
+class Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is to be done. `folder`: where the scenario's files are."""
+
+    scenario: Scenario
+    source: str
+    folder: Path
+    keys: Mapping[str, str]
+    contenders: Sequence[Contender]
+    fleet: Fleet | None
+    tls: ssl.SSLContext
+    repeat: int
+    drain: float
+    together: bool
+    find_capacity: bool
+    named_model: bool  # the model is somebody's wish
+    out: Path | None
+    force: bool
+
+    def load(self, scenario: Scenario, repeat: int, model: str | None = None) -> Load:
+        """What a run of a scenario (ours, or ours at another rate) sends, naming `model` if there is one."""
+        if model is not None:
+            mix = tuple(msgspec.structs.replace(kind, model=None) for kind in scenario.workload.mix)
+            workload = msgspec.structs.replace(scenario.workload, model=model, mix=mix)
+            scenario = msgspec.structs.replace(scenario, workload=workload)
+        return Load(
+            planned=planned(scenario, seed=scenario.seed + repeat, folder=self.folder, keys=self.keys),
+            seconds=scenario.seconds,
+            users=scenario.clients,
+            drain=self.drain,
+            clients=Clients(scenario.retries, scenario.timeout),
+        )
+
+
+def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Bench:
+    """What is to be done. Raises BenchError."""
+    try:
+        scenario, source, folder = scenario_of(given)
+        scenario = overridden(scenario, given)
+        keys = keys_of(scenario, folder, environment)
+        contenders = _contenders(given, scenario, folder, environment)
+    except (InvalidFile, Unusable) as error:
+        raise BenchError(str(error)) from error
+    except OSError as error:
+        raise BenchError(f"{error.filename}: {error.strerror}") from error
+    if given.find_capacity and not scenario.slo:
+        raise BenchError("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
+    if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
+        raise BenchError("--find-capacity: a closed loop has no rate; give --rate to begin with")
+    if given.side_by_side and (given.engines or given.find_capacity):
+        flag = "--engines" if given.engines else "--find-capacity"
+        raise BenchError(f"--side-by-side: not with {flag}; runs follow each other there")
+    models = dict.fromkeys(kind.model or scenario.workload.model for kind in scenario.workload.mix)
+    fleet = given.engines and msgspec.structs.replace(given.engines, models=tuple(models))
+    return Bench(
+        scenario=scenario, source=source, folder=folder, keys=keys, contenders=contenders, fleet=fleet,
+        tls=_tls(given), repeat=given.repeat or 1, drain=_drain(scenario) if given.drain is None else given.drain,
+        together=given.side_by_side, find_capacity=given.find_capacity, named_model=given.model is not None,
+        out=given.out and Path(given.out), force=given.force,
+    )  # fmt: skip
+
+
+def _drain(scenario: Scenario) -> float:
+    """How long the last answers are waited for: what is in time by an SLO is never cut off."""
+    return max(DRAIN, *(slo.e2e or 0.0 for slo in scenario.slos), 0.0)
+
+
+# -- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def scenario_of(given: argparse.Namespace) -> tuple[Scenario, str, Path]:
+    """The scenario, how it is called, and the folder its files are relative to."""
+    if given.trace is not None and given.scenario is not None:
+        raise BenchError("--trace and --scenario: one of them; a scenario can name a trace itself")
+    if given.speed is not None and given.trace is None:
+        raise BenchError("--speed is of a --trace; --rate changes any scenario's rate")
+    if given.trace is not None:
+        if not Path(given.trace).is_file():
+            raise BenchError(f"--trace {given.trace}: there is no such file")
+        return of_trace(given.trace, speed=given.speed or 1.0), Path(given.trace).name, Path()
+    file = find(given.scenario or DEFAULT_SCENARIO)
+    return load(file), given.scenario or DEFAULT_SCENARIO, file.parent
+
+
+def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
+    if given.rate is not None and given.clients is not None:
+        raise BenchError("--rate and --clients: an open loop or a closed one")
+    change: dict[str, Any] = {}
+    for name in ("duration", "warmup", "cooldown", "seed", "retries", "timeout", "slo"):
+        if getattr(given, name) is not None:
+            change[name] = getattr(given, name)
+    if given.clients is not None:
+        change["arrivals"] = Arrivals(closed=given.clients)
+    if given.model is not None:
+        mix = tuple(msgspec.structs.replace(kind, model=None) for kind in scenario.workload.mix)
+        change["workload"] = msgspec.structs.replace(scenario.workload, model=given.model, mix=mix)
+    scenario = msgspec.structs.replace(scenario, **change)
+    if given.rate is not None:
+        known = scenario.rate  # a ramp or steps keep their shape
+        scenario = (
+            scenario.scaled(given.rate / known)
+            if known
+            else msgspec.structs.replace(scenario, arrivals=Arrivals(poisson=Rate(given.rate)))
+        )
+    if scenario.warmup + scenario.cooldown >= scenario.seconds:
+        raise BenchError(
+            f"{scenario.warmup + scenario.cooldown:g} s of warm-up and cool-down, expected less than the duration, "
+            f"{scenario.seconds:g} s: give --warmup too"
+        )
+    classes = dict.fromkeys(kind.class_name for kind in scenario.workload.mix)
+    for objective in scenario.slo:
+        if objective.class_name and objective.class_name not in classes:
+            raise BenchError(f"--slo {objective}: no requests are of this class, only of {', '.join(classes)}")
+    if given.clients is not None and any(kind.session is not None for kind in scenario.workload.mix):
+        raise BenchError("--clients: a closed loop has no conversations; this scenario has")
+    return scenario
+
+
+# -- where to ---------------------------------------------------------------------------------------------------------
+
+
+def _contenders(
+    given: argparse.Namespace, scenario: Scenario, folder: Path, environment: Mapping[str, str]
+) -> list[Contender]:
+    headers = {}
+    if given.key_env is not None:
+        whose = Destination(url="http://any", key_env=given.key_env)
+        headers[b"authorization"] = b"Bearer " + key_of(whose, "--key-env", folder, environment).encode()
+    watched: dict[str, list[tuple[str, Address]]] = {}
+    for name, address in given.metrics:
+        watched.setdefault(name, []).append((address.name, address))
+    found = [_fixed(name, address, headers, watched.pop(name, None)) for name, address in given.target]
+    if not given.target and given.engines is None:
+        for name, place in scenario.targets.items():
+            found.append(_destination(name, place, folder, environment, watched.pop(name, None)))
+    if watched:
+        raise BenchError(f"--metrics {next(iter(watched))}: there is no target of this name")
+    found += _ours(given)
+    names = [contender.name for contender in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BenchError(f"there are two targets called {twice}")
+    if not found:
+        raise BenchError("where to? Give --target URL, or --engines sim:2 to start simulated ones")
+    return found
+
+
+def _ours(given: argparse.Namespace) -> list[Contender]:
+    """Engines that we start, behind a gateway with each policy and behind nothing."""
+    if given.engines is None:
+        for flag in ("policy", "compare"):
+            if getattr(given, flag):
+                raise BenchError(f"--{flag}: needs --engines, which it is measured on")
+        return []
+    policies = [Path(policy) for policy in given.policy]
+    for policy in policies:
+        if not policy.is_file():
+            raise BenchError(f"--policy {policy}: there is no such file")
+    gateways = [Contender(name=policy.stem, policy=policy) for policy in policies] or [Contender(name="weir")]
+    return gateways + [Contender(name=name, before=name, compared=True) for name in given.compare or ()]
+
+
+def _fixed(
+    name: str, address: Address, headers: Mapping[bytes, bytes], watched: Sequence[tuple[str, Address]] | None,
+    model: str | None = None,
+) -> Contender:  # fmt: skip
+    sources = watched if watched is not None else [(name, address)]
+    target = Target(name=name, addresses=[address], headers=headers, sources=sources, model=model)
+    return Contender(name=name, fixed=target)
+
+
+def _destination(
+    name: str, place: Destination, folder: Path, environment: Mapping[str, str],
+    watched: Sequence[tuple[str, Address]] | None,
+) -> Contender:  # fmt: skip
+    headers = {field.lower().encode(): value.encode() for field, value in place.headers.items()}
+    key = key_of(place, f"targets.{name}", folder, environment)
+    if key:
+        headers[b"authorization"] = b"Bearer " + key.encode()
+    return _fixed(name, parse_url(place.url), headers, watched, place.model)
+
+
+def _tls(given: argparse.Namespace) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=given.ca)
+    except OSError as error:
+        raise BenchError(f"--ca {given.ca}: {error.strerror or 'no PEM certificates'}") from error
+    if given.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,187 @@
+"""One run of the bench: one target, one repeat, in an event loop of its own, with its samples and its end by Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import signal
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+
+import msgspec
+import uvloop
+
+from loadtest.drive import Driver, Load, State
+from loadtest.records import Result, Sample
+from loadtest.targets import Server, Servers, Target
+from loadtest.watching import page, watch
+
+HEADSTART = 0.05  # seconds between the last preparation and a run's start
+PROBE = 5.0  # seconds for /v1/models
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ran(msgspec.Struct, kw_only=True):
+    """What one run left. `stopped`: by a signal; `seconds` it took; `problem`: why it ended before its time; `cpu`:
+    seconds of processor time of ours."""
+
+    results: list[Result]
+    samples: list[Sample]
+    stopped: bool
+    seconds: float
+    problem: str
+    cpu: float
+    connections: int
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One target's run. `tell` hears how far it is."""
+
+    target: Target
+    load: Load
+    repeat: int
+    tell: Callable[[State], None]
+
+
+def run(jobs: Sequence[Job], tls: ssl.SSLContext | None) -> list[Ran]:
+    """Send each load to its target, all from the same moment on. Blocks until they are over. SIGINT, SIGTERM and SIGHUP
+    end them early, and only them."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _undisturbed():
+        return runner.run(_run(jobs, tls))
+
+
+async def _run(jobs: Sequence[Job], tls: ssl.SSLContext | None) -> list[Ran]:
+    served = [Servers(job.target, tls) for job in jobs]
+    for server in (server for servers in served for server in servers.servers):
+        try:
+            await server.resolve()
+        except OSError:
+            continue  # every request will say so
+    begin = time.monotonic() + HEADSTART
+    drivers = [
+        Driver(
+            servers, job.load, target=job.target.name, repeat=job.repeat, headers=header_lines(job.target), begin=begin,
+            tell=job.tell,
+        )
+        for job, servers in zip(jobs, served, strict=True)
+    ]  # fmt: skip
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        for driver in drivers:
+            driver.stop()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop)
+    before = time.process_time()
+    try:
+        async with AsyncExitStack() as stack:
+            for servers in served:
+                stack.callback(servers.close)
+            samples = [await stack.enter_async_context(_watched(job, tls, begin)) for job in jobs]
+            await asyncio.gather(*(driver.run() for driver in drivers))
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+    cpu = time.process_time() - before
+    return [
+        Ran(
+            results=driver.sender.results,
+            samples=sorted(told, key=lambda sample: sample.at),
+            stopped=driver.stopped,
+            seconds=max(0.0, driver.now),
+            problem=str(driver.failed or ""),
+            cpu=cpu,
+            connections=sum(server.opened for server in servers.servers),
+        )
+        for driver, told, servers in zip(drivers, samples, served, strict=True)
+    ]
+
+
+@asynccontextmanager
+async def _watched(job: Job, tls: ssl.SSLContext | None, begin: float) -> AsyncIterator[list[Sample]]:
+    """What a target tells of itself, as long as this lasts."""
+    samples: list[Sample] = []
+    sources = job.target.sources
+    engines = any(name for name, _ in sources)
+    servers = [Server(address, tls) for _, address in sources]
+    watching = [
+        asyncio.ensure_future(watch(server, name, begin, job.repeat, samples, only_queue=engines and not name))
+        for server, (name, _) in zip(servers, sources, strict=True)
+    ]
+    try:
+        yield samples
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        for server in servers:
+            server.close()
+
+
+def header_lines(target: Target) -> bytes:
+    """The headers of a target as they are sent."""
+    return b"".join(b"%b: %b\r\n" % field for field in target.headers.items())
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """What a target said when it was asked for its models: their names, or why there are none."""
+
+    models: tuple[str, ...]
+    problem: str
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def probe(target: Target, tls: ssl.SSLContext | None) -> Probed:
+    """Ask the first server of a target for its models. Nothing is raised for what it does."""
+
+    async def ask() -> Probed:
+        server = Servers(target, tls).servers[0]
+        name = server.address.name.encode("ascii", "replace")
+        request = b"GET %b/v1/models HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
+            server.address.prefix,
+            name,
+            header_lines(target),
+        )
+        try:
+            body, problem = await page(server, request, patience=PROBE)
+        finally:
+            server.close()
+        try:
+            return Probed(tuple(model.id for model in msgspec.json.decode(body, type=_Models).data), "")
+        except msgspec.DecodeError:
+            return Probed((), problem or "no list of models")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(ask())
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """As many sockets as are allowed, signal handlers as before, and no full garbage collections in the midst of a run:
+    there are no cycles in what is kept, and the collection of a large heap is a pause that answers would be blamed
+    for."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    thresholds = gc.get_threshold()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 100, 1_000_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+        for number, handler in handlers.items():  # a loop leaves the default ones behind
+            signal.signal(number, handler)

@@ -1,0 +1,237 @@
+"""All the runs of one bench, in their order, and what reports are made of."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from loadtest.bench_capacity import RULE, Capacity, Tried, needed, search
+from loadtest.bench_fleet import started
+from loadtest.bench_options import Bench, Contender
+from loadtest.bench_progress import Follow
+from loadtest.bench_run import Job, Ran, probe, run
+from loadtest.records import Run, Window
+from loadtest.report import check
+from loadtest.scenario import Scenario
+from loadtest.targets import Target
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A run that was made, of `contender` under `scenario`. `rate`: for reports; 0.0: unknown."""
+
+    contender: Contender
+    scenario: Scenario
+    rate: float
+    ran: Ran
+
+
+class Session:
+    """All the runs of one bench. `taken`: those that were made, so far; `over`: no more are to be."""
+
+    def __init__(self, bench: Bench, folder: Path, follow: Follow, console: Console) -> None:
+        self.bench = bench
+        self.taken: list[Taken] = []
+        self.capacities: dict[str, Capacity] = {}
+        self.problem = ""
+        self.stopped = False
+        self._folder = folder
+        self._follow = follow
+        self._console = console
+        self._models: dict[str, str] = {}  # named at a target instead of the scenario's
+        self._asked: set[str] = set()
+
+    @property
+    def over(self) -> bool:
+        return self.stopped or bool(self.problem)
+
+    def run(self) -> None:
+        """Make them all. Raises ChildError."""
+        bench = self.bench
+        if bench.find_capacity:
+            for contender in bench.contenders:
+                if not self.over:
+                    self._search(contender)
+            return
+        for repeat in range(bench.repeat):
+            if bench.together:
+                self._measure(bench.contenders, bench.scenario, repeat)
+                continue
+            for contender in in_turn(bench.contenders, repeat):
+                self._measure([contender], bench.scenario, repeat)
+
+    def runs(self) -> list[Run]:
+        """What reports are made of, in the order of the targets, then of rates. A repeat that was broken off is left
+        out where there is a whole one."""
+        found: list[Run] = []
+        for contender in self.bench.contenders:
+            own = [taken for taken in self.taken if taken.contender == contender]
+            for rate in sorted({taken.rate for taken in own}):
+                run = run_of(self.bench, [taken for taken in own if taken.rate == rate])
+                if contender.name in self.capacities:
+                    run.meta = {**run.meta, "capacity": str(self.capacities[contender.name]), "rule": RULE}
+                found.append(run)
+        return found
+
+    def missed(self, runs: Sequence[Run]) -> list[str]:
+        """What runs did not keep, baselines left out; of a search for a capacity nothing is asked."""
+        compared = {contender.name for contender in self.bench.contenders if contender.compared}
+        asked = [run for run in runs if run.name not in compared and not self.bench.find_capacity]
+        return [
+            f"{run.name}: {f'{miss.class_name}: ' if miss.class_name else ''}{miss.message}"
+            for run in asked
+            for miss in check(run.slos, run)
+        ]
+
+    def _search(self, contender: Contender) -> None:
+        scenario = self.bench.scenario
+        first = scenario.rate or 1.0  # of a trace: how many times faster
+        if scenario.arrivals == "trace":
+            self._console.print(f"{contender.name}: rates are times the trace's own", markup=False, highlight=False)
+
+        def attempt(rate: float) -> Tried | None:
+            at = scenario.scaled(rate / first)
+            self.taken = [one for one in self.taken if (one.contender, one.rate) != (contender, rate)]  # in vain
+            before = len(self.taken)
+            for repeat in range(self.bench.repeat):
+                self._measure([contender], at, repeat, rate)
+            if self.over:
+                return None
+            made = run_of(self.bench, self.taken[before:])
+            found = check(made.slos, made)
+            lines = [f"{miss.class_name}: {miss.message}" if miss.class_name else miss.message for miss in found]
+            late = any(line.startswith("invalid") for line in lines)
+            measured = sum(result.at in made.window for result in made.results)
+            least = needed(slo.attainment for slo in made.slos)
+            few = f"{measured} requests at {rate:.3g}/s, and {least} are needed to tell: give a longer --duration"
+            told = Tried(rate, tuple(lines), late, few if measured < least else "")
+            self._console.print(
+                f"{contender.name} at {rate:.4g}/s: {told.few or '; '.join(lines) or 'kept'}", markup=False,
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip
+            return told
+
+        self.capacities[contender.name] = search(first, attempt)
+
+    def _measure(
+        self, contenders: Sequence[Contender], scenario: Scenario, repeat: int, rate: float | None = None
+    ) -> None:
+        """One repeat of these, at the same time. `rate`: of a search."""
+        if self.over:
+            return
+        bench = self.bench
+        jobs = []
+        with ExitStack() as stack:
+            for contender in contenders:
+                target = stack.enter_context(self._target(contender, repeat))
+                self._ask(target, scenario)
+                at = "" if rate is None else f" at {rate:.4g}/s"
+                number = f", {repeat + 1} of {bench.repeat}" if bench.repeat > 1 else ""
+                load = bench.load(scenario, repeat, target.model or self._models.get(target.name))
+                jobs.append(Job(target, load, repeat, self._follow(f"{target.name}{at}{number}")))
+            for contender, ran in zip(contenders, run(jobs, bench.tls), strict=True):
+                self.taken.append(Taken(contender, scenario, scenario.rate if rate is None else rate, ran))
+                self.stopped |= ran.stopped
+                self.problem = self.problem or ran.problem
+
+    @contextmanager
+    def _target(self, contender: Contender, repeat: int) -> Iterator[Target]:
+        bench = self.bench
+        if contender.fixed is not None:
+            yield contender.fixed
+            return
+        assert bench.fleet is not None  # noqa: S101 # the options say so
+        with started(
+            bench.fleet, contender.name, before=contender.before, policy=contender.policy,
+            seed=bench.scenario.seed + repeat, folder=self._folder,
+        ) as target:  # fmt: skip
+            yield target
+
+    def _ask(self, target: Target, scenario: Scenario) -> None:
+        """Ask a target for its models, once: to say at once that it is not there, and to name the one it has."""
+        if target.name in self._asked:
+            return
+        self._asked.add(target.name)
+        told = probe(target, self.bench.tls)
+        wanted = {kind.model or scenario.workload.model for kind in scenario.workload.mix}
+        missing = sorted(wanted.difference(told.models)) if target.model is None else []
+        said = ""
+        if told.problem:
+            said = f"asked for its models: {told.problem}"
+        elif missing and not self.bench.named_model and len(told.models) == 1:
+            self._models[target.name] = told.models[0]
+            said = f"requests name its model, {told.models[0]}"
+        elif missing:
+            said = f"it has no model {missing[0]}, only {', '.join(told.models[:5]) or 'none'}; --model names another"
+        if said:
+            self._console.print(f"{target.name}: {said}", markup=False, highlight=False, soft_wrap=True)
+
+
+def in_turn(contenders: Sequence[Contender], repeat: int) -> list[Contender]:
+    """The order of a repeat: every other one is turned round, so that all are as early as late on average."""
+    return list(reversed(contenders)) if repeat % 2 else list(contenders)
+
+
+def run_of(bench: Bench, taken: Sequence[Taken]) -> Run:
+    """All repeats of one contender at one rate."""
+    whole = [one for one in taken if not one.ran.stopped and not one.ran.problem]
+    used = whole or list(taken)
+    contender, scenario = used[0].contender, used[0].scenario
+    window = scenario.window if whole else cut(scenario.window, used[0].ran.seconds)
+    return Run(
+        name=contender.name,
+        rate=used[0].rate,
+        window=window,
+        slos=scenario.slos,
+        results=[result for one in used for result in one.ran.results],
+        series=list(chain.from_iterable(one.ran.samples for one in used)),
+        meta=_meta(bench, contender, scenario, used),
+    )
+
+
+def cut(window: Window, seconds: float) -> Window:
+    """What is left of a window where the run was broken off after so many seconds. Where that was within its warm-up,
+    the warm-up counts: there is nothing else."""
+    if seconds >= window.ends:
+        return window
+    return Window(duration=seconds, warmup=window.warmup if window.warmup < seconds else 0.0)
+
+
+def _meta(bench: Bench, contender: Contender, scenario: Scenario, taken: Sequence[Taken]) -> dict[str, object]:
+    """What a reader needs in order to do it again, and nothing secret: keys are never on command lines."""
+    fixed = contender.fixed
+    try:
+        weir = version("weir")
+    except PackageNotFoundError:
+        weir = "unknown"
+    return {
+        "command": shlex.join(["gateway", *sys.argv[1:]]),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scenario": bench.source,
+        "what": scenario.what,
+        "seed": scenario.seed,
+        "repeats": bench.repeat,
+        "order": "side by side" if bench.together else "one after the other, turned round with each repeat",
+        "target": fixed.addresses[0].name
+        if fixed is not None
+        else f"{bench.fleet and bench.fleet.count} x {bench.fleet and bench.fleet.profile}, {contender.before}",
+        "policy": str(contender.policy or ""),
+        "retries": scenario.retries,
+        "timeout": scenario.timeout,
+        "connections": sum(one.ran.connections for one in taken),
+        "sender's cpu": sum(one.ran.cpu for one in taken) / max(1e-9, sum(one.ran.seconds for one in taken)),
+        "problem": next((one.ran.problem for one in taken if one.ran.problem), ""),
+        "weir": weir,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+    }

@@ -1,0 +1,78 @@
+"""What `gateway bench --help` says."""
+
+from __future__ import annotations
+
+from loadtest.bench_capacity import RULE
+
+DESCRIPTION = """\
+Measure servers of OpenAI's API honestly: any of them, several side by side, or simulated engines behind the gateway.
+
+When each request is sent was fixed before the run, and latencies count from then: a slow server does not slow down the
+load, and what was refused, failed or late counts against goodput. How late the bench itself was is in the report;
+above 5 ms at p99 a run is invalid."""
+
+EXAMPLES = """\
+examples:
+  gateway bench --engines sim:4 --compare direct,round_robin     the gateway on four simulated engines, with and without
+  gateway bench --target http://10.0.0.5:8000 --rate 10/s --duration 5m --slo 'ttft.p99<2s,tpot.p99<100ms'
+  gateway bench --target old=http://10.0.0.5:8000 --target new=http://10.0.0.6:8000 --repeat 5 --out report
+  gateway bench --scenario overload --engines sim:4:a100-8b --policy now.yaml --policy next.yaml --out report
+  gateway bench --target https://gpu.example.com --key-env API_KEY --trace azure.csv --speed 2
+  gateway bench --engines sim:2 --slo 'e2e.p95<20s' --find-capacity
+  gateway bench --target http://10.0.0.5:8000 --clients 200      a closed loop: what it can do, not what users feel
+  gateway bench --self-test                                      what this bench can do on this machine
+
+Several targets are measured one after the other, each alone with the whole load, and the order turns round with each
+repeat: what drifts with time falls on all alike. Repeats have seeds of their own, the same for every target. With
+--engines every run gets fresh engines, since caches would favour who comes second. --side-by-side sends to all targets
+at the same time instead: only for targets that share nothing, not even this machine.
+
+Answers end as: ok; a gateway's reason; engine_refused (4xx) or upstream (5xx, or an error in a stream); truncated, cut
+(broken off, with or without an error); timed_out; garbled (no stream, no JSON); empty (no token); unanswered (no
+connection, TLS, nothing came); unfinished (still open when --drain was over); interrupted (Ctrl-C).
+
+Ctrl-C ends the run and reports what there is, marked partial.
+Exit status: 0; 1: an SLO, --slo or the scenario's, was missed or a run is invalid (not asked of --compare's baselines,
+nor of a search); 2: a mistake; 130: Ctrl-C."""
+
+# Titles of groups, and their flags: name, metavar ("": a switch), help.
+GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "what is sent": (
+        ("scenario", "FILE|NAME", "a scenario file, or one of those that are shipped (default: chat)"),
+        ("trace", "FILE", "recorded traffic, as it was: Azure's LLM traces, BurstGPT (CSV), Mooncake (JSONL)"),
+        ("speed", "X", "send the trace so many times faster"),
+        ("rate", "RATE", "requests over time, 5/s or 600/min; ramps and steps keep their shape at this mean"),
+        ("clients", "N", "a closed loop: so many clients, each with its next request when it has its answer"),
+        ("duration", "TIME", "how long requests are sent, 90s or 5m"),
+        ("warmup", "TIME", "what is sent so early is not counted"),
+        ("cooldown", "TIME", "nor what is sent so late"),
+        ("model", "NAME", "the model that requests name; left out: the scenario's, or a target's only one"),
+        ("seed", "N", "the same seed is the same load"),
+        ("retries", "N", "tries after the first, by the rules of OpenAI's client; 0: none"),
+        ("timeout", "TIME", "after which a client gives up a try"),
+    ),
+    "where to": (
+        ("target", "[NAME=]URL", "http://, https:// or unix:///PATH; repeatable; default: the scenario's"),
+        ("engines", "sim[:N[:PROFILE]]", "start so many simulated engines and a gateway before them"),
+        ("policy", "FILE", "the policy of that gateway; repeatable, each is a target by the name of its file"),
+        ("compare", "NAMES", "measure the same engines without it too: round_robin (each request at the next "
+                             "engine), direct (each conversation, or lone request, at one that chance has given it)"),
+        ("metrics", "NAME=URL", "whose /metrics tell of target NAME (default: its own); repeatable: its engines', or "
+                                "a gateway's control port"),
+        ("key-env", "VAR", "the environment variable with the API key for every --target"),
+        ("ca", "FILE", "trust these certificates (PEM)"),
+        ("insecure", "", "check no certificates"),
+        ("side-by-side", "", "send to all targets at the same time"),
+    ),
+    "how, and what is expected": (
+        ("repeat", "N", "how often everything is measured (default: 1); from 2 on with confidence intervals"),
+        ("slo", "SLO", "e.g. 'interactive.ttft.p99<2s, goodput>=95%%', instead of the scenario's"),
+        ("find-capacity", "", "search the highest rate that keeps the SLO: " + RULE.replace("%", "%%")),
+        ("drain", "TIME", "how long the last answers are waited for (default: 60s, or as long as an SLO allows)"),
+    ),
+    "report": (
+        ("out", "FOLDER", "write report.html, report.json and requests.csv there"),
+        ("force", "", "write over reports in it"),
+        ("self-test", "", "measure this bench itself, and nothing else; needs two cores"),
+    ),
+}  # fmt: skip

@@ -1,0 +1,218 @@
+"""What an engine without sockets is asked, and how it answers: bodies in, sequences; sequences out, bodies.
+
+    asked = read(path, body, limits, model)     # prompts are the same tokens and KV blocks as over HTTP (`tokens.py`)
+
+Routes: chat, completions, embeddings, rerank. Answers have what clients and the gateway read of them, and every
+generated one says the same word again and again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from loadtest.engine import tokens
+from loadtest.engine.checks import ApiError, Limits, check_model, decode, output_room
+from loadtest.engine.openai_api import prompts_of
+from loadtest.engine.sequence import Sequence
+
+WORD = b" ban"
+DONE = b"data: [DONE]\n\n"
+SSE = b"text/event-stream; charset=utf-8"
+JSON = b"application/json"
+# Of a chat and of a text completion: the first event of a stream, the last with a choice, and a whole answer.
+CHAT = (
+    b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"%b"}}]}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":"%b"}]}\n\n',
+    b'{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"%b"},'
+    b'"finish_reason":"%b"}],"usage":%b}',
+)
+TEXT = (
+    b'data: {"choices":[{"index":0,"text":"%b"}]}\n\n',
+    b'data: {"choices":[{"index":0,"text":"%b","finish_reason":"%b"}]}\n\n',
+    b'{"object":"text_completion","choices":[{"index":0,"text":"%b","finish_reason":"%b"}],"usage":%b}',
+)
+USAGE = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
+COUNTED = b'data: {"choices":[],"usage":%b}\n\n'
+# Of embeddings and of a rerank: one piece of the answer, and the whole of it.
+VECTORS = (
+    b'{"index":%d,"object":"embedding","embedding":[0.5]}',
+    b'{"object":"list","data":[%b],"usage":{"prompt_tokens":%d,"total_tokens":%d}}',
+)
+RANKS = (
+    b'{"index":%d,"document":{"text":""},"relevance_score":0.5}',
+    b'{"results":[%b],"usage":{"prompt_tokens":%d,"total_tokens":%d}}',
+)
+
+
+class _Options(msgspec.Struct, gc=False):
+    include_usage: bool | None = None
+
+
+class _Chat(msgspec.Struct, gc=False):
+    """What is read of a chat request; the rest is taken as vLLM takes it, and changes nothing."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    stream: bool = False
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stream_options: _Options | None = None
+
+
+class _Text(msgspec.Struct, gc=False):
+    prompt: str | list[str | int | list[int]]
+    model: str | None = None
+    stream: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stream_options: _Options | None = None
+
+
+class _Pooling(msgspec.Struct, gc=False):
+    model: str | None = None
+    input: str | list[str | int | list[int]] | None = None
+    query: str | None = None
+    documents: list[str] | None = None
+
+
+_CHAT = msgspec.json.Decoder(_Chat)
+_TEXT = msgspec.json.Decoder(_Text)
+_POOLING = msgspec.json.Decoder(_Pooling)
+
+
+class Generated(msgspec.Struct, frozen=True):
+    """A request that generates. `counts`: a stream that ends with its usage."""
+
+    sequences: tuple[Sequence]
+    form: tuple[bytes, bytes, bytes]
+    stream: bool
+    counts: bool
+
+    @property
+    def first(self) -> bytes:
+        """The first event of its stream."""
+        return self.form[0] % WORD
+
+    def answer(self) -> bytes:
+        """What there is to say at its end: what is left of the stream, or all."""
+        sequence = self.sequences[0]
+        said = sequence.output - (sequence.reason == "stop")  # the end token is counted and says nothing
+        prompt, output, reason = sequence.prompt, sequence.output, sequence.reason.encode()
+        usage = USAGE % (prompt, output, prompt + output, max(0, sequence.cached))
+        if not self.stream:
+            return self.form[2] % (WORD * said, reason, usage)
+        last = self.form[1] % (WORD * max(0, said - 1), reason)
+        return last + (COUNTED % usage if self.counts else b"") + DONE
+
+
+class Pooled(msgspec.Struct, frozen=True):
+    """A request for which texts are only read, each a sequence."""
+
+    sequences: tuple[Sequence, ...]
+    form: tuple[bytes, bytes]
+    stream: bool = False
+
+    @property
+    def first(self) -> bytes:
+        """It has no stream."""
+        return b""
+
+    def answer(self) -> bytes:
+        """The whole of it."""
+        piece, whole = self.form
+        read = sum(sequence.prompt for sequence in self.sequences)
+        return whole % (b",".join([piece % number for number in range(len(self.sequences))]), read, read)
+
+
+Asked = Generated | Pooled
+
+
+class Taker(Protocol):
+    """Who takes an answer. `begin` comes first and once; after `end` or `failed` nothing comes."""
+
+    def begin(self, status: int, content_type: bytes, data: bytes, length: int | None) -> None: ...
+    def data(self, data: bytes) -> None: ...
+    def end(self) -> None: ...
+    def failed(self, kind: Literal["reset", "truncated"], message: str) -> None: ...
+
+
+class Work:
+    """One request under way, and where its tokens fall: `tokens` are for each reading of its prompt (more than one
+    after preemptions) the token it wrote at its end, counted from 1, and the engine's step that wrote it."""
+
+    __slots__ = ("asked", "begun", "left", "taker", "tokens")
+
+    def __init__(self, taker: Taker, asked: Asked) -> None:
+        self.taker = taker
+        self.asked = asked
+        self.begun = False
+        self.left = len(asked.sequences)
+        self.tokens: list[tuple[int, int]] = []
+        for sequence in asked.sequences:
+            sequence.owner = self
+
+    def first(self) -> None:
+        """The first token is out. After a preemption the prompt is read again, and nothing is said twice."""
+        if self.asked.stream and not self.begun:
+            self.begun = True
+            self.taker.begin(200, SSE, self.asked.first, None)
+
+    def finished(self) -> None:
+        """The last token is out."""
+        answer = self.asked.answer()
+        if self.begun:
+            self.taker.data(answer)
+        else:
+            self.taker.begin(200, JSON, answer, len(answer))
+        self.taker.end()
+
+
+def read(path: bytes, body: bytes, limits: Limits) -> Asked:
+    """What is asked. Raises ApiError, with what vLLM says of it."""
+    if path == b"/v1/chat/completions":
+        chat: _Chat = decode(_CHAT, body)
+        most = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
+        return _generated(chat, tokens.chat(chat.messages), most, CHAT, limits)
+    if path == b"/v1/completions":
+        text: _Text = decode(_TEXT, body)
+        return _generated(text, prompts_of(text.prompt)[0], text.max_tokens, TEXT, limits)
+    if path not in (b"/v1/embeddings", b"/v1/rerank"):
+        raise ApiError(404, "Not Found", type="NotFoundError")
+    pooling: _Pooling = decode(_POOLING, body)
+    if path == b"/v1/embeddings":
+        if not pooling.input:
+            raise ApiError(400, "1 validation error:\n  input: Field required", type="Bad Request", param="input")
+        return _pooled(pooling, prompts_of(pooling.input), VECTORS, limits)
+    if pooling.query is None or not pooling.documents:
+        raise ApiError(400, "1 validation error:\n  query: Field required", type="Bad Request", param="query")
+    query = tokens.units(pooling.query)
+    return _pooled(pooling, [query + tokens.units(document) for document in pooling.documents], RANKS, limits)
+
+
+def _generated(
+    asked: _Chat | _Text, prompt: bytes, most: int | None, form: tuple[bytes, bytes, bytes], limits: Limits
+) -> Generated:
+    model = check_model(limits, asked.model)
+    length = tokens.count(prompt)
+    room = output_room(limits, length, most, "max_tokens")
+    output, reason = tokens.output_length(prompt, 0, room, least=asked.min_tokens, ignore_end=asked.ignore_eos)
+    said = WORD * (output - (reason == "stop"))
+    sequence = Sequence(length, output, hashes=tokens.block_hashes(prompt + said, model), reason=reason)
+    options = asked.stream_options
+    counts = options is not None and options.include_usage is True
+    return Generated((sequence,), form, asked.stream, counts)
+
+
+def _pooled(asked: _Pooling, texts: list[bytes], form: tuple[bytes, bytes], limits: Limits) -> Pooled:
+    model = check_model(limits, asked.model)
+    sequences = []
+    for text in texts:
+        length = tokens.count(text)
+        output_room(limits, length, None, "input")
+        sequences.append(Sequence(length, 0, hashes=tokens.block_hashes(text, (model, "pooling")), reason="stop"))
+    return Pooled(tuple(sequences), form)

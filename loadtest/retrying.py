@@ -1,0 +1,37 @@
+"""When a client tries again, as openai-python does: on 408, 409, 429, 5xx, failed connections and its own time-out,
+unless `x-should-retry` says otherwise, after the time `retry-after-ms` or `retry-after` gives (up to 60 s) or 0.5 s
+doubled and jittered; once an answer has begun well, never. The same for clients in virtual time and on sockets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+LONGEST_ADVICE = 60.0  # seconds; openai-python ignores a longer Retry-After
+NOTHING_SAID = -1.0
+DO_NOT = -2.0
+
+
+def advice(fields: Mapping[bytes, bytes]) -> float:
+    """Seconds that an answer's head says to wait; NOTHING_SAID; DO_NOT come back."""
+    if fields.get(b"x-should-retry") == b"false":
+        return DO_NOT
+    for name, unit in ((b"retry-after-ms", 1000.0), (b"retry-after", 1.0)):
+        try:
+            return float(fields[name]) / unit
+        except (KeyError, ValueError):  # a date, which no engine sends, is as good as nothing
+            continue
+    return NOTHING_SAID
+
+
+def wait_before(number: int, status: int, advised: float, rng: random.Random, *, exact: bool = False) -> float | None:
+    """Seconds until try `number` + 1, after try `number` (1 is the first) failed with `status`, 0 for none; None: not
+    again. `exact`: only where a time was given."""
+    if status == 200 or advised == DO_NOT or (0 < status < 500 and status not in (408, 409, 429)):
+        return None
+    if 0.0 < advised <= LONGEST_ADVICE:
+        return advised
+    if exact:
+        return None
+    return float(min(8.0, 0.5 * 2.0 ** (number - 1)) * (1.0 - 0.25 * rng.random()))

@@ -1,0 +1,179 @@
+"""`gateway simulate`: what a policy would do to a load, in virtual time, and how many engines it needs.
+
+`simulate_options.py` has its flags, `simulate_run.py` one run, `simulate_jobs.py` several at once, `simulate_words.py`
+its help and its answers; the report is that of the bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bars
+
+from loadtest.bench_capacity import RULE
+from loadtest.records import Run
+from loadtest.report import refusal, table, write
+from loadtest.simulate_jobs import Done, JobError, run_all
+from loadtest.simulate_options import SimulateError, Simulation, add_arguments, simulation_of
+from loadtest.simulate_run import Progress, Simulated
+from loadtest.simulate_words import DESCRIPTION, EXAMPLES, answers, kept, speed
+from loadtest.simulation import Broken
+from loadtest.wording import count, seconds
+
+__all__ = ["DESCRIPTION", "EXAMPLES", "SimulateError", "add_arguments", "command"]
+
+WIDTH = 100  # of tables where nobody says how wide
+INTERRUPTED = 130
+PLAIN_EVERY = 5.0  # seconds
+
+
+def command(given: argparse.Namespace) -> int:
+    """Do what the flags say and print the report; the exit status. Raises SimulateError."""
+    simulation = simulation_of(given)
+    if simulation.out is not None and (said := refusal(simulation.out, force=simulation.force)):
+        raise SimulateError(said)
+    errors = Console(stderr=True)
+    for note in simulation.notes:
+        errors.print(f"gateway: {note}", markup=False, highlight=False, soft_wrap=True)
+    began = time.perf_counter()
+    try:
+        with _following(simulation, errors) as tell:
+            done, stopped = run_all(simulation.jobs, simulation.at_once, tell)
+    except (JobError, Broken) as error:
+        raise SimulateError(str(error)) from error
+    return _report(simulation, done, time.perf_counter() - began, errors, stopped=stopped)
+
+
+def _report(simulation: Simulation, done: Sequence[Done], wall: float, errors: Console, *, stopped: bool) -> int:
+    plain = Console()
+    console = plain if plain.is_terminal else Console(width=WIDTH)
+
+    def say(line: str, style: str = "") -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True, style=style)
+
+    runs = [_described(simulation, one, simulated) for one in done for simulated in one.made]
+    problem = next((simulated.problem for one in done for simulated in one.made if simulated.problem), "")
+    partial = stopped or bool(problem)
+    problems = [problem] if problem else []
+    if runs:
+        console.print(table(runs, partial=partial))
+        traced = simulation.scenario.arrivals == "trace"
+        for line in () if partial else answers(done, traced=traced):
+            say(line, "bold")
+        if any(one.capacity for one in done):
+            say(f"the rule: {RULE}")
+        say(speed(done, wall))
+    if simulation.out is not None and runs:
+        written = write(runs, simulation.out, force=True, partial=partial)
+        say("\n".join(str(file) for file in written.files))
+        problems += [written.problem] if written.problem else []
+    problems += [f"{simulated.run.name}: a bug of ours: {what}" for one in done for simulated in one.made
+                 for what in simulated.left]  # fmt: skip
+    for line in problems:
+        errors.print(f"gateway: {line}", markup=False, highlight=False, soft_wrap=True)
+    if problems:
+        return 2
+    if stopped:
+        return INTERRUPTED
+    return 0 if _all_kept(done) else 1
+
+
+def _all_kept(done: Sequence[Done]) -> bool:
+    """Whether every policy keeps its SLO with one number of engines at least; of baselines none is asked."""
+    names: dict[str, bool] = {}
+    for one in done:
+        if one.cell.before == "gateway":
+            name = one.cell.name.partition(", ")[0]
+            names[name] = names.get(name, False) or kept(one)
+    return all(names.values())
+
+
+def _described(simulation: Simulation, one: Done, simulated: Simulated) -> Run:
+    """The run, with what a reader needs in order to do it again. All but `wall` follows from that."""
+    scenario = simulation.scenario
+    try:
+        weir = version("weir")
+    except PackageNotFoundError:
+        weir = "unknown"
+    simulated.run.meta = {
+        "command": shlex.join(["gateway", *sys.argv[1:]]),
+        "scenario": simulation.source,
+        "what": scenario.what,
+        "seed": scenario.seed,
+        "policy": one.cell.name.partition(", ")[0] if one.cell.before == "gateway" else "",
+        "target": f"{one.cell.engines} x {simulation.profile}, {one.cell.before}, in virtual time",
+        "calls": simulated.calls,
+        "tries": simulated.tries,
+        "virtual seconds": round(simulated.seconds, 3),
+        "retries": scenario.retries,
+        "timeout": scenario.timeout,
+        "problem": simulated.problem,
+        "weir": weir,
+        "python": platform.python_version(),
+        "wall": {
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(simulated.wall, 3),
+            "cpu": round(simulated.cpu, 3),
+        },
+    }
+    return simulated.run
+
+
+# -- while it runs ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _following(simulation: Simulation, console: Console) -> Iterator[Callable[[Progress], None]]:
+    """Who is to hear how far the runs are: a bar each on a terminal, a line every few seconds elsewhere. On standard
+    error, so that standard output has the report."""
+    begun: dict[str, float] = {}
+    if not console.is_terminal or console.is_dumb_terminal:
+        due = time.monotonic() + PLAIN_EVERY
+
+        def lines(progress: Progress) -> None:
+            nonlocal due
+            begun.setdefault(progress.of, time.monotonic())
+            if time.monotonic() >= due:
+                due = time.monotonic() + PLAIN_EVERY
+                said = _said(simulation, progress, time.monotonic() - begun[progress.of])
+                console.print(f"{progress.of}: {said}", markup=False, highlight=False, soft_wrap=True)
+
+        yield lines
+        return
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[said]}"))
+    with Bars(*columns, console=console, transient=True, refresh_per_second=4) as bars:
+        tasks = {job.cell.name: bars.add_task(job.cell.name, total=1.0, said="") for job in simulation.jobs}
+
+        def draw(progress: Progress) -> None:
+            began = begun.setdefault(progress.of, time.monotonic())
+            said = _said(simulation, progress, time.monotonic() - began)
+            bars.update(tasks[progress.of], completed=_share(simulation, progress), said=said)
+
+        yield draw
+
+
+def _share(simulation: Simulation, progress: Progress) -> float:
+    """How much of a run is done: of its time, or of a trace's rows."""
+    length = simulation.scenario.seconds
+    of_time = progress.at / length if math.isfinite(length) else 0.0
+    of_rows = progress.sent / simulation.rows if simulation.rows else 0.0
+    return min(1.0, max(of_time, of_rows))
+
+
+def _said(simulation: Simulation, progress: Progress, wall: float) -> str:
+    """A run's state in one line."""
+    done = _share(simulation, progress)
+    left = f"{seconds(max(0.0, wall / done - wall))} left" if done > 0.01 else ""
+    said = f"{seconds(progress.at)} simulated", f"{count(progress.sent)} calls", f"{count(progress.open)} open", left
+    return "  ".join(part for part in said if part)

@@ -1,0 +1,195 @@
+"""Several simulations at once, each in a process of its own: policies and engine counts share nothing.
+
+One alone runs in this process. SIGINT and SIGTERM stop all of them, and what there is by then is reported; a second
+one ends this process as it would have without us. No process outlives `run_all`, however it ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+
+import msgspec
+
+from loadtest.bench_capacity import Capacity, Tried, search
+from loadtest.report import check
+from loadtest.simulate_run import Cell, Progress, Simulated, simulate
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PATIENCE = 5.0  # seconds until a process that was told to end is made to
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell; `find_capacity`: at the rates of a search (`bench_capacity.py`) instead of its own."""
+
+    cell: Cell
+    find_capacity: bool = False
+
+
+class Done(msgspec.Struct, kw_only=True):
+    """What came of a job: its runs, several of a search."""
+
+    cell: Cell
+    made: list[Simulated]
+    capacity: Capacity | None = None
+
+
+class JobError(Exception):
+    """A process that ended without an answer."""
+
+
+class Stop:
+    """Whether somebody has asked for the end."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
+def processors() -> int:
+    """How many processes have a core each here."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_all(jobs: Sequence[Job], at_once: int, tell: Callable[[Progress], None]) -> tuple[list[Done], bool]:
+    """What came of each job, in order, and whether it was all broken off; of jobs that had not begun by then there is
+    nothing. Raises JobError, and `simulation.Broken`."""
+    with _stoppable() as stop:
+        if min(len(jobs), at_once) > 1:
+            return _in_processes(jobs, at_once, tell, stop)
+        done: list[Done] = []
+        for job in jobs:
+            if stop.asked:
+                break
+            done.append(run_job(job, _told(tell, stop)))
+        return done, stop.asked
+
+
+def run_job(job: Job, tell: Callable[[Progress], bool]) -> Done:
+    """One job, in this process. `tell` answers whether to stop."""
+    cell = job.cell
+    if not job.find_capacity:
+        return Done(cell=cell, made=[simulate(cell, tell)])
+    made: list[Simulated] = []
+    first = cell.scenario.rate or 1.0  # of a trace: times the speed it was given
+
+    def attempt(rate: float) -> Tried | None:
+        scaled = msgspec.structs.replace(cell, scenario=cell.scenario.scaled(rate / first))
+        simulated = simulate(scaled, tell)
+        made.append(simulated)
+        if simulated.stopped or simulated.problem:
+            return None
+        missed = check(simulated.run.slos, simulated.run)
+        return Tried(rate, tuple(f"{miss.class_name}: {miss.message}" for miss in missed))
+
+    return Done(cell=cell, capacity=search(first, attempt), made=made)
+
+
+def _told(tell: Callable[[Progress], None], stop: Stop) -> Callable[[Progress], bool]:
+    def told(progress: Progress) -> bool:
+        tell(progress)
+        return stop.asked
+
+    return told
+
+
+@contextmanager
+def _stoppable() -> Iterator[Stop]:
+    stop = Stop()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.asked:
+            signal.default_int_handler(number, frame)
+        stop.asked = True
+
+    before = {number: signal.signal(number, ask) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def _in_processes(
+    jobs: Sequence[Job], at_once: int, tell: Callable[[Progress], None], stop: Stop
+) -> tuple[list[Done], bool]:
+    context = multiprocessing.get_context("spawn")  # fork would take threads' locks along
+    coming = list(enumerate(jobs))
+    done: dict[int, Done] = {}
+    running: dict[Connection, tuple[int, SpawnProcess]] = {}
+    told = False
+    try:
+        while running or (coming and not stop.asked):
+            while coming and len(running) < at_once and not stop.asked:
+                number, job = coming.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_child, args=(job, theirs), daemon=True)
+                # Signals that come before it can take them wait for it.
+                signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+                try:
+                    process.start()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+                theirs.close()
+                running[ours] = number, process
+            if stop.asked and not told:
+                told = True
+                for _, process in running.values():
+                    process.terminate()
+            for ready in wait(list(running), timeout=0.2):
+                assert isinstance(ready, Connection)  # noqa: S101 # nothing else is waited for
+                number, process = running[ready]
+                said = _received(ready, jobs[number].cell.name, process)
+                if isinstance(said, Progress):
+                    tell(said)
+                    continue
+                del running[ready]
+                process.join()
+                ready.close()
+                if isinstance(said, Done):
+                    done[number] = said
+                elif not stop.asked:
+                    raise said
+    finally:
+        for connection, (_, process) in running.items():
+            process.terminate()
+            process.join(PATIENCE)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            connection.close()
+    return [done[number] for number in sorted(done)], stop.asked
+
+
+def _received(connection: Connection, name: str, process: SpawnProcess) -> Progress | Done | Exception:
+    """What a process says, or why it no longer does."""
+    try:
+        said: Progress | Done | Exception = connection.recv()
+    except EOFError:
+        process.join(PATIENCE)
+        return JobError(f"the simulation of {name} ended with status {process.exitcode} and without an answer")
+    return said
+
+
+def _child(job: Job, parent: Connection) -> None:
+    """The life of a process. A parent that is gone ends it."""
+    with _stoppable() as stop:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        said: Done | Exception
+        try:
+            said = run_job(job, _told(parent.send, stop))
+        except BrokenPipeError:
+            sys.exit(1)
+        except Exception as error:
+            parent.send(JobError(f"the simulation of {job.cell.name}: {error}"))
+            raise
+        parent.send(said)

@@ -1,0 +1,165 @@
+"""The command line of `gateway simulate`: its flags, and the simulations they come to. Every mistake is found here,
+before anything starts, but for the rows of a trace, which are read as they are sent."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway.core.checked import InvalidFile
+from loadtest.arrivals import parse_rate
+from loadtest.bench_flags import factor, seconds, told, whole
+from loadtest.bench_fleet import parse_baselines
+from loadtest.bench_options import BenchError, overridden, scenario_of
+from loadtest.bench_words import GROUPS as BENCH_GROUPS
+from loadtest.engine.engine import engine_config
+from loadtest.engine.latency import profiles
+from loadtest.inprocess import policy_for
+from loadtest.scenario import Scenario, Unusable
+from loadtest.simulate_jobs import Job, processors
+from loadtest.simulate_run import Before, Cell
+from loadtest.simulate_words import GROUPS
+from loadtest.slo import parse_slo
+
+SENT = "what is sent"
+MOST_ENGINES = 1024
+MOST_POLICY = 1 << 20  # bytes; the gateway's reader says so too, and what is wrong with it
+MOST_JOBS = 256
+
+
+class SimulateError(Exception):
+    """A mistake of a person, or something that is not there; says what and where."""
+
+
+class Simulation(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is to be done. `rows`: about how many a trace has, 0 without one; `notes`: what is odd, in words."""
+
+    scenario: Scenario
+    source: str
+    profile: str
+    jobs: Sequence[Job]
+    at_once: int
+    rows: int
+    out: Path | None
+    force: bool
+    notes: Sequence[str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags: those of the bench that say what is sent, and our own as GROUPS words them."""
+    readers: dict[str, Callable[[str], Any]] = {
+        "engines": _engines, "profile": _profile, "compare": parse_baselines, "slo": parse_slo, "rate": parse_rate,
+        "duration": seconds, "warmup": seconds, "cooldown": seconds, "timeout": seconds, "speed": factor,
+        "clients": whole(1, 100_000), "seed": whole(0, 1_000_000_000), "retries": whole(0, 10),
+        "jobs": whole(1, MOST_JOBS), "max-model-len": whole(16, 10_000_000),
+    }  # fmt: skip
+    for title, flags in {SENT: BENCH_GROUPS[SENT], **GROUPS}.items():
+        group = parser.add_argument_group(title)
+        for name, metavar, text in flags:
+            if not metavar:
+                group.add_argument(f"--{name}", action="store_true", help=text)
+            elif name == "policy":
+                group.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
+            else:
+                group.add_argument(f"--{name}", metavar=metavar, help=text, type=told(readers.get(name)))
+
+
+def simulation_of(given: argparse.Namespace) -> Simulation:
+    """What is to be done. Raises SimulateError."""
+    try:
+        scenario, source, folder = scenario_of(given)
+        scenario = overridden(scenario, given)
+    except (BenchError, InvalidFile, Unusable) as error:
+        raise SimulateError(str(error)) from error
+    except OSError as error:
+        raise SimulateError(f"{error.filename}: {error.strerror}") from error
+    if given.find_capacity and not scenario.slo:
+        raise SimulateError("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
+    if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
+        raise SimulateError("--find-capacity: a closed loop has no rate; give --rate to begin with")
+    engines: tuple[int, ...] = given.engines or (4,)
+    profile = given.profile or "h100-8b"
+    try:
+        config = engine_config(profiles()[profile], max_model_len=given.max_model_len)
+    except ValueError as error:
+        raise SimulateError(f"--max-model-len {given.max_model_len}: {error}") from error
+    jobs: list[Job] = []
+    notes: list[str] = []
+    for name, before, policy in _sides(given, scenario, notes):
+        for number in engines:
+            cell = Cell(
+                name=f"{name}, {number} engine{'s' if number > 1 else ''}" if len(engines) > 1 else name,
+                before=before, policy=policy, engines=number, config=config, scenario=scenario, folder=folder,
+                requests=given.requests,
+            )  # fmt: skip
+            jobs.append(Job(cell=cell, find_capacity=given.find_capacity))
+    try:
+        rows = 0 if scenario.trace is None else about(folder / scenario.trace.file)
+    except OSError as error:
+        raise SimulateError(f"{error.filename}: {error.strerror}") from error
+    return Simulation(
+        scenario=scenario, source=source, profile=profile, jobs=jobs, at_once=given.jobs or processors(), rows=rows,
+        out=given.out and Path(given.out), force=given.force, notes=notes,
+    )  # fmt: skip
+
+
+def about(path: Path, head: int = 1 << 18) -> int:
+    """About how many lines a file has, by the length of its first ones. Raises OSError."""
+    with path.open("rb") as file:
+        first = file.read(head)
+        size = file.seek(0, 2)
+    return max(1, round(first.count(b"\n") * size / max(1, len(first))))
+
+
+def _sides(given: argparse.Namespace, scenario: Scenario, notes: list[str]) -> Iterator[tuple[str, Before, bytes]]:
+    """What is compared: policies by the names of their files, and baselines."""
+    names: list[str] = []
+    tenants = tuple(scenario.workload.tenants) or ("",)
+    asked = dict.fromkeys(kind.class_name for kind in scenario.workload.mix)
+    for file in given.policy or [""]:
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", Path(file).stem) or "weir"
+        if name in names:
+            raise SimulateError(f"--policy {file}: there are two policies called {name}")
+        names.append(name)
+        try:
+            text = b""
+            if file:
+                with open(file, "rb") as opened:
+                    text = opened.read(MOST_POLICY + 1)
+            policy = policy_for(text, tenants, file or "the default policy")
+        except OSError as error:
+            raise SimulateError(f"--policy {file}: {error.strerror}") from error
+        except ValueError as error:
+            raise SimulateError(str(error)) from error
+        missing = [one for one in asked if one not in policy.classes]
+        if missing:
+            notes.append(f"{name} has no class {' nor '.join(missing)}: calls that ask for it are refused")
+        strangers = [tenant for tenant in tenants if tenant and tenant not in policy.tenants]
+        if strangers:
+            notes.append(f"{name} has no tenant {' nor '.join(strangers)}: they call without a key, as anonymous")
+        yield name, "gateway", text
+    for baseline in given.compare or ():
+        yield baseline, baseline, b""
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _engines(text: str) -> tuple[int, ...]:
+    numbers = []
+    for part in text.split(","):
+        if not part.isdecimal() or not 1 <= int(part) <= MOST_ENGINES:
+            raise ValueError(f"{part!r} is not a number of engines from 1 to {MOST_ENGINES}")
+        numbers.append(int(part))
+    return tuple(sorted(set(numbers)))
+
+
+def _profile(text: str) -> str:
+    if text not in profiles():
+        raise ValueError(f"there is no profile {text!r}, only {', '.join(profiles())}")
+    return text

@@ -1,0 +1,225 @@
+"""One simulated run: a policy (or nothing) before so many engines, a scenario sent to them, in virtual time.
+
+What becomes of a request is counted when it ends and then forgotten, and requests are made one by one, so that a trace
+of ten million rows takes the memory of one of ten thousand. `Cell` says what is run, `Simulated` what came of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from loadtest import records, vtime
+from loadtest.engine.engine import EngineConfig
+from loadtest.inprocess import GatewayTarget
+from loadtest.memory_engine import MemoryEngine
+from loadtest.memory_requests import Taker
+from loadtest.pace import Pace
+from loadtest.records import Result, Window
+from loadtest.retrying import LONGEST_ADVICE
+from loadtest.round_robin import Direct, RoundRobin, paced
+from loadtest.scenario import Scenario, planned
+from loadtest.simulated_client import Clients, Life
+from loadtest.simulation import Run, Sample
+from loadtest.tally import Tally
+
+Before = Literal["gateway", "round_robin", "direct"]
+
+MOST_SAMPLES = 20_000  # of a run's series, over all engines
+LEAST_MOMENTS = 60  # of it, whatever the number of engines
+TELL_EVERY = 0.2  # seconds of wall time
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """What is simulated. `policy`: YAML, b"" for the defaults; `folder`: where the scenario's files are; `requests`:
+    keep what became of each request too, which takes memory."""
+
+    name: str
+    before: Before
+    policy: bytes
+    engines: int
+    config: EngineConfig
+    scenario: Scenario
+    folder: Path
+    requests: bool = False
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a run is: simulated seconds, calls sent, calls that wait or run; `of`: the name of its cell."""
+
+    of: str
+    at: float
+    sent: int
+    open: int
+
+
+class Simulated(msgspec.Struct, kw_only=True):
+    """What came of one run. `calls` and `tries`, over `seconds` of virtual time, in `wall` and `cpu` seconds; `left`:
+    what its gateway left behind, which must be nothing; `problem`: what ended the calls before their time."""
+
+    run: records.Run
+    calls: int
+    tries: int
+    seconds: float
+    wall: float
+    cpu: float
+    stopped: bool
+    problem: str
+    left: list[str]
+
+
+def simulate(cell: Cell, tell: Callable[[Progress], bool] = lambda progress: False) -> Simulated:
+    """Run it. `tell` hears how far it is and answers whether to stop. Raises `simulation.Broken`, a bug of ours."""
+    began, cpu = time.perf_counter(), time.process_time()
+    with _few_collections():
+        simulated = vtime.run(_simulate(cell, tell))
+    simulated.wall = time.perf_counter() - began
+    simulated.cpu = time.process_time() - cpu
+    return simulated
+
+
+async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
+    scenario = cell.scenario
+    mix, tenants = scenario.workload.mix, tuple(scenario.workload.tenants) or ("",)
+    models = tuple(dict.fromkeys(kind.model or scenario.workload.model for kind in mix))
+    listening = Listening(cell, tell)
+    engines = []
+    for number in range(cell.engines):
+        config = msgspec.structs.replace(cell.config, seed=scenario.seed * 1000 + number)
+        pace = Pace(listening.paced)
+        engines.append(MemoryEngine(config, model=models[0], more=models[1:], seed=number, pace=pace))
+    target: GatewayTarget | RoundRobin | Direct
+    if cell.before == "gateway":
+        target = GatewayTarget(cell.policy, engines, seed=scenario.seed, tenants=tenants)
+        listening.gateway = target
+    else:
+        target = (RoundRobin if cell.before == "round_robin" else Direct)(engines)
+    keys = target.keys if isinstance(target, GatewayTarget) else {}
+    patience = {kind.class_name: scenario.timeout for kind in mix}
+    run = listening.run = Run(
+        engines,
+        target,
+        planned(scenario, folder=cell.folder, keys=keys),
+        clients=Clients(retries=scenario.retries, patience=patience),
+        seed=scenario.seed,
+        closed=scenario.clients,
+        listener=listening,
+    )
+    # Every try ends by its client's patience, so waiting for the last costs only virtual time.
+    grace = (scenario.timeout + LONGEST_ADVICE) * (scenario.retries + 1)
+    result = await run.until(scenario.seconds, grace=grace)
+    stopped, problem = listening.stopped, str(run.failed or "")
+    if stopped or problem:
+        listening.cut(result.seconds)
+    return Simulated(
+        run=listening.made(), calls=result.calls, tries=listening.tries, seconds=result.seconds, wall=0.0, cpu=0.0,
+        stopped=stopped, problem=problem,
+        left=target.left_over() if isinstance(target, GatewayTarget) and not stopped else [],
+    )  # fmt: skip
+
+
+class Listening:
+    """Counts what ends, and keeps a thinned series of samples."""
+
+    def __init__(self, cell: Cell, tell: Callable[[Progress], bool]) -> None:
+        self.gateway: GatewayTarget | None = None
+        self.run: Run | None = None
+        self.stopped = False
+        self.tries = 0
+        self._cell = cell
+        self._tell = tell
+        self._told = 0.0
+        self._ended = 0
+        self._tally = Tally(cell.scenario.window, cell.scenario.slos)
+        self._results: list[Result] = []
+        self._series: list[list[records.Sample]] = []  # by moment
+        self._every = 1.0  # seconds
+        self._most = max(LEAST_MOMENTS, MOST_SAMPLES // (cell.engines + 1))
+
+    def paced(self, taker: Taker, gaps: tuple[float, ...]) -> None:
+        """For the engines' `Pace`."""
+        if self.gateway is not None:
+            self.gateway.paced(taker, gaps)
+        else:
+            paced(taker, gaps)
+
+    def ended(self, life: Life) -> None:
+        """A call has ended."""
+        self._ended += 1
+        self.tries += len(life.tries)
+        call, tried = life.call, life.tried
+        asked, outcome = call.asked, tried.outcome
+        if outcome == "unfinished" and self.stopped:
+            outcome = "interrupted"
+        result = Result(
+            asked.index, self._cell.name, 0, call.at, asked.kind, asked.class_name, asked.tenant, life.tries[0].sent,
+            max(0.0, tried.first_byte), max(0.0, tried.first_token), max(0.0, tried.finished), tried.status, outcome,
+            str(tried.status) if tried.status not in (0, 200) else "", tried.prompt_tokens, tried.completion_tokens,
+            tried.cached_tokens, len(life.tries), tried.gaps,
+        )  # fmt: skip
+        self._tally.add(result)
+        if self._cell.requests:
+            self._results.append(result)
+
+    def sampled(self, sample: Sample) -> None:
+        """The engines, at a moment. Of a long run every second moment is dropped, again and again."""
+        at = sample.at
+        if at >= len(self._series) * self._every - 1e-9:
+            moment = [
+                records.Sample(at, f"engine-{number}", round(kv, 4), running, waiting)
+                for number, (kv, running, waiting) in enumerate(
+                    zip(sample.kv, sample.running, sample.waiting, strict=True)
+                )
+            ]
+            if self.gateway is not None:
+                moment.append(records.Sample(at, "", 0.0, 0, self.gateway.queued))
+            self._series.append(moment)
+            if len(self._series) > self._most:
+                del self._series[1::2]
+                self._every *= 2.0
+        run, now = self.run, time.perf_counter()
+        if run is not None and now - self._told > TELL_EVERY:
+            self._told = now
+            if self._tell(Progress(self._cell.name, at, run.calls, run.calls - self._ended)):
+                self.stopped = True
+                run.stop()
+
+    def cut(self, seconds: float) -> None:
+        """The run was over after so many seconds: nothing was intended after that."""
+        window = self._tally.window
+        self._tally.window = Window(duration=min(window.duration, seconds), warmup=min(window.warmup, seconds))
+
+    def made(self) -> records.Run:
+        """The run, for the report. A trace has the rate that was offered, on average."""
+        cell, tally = self._cell, self._tally
+        offered = sum(part.offered for part in tally.classes.values())
+        return records.Run(
+            name=cell.name,
+            rate=cell.scenario.rate
+            or (offered / tally.seconds if tally.seconds and not cell.scenario.clients else 0.0),
+            window=tally.window,
+            slos=cell.scenario.slos,
+            results=self._results,
+            tallies=[tally],
+            series=[sample for moment in self._series for sample in moment],
+        )
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Full collections find next to nothing here, and are a tenth of the time."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

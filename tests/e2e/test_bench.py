@@ -1,0 +1,222 @@
+"""`gateway bench` as a person runs it: a process, its output, its files, its exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.processes import Child, until
+from tests.loadtest.bench_servers import DONE, SSE, USAGE, WORD, always, chunk, plain, served, stream
+
+pytestmark = pytest.mark.slow
+
+GOOD = stream(WORD, WORD, WORD, USAGE, DONE)
+SHORT = ("--rate", "50/s", "--duration", "1s", "--warmup", "0s", "--retries", "0")
+
+
+def bench(*argv: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "bench", *argv], capture_output=True, text=True, timeout=55,
+        env=os.environ | (env or {}), check=False,
+    )  # fmt: skip
+
+
+def fine(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether all was well, but for a machine that is too busy to send in time: that is not what is tested here."""
+    return done.returncode == 0 or (done.returncode == 1 and "the sender was late" in done.stdout)
+
+
+def report(folder: Path) -> Any:
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_a_good_server_keeps_its_slo_and_a_bad_one_does_not(tmp_path: Path) -> None:
+    with served(always(GOOD)) as good, served(always(plain(500, b"{}"))) as bad:
+        targets = ("--target", f"good={good.address.name}", "--target", f"bad={bad.address.name}")
+        done = bench(*targets, *SHORT)
+        assert (done.returncode, "write http://HOST:PORT" in done.stderr) == (2, True)
+        one = bench("--target", f"http://{good.address.name}/v1", *SHORT, "--slo", "ttft.p95<2s")
+        assert fine(one), one.stdout + one.stderr
+        out = tmp_path / "out"
+        targets = ("--target", f"good=http://{good.address.name}", "--target", f"bad=http://{bad.address.name}")
+        both = bench(*targets, *SHORT, "--slo", "ttft.p95<2s", "--repeat", "2", "--out", str(out))
+        assert both.returncode == 1, both.stdout + both.stderr
+        assert "bad: interactive: 0 of" in both.stdout
+        assert "good, 2 of 2:" in both.stderr  # lines of progress, since it is no terminal
+        found = report(out)
+        assert [run["name"] for run in found["runs"]] == ["good", "bad"]
+        assert not found["partial"]
+        first, second = found["runs"]
+        assert first["total"]["goodput"] == 1.0
+        assert second["total"]["endings"] == [
+            {"outcome": "upstream", "reason": "500", "count": second["total"]["offered"]}
+        ]
+        assert first["repeats"] == second["repeats"] == 2
+        # The same requests, at the same times.
+        times = [sorted((one["repeat"], one["index"], one["at"]) for one in run["requests"]) for run in found["runs"]]
+        assert times[0] == times[1]
+        again = bench(*targets, *SHORT, "--out", str(out))
+        assert (again.returncode, "--force" in again.stderr) == (2, True)
+
+
+def test_the_order_turns_round_with_each_repeat() -> None:
+    with served(always(GOOD)) as server:
+        names = ("a", "b")
+        targets = [word for name in names for word in ("--target", f"{name}=http://{server.address.name}")]
+        done = bench(*targets, "--rate", "20/s", "--duration", "0.6s", "--warmup", "0", "--repeat", "2")
+    order = re.findall(r"^([ab]), ([12]) of 2: \d", done.stderr, re.MULTILINE)
+    assert list(dict.fromkeys(order)) == [("a", "1"), ("b", "1"), ("b", "2"), ("a", "2")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_reports_what_there_is(number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    argv = [sys.executable, "-m", "gateway.cli", "bench", "--rate", "50/s", "--duration", "10m", "--warmup", "0"]
+    with served(always(GOOD)) as server:
+        argv += ["--target", f"a=http://{server.address.name}", "--target", f"b=http://{server.address.name}"]
+        with Child("bench", [*argv, "--out", str(out)], tmp_path / "log") as child:
+            child.wait(lambda: len(server.bodies) > 20, 20.0, "some requests")
+            os.kill(child.pid, number)
+            assert child.process.wait(10.0) == 130, child.output()
+    assert "partial" in child.output()
+    found = report(out)
+    assert found["partial"]
+    assert [run["name"] for run in found["runs"]] == ["a"]  # the other was not begun
+    assert found["runs"][0]["total"]["ok"] > 10
+    assert found["runs"][0]["window"]["duration"] < 30.0
+    assert "broken off" in (out / "report.html").read_text()
+
+
+def test_a_signal_while_engines_start_leaves_none_behind(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "gateway.cli", "bench", "--engines", "sim:2", "--rate", "5/s", "--duration", "10m"]
+    with Child("bench", argv, tmp_path / "log") as child:
+        child.wait(lambda: len(_children(child.pid)) == 2, 20.0, "its engines", every=0.002)
+        children = _children(child.pid)
+        os.kill(child.pid, signal.SIGTERM)
+        assert child.process.wait(20.0) == 130, child.output()
+    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 5.0) is not None
+
+
+def test_ctrl_c_leaves_no_engine_behind(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "gateway.cli", "bench", "--engines", "sim:2", "--rate", "5/s", "--duration", "10m"]
+    with Child("bench", argv, tmp_path / "log") as child:
+        child.wait(lambda: " in flight" in child.output(), 40.0, "its first line")
+        children = _children(child.pid)
+        assert len(children) == 3  # two engines and a gateway
+        os.kill(child.pid, signal.SIGINT)
+        assert child.process.wait(20.0) == 130, child.output()
+    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 5.0) is not None
+
+
+def test_the_gateway_on_simulated_engines_with_baselines(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = bench(
+        *("--engines", "sim:2:h100-8b", "--compare", "direct,round_robin", "--scenario", "multi-turn", "--rate", "3/s"),
+        *("--duration", "4s", "--warmup", "1s", "--slo", "e2e.p50<60s", "--drain", "20s", "--out", str(out)),
+    )
+    assert fine(done), done.stdout + done.stderr
+    runs = {run["name"]: run for run in report(out)["runs"]}
+    assert list(runs) == ["weir", "direct", "round_robin"]
+    for run in runs.values():
+        assert run["total"]["ok"] == run["total"]["offered"] > 0
+        assert {sample["engine"] for sample in run["series"]} >= {"engine 0", "engine 1"}
+    assert "" in {sample["engine"] for sample in runs["weir"]["series"]}  # the gateway's own queue
+
+
+def test_it_names_the_only_model_a_target_has() -> None:
+    models = plain(200, b'{"object":"list","data":[{"id":"theirs"}]}')
+
+    async def answer(number: int, body: bytes, writer: Any) -> None:
+        writer.write(GOOD if body else models)
+
+    with served(answer) as server:
+        done = bench("--target", f"a=http://{server.address.name}", *SHORT)
+        assert fine(done), done.stdout + done.stderr
+        assert "requests name its model, theirs" in done.stderr
+        assert sum(b'"model":"theirs"' in body for body in server.bodies) > 20
+
+
+def test_a_capacity_is_found() -> None:
+    """A server with one place, 20 ms an answer: 50 a second, minus what a queue of chance costs."""
+    free = 0.0
+
+    async def answer(number: int, body: bytes, writer: Any) -> None:
+        nonlocal free
+        if body:
+            free = max(free, time.monotonic()) + 0.02
+            await asyncio.sleep(max(0.0, free - time.monotonic()))
+        writer.write(GOOD)
+
+    with served(answer) as server:
+        done = bench(
+            *("--target", f"a=http://{server.address.name}", "--rate", "25/s", "--duration", "2s", "--warmup", "0"),
+            *("--slo", "e2e.p90<300ms", "--find-capacity", "--drain", "1s"),
+        )
+    if "the sender cannot do" in done.stdout:
+        pytest.skip("this machine is too busy to send so much in time")
+    match = re.search(r"^a: capacity ([0-9.]+)/s; at ([0-9.]+)/s: ", done.stdout, re.MULTILINE)
+    assert match is not None, done.stdout + done.stderr
+    kept, missed = float(match[1]), float(match[2])
+    assert 30.0 < kept < missed < 75.0
+    assert missed / kept < 1.06
+
+
+def test_targets_side_by_side() -> None:
+    with served(always(GOOD)) as one, served(always(GOOD)) as other:
+        argv = ("--target", f"a=http://{one.address.name}", "--target", f"b=http://{other.address.name}")
+        began = time.monotonic()
+        done = bench(*argv, "--rate", "20/s", "--duration", "3s", "--warmup", "0", "--side-by-side")
+        assert time.monotonic() - began < 5.5
+    assert fine(done), done.stdout + done.stderr
+
+
+def test_a_trace_that_breaks_off_in_the_middle(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    rows = [f"2023-11-16 18:15:{second:02}.000,20,5" for second in range(3)]
+    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, "yesterday,1,2"]) + "\n")
+    with served(always(GOOD)) as server:
+        done = bench("--target", f"a=http://{server.address.name}", "--trace", str(file), "--speed", "10")
+    assert done.returncode == 2
+    assert f"{file}, line 5: TIMESTAMP is 'yesterday'" in done.stderr.replace("\n", " ")
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    ours, theirs = pty.openpty()
+    with served(always(GOOD)) as server:
+        argv = [sys.executable, "-m", "gateway.cli", "bench", "--target", f"a=http://{server.address.name}", *SHORT]
+        with subprocess.Popen(argv, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"}) as process:
+            os.close(theirs)
+            said = b""
+            while True:
+                try:
+                    said += os.read(ours, 65536)
+                except OSError:  # its end, on Linux
+                    break
+            assert process.wait(10.0) in (0, 1), said
+    os.close(ours)
+    assert b"in flight" in said
+    assert b"\x1b[" in said
+    assert "goodput" in said.decode()
+
+
+def test_a_stream_that_stalls_is_reported_as_such() -> None:
+    with served(always(SSE + chunk(WORD))) as server:
+        done = bench("--target", f"a=http://{server.address.name}", *SHORT, "--timeout", "200ms")
+    assert done.returncode == 1
+    assert "timed_out" in done.stdout
+    assert "stalled within the answer" in " ".join(done.stdout.split())
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

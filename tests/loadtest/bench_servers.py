@@ -1,0 +1,143 @@
+"""Servers for tests of the bench: hand-made, on real sockets, in a thread with a loop of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+from loadtest.arrivals import Arrivals, Rate
+from loadtest.bench_run import Job, Ran, run
+from loadtest.drive import Load
+from loadtest.lengths import Length
+from loadtest.scenario import Scenario, planned
+from loadtest.sender import Clients
+from loadtest.targets import Address, Target
+from loadtest.workload import Kind, Sessions, Workload
+
+SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi \\"you\\""}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+Answering = Callable[[int, bytes, asyncio.StreamWriter], Awaitable[None]]
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def plain(status: int, body: bytes, *fields: bytes, kind: bytes = b"application/json") -> bytes:
+    more = b"".join(field + b"\r\n" for field in fields)
+    return b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % (
+        status,
+        kind,
+        len(body),
+        more,
+        body,
+    )
+
+
+class Served:
+    """A running server. `bodies`: of the requests it got; `connections`: how many were made to it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.connections = 0
+        self.port = 0
+
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port)
+
+
+@contextmanager
+def served(answer: Answering, *, tls: ssl.SSLContext | None = None, unix: Path | None = None) -> Iterator[Served]:
+    """A server that answers request number n with `answer(n, body, writer)` and then reads on, in a thread."""
+    server = Served()
+    ready = threading.Event()
+    ending: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"content-length: (\d+)", head)
+                body = await reader.readexactly(int(length[1])) if length else b""
+                server.bodies.append(body)
+                await answer(len(server.bodies) - 1, body, writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
+            pass  # streams would log a cancelled task of theirs as an error
+        finally:
+            writer.transport.abort()
+
+    async def main() -> None:
+        over = asyncio.Event()
+        ending.append((asyncio.get_running_loop(), over))
+        if unix is None:
+            listening = await asyncio.start_server(connection, "127.0.0.1", 0, ssl=tls)
+            server.port = listening.sockets[0].getsockname()[1]
+        else:
+            listening = await asyncio.start_unix_server(connection, unix)
+        ready.set()
+        await over.wait()
+        listening.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert ready.wait(5)
+    try:
+        yield server
+    finally:
+        loop, over = ending[0]
+        loop.call_soon_threadsafe(over.set)
+        thread.join(5)
+
+
+def always(*data: bytes) -> Answering:
+    """Each of these in turn."""
+
+    async def answer(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(data[number % len(data)])
+
+    return answer
+
+
+def stream(*events: bytes) -> bytes:
+    return SSE + b"".join(chunk(event) for event in events) + b"0\r\n\r\n"
+
+
+def scenario_of(
+    arrivals: Arrivals, seconds: float, *, streamed: bool = True, kind: str = "chat", session: Sessions | None = None
+) -> Scenario:
+    own = Kind(
+        kind=kind,  # type: ignore[arg-type] # one of its words
+        prompt=Length(constant=20), output=Length(constant=8), stream=streamed, session=session,
+    )  # fmt: skip
+    return Scenario(arrivals=arrivals, duration=seconds, workload=Workload(model="m", mix=(own,)))
+
+
+def sent(
+    address: Address, scenario: Scenario | None = None, *, count: int | None = None, retries: int = 0,
+    timeout: float = 5.0, drain: float = 5.0, tls: ssl.SSLContext | None = None,
+    sources: tuple[tuple[str, Address], ...] = (),
+) -> Ran:  # fmt: skip
+    """One run; a scenario left out: ten requests in a tenth of a second. `count`: no more than so many."""
+    scenario = scenario or scenario_of(Arrivals(constant=Rate(100.0)), 0.1)
+    load = Load(
+        planned=islice(planned(scenario), count), seconds=scenario.seconds, users=scenario.clients, drain=drain,
+        clients=Clients(retries, timeout),
+    )  # fmt: skip
+    target = Target(name="t", addresses=[address], sources=sources)
+    return run([Job(target, load, 0, lambda state: None)], tls)[0]

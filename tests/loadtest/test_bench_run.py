@@ -1,0 +1,251 @@
+"""One run of the bench against hand-made servers: its numbers are theirs, and whatever they do is an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+import subprocess
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from loadtest.arrivals import Arrivals, Rate
+from loadtest.lengths import Length
+from loadtest.targets import Address
+from loadtest.workload import Sessions
+from tests.loadtest.bench_servers import (
+    DONE,
+    SSE,
+    USAGE,
+    WORD,
+    always,
+    chunk,
+    plain,
+    scenario_of,
+    sent,
+    served,
+    stream,
+)
+
+GOOD = stream(WORD, WORD, WORD, USAGE, DONE)
+SPACED = WORD.replace(b'"choices":[{', b'"choices": [ {').replace(b"\n", b"\r\n")
+FIRST, BETWEEN = 0.04, 0.02  # seconds
+SLACK = 0.1  # seconds, for a machine that has other things to do; what is too short is always wrong
+ONE_BY_ONE = scenario_of(Arrivals(closed=1), 60.0)
+
+
+async def timed(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+    """Five tokens: the first after FIRST, each other BETWEEN later."""
+    writer.write(SSE)
+    await asyncio.sleep(FIRST)
+    for token in range(5):
+        if token:
+            await asyncio.sleep(BETWEEN)
+        writer.write(chunk(WORD))
+    writer.write(chunk(USAGE) + chunk(DONE) + b"0\r\n\r\n")
+
+
+def test_its_numbers_are_the_servers_delays() -> None:
+    with served(timed) as server:
+        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 0.2))
+    assert len(ran.results) == 20
+    assert {result.outcome for result in ran.results} == {"ok"}
+    assert [result.at for result in sorted(ran.results, key=lambda one: one.index)] == [n / 100.0 for n in range(20)]
+    ttft = [result.first_token - result.at for result in ran.results]
+    gaps = [gap for result in ran.results for gap in result.gaps]
+    assert min(ttft) >= FIRST
+    assert median(ttft) < FIRST + SLACK
+    assert {len(result.gaps) for result in ran.results} == {4}
+    assert BETWEEN - 0.01 < median(gaps) < BETWEEN + SLACK
+    assert all(sum(result.gaps) > 4 * BETWEEN - 0.02 for result in ran.results)
+    for result in ran.results:
+        assert result.sent >= result.at
+        assert result.sent <= result.first_byte <= result.first_token
+        assert result.first_token + sum(result.gaps) <= result.finished + 1e-9
+        assert (result.prompt_tokens, result.completion_tokens, result.tries) == (7, 3, 1)
+
+
+@pytest.mark.slow
+def test_a_slow_server_does_not_slow_the_load() -> None:
+    async def slow(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.5)
+        writer.write(GOOD)
+
+    with served(slow) as server:
+        ran = sent(server.address)
+    assert server.connections == 10  # all were open at once
+    assert max(result.sent for result in ran.results) < 0.5
+    assert {result.outcome for result in ran.results} == {"ok"}
+
+
+def test_connections_are_used_again() -> None:
+    with served(always(GOOD)) as server:
+        ran = sent(server.address, scenario_of(Arrivals(closed=2), 0.1))
+        assert ran.connections == server.connections == 2
+        assert len(ran.results) > 4
+        assert {result.outcome for result in ran.results} == {"ok"}
+
+
+ENDS = (
+    (plain(500, b'{"error":{"message":"41 things","type":"InternalServerError"}}'), "upstream",
+     "500 InternalServerError"),
+    (plain(404, b"no such page", kind=b"text/plain"), "engine_refused", "404"),
+    (plain(429, b"{}", b"x-weir-reason: queue_full"), "queue_full", "429"),
+    (plain(200, b"<html>", kind=b"text/html"), "garbled", "text/html, asked for a stream"),
+    (plain(200, b"{}"), "garbled", "application/json, asked for a stream"),
+    (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "unanswered", "an answer that is not HTTP"),
+    (stream(DONE), "empty", "a stream without a token"),
+    (stream(WORD, WORD), "cut", "no [DONE]"),
+    (stream(WORD, b'data: {"error":{"message":"x","code":"oom"}}\n\n'), "truncated", "200 oom"),
+    (SSE + b"zz\r\n", "cut", "an answer that is not HTTP"),
+    (stream(WORD, DONE), "ok", ""),  # without a usage
+    (stream(SPACED, DONE.replace(b"\n", b"\r\n")), "ok", ""),
+    (b"HTTP/1.1 103 Early\r\nlink: x\r\n\r\n" + GOOD, "ok", ""),
+)  # fmt: skip
+STALLS = ((b"", "no answer"), (SSE, "no token"), (SSE + chunk(WORD), "stalled within the answer"))
+
+
+def test_what_servers_do_is_an_outcome() -> None:
+    with served(always(*(data for data, _, _ in ENDS))) as server:
+        ran = sent(server.address, ONE_BY_ONE, count=len(ENDS))
+    found = sorted(ran.results, key=lambda result: result.index)
+    assert [(result.outcome, result.reason) for result in found] == [(word, why) for _, word, why in ENDS]
+    assert all(result.finished >= result.sent > 0.0 for result in found)
+
+
+def test_a_plan_of_nothing_is_over_at_once() -> None:
+    ran = sent(Address("127.0.0.1", 9), scenario_of(Arrivals(constant=Rate(1.0)), 60.0), count=0)
+    assert ran.results == []
+    assert ran.seconds < 5.0
+
+
+@pytest.mark.slow
+def test_what_stalls_is_given_up() -> None:
+    with served(always(*(data for data, _ in STALLS))) as server:
+        ran = sent(server.address, ONE_BY_ONE, count=len(STALLS), timeout=0.15)
+    found = sorted(ran.results, key=lambda result: result.index)
+    assert [(result.outcome, result.reason) for result in found] == [("timed_out", why) for _, why in STALLS]
+
+
+def test_nobody_waits_for_ever() -> None:
+    with served(always(b"")) as server:
+        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 0.02), drain=0.05)
+    assert {result.outcome for result in ran.results} == {"unfinished"}
+    assert ran.seconds < 2.0
+
+
+def test_nobody_listens() -> None:
+    ran = sent(Address("127.0.0.1", 9), scenario_of(Arrivals(constant=Rate(100.0)), 0.02))
+    assert {(result.outcome, result.reason) for result in ran.results} == {("unanswered", "Connection refused")}
+    ran = sent(Address("nobody.invalid", 80), scenario_of(Arrivals(constant=Rate(100.0)), 0.02))
+    assert {result.outcome for result in ran.results} == {"unanswered"}
+    assert all(result.reason.startswith("name lookup: ") for result in ran.results)
+
+
+def test_it_tries_again_when_it_is_told_to() -> None:
+    async def second(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(plain(503, b"{}", b"retry-after-ms: 20") if number == 0 else GOOD)
+
+    with served(second) as server:
+        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 0.01), retries=2)
+    (result,) = ran.results
+    assert (result.outcome, result.tries) == ("ok", 2)
+    assert result.first_token - result.sent >= 0.02  # the wait is part of what its user felt
+    assert server.bodies[0] == server.bodies[1]
+
+
+def test_a_refusal_for_good_is_not_asked_again() -> None:
+    with served(always(plain(503, b"{}", b"x-should-retry: false"))) as server:
+        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 0.01), retries=2)
+    assert [result.tries for result in ran.results] == [1]
+    assert len(server.bodies) == 1
+
+
+def test_a_conversation_goes_on_with_what_was_said() -> None:
+    with served(always(GOOD)) as server:
+        session = Sessions(turns=Length(constant=3), think=0.01, spread=0.0)
+        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(1.0)), 30.0, session=session), count=1)
+    assert [result.index for result in ran.results] == [0, 1, 2]
+    assert [result.outcome for result in ran.results] == ["ok"] * 3
+    first, second, _ = ran.results
+    assert second.at >= first.finished  # its time follows from the answer
+    said = b'{"role":"assistant","content":"' + b'hi \\"you\\"' * 3 + b'"}'
+    assert [body.count(said) for body in server.bodies] == [0, 1, 2]
+
+
+def test_embeddings_have_no_tokens() -> None:
+    body = b'{"data":[],"usage":{"prompt_tokens":160,"total_tokens":160}}'
+    with served(always(plain(200, body))) as server:
+        ran = sent(server.address, scenario_of(Arrivals(constant=Rate(100.0)), 0.02, kind="embeddings"))
+    for result in ran.results:
+        assert (result.outcome, result.prompt_tokens, result.first_token, result.gaps) == ("ok", 160, 0.0, ())
+
+
+@pytest.mark.slow
+def test_over_tls_and_its_errors(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ("-addext", "subjectAltName=DNS:localhost")
+    argv = ["/usr/bin/env", "openssl", "req", *made.split(), *names, "-keyout", key, "-out", cert]
+    subprocess.run(argv, check=True, capture_output=True)
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(cert, key)
+    two = scenario_of(Arrivals(constant=Rate(50.0)), 0.04)
+    with served(always(GOOD), tls=theirs) as server:
+        good = sent(Address("localhost", server.port, tls=True), two, tls=ssl.create_default_context(cafile=cert))
+        bad = sent(Address("localhost", server.port, tls=True), two, tls=ssl.create_default_context())
+        other = sent(Address("127.0.0.1", server.port, tls=True), two, tls=ssl.create_default_context(cafile=cert))
+    assert {result.outcome for result in good.results} == {"ok"}
+    assert {(result.outcome, result.reason) for result in bad.results} == {
+        ("unanswered", "TLS: self-signed certificate")
+    }
+    assert all("IP address mismatch" in result.reason for result in other.results)
+    with served(always(GOOD)) as server:  # which waits for a request in a hello
+        ran = sent(Address("127.0.0.1", server.port, tls=True), two, tls=ssl.create_default_context(), timeout=0.1)
+    assert {(result.outcome, result.reason) for result in ran.results} == {("timed_out", "no answer")}
+
+
+@pytest.mark.slow
+def test_over_a_unix_socket(tmp_path: Path) -> None:
+    with served(always(GOOD), unix=tmp_path / "s"):
+        ran = sent(Address("localhost", unix=str(tmp_path / "s")))
+    assert {result.outcome for result in ran.results} == {"ok"}
+
+
+def test_a_signal_ends_it_and_keeps_what_there_is() -> None:
+    async def interrupting(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+        if number < 9:
+            writer.write(GOOD)
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with served(interrupting) as server:
+        ran = sent(server.address, ONE_BY_ONE, timeout=60.0, drain=60.0)
+    assert ran.stopped
+    assert ran.seconds < 20.0
+    assert Counter(result.outcome for result in ran.results) == {"ok": 9, "interrupted": 1}
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_targets_tell_is_sampled() -> None:
+    page = (
+        b"# TYPE vllm:num_requests_running gauge\n"
+        b'vllm:num_requests_running{engine="0",model_name="m"} 3.0\n'
+        b'vllm:num_requests_waiting{engine="0",model_name="m"} 2.0\n'
+        b'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25\n'
+    )
+
+    async def later(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+        while not metrics.bodies:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        writer.write(GOOD)
+
+    with served(always(plain(200, page, kind=b"text/plain"))) as metrics, served(later) as server:
+        ran = sent(server.address, sources=(("e", metrics.address), ("dead", Address("127.0.0.1", 9))))
+    assert {(one.engine, one.kv, one.running, one.waiting) for one in ran.samples} == {("e", 0.25, 3, 2)}
