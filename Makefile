@@ -44,8 +44,8 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One more than there are cores, for tests wait as much as they work.
-WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
+# One for each core: what waits is among the slow ones.
+WORKERS ?= $(shell nproc)
 fast: $(STAMP)
 	$(PYTEST) -n $(WORKERS) -m 'not slow and not vllm'
 

@@ -13,6 +13,8 @@ from gateway import embedded
 from gateway.embedded import Embedded, EmbeddedFleet, parse_embedded
 from loadtest.processes import Gateway, answers, until
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 
 def stat(pid: str) -> tuple[str, int]:
     """State and parent of a process; `Z` for one that has ended."""
@@ -66,7 +68,6 @@ def test_engines_start_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.slow
 def test_one_that_does_not_come_up_is_told_and_leaves_none() -> None:
     async def main() -> None:
         fleet, others = Embedded(), set(children(os.getpid()))
@@ -80,7 +81,6 @@ def test_one_that_does_not_come_up_is_told_and_leaves_none() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_engines_end_with_the_gateway_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
     with Gateway(tmp_path / "log", "--engine", "sim:2:cpu-tiny") as gateway:

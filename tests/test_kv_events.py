@@ -29,6 +29,8 @@ from gateway.loading import Configuration
 from loadtest.processes import Child
 from tests.e2e.children import SimEngine, post
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 WITHIN = 15.0  # seconds any of these tests may wait for something
 TTL = 600.0
 

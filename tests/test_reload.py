@@ -20,6 +20,8 @@ from gateway.core.policy import Policy
 from gateway.core.policy_file import decode
 from gateway.reload import LIMIT, POLL, SETTLE, UNFORESEEN, PolicyFile, Read
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 WITHIN = 10.0  # seconds; how soon it really is, is test_how_soon's business
 
 

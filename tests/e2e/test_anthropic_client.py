@@ -10,6 +10,8 @@ import pytest
 
 from loadtest.processes import Gateway, until
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 MESSAGES = [{"role": "user", "content": "Why is the river level?"}]
 GREEDY = {"temperature": 0}
 ENDLESS = {"ignore_eos": True}

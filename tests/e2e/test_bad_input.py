@@ -14,6 +14,8 @@ import pytest
 from loadtest.processes import until
 from tests.e2e.traffic import MESSAGES, QUICK, Site, Tree, Wire, body, sha256
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 KEY = "weir-a-key-of-acme"
 AUTHORIZED = (b"authorization", b"Bearer " + KEY.encode())
 POLICY: Tree = {"tenants": {"acme": {"keys": [sha256(KEY)]}}, "fleet": QUICK}
@@ -161,7 +163,6 @@ def test_pictures_that_are_in_the_call_pass(site: Site) -> None:
     check(site, INLINE, [], 200, "", None)
 
 
-@pytest.mark.slow
 def test_pictures_and_numbers_as_the_policy_says(site: Site) -> None:
     site.use(POLICY | {"body": {"media": "any", "max_messages": 1, "max_n": 2}})
     check(site, picture("https://a/b.png"), [], 200, "", None)

@@ -23,6 +23,8 @@ from loadtest.processes import total, until
 from tests.e2e.children import SimEngine
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, asked
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 RULE = Merge(window=0.02, max_items=64, max_tokens=100_000)
 MERGED = Batching(embeddings=RULE, rerank=RULE, score=RULE)
 
@@ -105,7 +107,6 @@ def test_each_caller_gets_what_the_engine_answers_it_alone(
     real(engine.url, scenario)
 
 
-@pytest.mark.slow
 def test_an_input_too_long_fails_nobody_else(tmp_path: Path) -> None:
     engine = SimEngine(tmp_path / "engine.log", "--max-model-len", "128", "--max-num-batched-tokens", "2048")
 
@@ -124,7 +125,6 @@ def test_an_input_too_long_fails_nobody_else(tmp_path: Path) -> None:
         real(engine.url, scenario)
 
 
-@pytest.mark.slow
 def test_the_engine_is_told_when_the_last_caller_has_left(engine: SimEngine) -> None:
     engine.faults(slow=1000.0)
 

@@ -13,6 +13,8 @@ import pytest
 from loadtest.processes import until
 from tests.e2e.traffic import CHAT, QUICK, Site, Tree, body
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 ONE_AT_A_TIME: Tree = {"interactive": {}, "default": {"max_concurrency": 1, "ttft": "30s"}}
 PACE: Tree = {"slow": 5.0}  # the engine takes 2 ms for each token
 POLICY: Tree = {"classes": ONE_AT_A_TIME, "service_tiers": {}, "budget": {"alpha": 1}, "fleet": QUICK}
@@ -81,7 +83,6 @@ def test_what_waits_past_its_deadline_is_told_then(site: Site) -> None:
         assert not site.empty(), "what runs goes on"
 
 
-@pytest.mark.slow
 def test_the_sdks_own_patience_is_a_deadline_too(site: Site) -> None:
     with Stream(site, max_tokens=1000, stopped=True):
         told = {"x_stainless_read_timeout": "0.3", "x_weir_deadline_ms": "60000"}
@@ -121,7 +122,6 @@ def test_a_stream_past_its_deadline_ends_with_an_error_and_its_engine_stops(site
     assert site.ask().status_code == 200
 
 
-@pytest.mark.slow
 def test_a_stream_whose_engine_stands_still_is_ended_all_the_same(site: Site) -> None:
     with Stream(site, max_tokens=100, headers={"x-weir-deadline-ms": "300"}, stopped=True) as stream:
         began = time.monotonic()
@@ -150,7 +150,6 @@ def test_impatient_clients_do_not_open_the_breaker(site: Site) -> None:
 # -- as the policy says -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_where_the_policy_lets_them_finish_streams_do(site: Site) -> None:
     site.use(POLICY | {"deadlines": {"on_deadline": "finish"}})
     with Stream(site, max_tokens=200, headers={"x-weir-deadline-ms": "250"}) as stream:
@@ -165,7 +164,6 @@ def test_where_the_policy_lets_them_finish_streams_do(site: Site) -> None:
     site.use(POLICY)
 
 
-@pytest.mark.slow
 def test_a_cut_answer_says_so(site: Site) -> None:
     """With a third of the cache promised to one call, the next ones are cut, but for the most important class."""
     tier = {"kv_above": "30%", "max_tokens": 20}

@@ -13,6 +13,8 @@ import pytest
 from loadtest.processes import Gateway, get, until
 from tests.e2e.children import ONE_AT_A_TIME, Call, SimEngine, gateway
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 
 def refuses(url: str) -> bool:
     parts = urlsplit(url)
@@ -60,7 +62,6 @@ def test_what_streams_finishes_what_waits_is_refused_and_nothing_new_gets_in(tmp
         assert running.child.process.wait(10) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hurried", [True, False], ids=["a second SIGTERM", "the end of timeouts.drain"])
 def test_what_cannot_finish_is_told_so(tmp_path: Path, engine: SimEngine, hurried: bool) -> None:
     policy = ONE_AT_A_TIME if hurried else ONE_AT_A_TIME + "timeouts: {drain: 300ms}\n"
@@ -81,7 +82,6 @@ def test_what_cannot_finish_is_told_so(tmp_path: Path, engine: SimEngine, hurrie
         assert until(lambda: engine.running() == 0, 5.0) is not None, "the engine is freed"
 
 
-@pytest.mark.slow
 def test_in_the_grace_period_balancers_are_told_and_calls_are_taken(tmp_path: Path, engine: SimEngine) -> None:
     with gateway(tmp_path, engine, ONE_AT_A_TIME + "timeouts: {drain_grace: 1m}\n") as running:
         running.child.process.send_signal(signal.SIGTERM)
@@ -92,7 +92,6 @@ def test_in_the_grace_period_balancers_are_told_and_calls_are_taken(tmp_path: Pa
         assert running.child.process.wait(10) == 0
 
 
-@pytest.mark.slow
 def test_a_plain_answer_that_cannot_finish_is_a_503(tmp_path: Path, engine: SimEngine) -> None:
     with gateway(tmp_path, engine, ONE_AT_A_TIME + "timeouts: {drain: 100ms}\n") as running:
         engine.faults(hang=True)

@@ -15,6 +15,8 @@ import pytest
 from loadtest.processes import Gateway, get, until
 from tests.e2e.children import SimEngine, gateway, post
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 IDLE = 10_000
 SPARE = 20
 POLICY = f"server: {{max_connections: {IDLE + SPARE}}}\ntimeouts: {{keep_alive: 10m}}\n"
@@ -60,7 +62,6 @@ def ask(gateway: Gateway) -> int:
     return post(gateway.url + "/v1/chat/completions", body)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.usefixtures("open_files")
 def test_ten_thousand_idle_connections(tmp_path: Path, engine: SimEngine) -> None:

@@ -15,6 +15,8 @@ import pytest
 from loadtest.client import chat
 from loadtest.processes import Gateway, until
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"hello"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}\n\n'
 DONE = b"data: [DONE]\n\n"

@@ -17,6 +17,8 @@ import pytest
 from loadtest.processes import until
 from tests.e2e.traffic import CHAT, MESSAGES, QUICK, Site, Tree, Wire, body, sha256
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 BURST = 100_000
 TOKENS: Tree = {"tokens": {"rate": "60/h", "burst": BURST}}
 LARGEST = 26_214  # KV tokens of one call: what the engine has, times kv_target
@@ -104,7 +106,6 @@ def test_what_the_sdk_sees_of_a_limit_and_that_the_time_it_is_told_is_true(site:
         create(**asked)
 
 
-@pytest.mark.slow
 def test_the_sdk_waits_and_gets_its_answer(site: Site) -> None:
     client = site.openai(key_of("patient"), retries=1)
     began = time.monotonic()
@@ -151,7 +152,6 @@ def test_a_limit_within_a_tenant_binds_only_there(site: Site) -> None:
     assert "tenant models with model sim" in ask(site, "models").json()["error"]["message"]
 
 
-@pytest.mark.slow
 def test_a_limit_that_is_raised_or_lifted_helps_at_once(site: Site) -> None:
     assert [ask(site, "raised").status_code for _ in range(2)] == [200, 429]
     site.use(policy(raised={"requests": {"rate": "1/h", "burst": 3}}))

@@ -17,6 +17,8 @@ from loadtest.processes import SAMPLE, get, total, until
 from tests.e2e.children import SimEngine, post
 from tests.e2e.traffic import CHAT, QUICK, Site, Tree, body
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 CLIENTS = 6
 DELIBERATE = {"rate_limited", "queue_full", "shed", "hopeless"}  # what a policy may refuse here
 COUNTERS = ("_total", "_count", "_bucket")
@@ -96,7 +98,6 @@ def test_a_stream_outlives_its_engine_in_the_policy(site: Site, engines: list[Si
     leave_and_come_back(site, engines, at_once=False)
 
 
-@pytest.mark.slow
 def test_an_engine_that_is_named_again_while_it_ends_its_calls_stays(site: Site, engines: list[SimEngine]) -> None:
     leave_and_come_back(site, engines, at_once=True)
 
@@ -126,7 +127,6 @@ def reload(site: Site) -> tuple[int, Any]:
     return status, json.loads(answer)
 
 
-@pytest.mark.slow
 def test_what_cannot_be_used_changes_nothing_and_is_shown(site: Site, engines: list[SimEngine]) -> None:
     good = entries() | {"body": {"max_n": 3}}
     site.use(good)
@@ -279,12 +279,10 @@ def calls_ended(site: Site, **labels: str) -> float:
     return site.gateway.total("weir_requests_total", **labels)
 
 
-@pytest.mark.slow
 def test_ten_reloads_under_load(site: Site, engines: list[SimEngine]) -> None:
     reloads_under_load(site, engines, 10)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_hundred_reloads_under_load(site: Site, engines: list[SimEngine]) -> None:
     reloads_under_load(site, engines, 100)

@@ -16,6 +16,8 @@ from loadtest.processes import until
 from tests.e2e.children import SimEngine
 from tests.e2e.traffic import CHAT, QUICK, Site, Tree, body
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 TOKENS = 20  # 0.15 s on the engine
 RATE = 26.0  # calls per second; two at a time are half of that
 PROBES = 60
@@ -50,7 +52,6 @@ async def probe(client: httpx.AsyncClient, number: int) -> list[httpx.Response]:
     return answers
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_who_comes_back_when_it_was_told_to_is_let_in(tmp_path: Path, engine: SimEngine) -> None:
     async def main(site: Site) -> tuple[list[list[httpx.Response]], list[Answer]]:

@@ -20,6 +20,8 @@ from tests.e2e.children import post
 from tests.e2e.traffic import CHAT, MESSAGES, QUICK, Tree, sha256
 from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, request, settled
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 ACME, GLOBEX, INITECH = "weir-key-of-acme", "weir-key-of-globex", "weir-key-of-initech"
 ENFORCED: Tree = {
     "tenants": {"acme": {"keys": [sha256(ACME)]}, "globex": {"keys": [sha256(GLOBEX)]}},
@@ -106,7 +108,6 @@ def test_a_tenant_that_only_one_of_them_knows(pair: Pair) -> None:
     assert pair.added("account", lambda: pair.ask("nobody's")) == {("refused", "refused"): 1}
 
 
-@pytest.mark.slow
 def test_a_reload_then_shorter_answers_and_a_bad_file(pair: Pair) -> None:
     pair.file.write_text(json.dumps(SHADOW | {"tenants": ENFORCED["tenants"]}))
     assert pair.logged("shadow policy: version 2 is active"), pair.gateway.child.output()
@@ -127,7 +128,6 @@ def test_a_reload_then_shorter_answers_and_a_bad_file(pair: Pair) -> None:
     assert pair.ask(ACME)[0] == 200
 
 
-@pytest.mark.slow
 def test_without_a_shadow_there_is_nothing_of_it(gateway: Gateway, tmp_path: Path) -> None:
     assert b"weir_shadow" not in get(f"{gateway.control}/metrics")[1]
     bad = tmp_path / "bad.yaml"

@@ -15,6 +15,8 @@ import pytest
 from loadtest.processes import until
 from tests.e2e.traffic import CHAT, MESSAGES, QUICK, Site, Tree, body, sha256
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 ACME, GLOBEX, BATCHER = "weir-key-of-acme", "weir-key-of-globex", "weir-key-of-batcher"
 POLICY: Tree = {
     "keys_file": "keys.txt",
@@ -112,7 +114,6 @@ def test_a_key_is_made_used_and_revoked_while_it_streams(site: Site) -> None:
     assert rest[-1] == "data: [DONE]"
 
 
-@pytest.mark.slow
 def test_a_tenant_that_is_gone_takes_its_keys_along(site: Site) -> None:
     others = {name: tenant for name, tenant in POLICY["tenants"].items() if name != "globex"}
     assert site.ask(key=GLOBEX).status_code == 200

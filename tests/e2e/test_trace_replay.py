@@ -13,6 +13,8 @@ import pytest
 
 from loadtest.processes import Gateway, until
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 ROWS = 2000
 ROOT = Path(__file__).parents[2]
 TRACE = "azure_llm_2023_conv.csv"
@@ -27,7 +29,6 @@ def trace() -> Path:
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_request_of_a_trace_is_accounted_for(trace: Path, tmp_path: Path) -> None:
     report_path = tmp_path / "report.json"

@@ -25,6 +25,8 @@ from sidecar.core.diagnosis import diagnosis
 from sidecar.fake_gpu import FakeGPUs, lay_out
 from tests.engine.test_sim_faults import ask, faults, send, text, works
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 Start = Callable[..., Any]
 GIB = 1 << 30
 TOTAL = 24 * GIB
@@ -125,7 +127,6 @@ def test_it_does_not_start_where_its_share_is_not_free(gpus: Path) -> None:
     assert used(gpus) == (HALF + GIB // 2, 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "line", "out_of_memory"),
     [
@@ -146,7 +147,6 @@ def test_a_start_that_fails_says_why(gpus: Path, wrong: dict[str, Any], line: st
     assert (told.line, told.out_of_memory, used(gpus)) == (line, out_of_memory, (0, 0))
 
 
-@pytest.mark.slow
 def test_a_start_that_hangs_says_nothing_and_can_be_ended(gpus: Path) -> None:
     (gpus / "m.faults").write_text('{"hang_start": true}')
     with engine(gpus) as child:
@@ -155,7 +155,6 @@ def test_a_start_that_hangs_says_nothing_and_can_be_ended(gpus: Path) -> None:
         assert child.stop() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_one_that_ends_while_it_loads_has_given_its_memory_back(gpus: Path, number: signal.Signals) -> None:
     with engine(gpus, "--speed", "1") as child:
@@ -165,7 +164,6 @@ def test_one_that_ends_while_it_loads_has_given_its_memory_back(gpus: Path, numb
         assert used(gpus) == (0, 0)
 
 
-@pytest.mark.slow
 def test_a_gpu_that_is_not_there_is_a_mistake(gpus: Path) -> None:
     with engine(gpus, "--gpus", "0,7") as child:
         assert until(lambda: not child.alive, 20) is not None
@@ -173,7 +171,6 @@ def test_a_gpu_that_is_not_there_is_a_mistake(gpus: Path) -> None:
         assert child.output() == f"python -m loadtest.engine: there is no GPU 7 in {gpus}\n"
 
 
-@pytest.mark.slow
 def test_the_environment_says_where_and_which_and_how_fast(gpus: Path) -> None:
     env = {"WEIR_SIMULATED_GPUS": str(gpus), "CUDA_VISIBLE_DEVICES": "1", "WEIR_SIMULATED_SPEED": "50"}
     argv = [sys.executable, "-m", "loadtest.engine", "--profile", "l4-8b-fp8"]
@@ -245,7 +242,6 @@ def test_one_that_cannot_have_its_memory_back_dies(sim: Start, gpus: Path) -> No
     server.until(lambda it: it.died.is_set())
 
 
-@pytest.mark.slow
 def test_one_that_has_died_ends_its_process(gpus: Path) -> None:
     with engine(gpus, "--port", "0") as child:
         url = child.line(r"^ready (\S+)", 20)

@@ -39,6 +39,8 @@ from tests.faults.scripted import (
     settled,
 )
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 QUICK = Policy(timeouts=Timeouts(first_byte=0.3, stall=0.3, write_stall=0.3))
 
 
@@ -299,14 +301,12 @@ async def client(port: int, kind: str, rng: random.Random) -> int:
     return 0
 
 
-@pytest.mark.slow
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_after_a_random_mix_of_everything_nothing_is_left(seed: int) -> None:
     a_random_mix(seed)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))

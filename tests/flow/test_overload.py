@@ -24,6 +24,8 @@ from loadtest.simulated_client import Clients, Try
 from loadtest.simulation import Fault, Result, Run
 from loadtest.workload import Kind, Planned
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 POLICY = b"""
 version: 1
 classes:
@@ -127,7 +129,6 @@ def test_overload_refuses_some_serves_the_rest_and_loses_nobody(factor: float) -
     vtime.run(scenario())
 
 
-@pytest.mark.slow
 def test_under_a_flood_of_better_classes_batch_still_progresses() -> None:
     async def scenario() -> None:
         world = World(engines=1)
@@ -178,7 +179,6 @@ def test_a_hung_engine_is_left_and_its_unanswered_calls_go_elsewhere() -> None:
     vtime.run(scenario())
 
 
-@pytest.mark.slow
 def test_while_every_engine_fails_retries_stay_within_their_budget() -> None:
     async def scenario() -> None:
         world = World()
@@ -192,7 +192,6 @@ def test_while_every_engine_fails_retries_stay_within_their_budget() -> None:
     vtime.run(scenario())
 
 
-@pytest.mark.slow
 def test_failing_engines_degrade_the_mode_and_recovery_brings_it_back() -> None:
     async def scenario() -> None:
         world = World()
@@ -217,7 +216,6 @@ def test_clients_that_leave_take_their_work_with_them() -> None:
     vtime.run(scenario())
 
 
-@pytest.mark.slow
 def test_the_end_of_a_run_in_full_overload_leaves_nothing_behind() -> None:
     async def scenario() -> None:
         world = World()

@@ -31,6 +31,8 @@ from tests.loadtest.bench_servers import (
     stream,
 )
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 GOOD = stream(WORD, WORD, WORD, USAGE, DONE)
 SPACED = WORD.replace(b'"choices":[{', b'"choices": [ {').replace(b"\n", b"\r\n")
 FIRST, BETWEEN = 0.04, 0.02  # seconds
@@ -69,7 +71,6 @@ def test_its_numbers_are_the_servers_delays() -> None:
         assert (result.prompt_tokens, result.completion_tokens, result.tries) == (7, 3, 1)
 
 
-@pytest.mark.slow
 def test_a_slow_server_does_not_slow_the_load() -> None:
     async def slow(number: int, body: bytes, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.5)
@@ -123,7 +124,6 @@ def test_a_plan_of_nothing_is_over_at_once() -> None:
     assert ran.seconds < 5.0
 
 
-@pytest.mark.slow
 def test_what_stalls_is_given_up() -> None:
     with served(always(*(data for data, _ in STALLS))) as server:
         ran = sent(server.address, ONE_BY_ONE, count=len(STALLS), timeout=0.15)
@@ -185,7 +185,6 @@ def test_embeddings_have_no_tokens() -> None:
         assert (result.outcome, result.prompt_tokens, result.first_token, result.gaps) == ("ok", 160, 0.0, ())
 
 
-@pytest.mark.slow
 def test_over_tls_and_its_errors(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
@@ -209,7 +208,6 @@ def test_over_tls_and_its_errors(tmp_path: Path) -> None:
     assert {(result.outcome, result.reason) for result in ran.results} == {("timed_out", "no answer")}
 
 
-@pytest.mark.slow
 def test_over_a_unix_socket(tmp_path: Path) -> None:
     with served(always(GOOD), unix=tmp_path / "s"):
         ran = sent(Address("localhost", unix=str(tmp_path / "s")))

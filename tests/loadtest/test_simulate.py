@@ -31,6 +31,8 @@ from loadtest.simulate_run import Before, Cell, Progress, Simulated, simulate
 from loadtest.stats import latency_of
 from loadtest.trace import REORDER
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 EVERY_KIND = b"""
 version: 1
 arrivals: {poisson: 20/s}
@@ -235,7 +237,6 @@ def ended(group: int) -> bool:
     return False
 
 
-@pytest.mark.slow
 def test_the_same_seed_is_the_same_report_to_the_byte(tmp_path: Path) -> None:
     """In processes with different hash seeds, at once or one after the other."""
     policy = tmp_path / "mine.yaml"
@@ -262,7 +263,6 @@ def test_the_same_seed_is_the_same_report_to_the_byte(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_highest_rate_that_keeps_the_slo_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
@@ -288,7 +288,6 @@ def test_the_highest_rate_that_keeps_the_slo_is_found(tmp_path: Path, capsys: py
     assert len({run["rate"] for run in report(out)["runs"]}) > 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engines", ["2", "2,4"], ids=["alone", "at once"])
 def test_ctrl_c_leaves_a_report_marked_partial_and_no_process(tmp_path: Path, engines: str) -> None:
     out = tmp_path / "out"
@@ -311,7 +310,6 @@ def test_ctrl_c_leaves_a_report_marked_partial_and_no_process(tmp_path: Path, en
     assert ended(process.pid), "no process of its group is left"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_memory_does_not_grow_with_a_trace(tmp_path: Path) -> None:
     """Four times the rows in the memory of the first: sketches and the engines' caches are full by then."""

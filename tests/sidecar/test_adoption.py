@@ -20,6 +20,8 @@ from sidecar.adoption import NotOurs, ProcessRecord, end_orphans
 from sidecar.process import Process
 from tests.sidecar.nothing_left import PLACE, gone, nothing_left, python, sidecar_name, spawn
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 WITHIN = 20.0  # seconds that anything may take on a busy machine
 # A leader, a child in a session of its own, and one in the leader's that has lost its marker; a minute at most.
 FORKS = """

@@ -26,6 +26,8 @@ from sidecar.engine import VllmEngines, measurement
 from sidecar.fake_gpu import FakeGPUs, lay_out
 from tests.sidecar.nothing_left import children, gone, nothing_left
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 WITHIN = 30.0  # seconds that any of these may take on a busy machine
 # What stands in for a vLLM's interpreter: it is started as `python -m vllm... --model ...`, and it is this program.
 PROGRAM = """#!{python} -ISu
@@ -157,7 +159,6 @@ async def first_line(engine: Engine) -> str:
 # -- one that serves --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_life_of_an_engine(tmp_path: Path) -> None:
     """Started on a simulated GPU, asleep at both levels and awake again, left, taken over, ended."""
     folder = tmp_path / "gpus"
@@ -283,7 +284,6 @@ def test_why_a_start_failed_is_what_the_engine_said(tmp_path: Path, body: str, m
     run(scenario)
 
 
-@pytest.mark.slow
 def test_one_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         box = Box(tmp_path, vllm(tmp_path, "print('Loading weights', flush=True); time.sleep(99)"),
@@ -351,7 +351,6 @@ def test_how_deep_an_engine_sleeps_is_what_it_says(tmp_path: Path) -> None:
     run(scenario)
 
 
-@pytest.mark.slow
 def test_a_sleep_whose_answer_was_lost_counts_if_it_sleeps(tmp_path: Path) -> None:
     async def scenario() -> None:
         box = Box(tmp_path, vllm(tmp_path, SERVES))
@@ -505,7 +504,6 @@ def test_what_is_in_the_way_of_a_socket_is_not_removed(tmp_path: Path) -> None:
 # -- what an earlier sidecar left -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_what_cannot_be_taken_over_is_ended_or_handed_out_to_be(tmp_path: Path) -> None:
     async def scenario() -> None:
         program = vllm(tmp_path, SERVES)

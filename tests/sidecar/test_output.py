@@ -16,6 +16,8 @@ from sidecar.output import Output
 from sidecar.ring import LINE_MOST, Ring
 from tests.sidecar.nothing_left import nothing_left, spawn
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:

@@ -18,6 +18,8 @@ from sidecar.ring import Ring
 from sidecar.starting import SpawnFailed
 from tests.sidecar.nothing_left import PLACE, gone, nothing_left, python, spawn
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 WITHIN = 20.0  # seconds that anything may take on a busy machine
 
 OBEYS = """
@@ -315,7 +317,6 @@ def test_progress_is_when_output_was_last_seen(tmp_path: Path) -> None:
     run(scenario)
 
 
-@pytest.mark.slow
 def test_a_child_that_floods_costs_neither_memory_nor_the_loop(tmp_path: Path) -> None:
     most = 4 << 20
     block = "('x' * 99 + '\\n') * 10000"

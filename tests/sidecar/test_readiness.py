@@ -17,6 +17,8 @@ from sidecar.engine_api import ApiError, EngineApi
 from sidecar.readiness import ready
 from tests.sidecar.scripted import Scripted, answer, engine, play
 
+pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
+
 NOBODY = "unix:///nonexistent/socket"
 SAID = answer(b'{"choices":[{"text":"x"}]}')
 
