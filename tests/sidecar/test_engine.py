@@ -599,10 +599,11 @@ def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         first = int(free_ports().partition("-")[0])
         box = Box(tmp_path, vllm(tmp_path, SERVES, answers_help="time.sleep(99)"), pool=f"{first}-{first}")
+        others = children()
         for _ in range(2):  # its port is free again
             await cancelled(box.start(), (tmp_path / "asked").exists)
             (tmp_path / "asked").unlink()
-            assert children() == set()
+            assert children() <= others
 
     run(scenario)
 
