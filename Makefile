@@ -54,9 +54,9 @@ test: check slow coverage ## everything a machine without a GPU can prove
 slow: $(STAMP)
 	$(PYTEST) -m 'slow and not vllm and not ray'
 
-# Of the cores alone: they are where every branch is a decision, and their tests need no sockets.
+# Of the cores alone: they are where every branch is a decision, and few of their tests need sockets.
 coverage: $(STAMP)
-	$(PYTEST) -n $(WORKERS) tests/core tests/properties tests/sidecar -m 'not vllm and not slow' \
+	$(PYTEST) -n $(WORKERS) tests/core tests/properties tests/sidecar tests/flow tests/test_metrics.py -m 'not vllm and not slow' \
 		--cov=gateway.core --cov=sidecar.core --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 format: $(STAMP) ## let ruff put everything in its format

@@ -46,6 +46,19 @@ def test_a_hold_is_given_back_once() -> None:
     assert (e.held, e.in_flight, e.prefill_queued) == (0, 0, 0)
 
 
+def test_one_that_is_found_ready_is_in_at_once_and_what_it_failed_is_over_unless_calls_are_there() -> None:
+    e = engine()
+    e.down()
+    failed = e.breaker
+    hold = e.hold(300, 100, 0.0)
+    e.ready(5.0)
+    assert e.up
+    assert e.breaker is failed, "its calls are counted there when they end"
+    hold.release()
+    e.ready(6.0)
+    assert e.breaker is not failed
+
+
 def test_a_hold_released_before_the_first_byte_leaves_the_prefill_queue() -> None:
     e = engine()
     e.hold(300, 100, 0.0).release()
