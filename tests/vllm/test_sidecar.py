@@ -127,7 +127,12 @@ class Machine:
         """The answer to one call through the gateway; the client does not retry."""
         with openai.OpenAI(base_url=f"{self.gateway.url}/v1", api_key="none", max_retries=0, timeout=300.0) as client:
             messages = [{"role": "user", "content": "what is it?"}]
-            answer = client.chat.completions.create(model=name, messages=messages, max_tokens=tokens)  # type: ignore[arg-type]
+            answer = client.chat.completions.create(
+                model=name,
+                messages=messages,  # type: ignore[arg-type] # a literal, which the client's types take for wider
+                max_tokens=tokens,
+                extra_body={"ignore_eos": True},  # invented weights end an answer when it pleases them
+            )
             assert answer.usage is not None
             assert answer.usage.completion_tokens > 0
             return answer.choices[0].message.content or ""
