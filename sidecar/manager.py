@@ -224,8 +224,9 @@ class Manager:
         residents = self.residents(ended=ended, idle=idle)
         decision = plan(target, residents, devices, now, settings)
         if isinstance(decision, Infeasible) and entry.least_room:
-            entry.least_room = 0  # nothing more can be evicted for it: once more with what there is
-            return plan(entry.target(since), residents, devices, now, settings)
+            # Nothing more can be evicted for it: with what there is.
+            target = msgspec.structs.replace(target, need=entry.size.start_needs)
+            return plan(target, residents, devices, now, settings)
         return decision
 
     def residents(self, *, ended: bool = False, idle: bool = False) -> list[Resident]:
