@@ -104,17 +104,8 @@ class Operations:
                     entry.gpus = ()
                 self._step(entry, "cancel")
 
-    async def evict(
-        self,
-        entry: Entry,
-        level: Literal[1, 2] | None,
-        after: int,
-        within: float = DRAIN_WITHIN,
-        *,
-        unless_wanted: bool = False,
-    ) -> bool:
-        """Put it to sleep at `level`, or end it if None. False: it is still used, or its memory has not come back, or
-        calls have come for it while it was being drained, where that counts."""
+    async def evict(self, entry: Entry, level: Literal[1, 2] | None, after: int, within: float) -> bool:
+        """Put it to sleep at `level`, or end it if None. False: it is still used, or its memory has not come back."""
         try:
             if entry.lifecycle.pending is DRAIN and not await self._drained(entry, after, within):
                 return False
@@ -266,7 +257,6 @@ class Operations:
         if entry.lifecycle.pending is not STOP:
             self._step(entry, "stop")
         back = await self._ended(entry)
-        entry.gpus, entry.level = (), 0
         self._step(entry, "stopped")
         self._keep()
         self._say(f"{entry.name} is stopped")
@@ -291,13 +281,18 @@ class Operations:
         self._step(entry, "out_of_memory" if error.out_of_memory and entry.lifecycle.pending else "failed", str(error))
         self._say(f"{entry.name} failed: {error}")
         back = await self._ended(entry)
-        entry.gpus, entry.level = (), 0
         self._keep()
         if entry.lifecycle.pending is STOP:  # somebody wanted it ended
             self._step(entry, "stopped")
         return back
 
     async def _ended(self, entry: Entry) -> bool:
+        """End what runs of it; from then on it has no GPUs. False: its memory has not come back."""
+        back = await self._memory_back(entry)
+        entry.gpus, entry.level = (), 0
+        return back
+
+    async def _memory_back(self, entry: Entry) -> bool:
         engine = self.running.get(entry.name)
         if engine is None:
             return True
