@@ -20,6 +20,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from gateway.core.fleet import Engine
 from gateway.core.residency import Residency
+from gateway.tasks import telling
 
 QUEUED = 256  # messages; an engine sends one per step
 LARGEST = 16 * 1024 * 1024  # bytes of a message; 64k tokens in a step make half a megabyte
@@ -74,7 +75,7 @@ class Listener:
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         _subscribe(self._socket, url)
         self.task = asyncio.get_running_loop().create_task(self._run())
-        self.task.add_done_callback(_report)
+        self.task.add_done_callback(telling("an engine's cache events are not listened to any more"))
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -122,10 +123,3 @@ def _subscribe(socket: zmq.asyncio.Socket, url: str) -> None:
     socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT
     socket.subscribe(b"")
     socket.connect(url)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """A listener ends only by cancellation; any other end is a bug and must not pass in silence."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        context = {"message": "an engine's cache events are not listened to any more", "exception": error, "task": task}
-        task.get_loop().call_exception_handler(context)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.policy import FleetPolicy
 from gateway.core.vllm import AnswerError, models_from, sample_from
+from gateway.straight import client
+from gateway.tasks import telling
 
 MODELS_EVERY = 30.0  # seconds
 MODELS_WITHIN = 2.0  # seconds
@@ -72,13 +73,6 @@ class Telemetry:
         await asyncio.gather(*self._ending, *(watcher.aclose() for watcher in self._watchers.values()))
 
 
-def _report(task: asyncio.Task[None]) -> None:
-    """A watcher ends only by cancellation; any other end is a bug and must not pass in silence."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        context = {"message": "an engine's telemetry stopped", "exception": error, "task": task}
-        task.get_loop().call_exception_handler(context)
-
-
 class Watcher:
     """Asks one engine. `tried` is set once it has answered, or failed to, for the first time."""
 
@@ -105,7 +99,7 @@ class Watcher:
         loop = asyncio.get_running_loop()
         for watch in (self.watch_health(share), self.watch_metrics(share)):
             task = loop.create_task(watch)
-            task.add_done_callback(_report)
+            task.add_done_callback(telling("an engine's telemetry stopped"))
             self._tasks.append(task)
 
     @property
@@ -197,8 +191,7 @@ class Watcher:
 
 
 def _client(url: str, api_key: str | None) -> httpx.AsyncClient:
-    """One connection or two, straight to the engine: no proxy from the environment, no redirects, no compression, no
-    cookies."""
+    """One connection or two, straight to the engine."""
     path = url.removeprefix("unix://")
     transport = httpx.AsyncHTTPTransport(
         uds=path if path != url else None,
@@ -206,16 +199,7 @@ def _client(url: str, api_key: str | None) -> httpx.AsyncClient:
         limits=httpx.Limits(max_connections=4, keepalive_expiry=4.0),  # vLLM closes idle connections after 5 s
         trust_env=False,
     )
-    headers = {"accept-encoding": "identity", "user-agent": "weir"}
+    made = client(transport, base_url="http://localhost" if path != url else url)
     if api_key is not None:
-        headers["authorization"] = f"Bearer {api_key}"
-    base = "http://localhost" if path != url else url
-    return httpx.AsyncClient(
-        transport=transport,
-        base_url=base,
-        headers=headers,
-        # No engine's cookies are kept: one with bytes beyond ASCII would make every later request raise.
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-        timeout=None,  # noqa: S113 # _get bounds each request as a whole; httpx's time-outs are per read
-        trust_env=False,
-    )
+        made.headers["authorization"] = f"Bearer {api_key}"
+    return made

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from urllib.parse import quote
 
 import httpx
 
 from gateway.core.sidecar import Outlook, awake, beginning
 from gateway.dispatch import Dispatch
+from gateway.straight import client
+from gateway.tasks import telling
 from sidecar.wire import MAX_BYTES, WireError, ensured
 
 WITHIN = 3.0  # seconds for a whole answer
 FIRST_PAUSE, LAST_PAUSE = 1.0, 8.0  # seconds before one that has agreed and not begun is asked again
 LOOK = 1.0  # seconds between two looks at whether anybody waits still
+LIMITS = httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=4.0)
 RESULTS = ("awake", "begun", "cannot", "failed")
 
 
@@ -52,7 +54,7 @@ class Waking:
         if model not in self._tasks:
             task = asyncio.get_running_loop().create_task(self._have(model))
             self._tasks[model] = task
-            task.add_done_callback(_report)
+            task.add_done_callback(telling("asking for a model stopped"))
 
     def heard(self) -> None:
         """A sidecar has reported, or has fallen silent."""
@@ -123,7 +125,7 @@ class Waking:
     async def _post(self, url: str) -> bytes:
         """The body of a 200, bounded in time and size."""
         if self._client is None:
-            self._client = _client(self.transport)
+            self._client = client(self.transport, limits=LIMITS)
         headers = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
         body = bytearray()
         async with asyncio.timeout(WITHIN), self._client.stream("POST", url, headers=headers) as response:
@@ -145,24 +147,5 @@ class Waking:
             await self._client.aclose()
 
 
-def _report(task: asyncio.Task[None]) -> None:
-    """Any end but a quiet one is a bug and must not pass in silence."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        context = {"message": "asking for a model stopped", "exception": error, "task": task}
-        task.get_loop().call_exception_handler(context)
-
-
 def _words(error: Exception) -> str:
     return str(error)[:200] or type(error).__name__
-
-
-def _client(transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
-    """Straight to the sidecar, as to an engine: no proxy from the environment, no redirects, no cookies."""
-    return httpx.AsyncClient(
-        transport=transport,
-        headers={"accept-encoding": "identity", "user-agent": "weir"},
-        limits=httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=4.0),
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-        timeout=None,  # noqa: S113 # each request is bounded as a whole
-        trust_env=False,
-    )

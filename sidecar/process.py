@@ -27,6 +27,7 @@ from sidecar.core.addresses import Place
 from sidecar.output import MOST, Output
 from sidecar.ring import Ring
 from sidecar.starting import SpawnFailed, start
+from sidecar.tasks import telling
 
 GRACE = 30.0  # seconds from SIGTERM to SIGKILL
 KILL_WITHIN = 10.0  # seconds; what SIGKILL has not ended by then hangs in the kernel
@@ -75,7 +76,7 @@ class Process:
         self._follower = loop.create_task(output.follow())
         self._watcher = loop.create_task(self._watch())
         for task in (self._follower, self._watcher):
-            task.add_done_callback(_report)
+            task.add_done_callback(telling("the watch over an engine's process stopped"))
         self._watcher.add_done_callback(self._close)
 
     @classmethod
@@ -307,10 +308,3 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """A watcher that fails is a bug and must not pass in silence."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        context = {"message": "the watch over an engine's process stopped", "exception": error, "task": task}
-        task.get_loop().call_exception_handler(context)

@@ -14,6 +14,7 @@ from sidecar.core.addresses import Address
 from sidecar.gateway_link import Link
 from sidecar.manager import Manager
 from sidecar.status import GatewayStatus
+from sidecar.tasks import telling
 from sidecar.wire import CapacityReport, DemandReport, ModelReport
 
 LOOK_EVERY = 0.02  # seconds between two looks whether gateways still use engines that are about to end
@@ -50,7 +51,7 @@ class Reporter:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(coroutine) for coroutine in (self._pass_on(), *(x.run() for x in self._links))]
         for task in self._tasks:
-            task.add_done_callback(_tell)
+            task.add_done_callback(telling("reports to a gateway stopped"))
 
     async def aclose(self) -> None:
         """A last report to those that took the one before, then no more."""
@@ -105,13 +106,6 @@ def _ending(model: ModelReport) -> ModelReport:
     return msgspec.structs.replace(
         model, state="stopped", pending=None, ready_in=None, why="draining", message=ENDING, sleep_level=0
     )
-
-
-def _tell(task: asyncio.Task[None]) -> None:
-    """One that fails is a bug and must not pass in silence."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        context = {"message": "reports to a gateway stopped", "exception": error, "task": task}
-        task.get_loop().call_exception_handler(context)
 
 
 def _now() -> float:

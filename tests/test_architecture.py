@@ -47,7 +47,7 @@ LEVELS = {
         ),
         2,
     ),
-    **dict.fromkeys(("dispatch", "wire"), 1),
+    **dict.fromkeys(("dispatch", "straight", "tasks", "wire"), 1),
     "core": 0,
     "__version__": 0,
 }
@@ -59,6 +59,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "yaml": ("gateway/core/yaml_file.py",),
     "httptools": ("gateway/wire/", "loadtest/engine/", "loadtest/client.py", "loadtest/stub.py"),
     "httpx": (
+        "gateway/straight.py",
         "gateway/telemetry.py",
         "gateway/top/asking.py",
         "gateway/waking.py",
