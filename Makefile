@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint format vllm test-vllm ray test-ray bench-overhead compare-vllm figures realtime residency dst clean
+.PHONY: help run test check fast slow coverage lint format vllm test-vllm ray test-ray bench-overhead compare-vllm agreement figures realtime residency dst clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -83,6 +83,9 @@ bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx and vllm-rou
 
 compare-vllm: vllm ## one overloaded vLLM on CPU: direct, vllm-router, and the gateway; six minutes; COMPARE=--help tells
 	$(BIN)/python -m loadtest.compare_vllm $(COMPARE)
+
+agreement: vllm ## the bench's latencies beside those of vLLM's own, for the same requests; AGREEMENT=--help tells how
+	$(BIN)/python -m loadtest.agreement $(AGREEMENT)
 
 figures: $(STAMP) ## goodput, lateness, failover and more, of the whole gateway in virtual time; FIGURES=--help tells how
 	$(BIN)/python -m loadtest.figures $(FIGURES)
