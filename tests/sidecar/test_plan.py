@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.core.inventory import Device, Resident, Settings, Target
 from sidecar.core.lifecycle import Pending, State
-from sidecar.core.plan import Infeasible, Plan, PutToSleep, plan
+from sidecar.core.plan import Infeasible, Plan, PutToSleep, Way, plan, sets_of_gpus
 
 STOPPED, STARTING, RUNNING, SLEEPING, ERROR = State
 START, DRAIN, SLEEP, WAKE, STOP = Pending
@@ -319,6 +319,21 @@ def test_on_four_gpus(name: str) -> None:
 
 def test_of_equal_victims_the_best_fit() -> None:
     assert decide(want(20), [model("wide", 24, 900, 0, 1, 2)], gpus(40, 24, 32)) == started(1, stop=("wide",))
+
+
+def test_sixteen_gpus_have_few_sets_that_are_worth_a_look() -> None:
+    eight = tuple(range(8))
+    assert decide(want(70, tensor_parallel=8), [], gpus(*[80] * 16)) == started(*eight)
+    halves = [model("warm", 70, 60, *eight), model("cold", 70, 900, *range(8, 16))]
+    assert decide(want(70, tensor_parallel=8), halves, gpus(*[80] * 16)) == started(*range(8, 16), stop=("cold",))
+    each = [model(f"m{on}", 60, 60.0 * (1 + on), on) for on in range(16)]
+    coldest = tuple(f"m{on}" for on in range(15, 7, -1))
+    assert decide(want(70, tensor_parallel=8), each, gpus(*[80] * 16)) == started(*range(8, 16), stop=coldest)
+    for residents, most in (([], 1), (halves, 9), (each[:3], 8), (each, 200)):
+        room = {gpu: (20 if any(gpu in r.gpus for r in residents) else 80) * GIB for gpu in range(16)}
+        sets = list(sets_of_gpus(Way(wakes=False, need=70 * GIB, size=8, room=room), residents))
+        assert 0 < len(sets) <= most
+        assert len(set(sets)) == len(sets)
 
 
 def test_quarantined_gpus_are_given_nothing() -> None:
