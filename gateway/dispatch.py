@@ -89,10 +89,11 @@ class Grant:
         self.take(await self._dispatch.enter(self.call, exclude, front=True))
 
     def take(self, other: Grant) -> None:
-        """Become the other, whose engine was faster; this one's hold goes back."""
+        """Become the other, whose engine was faster; this one's hold goes back. What its tenant was charged is with
+        the ticket it waited with first, if it did."""
         self.close()
         self.engine, self.hold, self.expected, self.probe = other.engine, other.hold, other.expected, other.probe
-        self.ending, self.ticket, self.cached = other.ending, other.ticket, other.cached
+        self.ending, self.cached = other.ending, other.cached
 
     def close(self) -> None:
         """Give the hold back, telling the engine's breaker how it went; a second time changes nothing."""
@@ -192,6 +193,8 @@ class Dispatch:
         if pressure is None or (pressure.level and pressure.refuses(call)):
             return None  # the first of its model, or refused: enter() says why
         now = self.clock()
+        if now >= call.deadline:
+            return None  # its body took so long: enter() says so
         choice = self._choose(call, now, exclude)
         return None if choice is None else self._grant(call, choice, now, None)
 
@@ -221,6 +224,8 @@ class Dispatch:
         """The call's place in the queue, or Refused. A call that had been granted (`front`) has its place already."""
         if self.draining and not front:
             raise refusals.draining()
+        if now >= call.deadline and not front:
+            raise refusals.too_slow(call, now - call.arrived)
         engines = self.fleet.serving(call.model)
         usable = usable_of(engines, now)
         if not usable:
@@ -321,6 +326,7 @@ class Dispatch:
         """Grant whatever may go now, everywhere."""
         for engine in self.fleet:
             self.changed(engine)
+        self._pump_unserved()
 
     def changed(self, engine: Engine) -> None:
         """There is news of an engine: grant whatever of its models may go now."""
@@ -332,10 +338,14 @@ class Dispatch:
                 pressure.step(self.fleet.serving(model), now)
                 if self.queues[model]:
                     self._pump(model, self.queues[model])
+        self._pump_unserved()
+
+    def _pump_unserved(self) -> None:
+        """What nobody has any more: those who wait for it are told."""
         if self._turns:
             for model, queues in self.queues.items():
                 if queues and not self.fleet.serving(model):
-                    self._pump(model, queues)  # nobody has it any more: those who wait are told
+                    self._pump(model, queues)
 
     def awaited(self, model: str) -> bool:
         """Whether calls wait for a model that no engine may be given them for."""

@@ -104,6 +104,15 @@ def _come_back(outcome: Outcome, message: str, place: float | None) -> Refused:
     return Refused(outcome, f"{message} Retrying within the next minute will not help.", retry=False)
 
 
+def too_slow(call: Call, seconds: float) -> Refused:
+    """Its deadline, which counts from its head's first byte, passed before it could enter the queue."""
+    return Refused(
+        Outcome.EXPIRED,
+        f"The deadline passed before this call of class {call.class_name!r} was whole: it began {seconds:.1f} s ago.",
+        retry_after=SOON,
+    )
+
+
 def expired(call: Call, waited: float) -> Refused:
     return Refused(
         Outcome.EXPIRED,

@@ -81,8 +81,8 @@ class World:
         assert self.open == 0
         assert not self.batcher.tasks
         assert all(line.batch is None for line in self.batcher._lines.values())
-        timers = [timer for timer in self.loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined] # asyncio has no other way to count them
-        assert not timers
+        assert isinstance(self.loop, vtime.VirtualLoop)
+        assert not self.loop.timers
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

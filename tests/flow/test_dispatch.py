@@ -16,7 +16,7 @@ from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy import Policy, TrafficClass
 from gateway.core.policy_traffic import Deadlines, ModeRule, Modes, Threshold
 from gateway.core.vllm import EngineSample, ModelCard
-from gateway.dispatch import Dispatch
+from gateway.dispatch import NOBODY, Dispatch
 from loadtest import vtime
 from tests.calls import a_call
 
@@ -123,6 +123,55 @@ def test_a_call_that_lost_its_engine_is_not_dispatched_past_its_deadline() -> No
         assert refused.value.outcome is Outcome.EXPIRED
 
     virtual(scenario)
+
+
+@pytest.mark.parametrize("predict", [True, False])
+def test_a_call_whose_body_took_until_its_deadline_bothers_no_engine(predict: bool) -> None:
+    """It came, with its head, when its body began to come."""
+
+    async def scenario(world: World) -> None:
+        world.dispatch.apply(structs.replace(POLICY, deadlines=Deadlines(predict=predict)))
+        await world.use(world.call(), 0.0)  # at once is how the model's next calls go
+        slow = world.call(within=1.0)
+        await asyncio.sleep(1.0)
+        with pytest.raises(Refused, match="was whole: it began") as refused:
+            await world.use(slow, 1.0)
+        assert refused.value.outcome is Outcome.EXPIRED
+
+    virtual(scenario)
+
+
+def test_what_a_call_used_corrects_what_its_tenant_was_charged_and_nothing_else() -> None:
+    """Who goes at once is charged nothing, and who moves or is hedged is not charged again."""
+
+    async def scenario(world: World) -> None:
+        def counter(tenant: str) -> float:
+            return world.dispatch.queues["m"]._lines["interactive"]._accounts[tenant].counter
+
+        await world.use(world.call(1), 0.0)  # of a model's calls only the first is always charged
+        calls = {tenant: world.call(800) for tenant in ("at once", "another", "waited")}
+        for tenant, call in calls.items():
+            call.tenant = tenant
+        grants = [await world.dispatch.admitted(calls[tenant]).__aenter__() for tenant in ("at once", "another")]
+        waits = asyncio.create_task(world.dispatch.admitted(calls["waited"]).__aenter__())
+        await asyncio.sleep(0.5)
+        moves = asyncio.create_task(grants[0].move(NOBODY))
+        waited = await waits
+        grants[1].close()
+        await moves
+        before = counter("at once")
+        grants[0].finished(world.loop.time(), 500, 0)
+        grants[0].close()
+        assert counter("at once") == before
+        second = world.dispatch.at_once(calls["waited"], frozenset({waited.engine.id}))
+        assert second is not None
+        waited.take(second)
+        before = counter("waited")
+        waited.finished(world.loop.time(), 700, 0)
+        waited.close()
+        assert counter("waited") == before - 100.0
+
+    virtual(scenario, engines=2)
 
 
 def test_cancelling_a_waiting_call_frees_its_place() -> None:

@@ -162,8 +162,8 @@ def virtual(scenario: Callable[[World], Awaitable[None]], policy: Policy = POLIC
         assert problems == []
         assert asyncio.all_tasks() == {asyncio.current_task()}
         dispatch._arm()
-        timers = [timer for timer in world.loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined] # asyncio has no other way to see them
-        assert timers == []
+        assert isinstance(world.loop, vtime.VirtualLoop)
+        assert world.loop.timers == []
 
     vtime.run(main())
 
