@@ -176,5 +176,6 @@ class Window:
 
     def ttft(self, now: float) -> float | None:
         """The p90 of the ratios; None: fewer than SAMPLES_NEEDED first bytes."""
-        ratios = sorted(ratio for at, ratio in self._first_bytes if at > now - WINDOW)
+        since = now - WINDOW
+        ratios = sorted([ratio for at, ratio in self._first_bytes if at > since])
         return nearest_rank(ratios, 0.9) if len(ratios) >= SAMPLES_NEEDED else None

@@ -148,20 +148,29 @@ class SSEUsage:
 
     def _relayed(self, whole: bytes) -> bytes:
         self._last = whole or self._last
-        if b'"usage"' not in whole and b'"error"' not in whole and b"[DONE]" not in whole:
+        if whole.rfind(b'"usage"') < 0 and whole.rfind(b'"error"') < 0 and whole.rfind(b"[DONE]") < 0:
             return whole
-        ends = [0, *(end.end() for end in _EVENT_END.finditer(whole)), len(whole)]
-        events = [whole[start:end] for start, end in pairwise(ends)]
+        if b"\r" in whole:
+            ends = [0, *(end.end() for end in _EVENT_END.finditer(whole)), len(whole)]
+            events = [whole[start:end] for start, end in pairwise(ends)]
+        else:  # as vLLM writes them
+            *events, rest = whole.split(b"\n\n")
+            events = [event + b"\n\n" for event in events]
+            events.append(rest)
         # A blank line too many belongs to no event: it stays, as it would had it come in a read of its own.
         return b"".join([e if self._keep(e) else e[: len(e) - len(e.lstrip(b"\r\n"))] for e in events])
 
     def _keep(self, event: bytes) -> bool:
         """Learn from one event; False if the client is not to see it."""
-        data = b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")]).strip()
+        end = len(event) - 2
+        if event.startswith(b"data:") and event.find(b"\n") == end and event[-1] == 10 and b"\r" not in event:
+            data = event[5:end].strip()  # one line, as vLLM writes them
+        else:
+            data = b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")]).strip()
         if data == b"[DONE]":
             self.done = True
             return True
-        if b'"usage"' not in data and b'"error"' not in data:
+        if data.rfind(b'"usage"') < 0 and data.rfind(b'"error"') < 0:
             return True
         try:
             fields = _decode_event(data)
