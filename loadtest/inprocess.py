@@ -30,6 +30,7 @@ from gateway.wire.responder import Responder
 from loadtest.memory_engine import MemoryEngine
 from loadtest.memory_requests import Taker
 from loadtest.memory_wire import MemoryClient, MemoryReply, Sends, Wire
+from loadtest.pace import Gaps
 from loadtest.simulated_client import Life, Try
 from loadtest.workload import Planned
 
@@ -207,8 +208,9 @@ class GatewayTarget:
             self.gateway.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
             Watch(self.gateway, engine, memory, client).start(number / len(engines))
 
-    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
-        """One request through the gateway's pipeline, as its data port would hand it over."""
+    def send(self, call: Planned, attempt: Life, tried: Try, upload: float = 0.0) -> Callable[[], None]:
+        """One request through the gateway's pipeline, as its data port would hand it over; `upload`: the seconds that
+        its body takes to come, after its head."""
         self._sent += 1
         request_id = f"{self._sent:x}"
         fields = call.fields | {b"x-request-id": request_id.encode()}
@@ -224,10 +226,32 @@ class GatewayTarget:
             wire.answered(False)
             return _nothing
         responder = Responder(wire, cast("asyncio.Transport", wire), request)
+        if upload:
+            return self._slowly(request, responder, request_id, upload)
         pipeline.call(request, responder)
 
         def leave() -> None:
             if not responder.closed:
+                responder.left("client_gone")
+
+        return leave
+
+    def _slowly(self, request: Request, responder: Responder, request_id: str, upload: float) -> Callable[[], None]:
+        """Its body is still coming. Who leaves before it is whole has made no call, and has no record."""
+        coming = True
+
+        def whole() -> None:
+            nonlocal coming
+            coming = False
+            self.gateway.pipeline.call(request, responder)
+
+        timer = self._loop.call_later(upload, whole)
+
+        def leave() -> None:
+            if coming:
+                timer.cancel()
+                del self.records.open[request_id]
+            elif not responder.closed:
                 responder.left("client_gone")
 
         return leave
@@ -237,7 +261,7 @@ class GatewayTarget:
         """Calls that wait in the gateway."""
         return sum(map(len, self.gateway.dispatch.queues.values()))
 
-    def paced(self, taker: Taker, gaps: tuple[float, ...]) -> None:
+    def paced(self, taker: Taker, gaps: Gaps) -> None:
         """For its engines' `Pace`: what a stream's inter-token latencies were goes to the try it answers."""
         if isinstance(taker, MemoryReply):
             tried = self.records.open.get(taker.request_id.decode())

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from loadtest.engine.checks import ApiError, Limits
-from loadtest.engine.engine import LEAST_AHEAD, Ahead, Engine, EngineConfig, StepResult
+from loadtest.engine.engine import LEAST_AHEAD, Engine, EngineConfig, StepResult
+from loadtest.engine.latency import Front
 from loadtest.memory_requests import JSON, Taker, Work, read
 from loadtest.pace import Pace
 
@@ -38,7 +39,8 @@ class MemoryEngine:
     ) -> None:  # fmt: skip
         self.config = config
         self.model = model
-        self._engine = Engine(config)
+        self._engine = Engine(config, times=False)
+        self._front = Front(config.profile)
         self.limits = Limits(
             models=(model, *more), max_model_len=config.max_model_len, priorities=False, prompt_details=True
         )
@@ -54,7 +56,7 @@ class MemoryEngine:
         self._rng = random.Random(seed)  # noqa: S311 # draws faults
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
-        self._ahead: Ahead | None = None  # steps that are under way, the first of them begun
+        self._ahead: list[float] | None = None  # the ends of steps that are under way, the first of them begun
         self._reach = LEAST_AHEAD  # as far as nobody asked for anything else the last times
 
     def __repr__(self) -> str:
@@ -111,10 +113,18 @@ class MemoryEngine:
             self._refuse(taker, error)
             return _nothing
         self.open[taker] = work
-        for sequence in work.asked.sequences:
-            self.engine.add(sequence, self.posted_at)
-        self._wake()
+        reaches = self._front.reaches(self.posted_at)
+        if reaches > self.posted_at:
+            work.coming = self._loop.call_at(reaches, self._enter, work, self.posted_at)
+        else:
+            self._enter(work, self.posted_at)
         return lambda: self._withdraw(taker)
+
+    def _enter(self, work: Work, came: float) -> None:
+        work.coming = None
+        for sequence in work.asked.sequences:
+            self.engine.add(sequence, came)
+        self._wake()
 
     @staticmethod
     def _refuse(taker: Taker, error: ApiError) -> None:
@@ -125,6 +135,9 @@ class MemoryEngine:
     def _withdraw(self, taker: Taker) -> None:
         work = self.open.pop(taker, None)
         if work is not None:
+            if work.coming is not None:
+                work.coming.cancel()
+                return
             for sequence in work.asked.sequences:
                 self.engine.abort(sequence)
                 sequence.owner = None  # a circle less for the garbage collector, here and below
@@ -143,7 +156,7 @@ class MemoryEngine:
         if self._slow == 1.0:
             ahead = self._ahead = engine.look_ahead(now, self._reach)
             if ahead is not None:
-                self._timer = self._loop.call_at(ahead.ends[-1], self._all_decoded)
+                self._timer = self._loop.call_at(ahead[-1], self._all_decoded)
                 return
         result = engine.step(now)
         self._timer = self._loop.call_at(now + result.duration * self._slow, self._hand_out, result)
@@ -152,8 +165,8 @@ class MemoryEngine:
         ahead, self._ahead = self._ahead, None
         assert ahead is not None  # noqa: S101 # what cancels it cancels the timer
         self._reach = min(2 * self._reach, MOST_AHEAD)
-        self._engine.go_on(ahead, len(ahead.ends))
-        self._paced(ahead.ends)
+        self._engine.go_on(ahead, len(ahead))
+        self._paced(ahead)
         self._step()
 
     def _settle(self) -> None:
@@ -162,13 +175,13 @@ class MemoryEngine:
         if ahead is None:
             return
         self._ahead = None
-        begun = min(bisect_right(ahead.ends, self._loop.time()) + 1, len(ahead.ends))
+        begun = min(bisect_right(ahead, self._loop.time()) + 1, len(ahead))
         self._reach = max(LEAST_AHEAD, begun)
         self._engine.go_on(ahead, begun)
-        self._paced(ahead.ends[: begun - 1])
+        self._paced(ahead[: begun - 1])
         if self._timer is not None:
             self._timer.cancel()
-        end = ahead.ends[begun - 1]
+        end = ahead[begun - 1]
         self._timer = self._loop.call_at(end, self._hand_out, StepResult(0.0, end, [], [], 0, 0))
 
     def _paced(self, ends: Iterable[float]) -> None:
@@ -203,9 +216,11 @@ class MemoryEngine:
     def die(self) -> None:
         """SIGKILL: connections are refused, answers are cut, the cache is gone."""
         self._becomes("dead")
-        self._engine = Engine(self.config)
+        self._engine = Engine(self.config, times=False)
         lost, self.open = self.open, {}
         for taker, work in lost.items():
+            if work is not None and work.coming is not None:
+                work.coming.cancel()
             if work is not None and work.begun:
                 taker.failed("truncated", "the engine closed the connection in the middle of its answer")
             else:

@@ -8,6 +8,7 @@ generated one says the same word again and again.
 
 from __future__ import annotations
 
+from asyncio import TimerHandle
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -145,12 +146,13 @@ class Work:
     """One request under way, and where its tokens fall: `tokens` are for each reading of its prompt (more than one
     after preemptions) the token it wrote at its end, counted from 1, and the engine's step that wrote it."""
 
-    __slots__ = ("asked", "begun", "left", "taker", "tokens")
+    __slots__ = ("asked", "begun", "coming", "left", "taker", "tokens")
 
     def __init__(self, taker: Taker, asked: Asked) -> None:
         self.taker = taker
         self.asked = asked
         self.begun = False
+        self.coming: TimerHandle | None = None  # until the scheduler has it
         self.left = len(asked.sequences)
         self.tokens: list[tuple[int, int]] = []
         for sequence in asked.sequences:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadtest.pace import Gaps
+
 if TYPE_CHECKING:
     from loadtest.tally import Tally  # which is made of these records
 
@@ -59,7 +61,7 @@ class Result(msgspec.Struct, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0
     tries: int = 1
-    gaps: tuple[float, ...] = ()
+    gaps: tuple[float, ...] | Gaps = ()
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from loadtest.memory_engine import MemoryEngine
 from loadtest.memory_requests import Taker
+from loadtest.pace import Gaps
 from loadtest.simulated_client import Life, Try
 from loadtest.workload import Planned
 
@@ -47,7 +48,7 @@ def _post(engine: MemoryEngine, call: Planned, attempt: Life) -> Callable[[], No
         return _nothing
 
 
-def paced(taker: Taker, gaps: tuple[float, ...]) -> None:
+def paced(taker: Taker, gaps: Gaps) -> None:
     """For the engines' `Pace`, where nothing stands before them."""
     if isinstance(taker, Straight):
         taker.attempt.tried.gaps = gaps

@@ -20,7 +20,7 @@ from loadtest.engine.engine import EngineConfig
 from loadtest.inprocess import GatewayTarget
 from loadtest.memory_engine import MemoryEngine
 from loadtest.memory_requests import Taker
-from loadtest.pace import Pace
+from loadtest.pace import Gaps, Pace
 from loadtest.records import Result, Window
 from loadtest.retrying import LONGEST_ADVICE
 from loadtest.round_robin import Direct, RoundRobin, paced
@@ -93,6 +93,7 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     for number in range(cell.engines):
         config = msgspec.structs.replace(cell.config, seed=scenario.seed * 1000 + number)
         pace = Pace(listening.paced)
+        listening.paces.append(pace)
         engines.append(MemoryEngine(config, model=models[0], more=models[1:], seed=number, pace=pace))
     target: GatewayTarget | RoundRobin | Direct
     if cell.before == "gateway":
@@ -130,6 +131,7 @@ class Listening:
     def __init__(self, cell: Cell, tell: Callable[[Progress], bool]) -> None:
         self.gateway: GatewayTarget | None = None
         self.run: Run | None = None
+        self.paces: list[Pace] = []  # of the engines
         self.stopped = False
         self.tries = 0
         self._cell = cell
@@ -142,7 +144,7 @@ class Listening:
         self._every = 1.0  # seconds
         self._most = max(LEAST_MOMENTS, MOST_SAMPLES // (cell.engines + 1))
 
-    def paced(self, taker: Taker, gaps: tuple[float, ...]) -> None:
+    def paced(self, taker: Taker, gaps: Gaps) -> None:
         """For the engines' `Pace`."""
         if self.gateway is not None:
             self.gateway.paced(taker, gaps)
@@ -161,10 +163,11 @@ class Listening:
             asked.index, self._cell.name, 0, call.at, asked.kind, asked.class_name, asked.tenant, life.tries[0].sent,
             max(0.0, tried.first_byte), max(0.0, tried.first_token), max(0.0, tried.finished), tried.status, outcome,
             str(tried.status) if tried.status not in (0, 200) else "", tried.prompt_tokens, tried.completion_tokens,
-            tried.cached_tokens, len(life.tries), tried.gaps,
+            tried.cached_tokens, len(life.tries), tried.gaps or (),
         )  # fmt: skip
         self._tally.add(result)
         if self._cell.requests:
+            result.gaps = tuple(result.gaps)
             self._results.append(result)
 
     def sampled(self, sample: Sample) -> None:
@@ -198,6 +201,8 @@ class Listening:
     def made(self) -> records.Run:
         """The run, for the report. A trace has the rate that was offered, on average."""
         cell, tally = self._cell, self._tally
+        for pace in self.paces:
+            pace.settle()
         offered = sum(part.offered for part in tally.classes.values())
         return records.Run(
             name=cell.name,

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from loadtest.pace import Gaps
 from loadtest.retrying import advice, wait_before
 from loadtest.workload import Planned
 
@@ -53,7 +54,7 @@ class Try(msgspec.Struct, gc=False):
     predicted: float = -1.0  # wait predicted by the gateway, where its record has it
     recorded_at: float = -1.0  # when the gateway was done with it
     first_token: float = -1.0  # of a stream
-    gaps: tuple[float, ...] = ()  # inter-token latencies, where the engines' `Pace` tells them
+    gaps: Gaps | None = None  # inter-token latencies, where the engines' `Pace` tells them
 
 
 class Clients(msgspec.Struct, frozen=True, kw_only=True):

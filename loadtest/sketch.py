@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, compress, repeat
 from operator import mul
 
 EXACT = 100_000  # values
@@ -83,6 +83,24 @@ class Sketch:
         self._values.extend(more)
         if len(self._values) > EXACT:
             self._fold()
+
+    def weigh(self, values: array[float], times: Sequence[int]) -> None:
+        """Each of the values so many times, which may be none. They are not looked at: they must be as for `add`."""
+        count = sum(times)
+        if not self._buckets and count + len(self._values) <= EXACT:
+            self._values.extend(chain.from_iterable(map(repeat, values, times)))
+            return
+        if not count:
+            return
+        self._fold()
+        mean = math.fsum(map(mul, values, times)) / count
+        squares = max(0.0, math.fsum(map(mul, map(mul, values, values), times)) - count * mean * mean)
+        buckets = self._buckets
+        for bucket, more in zip(memoryview(array("f", values)).cast("B").cast("H")[HIGH::2], times, strict=True):
+            if more:
+                buckets[bucket] += more
+        counted = array("d", compress(values, times))
+        self._note(count, mean, squares, min(counted), max(counted))
 
     def merge(self, other: Sketch) -> None:
         """All that `other` has seen, too. `other` stays as it is."""

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from loadtest.pace import Gaps
 from loadtest.records import Result, Slo
 
 LAG_BOUND = 0.005  # seconds of sender's lag at p99, above which a run says more about the sender than the server
@@ -45,7 +46,8 @@ def latency_of(result: Result, start: float) -> Latency:
     if not result.first_token:
         whole = result.finished - start
         return Latency(whole, whole, None)
-    decoding = sum(result.gaps)  # latency - ttft, whatever the clock began at
+    gaps = result.gaps
+    decoding = gaps.total if isinstance(gaps, Gaps) else sum(gaps)  # latency - ttft, whatever the clock began at
     tokens = result.completion_tokens
     return Latency(
         result.first_token - start,
@@ -57,7 +59,8 @@ def latency_of(result: Result, start: float) -> Latency:
 def consistent(result: Result, latency: Latency) -> bool:
     """Whether the times of an answer that is ok can be true: each token after the one before, the first after the
     request."""
-    return 0.0 <= latency.ttft <= latency.e2e and (not result.gaps or min(result.gaps) >= 0.0)
+    gaps = result.gaps
+    return 0.0 <= latency.ttft <= latency.e2e and (isinstance(gaps, Gaps) or not gaps or min(gaps) >= 0.0)
 
 
 def met(slo: Slo | None, latency: Latency) -> bool:
@@ -131,6 +134,12 @@ def _within(t: float, freedom: int) -> float:
     if odd:
         return 2.0 / math.pi * (angle + math.sin(angle) * total)
     return math.sin(angle) * total
+
+
+def quantile(values: Iterable[float], q: float) -> float:
+    """Of a possibly empty sample (then 0), without interpolation."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
 
 
 def jain(shares: Iterable[float]) -> float:

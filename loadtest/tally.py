@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
+from loadtest.pace import Gaps
 from loadtest.records import Result, Run, Slo, Window
 from loadtest.sketch import Sketch
 from loadtest.stats import OK, consistent, latency_of, met, slo_of
@@ -75,7 +76,10 @@ class ClassTally:
         self.e2e.add(latency.e2e)
         self.ttft_sent.add(max(0.0, latency.ttft - late))
         self.e2e_sent.add(max(0.0, latency.e2e - late))
-        self.itl.extend(result.gaps)
+        if isinstance(result.gaps, Gaps):
+            result.gaps.count_in(self.itl)
+        else:
+            self.itl.extend(result.gaps)
         if latency.tpot is not None:
             self.tpot.add(latency.tpot)
         elif result.first_token and not result.completion_tokens:

@@ -50,7 +50,8 @@ def arguments() -> argparse.ArgumentParser:
     where.add_argument("--port", type=_port, default=0, help="port; 0 (the default): any free one")
     where.add_argument("--uds", metavar="PATH", help="on a unix socket instead")
     what = parser.add_argument_group("what it simulates")
-    what.add_argument("--profile", default="h100-8b", choices=list(profiles()), help="speed and limits (h100-8b)")
+    names = f"speed and limits: {', '.join(profiles())}, or a file of `gateway calibrate` (h100-8b)"
+    what.add_argument("--profile", default="h100-8b", metavar="NAME|FILE", help=names)
     what.add_argument("--model", action="append", metavar="NAME", help="a served name, repeatable (sim)")
     what.add_argument(
         "--speed",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from loadtest.engine.engine import EngineConfig, engine_config
-from loadtest.engine.latency import profiles
 from loadtest.engine.metrics import Version
+from loadtest.engine.profile_file import profile_of
 from loadtest.engine.resident import Share
 from loadtest.engine.scheduler import Policy
 
@@ -50,19 +50,18 @@ def sim_config(
     kv_events: str | None = None,
     share: Share | None = None,
 ) -> SimConfig:
-    """The profile's limits where none are given; the model is called `sim` where it has no name.
+    """The limits of the profile (a known one's name, or a file) where none are given; the model is called `sim` where
+    it has no name.
 
     Raises ValueError for an unknown profile, and for limits that contradict each other.
     """
-    known = profiles()
-    if profile not in known:
-        raise ValueError(f"unknown profile {profile!r}: one of {', '.join(known)}")
+    known = profile_of(profile)
     if speed <= 0.0:
         raise ValueError(f"speed must be above 0, found {speed}")
     if not 0 <= port <= 65535:  # uvloop would take it modulo 65,536
         raise ValueError(f"port must be 0 to 65535, found {port}")
     engine = engine_config(
-        known[profile],
+        known,
         num_gpu_blocks=num_gpu_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -25,6 +25,7 @@ SleepMode = Literal["abort", "wait", "keep"]
 Weights = Literal["loaded", "offloaded", "discarded", "blank"]
 TAGS = ("weights", "kv_cache")
 LEAST_AHEAD = 3  # steps: fewer are sooner made than foreseen
+DRAWN = 64  # steps whose jitter is drawn together
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,18 +98,13 @@ class StepResult(msgspec.Struct, gc=False):
     prefill_tokens: int
 
 
-class Ahead(msgspec.Struct, frozen=True):
-    """Steps that will only decode if nobody asks for anything else: when each ends, and its jitter."""
-
-    ends: list[float]
-    factors: list[float]
-
-
 class Engine:
-    """A simulated EngineCore. `stats` is what it has done, `scheduler` what it is doing."""
+    """A simulated EngineCore. `stats` is what it has done, `scheduler` what it is doing. Without `times` the histograms
+    stay empty: where nobody scrapes them they are not worth their cost."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, times: bool = True) -> None:
         self.config = config
+        self._times = times
         self.stats = Stats(config.max_model_len)
         self.scheduler = Scheduler(
             Blocks(config.num_gpu_blocks, caching=config.caching),
@@ -121,7 +117,8 @@ class Engine:
         self.cache_ready = True
         self._held: dict[Sequence, None] = {}  # sent while it sleeps
         self._rng = random.Random(config.seed)  # noqa: S311 - jitter
-        self._factors: deque[float] = deque()  # jitter that was drawn for steps which were not made
+        self._factors: list[float] = []  # jitter, drawn for steps to come
+        self._next = 0  # of it, for the next step
         self._ended = -1.0
 
     def __repr__(self) -> str:
@@ -163,17 +160,19 @@ class Engine:
         if self.asleep is not None:
             raise RuntimeError("a sleeping engine makes no steps")
         step = self.scheduler.schedule()
-        duration = self.config.profile.exact(step.prefill_tokens, step.decoded, step.context) * self._factor()
+        duration = self.config.profile.exact(step.prefill_tokens, step.decoded, step.context) * self._jitter(1)[0]
+        self._next += 1
         ends = now + duration
         stats = self.stats
         stats.preemptions += step.preempted
-        tokens = step.prefill_tokens + step.decoded
-        if tokens:
-            stats.iteration_tokens.observe(tokens)
-        if step.decoded:
-            stats.generation_tokens += step.decoded
-            # Decoding sequences wrote in the step before, too: they have waited since that one ended.
-            stats.between_tokens.observe(ends - self._ended if self._ended > 0.0 else duration, step.decoded)
+        stats.generation_tokens += step.decoded
+        if self._times:
+            tokens = step.prefill_tokens + step.decoded
+            if tokens:
+                stats.iteration_tokens.observe(tokens)
+            if step.decoded:
+                # Decoding sequences wrote in the step before, too: they have waited since that one ended.
+                stats.between_tokens.observe(ends - self._ended if self._ended > 0.0 else duration, step.decoded)
         for sequence in step.admitted:
             sequence.admitted_at = now
         for sequence in step.prefilled:
@@ -181,49 +180,57 @@ class Engine:
             if sequence.first_token_at < 0.0:
                 sequence.first_token_at = ends
                 stats.prompt_tokens += sequence.prompt
-                if sequence.output:
+                if self._times and sequence.output:
                     stats.first_token.observe(ends - sequence.arrived_at)
         for sequence in step.finished:
             self._count(sequence, ends)
         self._ended = ends
         return StepResult(duration, ends, step.prefilled, step.finished, step.decoded, step.prefill_tokens)
 
-    def _factor(self) -> float:
-        return self._factors.popleft() if self._factors else self.config.profile.factor(self._rng)
+    def _jitter(self, steps: int) -> list[float]:
+        """Of the next steps; `_next` goes on as they are made."""
+        at = self._next
+        if at + steps > len(self._factors):
+            profile, rng = self.config.profile, self._rng
+            self._factors = self._factors[at:] + [profile.factor(rng) for _ in range(max(DRAWN, steps))]
+            at = self._next = 0
+        return self._factors[at : at + steps]
 
-    def look_ahead(self, now: float, most: int) -> Ahead | None:
-        """The next steps from `now` on, as long as they only decode; None: that is not worth it. They are not made
-        before `go_on`, and it must be called before anything else is."""
+    def look_ahead(self, now: float, most: int) -> list[float] | None:
+        """When the next steps from `now` on will end, as long as they only decode; None: that is not worth it. They are
+        not made before `go_on`, and it must be called before anything else is."""
         scheduler, profile = self.scheduler, self.config.profile
         steps = scheduler.quiet(most) if self.asleep is None else 0
         if steps < LEAST_AHEAD:
             return None
-        factors = [self._factor() for _ in range(steps)]
-        decoded, context = len(scheduler.running), scheduler.context
-        ends = []
-        for factor in factors:
-            context += decoded
-            now += profile.exact(0, decoded, context) * factor
-            ends.append(now)
-        return Ahead(ends, factors)
+        decoded, read = len(scheduler.running), scheduler.context
+        fixed, context = profile.exact(0, decoded, 0), profile.context
+        tokens = range(read + decoded, read + decoded * steps + 1, decoded)
+        times = [(fixed + context * each) * factor for each, factor in zip(tokens, self._jitter(steps), strict=True)]
+        times[0] += now
+        return list(accumulate(times))
 
-    def go_on(self, ahead: Ahead, steps: int) -> None:
+    def go_on(self, ends: list[float], steps: int) -> None:
         """Make the first of those steps, and no more."""
-        self._factors.extendleft(reversed(ahead.factors[steps:]))
         if not steps:
             return
-        stats, decoded, ended = self.stats, len(self.scheduler.running), self._ended
+        stats, decoded = self.stats, len(self.scheduler.running)
+        self._next += steps
         self.scheduler.decode(steps)
         stats.generation_tokens += decoded * steps
-        stats.iteration_tokens.observe(decoded, steps)
-        for end in ahead.ends[:steps]:
-            stats.between_tokens.observe(end - ended, decoded)
-            ended = end
-        self._ended = ended
+        if self._times:
+            ended = self._ended
+            stats.iteration_tokens.observe(decoded, steps)
+            for end in ends[:steps]:
+                stats.between_tokens.observe(end - ended, decoded)
+                ended = end
+        self._ended = ends[steps - 1]
 
     def _count(self, sequence: Sequence, ends: float) -> None:
         stats = self.stats
         stats.success[sequence.reason] += 1
+        if not self._times:
+            return
         stats.end_to_end.observe(ends - sequence.arrived_at)
         stats.queue.observe(sequence.admitted_at - sequence.arrived_at)
         stats.inference.observe(ends - sequence.admitted_at)

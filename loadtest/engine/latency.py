@@ -2,7 +2,12 @@
 
     step = base + prefill x prompt tokens + decode x sequences that decode + context x KV tokens they read   [seconds]
 
-and a seeded jitter of a few per cent. Derivation of a profile, for a model of P parameters in 2 bytes and L layers of
+and a seeded jitter of a few per cent. Before that a request is with the server around the engine (HTTP, tokenizer, the
+way to EngineCore), which the step cannot express: `front` seconds in turn, for it is one thread, so that a burst queues
+there; and `delay` seconds more, of both ways and all spent on the way in, in which others are served as well. Both
+are 0 unless they were fitted. With a tiny model on a CPU they are most of an idle engine's TTFT.
+
+Derivation of a profile, for a model of P parameters in 2 bytes and L layers of
 h KV heads of size d, on N GPUs with memory bandwidth B (bytes/s, 75 % of the data sheet is reached) and F (FLOP/s):
 
     base     2P / (N x 0.75B) to read every weight once, + 1 ms of launch, sampling and scheduling (+ all-reduce)
@@ -19,26 +24,44 @@ they could do.
 from __future__ import annotations
 
 import random
+from decimal import Decimal
+from typing import Annotated
 
 import msgspec
+
+from gateway.core.units import Count, Share, Unit
+
+MOMENT = Unit(
+    what="a time such as 86ns, 32.5us, 7.4ms",
+    scales=(("ns", Decimal("1e-9")), ("us", Decimal("1e-6")), ("ms", Decimal("1e-3")), ("s", Decimal(1))),
+)
+Moment = Annotated[float, MOMENT, msgspec.Meta(ge=0, le=60)]
+Limit = Annotated[Count, msgspec.Meta(ge=1, le=1_000_000_000)]
 
 MOST_JITTER = 3.0  # standard deviations
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds; `weights` in bytes on each GPU; the others are the engine's limits where the command line says
-    nothing."""
+    """What an engine's time goes into, and its limits where the command line says nothing. In memory in seconds.
 
-    base: float
-    prefill: float
-    decode: float
-    context: float
-    jitter: float = 0.02  # standard deviation, as a share of the step
-    num_gpu_blocks: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    weights: int = 0
+    `base`: of every step; `prefill`: of each prompt token in it; `decode`: of each sequence that decodes in it;
+    `context`: of each KV token that these read; `jitter`: standard deviation, as a share of the step; `front`: of each
+    request before the scheduler has it, one after the other; `delay`: of each request, beside others; `num_gpu_blocks`:
+    of 16 tokens; `weights`: bytes on each GPU.
+    """
+
+    base: Moment
+    prefill: Moment
+    decode: Moment
+    context: Moment
+    jitter: Annotated[Share, msgspec.Meta(ge=0, le=0.3)] = 0.02  # steps take time, whatever is drawn
+    front: Moment = 0.0
+    delay: Moment = 0.0
+    num_gpu_blocks: Annotated[Count, msgspec.Meta(ge=2, le=1_000_000_000)]
+    max_num_seqs: Limit
+    max_num_batched_tokens: Limit
+    max_model_len: Limit
+    weights: Annotated[Count, msgspec.Meta(ge=0, le=10_000_000_000_000)] = 0
 
     def duration(self, prefill_tokens: int, decoded: int, context: int, rng: random.Random) -> float:
         """Seconds one step takes. A step that computed nothing costs `base`."""
@@ -53,6 +76,20 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         if not self.jitter:
             return 1.0
         return 1.0 + self.jitter * min(MOST_JITTER, max(-MOST_JITTER, rng.gauss(0.0, 1.0)))
+
+
+class Front:
+    """The server around one engine, on the way in. Times are the driver's clock."""
+
+    def __init__(self, profile: Profile, speed: float = 1.0) -> None:
+        self._front = profile.front / speed
+        self._delay = profile.delay / speed
+        self._free = 0.0
+
+    def reaches(self, now: float) -> float:
+        """When the scheduler has a request that came at `now`; requests are told in the order in which they came."""
+        self._free = max(self._free, now) + self._front
+        return self._free + self._delay
 
 
 def profiles() -> dict[str, Profile]:

@@ -130,11 +130,15 @@ class Scheduler:
         """How many of the next steps, at most, would do nothing but decode the same sequences."""
         if self.waiting or self.partial is not None or not self.running:
             return 0
-        at, need, room = self.step, 0, self.blocks.available
+        at, endings = self.step, self._endings
+        # A sequence needs a block every BLOCK steps.
+        if (most // BLOCK + 1) * len(self.running) <= self.blocks.available:
+            return next((number for number in range(most) if at + 1 + number in endings), most)
+        need, room = 0, self.blocks.available
         for number in range(most):
             at += 1
             need += self._boundary[at % BLOCK]
-            if at in self._endings or need > room:
+            if at in endings or need > room:
                 return number
         return most
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Hashes
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loadtest.engine.blocks import Run
 
 BLOCK = 16  # tokens in one KV block, vLLM's default on GPUs
 
@@ -84,7 +87,7 @@ class Sequence:
         self.ends_at = -1  # the step that writes its last token; -1 unless it decodes
         self.bucket = -1  # the step, modulo BLOCK, at which it needs another block; -1 unless it decodes
         self.owns = 0  # blocks held, shared ones included, while it does not decode
-        self.held: list[int] = []  # the cached blocks it holds a reference to, by hash
+        self.held: list[Run] = []  # the cached blocks it holds, in order
         self.published = 0  # leading blocks already offered to the cache
         self.cached = -1  # prompt tokens found in the cache when it first ran; -1: it has not
         self.preemptions = 0

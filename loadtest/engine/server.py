@@ -22,6 +22,7 @@ from loadtest.engine.engine import Engine, StepResult
 from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.generate import Choice, Gathered, Generation
 from loadtest.engine.http import Connection
+from loadtest.engine.latency import Front
 from loadtest.engine.resident import Resident
 from loadtest.engine.routes import Routes
 from loadtest.engine.sequence import Sequence, State
@@ -53,6 +54,8 @@ class SimServer:
         self.core = CoreCalls(lambda: self.faults.hang)
         self.url = ""
         self.connections: set[Connection] = set()
+        self._front = Front(config.engine.profile, config.speed)
+        self._coming: dict[Generation | Gathered, asyncio.TimerHandle] = {}  # the scheduler does not have them yet
         self.rng = random.Random(config.engine.seed)  # noqa: S311 - faults and ids
         self._routes = Routes(self)
         self._server: asyncio.Server | None = None
@@ -103,6 +106,8 @@ class SimServer:
             connection.transport.abort()
         if self._timer is not None:
             self._timer.cancel()
+        for handle in self._coming.values():
+            handle.cancel()
         if self._publisher is not None:
             self._publisher.close()
         if self.resident is not None:
@@ -161,12 +166,24 @@ class SimServer:
         answer.garbled = self.engine.garbage
         if answer.stream:
             answer.connection.start()
+        reaches = self._front.reaches(now)
+        if reaches > now:
+            self._coming[answer] = self._loop.call_at(reaches, self._enter, answer, now)
+        else:
+            self._enter(answer, now)
+
+    def _enter(self, answer: Generation | Gathered, came: float) -> None:
+        self._coming.pop(answer, None)
         for choice in answer.choices:
-            self.sleeping.add(choice.sequence, now)
+            self.sleeping.add(choice.sequence, came)
         self.work()
 
     def withdraw(self, answer: Generation | Gathered) -> None:
         """Abort what is left of a request and free its blocks at once."""
+        coming = self._coming.pop(answer, None)
+        if coming is not None:
+            coming.cancel()
+            return
         for choice in answer.choices:
             self.engine.abort(choice.sequence)
         self.sleeping.forget(answer)
@@ -210,7 +227,12 @@ class SimServer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for answer in {sequence.owner.answer: None for sequence in self.engine.unfinished()}:
+        lost = {sequence.owner.answer: None for sequence in self.engine.unfinished()}
+        for answer, handle in self._coming.items():
+            handle.cancel()
+            answer.failed(ApiError(500, DEAD, type=BROKEN))
+        self._coming.clear()
+        for answer in lost:
             for choice in answer.choices:
                 self.engine.abort(choice.sequence)
             answer.failed(ApiError(500, DEAD, type=BROKEN))

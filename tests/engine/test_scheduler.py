@@ -238,7 +238,7 @@ def test_idle_blocks_that_are_hit_are_not_room_for_the_rest() -> None:
     it = scheduler(blocks=7)
     cached = added(it, 64, 1, hashes=range(4))
     it.schedule()
-    assert (cached.state, it.blocks.free, len(it.blocks.idle)) == (State.FINISHED, 2, 4)
+    assert (cached.state, it.blocks.free, it.blocks.idle) == (State.FINISHED, 2, 4)
     held = added(it, 16, 50)
     it.schedule()
     longer = added(it, 96, 1, hashes=range(6))  # 4 of its 6 blocks are cached, one of the other 2 is free

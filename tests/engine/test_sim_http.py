@@ -309,7 +309,7 @@ def test_the_program_says_where_it_listens_and_dies_with_its_parent(tmp_path: Pa
     [
         (["--speed", "0"], "speed must be above 0"),
         (["--num-gpu-blocks", "10", "--max-model-len", "1000"], "more than the 144 tokens"),
-        (["--profile", "abacus"], "invalid choice: 'abacus'"),
+        (["--profile", "abacus"], "no profile 'abacus'"),
         (["--uds", "/nowhere/at/all"], "No such file"),
         (["--port", "99999"], "port must be 0 to 65535"),
     ],

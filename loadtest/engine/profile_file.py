@@ -1,0 +1,77 @@
+"""Latency profiles in files, as `gateway calibrate` writes them: wherever a profile is named, a file may be.
+
+Read by the gateway's reader, so that every mistake names its line and what was probably meant. Times have a unit:
+`7.4ms`, `32.5us`, `86ns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from gateway.core.checked import InvalidFile
+from gateway.core.kinds import Text
+from gateway.core.yaml_file import MAX_BYTES, read_file
+from loadtest.engine.latency import MOMENT, Profile, profiles
+
+DIGITS = 4  # significant ones, of what was fitted
+
+
+class ProfileFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine's latency profile.
+
+    `version`: of this format; `what`: which engine it is of, and when it was fitted; `profile`: its constants.
+    """
+
+    version: Literal[1] = 1
+    what: Annotated[str, Text(r"[^\x00-\x1f]{0,200}", "one line of at most 200 characters")] = ""
+    profile: Profile
+
+
+def profile_of(name: str) -> Profile:
+    """A known profile by its name, or the one in a file. Raises ValueError, with every mistake of the file."""
+    known = profiles()
+    if name in known:
+        return known[name]
+    if not Path(name).is_file():
+        raise ValueError(f"there is no profile {name!r}: neither a file nor one of {', '.join(known)}")
+    try:
+        with Path(name).open("rb") as file:
+            return decode(file.read(MAX_BYTES + 1), name).profile
+    except OSError as error:
+        raise ValueError(f"{name}: {error.strerror}") from error
+    except InvalidFile as error:
+        raise ValueError(str(error)) from error
+
+
+def decode(data: bytes, name: str = "profile") -> ProfileFile:
+    """The profile in YAML. `name` is how messages call the file. Raises InvalidFile."""
+    return read_file(data, name, ProfileFile)[0]
+
+
+def text_of(file: ProfileFile, comment: Iterable[str] = ()) -> str:
+    """The file, times rounded to DIGITS. It decodes to what is left then of an equal one."""
+    lines = [f"# {line}".rstrip() for line in comment]
+    lines += ["", f"version: {file.version}", f"what: {msgspec.json.encode(file.what).decode()}", "profile:"]
+    for field in msgspec.structs.fields(Profile):
+        value = getattr(file.profile, field.name)
+        lines.append(f"  {field.name}: {_moment(value) if field.type == _TIME else _share_or_count(value)}")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+_TIME = next(field.type for field in msgspec.structs.fields(Profile) if field.name == "base")
+
+
+def _moment(value: float) -> str:
+    """In the largest unit of which it is at least one."""
+    rounded = Decimal(f"{value:.{DIGITS}g}")
+    suffix, scale = next((pair for pair in reversed(MOMENT.scales) if rounded >= pair[1]), MOMENT.scales[0])
+    return f"{rounded / scale:.9f}".rstrip("0").rstrip(".") + suffix
+
+
+def _share_or_count(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{round(value, DIGITS):g}"
