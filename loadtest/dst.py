@@ -17,8 +17,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 import msgspec
 
 from loadtest import vtime
-from loadtest.dst_case import Case, case
+from loadtest.dst_case import Case
+from loadtest.dst_draw import case
 from loadtest.dst_world import simulate
+from loadtest.tied import tie
 
 HELP = """\
 Random calls, faults, reloads and reports of sidecars befall the whole gateway in virtual time; what must hold whatever
@@ -52,12 +54,15 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def attempt(what: Case) -> Outcome:
-    """Run a case to its end. That it never ends, or waits for nothing, is one of the things that are wrong."""
+    """Run a case to its end. That it never ends, or waits for nothing, is one of the things that are wrong; so is
+    whatever it raises, which else would end all the others and not tell its seed."""
     told: list[str] = []
     try:
         return Outcome(vtime.run(simulate(what, told)), told)
     except vtime.Deadlock as error:
         return Outcome(str(error), told)
+    except Exception as error:
+        return Outcome(f"the simulation failed: {error!r}", told)
 
 
 def failures(seeds: Iterable[int]) -> list[Failure]:
@@ -69,7 +74,8 @@ def failures(seeds: Iterable[int]) -> list[Failure]:
 def explore(seeds: range, workers: int) -> Iterator[tuple[int, list[Failure]]]:
     """Run seeds in as many processes; yields how many have been run more, and which of them failed."""
     chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=tie, initargs=(os.getpid(),)) as pool:
         running = {pool.submit(failures, chunk): chunk for chunk in chunks}
         for done in as_completed(running):
             yield len(running[done]), done.result()
@@ -173,10 +179,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed += found
         print(f"\r{done} of {given.seeds} seeds, {len(failed)} failed", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    for failure in sorted(failed, key=lambda failure: failure.seed)[:SHOWN]:
+    failed.sort(key=lambda failure: failure.seed)
+    for failure in failed[:SHOWN]:
         print(report(failure))
     if len(failed) > SHOWN:
-        print(f"and {len(failed) - SHOWN} more: {', '.join(str(failure.seed) for failure in failed)}")
+        print(f"and {len(failed) - SHOWN} more: {', '.join(str(failure.seed) for failure in failed[SHOWN:])}")
     print(f"{given.seeds} seeds from {given.first} on in {time.monotonic() - began:.0f} s: {len(failed)} failed")
     return 1 if failed else 0
 

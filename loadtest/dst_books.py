@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.assembly import Gateway
 from gateway.core.bucket import Kind
+from gateway.core.limits import Charge, LimitBook
 from gateway.core.outcome import Outcome, Record
 from gateway.core.retries import WINDOW, RetryBudget
 
@@ -51,6 +52,26 @@ class Retries:
         """Every further send of a call was paid for."""
         if self.sends > self.taken + self.free:
             self._wrong(f"{self.sends} further sends, {self.taken} retries of the budget and {self.free} free moves")
+
+
+class Charges:
+    """Every charge of a book of limits ends, once."""
+
+    def __init__(self, book: LimitBook) -> None:
+        self._book = book
+        self._made: list[Charge] = []
+        vars(book)["charge"] = self.charge
+
+    def charge(self, *given: Any) -> Charge:
+        """As `LimitBook.charge`. Raises Refused."""
+        charge = type(self._book).charge(self._book, *given)
+        self._made.append(charge)
+        return charge
+
+    @property
+    def left(self) -> int:
+        """Charges that have no end yet."""
+        return sum([charge._live for charge in self._made])
 
 
 class Ledger:

@@ -18,10 +18,14 @@ from gateway.core.call import Call
 from gateway.core.choice import Choice, choose
 from gateway.core.deadline import too_late
 from gateway.core.fleet import Engine, Hold
+from gateway.core.policy import Policy
 from gateway.core.queues import Queues, Ticket
 from gateway.core.retries import RetryBudget
 from gateway.dispatch import Grant
+from loadtest.dst_batches import Batches
 from loadtest.dst_books import Retries
+from loadtest.dst_fairness import Fairness
+from loadtest.dst_grants import Grants
 
 SLACK = 1e-6  # seconds: two clock readings of one moment
 BACKOFF = 0.3  # seconds after its deadline a call may need to notice it: it may sleep between two attempts
@@ -41,22 +45,50 @@ class Invariants:
         self._rng = random.Random(0)  # noqa: S311 # of its own: to look must change nothing
         self._holds: list[tuple[Hold, Call]] = []
         self._ended: set[str] = set()  # ids of calls
-        self._first: set[str] = set()  # ids of calls that lost their engine and go first
+        self._grants = Grants(gateway)
+        self._moved: set[str] = set()  # ids of calls that have had their free move
         self._pumped: dict[str, float] = {}
         self._settled = True  # no hold was taken or given back since the books were compared
         gateway.attempts.retries = cast("RetryBudget", self.retries)  # it has all of the surface that is used
         for name in ("enter", "released", "_grant", "_pump"):
             vars(dispatch)[name] = getattr(self, name)
+        self.batches = Batches(gateway.pipeline.batcher, wrong)
+        self._fairness: dict[str, Fairness] = {}
+        vars(dispatch)["_state"] = self._state
         self._lost_one = gateway.attempts._lost_one  # the one move that costs no budget
         vars(gateway.attempts)["_lost_one"] = self.lost_one
+
+    def apply(self, policy: Policy) -> None:
+        """A reload has taken effect."""
+        self.batches.apply(policy)
 
     # -- the doors ----------------------------------------------------------------------------------------------
 
     async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> Grant:
         dispatch = self._dispatch
+        refused = not front and self._refuses(call)
         if front:
-            self._first.add(call.request_id)
-        return await type(dispatch).enter(dispatch, call, exclude, front=front)
+            self._grants.first.add(call.request_id)
+            if not exclude & {hold.engine.id for hold, whose in self._holds if whose is call}:
+                self._wrong(f"call {call.request_id} may go back to the engine that has failed it: not {set(exclude)}")
+        grant = await type(dispatch).enter(dispatch, call, exclude, front=front)
+        if refused:
+            self._wrong(f"call {call.request_id} has waited for {grant.engine.id} though its model's mode refused it")
+        return grant
+
+    def _refuses(self, call: Call) -> bool:
+        """Whether its model's mode refuses the call as it comes; while nobody has its model, none does."""
+        pressure = self._dispatch.pressure.get(call.model)
+        engines = [each for each in self._dispatch.fleet.serving(call.model) if each.up and not each.draining]
+        closed = any(engine.breaker.state is BreakerState.CLOSED for engine in engines)
+        return pressure is not None and closed and pressure.refuses(call) is not None
+
+    def _state(self, model: str) -> Any:
+        dispatch = self._dispatch
+        state = type(dispatch)._state(dispatch, model)
+        if model not in self._fairness:
+            self._fairness[model] = Fairness(state[0], dispatch.policy, self._wrong)
+        return state
 
     def released(self, call: Call, hold: Hold, now: float) -> None:
         self._settled = False
@@ -66,6 +98,11 @@ class Invariants:
     def lost_one(self, *given: Any) -> bool:
         lost: bool = self._lost_one(*given)
         self.retries.free += lost
+        if lost:
+            id = given[1].request_id
+            if id in self._moved:
+                self._wrong(f"call {id} has lost an engine for the second time, and pays nothing for it")
+            self._moved.add(id)
         return lost
 
     def _pump(self, model: str, queues: Queues) -> None:
@@ -76,30 +113,12 @@ class Invariants:
     def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Grant:
         engine, dispatch = choice.engine, self._dispatch
         self._granted(call.request_id, engine.id)
-        if now > call.deadline + SLACK:
-            self._wrong(f"call {call.request_id} is granted {now - call.deadline:.6f} s past its deadline")
-        if not engine.up or engine.draining:
-            self._wrong(f"call {call.request_id} is granted {engine!r}, which may not be used")
-        queues = dispatch.queues.get(call.model)
-        if ticket is None and queues:
-            self._wrong(f"call {call.request_id} is granted at once though others wait for {call.model}")
-        elif ticket is not None and queues:
-            self._in_order(ticket, queues)
+        for found in self._grants.wrong_with(call, choice, now, ticket):
+            self._wrong(f"call {call.request_id} is granted {found}")
         self._settled = False
         grant = type(dispatch)._grant(dispatch, call, choice, now, ticket)
         self._holds.append((grant.hold, call))
         return grant
-
-    def _in_order(self, ticket: Ticket, queues: Queues) -> None:
-        """Within a class a tenant's calls go by deadline, but first those that lost their engine."""
-        call = ticket.call
-        if self._dispatch.policy.classes[call.class_name].overload != "edf" or call.request_id in self._first:
-            return
-        key = (ticket.deadline, ticket.place, ticket.sequence)
-        for other in queues:
-            theirs = other.call
-            if (theirs.class_name, theirs.tenant) == (call.class_name, call.tenant) and other.key < key:
-                self._wrong(f"call {call.request_id} goes before {theirs.request_id}, whose turn it is")
 
     def ended(self, request_id: str) -> None:
         """A call has its record: it may hold nothing any more."""
@@ -127,6 +146,9 @@ class Invariants:
         if overdue:
             self._wrong(f"calls wait past their time: {', '.join(overdue)}")
         engines, at = dispatch.fleet.serving(model), self._pumped[model]
+        outlook = dispatch.sidecars.outlook(model, now)
+        if not dispatch._served(model) and (outlook is None or outlook.ready_in is None):
+            self._wrong(f"{len(queues)} calls wait for {model}, which nobody has or can have")
         if any(engine.breaker.state is not BreakerState.CLOSED for engine in engines):
             return
         for line in queues._order(at, dispatch._paused()):  # as the pump looks at them
@@ -155,6 +177,7 @@ class Invariants:
         prefill: Counter[str] = Counter()
         running: Counter[str] = Counter()
         drained: Counter[str] = Counter()
+        used: Counter[tuple[str, str]] = Counter()  # by class too
         for hold, call in self._holds:
             id = hold.engine.id
             if call.request_id in self._ended:
@@ -166,6 +189,7 @@ class Invariants:
             prefill[id] += hold.prefill
             running[hold.class_name] += 1
             drained[call.model] += hold.tokens
+            used[id, hold.class_name] += hold.tokens
         for engine in dispatch.fleet:
             found, expected = (
                 (engine.held, engine.in_flight, engine.prefill_queued),
@@ -173,6 +197,9 @@ class Invariants:
             )
             if found != expected:
                 self._wrong(f"the ledger of {engine.id} is {found}, the holds on it are {expected}")
+            wrong = {name: tokens for name, (tokens, _) in engine.used.items() if tokens != used[engine.id, name]}
+            if wrong:
+                self._wrong(f"classes use {wrong} of {engine.id}, and hold something else")
         if +Counter(dispatch.running) != running:
             self._wrong(f"{dict(dispatch.running)} run by class, the holds say {dict(running)}")
         for model, pressure in dispatch.pressure.items():
@@ -201,4 +228,5 @@ class Invariants:
                 self._wrong(f"left behind: {what}: {found!r}")
         if set(gateway.clients) != set(gateway.fleet.engines):
             self._wrong(f"clients of {sorted(gateway.clients)}, engines {sorted(gateway.fleet.engines)}")
+        self.batches.idle()
         self.retries.end()

@@ -10,6 +10,7 @@ from loadtest.dst_case import Call, Machine
 from loadtest.engine.engine import EngineConfig
 from loadtest.engine.latency import Profile
 from loadtest.memory_engine import MemoryEngine
+from loadtest.prompts import PATHS
 from loadtest.simulation import Fault
 from loadtest.workload import Planned
 
@@ -28,18 +29,23 @@ def planned(number: int, call: Call) -> Planned:
     """What a client sends."""
     text = f"group {call.group} " * 8 + f"call {number} "
     text = (text + "and so on " * (call.prompt // 2))[: 4 * call.prompt]
-    body: dict[str, Any] = {
-        "model": call.model,
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": call.asked,
-        "stream": call.stream,
-    }
+    body: dict[str, Any] = {"model": call.model}
+    if call.kind == "embeddings":
+        body["input"] = text if call.items == 1 else [f"{item} {text}" for item in range(call.items)]
+    elif call.kind == "rerank":
+        body |= {"query": f"group {call.group % 2}", "documents": [f"{item} {text}" for item in range(call.items)]}
+        body |= {"top_n": call.top} if call.top else {}
+    else:
+        body |= {"messages": [{"role": "user", "content": text}], "max_tokens": call.asked, "stream": call.stream}
+        body |= {"stream_options": {"include_usage": True}} if call.stream and call.usage else {}
     fields = {b"content-type": b"application/json", b"x-weir-class": call.class_name.encode()}
     if call.key:
         fields[b"authorization"] = b"Bearer " + call.key.encode()
     if call.within:
         fields[b"x-weir-deadline-ms"] = b"%d" % (call.within * 1000.0)
-    return Planned(call.at, call.class_name, msgspec.json.encode(body), fields)
+    if call.session:
+        fields[b"x-weir-session"] = b"%d" % call.session
+    return Planned(call.at, call.class_name, msgspec.json.encode(body), fields, path=PATHS[call.kind])
 
 
 def engine_of(machine: Machine, seed: int) -> MemoryEngine:

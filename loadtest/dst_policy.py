@@ -10,7 +10,7 @@ import msgspec
 
 # A limit that binds nobody and drains nothing: what it holds was settled.
 DAYS = {"rate": "1/day", "burst": 100_000_000}
-PER_CALL = 2  # retries that any policy allows one call
+MODES = ("tight", "brownout", "closed")
 
 
 class Traits:
@@ -21,6 +21,7 @@ class Traits:
         self._extra = extra
         self._sidecars = sidecars
         self._cancels = cancels
+        self.per_call = rng.choice((0, 1, 2))  # retries
 
     def policy(self, *, twice: bool = False) -> str:
         """A policy in YAML (as JSON, which is YAML). `twice`: it names an engine of the command line's."""
@@ -37,7 +38,7 @@ class Traits:
                 "acme": {"keys": [_digest("key-of-acme")], "weight": rng.choice((1, 4))},
                 "zeta": {"keys": [_digest("key-of-zeta")], "limits": rng.choice(({}, {"requests": "2/s"}))},
             },
-            "limits": {"global": {"requests": DAYS, "tokens": DAYS}, "per_class": rng.choice(({}, {"tokens": "2k/s"}))},
+            "limits": self._limits(),
             "budget": {"kv_target": rng.choice(("50%", "80%", "100%")), "max_concurrency": rng.choice((2, 8, 256))},
             "deadlines": {
                 "predict": rng.random() < 0.5,
@@ -50,7 +51,7 @@ class Traits:
                 "slow_start": rng.choice(("0s", "5s")),
                 "gateways": rng.choice((1, 1, 2)),
             },
-            "retries": {"per_call": rng.choice((0, 1, PER_CALL)), "at_least": rng.choice((0, 3)), "budget": "20%"},
+            "retries": {"per_call": self.per_call, "at_least": rng.choice((0, 3, 20)), "budget": "20%"},
             "hedging": {"enabled": rng.random() < 0.3, "after": rng.choice(("250ms", "p90"))},
             "breaker": {"failures": rng.choice((2, 5)), "open_for": rng.choice(("1s", "5s")), "at_least": 10},
             "timeouts": {"first_byte": rng.choice(("1s", "60s")), "stall": "3s"},
@@ -65,8 +66,39 @@ class Traits:
         if self._sidecars and rng.random() < 0.9:
             tree["fleet"]["sidecars"] = {}
         if rng.random() < 0.5:
-            tree["modes"] = {mode: {"enter": {}, "leave": {}} for mode in ("tight", "brownout", "closed")}
+            tree["modes"] = {mode: {"enter": {}, "leave": {}} for mode in MODES}
+        elif rng.random() < 0.4:
+            tree["modes"] = self._modes()
+        tree["batching"] = {kind: rng.choice((None, self._merge())) for kind in ("embeddings", "rerank")}
         return msgspec.json.encode(tree).decode()
+
+    def _limits(self) -> dict[str, Any]:
+        """The one that binds nobody, and others."""
+        rng = self._rng
+        return {
+            "global": {"requests": DAYS, "tokens": DAYS},
+            "per_class": rng.choice(({}, {}, {"tokens": "2k/s"})),
+            "per_tenant": rng.choice(({}, {}, {"requests": "4/s"})),
+            "per_model": rng.choice(({}, {}, {"tokens": {"rate": "1k/s", "burst": 3000}})),
+        }
+
+    def _modes(self) -> dict[str, Any]:
+        """Modes that come and go all the time."""
+        rng = self._rng
+        by = rng.choice(("kv", "waiting"))
+        steps = ("30%", "50%", "70%") if by == "kv" else (1, 2, 4)
+        least = "10%" if by == "kv" else 0
+        modes = {}
+        for mode, step in zip(MODES, steps, strict=True):
+            modes[mode] = {"enter": {by: step}, "leave": {by: least}, "dwell": rng.choice(("0s", "250ms", "2s"))}
+        modes["tight"]["max_prompt_tokens"] = rng.choice((None, 200))
+        modes["brownout"]["refuse"] = rng.choice((None, ["default"]))
+        modes["closed"]["only"] = rng.choice((None, ["default"]))
+        return modes
+
+    def _merge(self) -> dict[str, Any]:
+        rng = self._rng
+        return {"window": rng.choice(("20ms", "250ms")), "max_items": rng.choice((3, 8)), "max_tokens": 500}
 
     def _classes(self) -> dict[str, Any]:
         rng = self._rng

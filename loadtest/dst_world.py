@@ -9,39 +9,33 @@ every call is followed from its client's side, and the two must agree.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
 from gateway.assembly import ApplyError
 from gateway.core.fleet import Engine, engine_id
-from gateway.core.outcome import Record
+from gateway.core.shadow import Shadow
 from gateway.core.sidecars import Untrusted
 from gateway.loading import Configuration
-from gateway.wire.client import Client, EngineError
-from loadtest.dst_books import Ledger
+from gateway.wire.client import EngineError
+from loadtest.dst_books import Charges
+from loadtest.dst_caches import Telling
+from loadtest.dst_callers import Callers
 from loadtest.dst_case import Call, Case, Event, Hand, Reload, Word
-from loadtest.dst_invariants import BACKOFF, SLACK, Invariants
-from loadtest.dst_parts import engine_of, planned, strike
-from loadtest.dst_policy import PER_CALL
+from loadtest.dst_parts import engine_of, strike
 from loadtest.dst_sidecars import PlayedSidecar
 from loadtest.inprocess import GatewayTarget, Watch, policy_of
+from loadtest.memory_engine import MemoryEngine
 from loadtest.memory_wire import MemoryClient
-from loadtest.simulated_client import Clients, Life, Try
 from loadtest.vtime import VirtualLoop
-from loadtest.workload import Planned
 from sidecar.wire import DemandReport
 
 if TYPE_CHECKING:
-    from gateway.calllog import CallLog
+    from gateway.wire.client import Client
 
 LONGEST = 600.0  # seconds after the last thing happened by which every call must have ended
 QUIET = 120.0  # seconds in which what calls wanted is no longer asked for
-# What a client sees, and what the gateway may call it; anything else has the same name on both sides. Who leaves in the
-# very moment of an answer's end sees nothing of it.
-AGREES = {"left": {"client_gone", "ok", "expired", "shed", "upstream"}, "truncated": {"truncated", "expired"}}
 
 
 class World:
@@ -53,10 +47,6 @@ class World:
         self.wrong = ""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
-        self._open: dict[Life, int] = {}
-        self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
-        self._flighty: dict[str, Life] = {}  # by request id: clients that leave as soon as it is their turn
-        self._ledger = Ledger()
         self._coming = len(case.events)
         self._loop.set_exception_handler(self._broken)
         fixed = [engine_of(machine, number) for number, machine in enumerate(case.fixed)]
@@ -65,10 +55,20 @@ class World:
             self.memories[f"extra-{number}:8000"] = engine_of(machine, 10 + number)
         self.target = GatewayTarget(case.policy.encode(), fixed, seed=case.seed)
         self.gateway = gateway = self.target.gateway
-        gateway.log = cast("CallLog", self)  # it has all of the surface that is used
         gateway.waking.transport = httpx.MockTransport(self._order)
         gateway.sidecars._say = gateway.waking._say = self.tell
-        self.invariants = Invariants(gateway, self.found, self._granted)
+        self.callers = Callers(case, self.target, self.tell, self.found, self._end_if_all)
+        self.invariants = self.callers.invariants
+        self._telling: list[Telling] = []
+        self._charges = [Charges(gateway.limits)]
+        if case.shadow:
+            shadow = gateway.pipeline.shadow = gateway.metrics.shadow = Shadow(
+                policy_of(case.shadow.encode()), self._shadow_failed
+            )
+            self._charges.append(Charges(shadow.limits))
+        for engine in gateway.fleet:
+            if engine.id in self.memories:
+                self._tells(engine, self.memories[engine.id])
         self.sidecars: dict[int, PlayedSidecar] = {}
         for number, helper in enumerate(case.sidecars):
             engines = [engine_of(machine, 20 + 10 * number + index) for index, machine in enumerate(helper.engines)]
@@ -100,7 +100,7 @@ class World:
         """From the first event until nothing is left. What was wrong first; empty: nothing."""
         loop, case = self._loop, self.case
         assert isinstance(loop, VirtualLoop)  # noqa: S101 # else nothing is ever at rest
-        loop.watch(self.invariants.at_rest)
+        loop.watch(self._at_rest)
         self._reload(Reload(at=0.0, policy=case.policy))
         for sidecar in self.sidecars.values():
             sidecar.start()
@@ -109,7 +109,7 @@ class World:
         last = case.events[-1].at if case.events else 0.0
         await asyncio.wait((self._over,), timeout=last + LONGEST)
         if not self._over.done():
-            self.found(f"calls without an end: {sorted(self._open.values())}")
+            self.found(f"calls without an end: {sorted(self.callers.open.values())}")
         if not self.wrong:
             await self._quiet()
         if not self.wrong:
@@ -130,21 +130,25 @@ class World:
         while not self.wrong and self.gateway.waking.models and self._loop.time() < end:  # noqa: ASYNC110 # it has no event
             await asyncio.sleep(1.0)
 
+    def _at_rest(self) -> None:
+        now = self._loop.time()
+        for telling in self._telling:
+            telling.deliver(now)
+        self.invariants.at_rest()
+        for id, memory in self.memories.items():
+            engine = self.gateway.fleet.engines.get(id)
+            if len(memory.open) > (0 if engine is None else engine.in_flight):
+                self.found(
+                    f"{len(memory.open)} requests run on {id}, and nobody holds anything for all of them: {engine}"
+                )
+
     def _settled(self) -> None:
-        self.invariants.idle()
-        for left in self.target.left_over():
-            self.found(left)
+        self.callers.settled()
+        if any(charges.left for charges in self._charges):
+            self.found(f"charges without an end: {[charges.left for charges in self._charges]}")
         for id, memory in self.memories.items():
             if memory.open:
                 self.found(f"{len(memory.open)} requests are open at {id}")
-        self._ledger.compare(self.gateway, self.found)
-        for tried, call in self._asked.values():
-            if tried.recorded not in AGREES.get(tried.outcome, {tried.outcome}):
-                self.found(f"the client of {call} saw {tried.outcome!r}, the gateway {tried.recorded!r}")
-            if tried.recorded_at - tried.finished > SLACK:
-                self.found(
-                    f"the client of {call} was done {tried.recorded_at - tried.finished:.6f} s before its record"
-                )
 
     # -- what happens -------------------------------------------------------------------------------------------
 
@@ -153,7 +157,7 @@ class World:
             return
         self.tell(f"[{number}] {_words(event)}")
         if isinstance(event, Call):
-            self._call(number, event)
+            self.callers.call(number, event)
         elif isinstance(event, Reload):
             self._reload(event)
         elif isinstance(event, Hand) and event.engine is None:
@@ -168,69 +172,14 @@ class World:
             for each in event.engines:
                 strike(self.memories[f"engine-{each}:8000"], event)
         self._coming -= 1
-        if not self._coming and not self._open:
+        self._end_if_all()
+
+    def _end_if_all(self) -> None:
+        if not self._coming and not self.callers.open:
             self._end()
 
-    def _call(self, number: int, call: Call) -> None:
-        rng = random.Random(f"{self.case.seed} {number}")  # noqa: S311 # a client's whims
-        life = Life(planned(number, call), self, Clients(retries=call.retries), rng, self._ended)
-        self._open[life] = number
-        if call.leaves > 0.0:
-            self._loop.call_later(call.leaves, self._leave, life)
-        life.send()
-        if not call.leaves:  # before anybody has had a turn
-            self._leave(life)
-
-    def _leave(self, life: Life) -> None:
-        if life in self._open:
-            self.tell(f"client of [{self._open[life]}] leaves")
-            life.leave("left")
-
-    def _ended(self, life: Life) -> None:
-        number = self._open.pop(life, None)
-        if number is None:
-            self.found("a call ended twice")
-        self.tell(f"[{number}] ended: {life.tried.outcome}")
-        if not self._open and not self._coming:
-            self._end()
-
-    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
-        """To the gateway. What a client asked is remembered for its record."""
-        event = self.case.events[self.case.numbers.index(self._open[attempt])]
-        assert isinstance(event, Call)  # noqa: S101 # nothing else is sent
-        self._asked[id(tried)] = tried, event
-        leave = self.target.send(call, attempt, tried)
-        if event.leaves_granted and self.target.records.open:
-            self._flighty[next(reversed(self.target.records.open))] = attempt
-        return leave
-
-    def _granted(self, request_id: str, engine: str) -> None:
-        self.tell(f"grant {request_id} on {engine}")
-        life = self._flighty.pop(request_id, None)
-        if life is not None:
-            self._loop.call_soon(self._leave, life)
-
-    def write(self, record: Record, now: float) -> None:
-        """The end of a call: as the gateway's call log."""
-        tried = self.target.records.open.get(record.request_id)
-        self.target.records.write(record, now)
-        self.tell(f"record {record.request_id} {record.outcome.value} after {record.total:.4f} s: {record.reason}")
-        if tried is None:
-            self.found(f"a record of {record.request_id}, which is nobody's or has one")
-            return
-        _, call = self._asked[id(tried)]
-        if record.outcome.value == "bug":
-            self.found(f"call {record.request_id} ended without an outcome")
-        if self.case.cancels and call.within and record.total > call.within + BACKOFF:
-            self.found(f"call {record.request_id} had {call.within} s and took {record.total:.4f} s")
-        if record.attempts > 1 + PER_CALL + 1:  # the last of them may have been hedged
-            self.found(f"call {record.request_id} was sent {record.attempts} times")
-        self.invariants.ended(record.request_id)
-        self.invariants.retries.sends += max(0, record.attempts - 1)
-        self._ledger.count(record, call.asked)
-
-    async def aclose(self) -> None:
-        """Nothing to flush."""
+    def _shadow_failed(self, error: Exception) -> None:
+        self.found(f"the shadow policy failed: {error!r}")
 
     def _reload(self, reload: Reload) -> None:
         gateway, before = self.gateway, list(self.gateway.fleet)
@@ -242,6 +191,9 @@ class World:
         else:
             if reload.bad:
                 self.found("a policy with one engine twice was taken")
+            self.invariants.apply(gateway.policy)
+        if reload.shadow:
+            gateway.apply_shadow(Configuration(policy_of(reload.shadow.encode())))
         self._attend()
 
     def _report(self, body: bytes) -> DemandReport | None:
@@ -266,7 +218,13 @@ class World:
         gateway, memory = self.gateway, self.memories[engine.id]
         client = MemoryClient(memory, gateway.policy.timeouts.stall, EngineError, self.target.sends)
         gateway.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
+        self._tells(engine, memory)
         Watch(gateway, engine, memory, client).start(0.5)
+
+    def _tells(self, engine: Engine, memory: MemoryEngine) -> None:
+        if self.case.lost >= 0.0:
+            seed = f"{self.case.seed} {engine.id}"
+            self._telling.append(Telling(engine, memory, self.case.lost, seed, self.found))
 
 
 def _words(event: Event) -> str:

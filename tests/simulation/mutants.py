@@ -13,7 +13,10 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
 
+from gateway.core.fairness import Line
+from gateway.core.residency import Residency
 from gateway.dispatch import Dispatch
+from gateway.pipeline import Pipeline
 
 
 class Mutant(NamedTuple):
@@ -48,3 +51,15 @@ LOST_WAKE_UP = Mutant(
     "        while late:\n            self._shed(late.pop(), now)\n",
     "        if late:\n            self._shed(late.pop(), now)\n            break\n",
 )
+
+# A call whose body took until its deadline goes at once all the same.
+LATE_AT_ONCE = Mutant(Dispatch, "at_once", "if now >= call.deadline:", "if False:")
+
+# Nobody is charged for what waited: tenants go in turn by anything but what they were served.
+UNCHARGED = Mutant(Line, "take", "account.counter += ticket.charge / account.weight", "pass")
+
+# Whose head was read last pays, though its body is still coming and this one's has come.
+ANOTHERS_ACCOUNT = Mutant(Pipeline, "call", "if self._whose is request:", "if True:")
+
+# What an engine has evicted stays in the picture of its cache.
+NEVER_EVICTED = Mutant(Residency, "_removed", "stored.pop(", "stored.get(")

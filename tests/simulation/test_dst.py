@@ -12,10 +12,18 @@ import msgspec
 import pytest
 
 from loadtest.dst import Outcome, attempt, case, command, explore, failures, kind, main, shrink
-from loadtest.dst_case import Call, Case, Event, Machine
+from loadtest.dst_case import Call, Case, Event, Helper, Machine, Reload
 from loadtest.dst_policy import DAYS
 from loadtest.simulation import Fault
-from tests.simulation.mutants import LEAKED_HOLD, LOST_WAKE_UP, Mutant
+from tests.simulation.mutants import (
+    ANOTHERS_ACCOUNT,
+    LATE_AT_ONCE,
+    LEAKED_HOLD,
+    LOST_WAKE_UP,
+    NEVER_EVICTED,
+    UNCHARGED,
+    Mutant,
+)
 
 SEEDS = 1000
 WITHIN = 300.0  # seconds for all of them, on two cores
@@ -23,6 +31,10 @@ FEW = range(60)  # seeds that find either planted bug several times
 FOUND = {
     "leaked hold": (LEAKED_HOLD, "and still holds"),
     "lost wake-up": (LOST_WAKE_UP, "a lost wake-up"),
+    "late at once": (LATE_AT_ONCE, "past its deadline"),
+    "uncharged": (UNCHARGED, "which is unfair by"),
+    "another's account": (ANOTHERS_ACCOUNT, "is the tenant"),
+    "never evicted": (NEVER_EVICTED, "are taken for cached"),
 }
 
 
@@ -38,11 +50,13 @@ def test_everything_holds_for_a_thousand_seeds() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(WITHIN)
 def test_everything_holds_for_the_seeds_that_find_planted_bugs() -> None:
     assert failures(FEW) == []
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(WITHIN)
 @pytest.mark.parametrize("name", FOUND)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     mutant, words = FOUND[name]
@@ -70,6 +84,26 @@ def test_one_seed_is_one_run() -> None:
     first, again = (attempt(case(4)).told for _ in range(2))
     assert first == again
     assert any("grant" in line for line in first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(WITHIN)
+def test_a_shadow_changes_nothing_that_is_enforced() -> None:
+    shadowed = [each for each in map(case, FEW) if each.shadow][:8]
+    for each in shadowed:
+        assert attempt(each).told == attempt(msgspec.structs.replace(each, shadow="", events=unshadowed(each))).told
+
+
+def unshadowed(each: Case) -> tuple[Event, ...]:
+    """Its events without a word of the shadow's policy."""
+    return tuple(
+        [msgspec.structs.replace(event, shadow="") if isinstance(event, Reload) else event for event in each.events]
+    )
+
+
+def test_what_a_simulation_raises_is_told_with_its_seed() -> None:
+    broken = msgspec.structs.replace(of_events(), policy="version: 9")
+    assert "version" in attempt(broken).wrong
 
 
 @pytest.mark.slow
@@ -198,3 +232,12 @@ def test_who_waits_for_an_engine_that_turns_out_to_be_gone_goes_elsewhere_at_onc
         "2.1250 grant 2 on engine-0:8000",
         "2.1250 grant 3 on engine-1:8000",
     ]
+
+
+def test_who_waits_for_a_sidecars_model_is_told_when_a_reload_hears_no_sidecar_any_more() -> None:
+    fleet = {"poll": "20s"}
+    without = msgspec.json.encode(POLICY | {"fleet": fleet}).decode()
+    what = of_events(a_call(), Reload(at=2.0, policy=without), engines=0, fleet=fleet | {"sidecars": {}})
+    helper = Helper(engines=(MACHINE,), running=(False,), takes=6.0)
+    records = told(msgspec.structs.replace(what, sidecars=(helper,)), "record")
+    assert [line.split(":")[0] for line in records] == ["2.0000 record 1 no_engine after 1.0000 s"]

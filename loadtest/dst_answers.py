@@ -1,0 +1,76 @@
+"""Whether an answer is the one that was asked for: whole, once, its caller's own, and told as it was wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loadtest.dst_case import Call
+from loadtest.engine import tokens
+from loadtest.simulated_client import Life
+
+FEATURES = (b'"role":"assistant"', b'"finish_reason":"', b"data: [DONE]")  # of a stream, each there once
+
+
+def prompt_tokens(body: bytes) -> int:
+    """How many tokens of prompt the simulated engines count in a request's body, whatever its route."""
+    asked: dict[str, Any] = msgspec.json.decode(body)
+    if "messages" in asked:
+        return tokens.count(tokens.chat(asked["messages"]))
+    texts: str | list[str] = asked["documents" if "documents" in asked else "input"]
+    before = tokens.units(asked.get("query", ""))
+    return sum([tokens.count(before + tokens.units(text)) for text in ([texts] if isinstance(texts, str) else texts)])
+
+
+def wrong_with(call: Call, body: bytes, answer: bytes) -> str:
+    """What is wrong with the answer to a request, framing included if it has any; empty: nothing."""
+    if call.stream:
+        counts = [answer.count(feature) for feature in FEATURES]
+        if counts != [1, 1, 1]:
+            return f"it has {counts} of {FEATURES}"
+        at = answer.find(b'"usage":')
+        if (at >= 0) != call.usage:
+            return f"it tells its usage: {at >= 0}; asked to: {call.usage}"
+        usage = msgspec.json.decode(answer[at + 8 : answer.index(b"}}", at) + 2]) if at >= 0 else None
+    else:
+        whole = msgspec.json.decode(answer)
+        usage = whole["usage"]
+        wanted = {"chat": "choices", "embeddings": "data", "rerank": "results"}[call.kind]
+        rows = sorted(row["index"] for row in whole[wanted])
+        count = 1 if call.kind == "chat" else call.items
+        # The simulated engine ranks all; the gateway cuts a merged ranking to its top, as a real engine would.
+        if len(rows) not in (count, call.top) or len(set(rows)) < len(rows) or rows[-1] >= call.items:
+            return f"it has the rows {rows}"
+    if usage is None or call.kind != "chat":  # of a merged call each is told its share
+        return ""
+    told, output, own = usage["prompt_tokens"], usage["completion_tokens"], prompt_tokens(body)
+    if told != own or not 0 < output <= call.asked:
+        return f"it tells of {told} and {output} tokens, its prompt has {own} and it asked for {call.asked}"
+    return ""
+
+
+class Reader:
+    """A client's ear: what comes goes on to its `Life`, and a whole answer is looked at before."""
+
+    def __init__(self, life: Life, call: Call, wrong: Any) -> None:
+        self._life = life
+        self._call = call
+        self._wrong = wrong
+        self._pieces: list[bytes] = []
+        self.head = life.head
+
+    def body(self, data: bytes) -> None:
+        """A piece of the body."""
+        self._pieces.append(data)
+        self._life.body(data)
+
+    def over(self, whole: bool) -> None:
+        """Nothing more will come."""
+        life = self._life
+        answer = b"".join(self._pieces)
+        if whole and life.tried.finished < 0.0 and life.tried.status == 200 and b'data: {"error"' not in answer:
+            wrong = wrong_with(self._call, life.call.body, answer)
+            if wrong:
+                self._wrong(f"the answer to {self._call} is not its own: {wrong}")
+        life.over(whole)

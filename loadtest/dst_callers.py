@@ -1,0 +1,145 @@
+"""The clients of a simulation: what each sends and hears, and whether the gateway's record of it is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from gateway.core.outcome import Record
+from loadtest.dst_answers import Reader
+from loadtest.dst_books import Ledger
+from loadtest.dst_case import KEYS, Call, Case
+from loadtest.dst_invariants import BACKOFF, SLACK, Invariants
+from loadtest.dst_parts import planned
+from loadtest.inprocess import GatewayTarget
+from loadtest.simulated_client import Clients, Life, Try
+from loadtest.workload import Planned
+
+if TYPE_CHECKING:
+    from gateway.calllog import CallLog
+
+# What a client sees, and what the gateway may call it; anything else has the same name on both sides. Who leaves in the
+# very moment of an answer's end sees nothing of it.
+AGREES = {"left": {"client_gone", "ok", "expired", "shed", "upstream"}, "truncated": {"truncated", "expired"}}
+
+
+class Callers:
+    """Everybody who calls `target`, whose call log this is. `tell` takes what happens, `wrong` what must not happen,
+    each a line; `over` is called when nobody has a call open any more."""
+
+    def __init__(
+        self,
+        case: Case,
+        target: GatewayTarget,
+        tell: Callable[[str], None],
+        wrong: Callable[[str], None],
+        over: Callable[[], None],
+    ) -> None:
+        self._case = case
+        self._target = target
+        self._tell = tell
+        self._wrong = wrong
+        self._over = over
+        self._loop = asyncio.get_running_loop()
+        self._events = dict(zip(case.numbers, case.events, strict=True))
+        self.open: dict[Life, int] = {}
+        self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
+        self._flighty: dict[str, Life] = {}  # by request id: clients that leave as soon as it is their turn
+        self._sent: set[bytes] = set()  # request ids that an engine was sent
+        self._ledger = Ledger()
+        self.invariants = Invariants(target.gateway, wrong, self._granted)
+        target.gateway.log = cast("CallLog", self)  # it has all of the surface that is used
+        self._counted = target.sends.sent
+        vars(target.sends)["sent"] = self._count
+
+    # -- what they do -------------------------------------------------------------------------------------------
+
+    def call(self, number: int, call: Call) -> None:
+        """One begins a call."""
+        rng = random.Random(f"{self._case.seed} {number}")  # noqa: S311 # a client's whims
+        life = Life(planned(number, call), self, Clients(retries=call.retries), rng, self._ended)
+        self.open[life] = number
+        if call.leaves > 0.0:
+            self._loop.call_later(call.leaves, self._leave, life)
+        life.send()
+        if not call.leaves:  # before anybody has had a turn
+            self._leave(life)
+
+    def _leave(self, life: Life) -> None:
+        if life in self.open:
+            self._tell(f"client of [{self.open[life]}] leaves")
+            life.leave("left")
+
+    def _ended(self, life: Life) -> None:
+        number = self.open.pop(life, None)
+        if number is None:
+            self._wrong("a call ended twice")
+        self._tell(f"[{number}] ended: {life.tried.outcome}")
+        if not self.open:
+            self._over()
+
+    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+        """To the gateway. What a client asked is remembered for its record."""
+        event = self._events[self.open[attempt]]
+        assert isinstance(event, Call)  # noqa: S101 # nothing else is sent
+        self._asked[id(tried)] = tried, event
+        reader = cast("Life", Reader(attempt, event, self._wrong))  # it has all of the surface that is used
+        leave = self._target.send(call, reader, tried, event.upload)
+        if event.leaves_granted and self._target.records.open:
+            self._flighty[next(reversed(self._target.records.open))] = attempt
+        return leave
+
+    # -- what the gateway does ----------------------------------------------------------------------------------
+
+    def _granted(self, request_id: str, engine: str) -> None:
+        self._tell(f"grant {request_id} on {engine}")
+        life = self._flighty.pop(request_id, None)
+        if life is not None:
+            self._loop.call_soon(self._leave, life)
+
+    def _count(self, request_id: bytes) -> None:
+        """An engine is sent a request."""
+        self.invariants.retries.sends += request_id in self._sent
+        self._sent.add(request_id)
+        self._counted(request_id)
+
+    def write(self, record: Record, now: float) -> None:
+        """The end of a call: as the gateway's call log."""
+        tried = self._target.records.open.get(record.request_id)
+        self._target.records.write(record, now)
+        self._tell(f"record {record.request_id} {record.outcome.value} after {record.total:.4f} s: {record.reason}")
+        if tried is None:
+            self._wrong(f"a record of {record.request_id}, which is nobody's or has one")
+            return
+        _, call = self._asked[id(tried)]
+        if record.tenant and record.tenant != KEYS[call.key]:
+            self._wrong(f"call {record.request_id} of {KEYS[call.key]} is the tenant {record.tenant}'s")
+        if record.outcome.value == "bug":
+            self._wrong(f"call {record.request_id} ended without an outcome")
+        within = max(call.within, call.upload)
+        if self._case.cancels and call.within and record.total > within + BACKOFF:
+            self._wrong(f"call {record.request_id} had {within} s and took {record.total:.4f} s")
+        retries = self._target.gateway.policy.retries.per_call  # which all of the case's policies have
+        if record.attempts > 1 + retries + 1:  # the last of them may have been hedged
+            self._wrong(f"call {record.request_id} was sent {record.attempts} times")
+        self.invariants.ended(record.request_id)
+        self._ledger.count(record, call.asked)
+
+    async def aclose(self) -> None:
+        """Nothing to flush."""
+
+    def settled(self) -> None:
+        """All calls have ended: both sides say the same of each."""
+        self.invariants.idle()
+        for left in self._target.left_over():
+            self._wrong(left)
+        self._ledger.compare(self._target.gateway, self._wrong)
+        for tried, call in self._asked.values():
+            may = AGREES.get(tried.outcome, {tried.outcome})
+            if tried.recorded not in may and not (call.upload and tried.outcome == "left" and not tried.recorded):
+                self._wrong(f"the client of {call} saw {tried.outcome!r}, the gateway {tried.recorded!r}")
+            if tried.recorded_at - tried.finished > SLACK:
+                late = tried.recorded_at - tried.finished
+                self._wrong(f"the client of {call} was done {late:.6f} s before its record")

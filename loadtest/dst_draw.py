@@ -1,0 +1,164 @@
+"""Draws simulations: everything that happens in one follows from its seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from loadtest.dst_case import KEYS, Call, Case, Event, Hand, Helper, Machine, Reload, Word
+from loadtest.dst_policy import Traits
+from loadtest.simulation import Fault
+
+MODELS = ("sim", "m1", "m2")
+CLASSES = ("interactive", "default", "batch", "offline")
+GRID = 0.25  # seconds: on it things collide, as ends of answers and deadlines do
+
+
+def case(seed: int) -> Case:
+    """The simulation of this seed."""
+    rng = random.Random(f"dst {seed}")  # noqa: S311 # a simulation
+    sidecars = tuple(_helper(rng) for _ in range(rng.choice((0, 0, 1, 1, 2))))
+    fixed = tuple(_machine(rng, rng.choice(("sim", "sim", "m1"))) for _ in range(rng.choice((1, 2, 2, 3))))
+    if sidecars and rng.random() < 0.15:
+        fixed = ()
+    extra = tuple(_machine(rng, "sim") for _ in range(rng.choice((0, 1, 2))))
+    seconds = rng.choice((8.0, 16.0, 30.0))
+    aligned = rng.random() < 0.6
+
+    def when() -> float:
+        at = rng.uniform(0.0, seconds)
+        return int(at / GRID) * GRID if aligned else at
+
+    cancels = rng.random() < 0.8
+    traits = Traits(rng, len(extra), cancels=cancels, sidecars=bool(sidecars))
+    if rng.random() < 0.2:
+        calls = _flood(rng, aligned)
+    else:
+        calls = [_call(rng, when(), aligned) for _ in range(rng.choice((10, 30, 60, 100)))]
+        calls += [echo for call in calls if call.kind != "chat" for echo in _echoes(rng, call)]
+    shadow = traits.policy() if rng.random() < 0.3 else ""
+    others: list[Event] = [_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 1, 2, 4)) if fixed else 0)]
+    for _ in range(rng.choice((0, 0, 1, 2, 4))):
+        bad = bool(fixed) and rng.random() < 0.1
+        others.append(Reload(at=when(), policy=traits.policy(twice=bad), bad=bad, shadow=shadow and traits.policy()))
+    for _ in range(rng.choice((0, 0, 1, 2)) if fixed else 0):
+        others.append(Hand(at=when(), engine=rng.randrange(len(fixed)), drain=rng.random() < 0.6))
+    if rng.random() < 0.1:
+        others.append(Hand(at=when(), engine=None))
+    for number, helper in enumerate(sidecars):
+        others += [_word(rng, when(), number, len(helper.engines)) for _ in range(rng.choice((1, 2, 4, 6)))]
+    events = tuple(sorted([*calls, *others], key=lambda event: event.at))
+    return Case(
+        seed=seed,
+        policy=traits.policy(),
+        fixed=fixed,
+        extra=extra,
+        sidecars=sidecars,
+        events=events,
+        numbers=tuple(range(len(events))),
+        cancels=cancels,
+        shadow=shadow,
+        lost=rng.choice((-1.0, -1.0, 0.0, 0.1)),
+    )
+
+
+def _machine(rng: random.Random, model: str) -> Machine:
+    return Machine(
+        model=model,
+        blocks=rng.choice((40, 60, 100, 160)),
+        sequences=rng.choice((2, 4, 8)),
+        step=rng.choice((1 / 32, 1 / 16, 1 / 8)),  # binary fractions add up exactly, so that times can be equal
+        prefill=rng.choice((0.0, 0.0, 1 / 2048, 1 / 1024)),
+        jitter=rng.choice((0.0, 0.0, 0.05)),
+    )
+
+
+def _helper(rng: random.Random) -> Helper:
+    count = rng.choice((1, 2))
+    return Helper(
+        engines=tuple(_machine(rng, rng.choice(MODELS)) for _ in range(count)),
+        running=tuple(rng.random() < 0.5 for _ in range(count)),
+        takes=rng.choice((0.5, 2.0, 6.0)),
+    )
+
+
+def _call(rng: random.Random, at: float, aligned: bool) -> Call:
+    within = rng.choice((0.0, 0.0, 0.5, 1.0, 2.0, 4.0))
+    leaves = rng.choice((0.0, 0.25, 0.5, 1.0, 3.0)) if rng.random() < 0.25 else -1.0
+    kind: Any = rng.choices(("chat", "embeddings", "rerank"), (12, 3, 1))[0]
+    pooled = kind != "chat"
+    return Call(
+        at=at,
+        class_name=rng.choice(CLASSES),
+        key=rng.choice(tuple(KEYS)),
+        model=rng.choices(MODELS, (6, 2, 1))[0],
+        prompt=rng.choice((16, 40, 120, 400)) if aligned else rng.randint(8, 420),
+        asked=0 if pooled else rng.choice((4, 16, 32, 64)),
+        stream=not pooled and rng.random() < 0.8,
+        group=rng.randrange(6),
+        within=within if aligned or not within else within * rng.uniform(0.5, 1.5),
+        leaves=leaves if aligned or leaves < 0.0 else leaves * rng.uniform(0.5, 1.5),
+        leaves_granted=rng.random() < 0.05,
+        retries=rng.choice((0, 0, 1, 2)),
+        usage=rng.random() < 0.3,
+        kind=kind,
+        items=rng.choice((1, 1, 2, 5)),
+        top=rng.choice((0, 1, 3)),
+        session=rng.choice((0, 0, 1, 2, 3)),
+        upload=rng.choice((0.25, 1.0, 3.0)) if rng.random() < 0.08 else 0.0,
+    )
+
+
+def _echoes(rng: random.Random, call: Call) -> list[Call]:
+    """Others like it at nearly the same time, as whoever embeds a document sends them."""
+    calls = []
+    for _ in range(rng.choice((0, 2, 6))):
+        at = call.at + rng.choice((0.0, 1 / 64, 1 / 16))
+        leaves = rng.choice((0.0, 1 / 64, 0.25)) if rng.random() < 0.15 else -1.0
+        calls.append(msgspec.structs.replace(call, at=at, items=rng.choice((1, 2, 5)), leaves=leaves, upload=0.0))
+    return calls
+
+
+def _flood(rng: random.Random, aligned: bool) -> list[Call]:
+    """Much more than can be done at a time, of few kinds: several tenants have calls waiting for long."""
+    names, kinds = rng.choices(CLASSES, k=2), rng.choice((("chat",), ("chat",), ("chat", "embeddings")))
+    calls = []
+    for _ in range(rng.choice((60, 120))):
+        at = rng.choice((0.0, 0.0, 0.5, 2.0))
+        call = _call(rng, at if aligned else at + rng.random(), aligned)
+        kind: Any = rng.choice(kinds)
+        few = {"class_name": rng.choice(names), "model": "sim", "kind": kind, "prompt": call.prompt // 4 + 4}
+        few |= {"asked": call.asked or 16, "stream": call.stream} if kind == "chat" else {"asked": 0, "stream": False}
+        patient = {"within": 0.0, "leaves": -1.0} if rng.random() < 0.8 else {}
+        calls.append(msgspec.structs.replace(call, **few, **patient))
+    return calls
+
+
+def _fault(rng: random.Random, at: float, engines: int) -> Fault:
+    what: Any = rng.choice(("die", "die", "stop", "recover", "recover", "recover", "slow", "errors", "errors"))
+    value = rng.choice((2.0, 8.0)) if what == "slow" else rng.choice((0.3, 1.0))
+    return Fault(at=at, what=what, engines=(rng.randrange(engines),), value=value, status=rng.choice((429, 500, 503)))
+
+
+def _word(rng: random.Random, at: float, sidecar: int, profiles: int) -> Word:
+    what: Any = rng.choice(
+        (
+            "sleep",
+            "sleep",
+            "stop",
+            "drain",
+            "wake",
+            "wake",
+            "error",
+            "vanish",
+            "silence",
+            "reboot",
+            "late",
+            "deaf",
+            "lost",
+        )
+    )
+    profile, seconds = rng.randrange(profiles), rng.choice((1.0, 4.0, 12.0))
+    return Word(at=at, sidecar=sidecar, what=what, profile=profile, seconds=seconds)

@@ -1,0 +1,142 @@
+"""Fairness between tenants, looked at from outside: who is served while who waits.
+
+Of two tenants of a class that both have calls waiting, the one that was served less by its weight goes next. That is
+Start-time Fair Queueing (Goyal, Vin, Cheng, "Start-time Fair Queueing", SIGCOMM 1996), with a call's tokens as a
+packet's length. Let D be by how much more tokens over weight one of the two was served than the other since both began
+to wait. Whenever the first is served D is at most a constant of that time, and whenever the second is served at least
+that constant. So if the first was ever served at a greater D than the second was, the order was not fair; and from this
+alone follows their theorem 1: between any two such moments D changes by no more than the longest call of the one over
+its weight and that of the other over its own.
+
+What a call is charged is the estimate, and its real use once that is known ("Fairness in Serving Large Language
+Models", OSDI 2024): corrections move D too, and are taken from the queue as they come.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Container, Mapping
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.core.policy import Policy
+    from gateway.core.policy_traffic import TrafficClass
+    from gateway.core.queues import Queues, Ticket
+
+OUTPUT = 2  # what a written token counts beside one that is read
+ROUNDING = 1e-6  # tokens over weight
+Who = tuple[str, str]  # class, tenant
+
+
+class Fairness:
+    """Of one model's queues. `wrong` is told, in words, who was served out of turn."""
+
+    def __init__(self, queues: Queues, policy: Policy, wrong: Callable[[str], None]) -> None:
+        self._queues = queues
+        self._wrong = wrong
+        self._weights: dict[str, float] = {}
+        self._classes: set[str] = set()
+        self._gone: set[str] = set()  # classes that a reload has done away with: what they were charged is forgotten
+        self._served: defaultdict[Who, float] = defaultdict(float)
+        self._charged: dict[str, tuple[Who, float]] = {}  # by request id
+        self._spans: defaultdict[Who, int] = defaultdict(int)  # times it has begun to wait
+        self._span = count(1)
+        self._length = 0  # when one last came or was served
+        # For a pair that waits, ended by either's ceasing to: the greatest D at which the first was served, and the
+        # least at which the second was.
+        self._pairs: dict[tuple[Who, Who], tuple[int, int, float, float]] = {}
+        self._goes_by(policy.classes, {name: tenant.weight for name, tenant in policy.tenants.items()})
+        for name in ("apply", "push", "pop", "correct"):
+            vars(queues)[name] = getattr(self, name)
+
+    def apply(self, classes: Mapping[str, TrafficClass], weights: Mapping[str, float]) -> None:
+        """A reload: other weights, other classes."""
+        self._goes_by(classes, weights)
+        type(self._queues).apply(self._queues, classes, weights)
+
+    def _goes_by(self, classes: Mapping[str, TrafficClass], weights: Mapping[str, float]) -> None:
+        self._gone |= self._classes - set(classes)
+        self._classes = set(classes)
+        self._weights = dict(weights)
+        self._pairs.clear()
+
+    def push(self, ticket: Ticket, *, front: bool = False) -> None:
+        """A call begins to wait."""
+        queues, who = self._queues, _who(ticket)
+        places = sum([settings.max_queue for settings in queues.classes.values()])
+        if not front and len(queues) >= max(places, self._length):  # in another's place
+            self._wrong(f"call {ticket.call.request_id} begins to wait beside {len(queues)}, in {places} places")
+        if not any(_who(other) == who for other in queues):
+            self._spans[who] = next(self._span)
+        type(queues).push(queues, ticket, front=front)
+        self._length = len(queues)
+
+    def pop(self, fits: Callable[[Ticket], bool], now: float, paused: Container[str] = ()) -> Ticket | None:
+        """A call is served, if one may."""
+        queues = self._queues
+        paid = {ticket for ticket in queues if ticket.paid}
+        waiting = {_who(ticket) for ticket in queues if ticket not in paid}
+        order = [(line.head(now), line) for line in queues._order(now, paused)]
+        starving = [head for head, line in order if line.starving(head, now)]
+        heads = [head for head, _ in order]
+        ticket = type(queues).pop(queues, fits, now, paused)
+        self._length = len(queues)
+        if ticket is not None:
+            if starving and ticket in heads and heads.index(starving[0]) < heads.index(ticket):
+                self._wrong(f"call {ticket.call.request_id} passes {starving[0].call.request_id}, which is starving")
+            if ticket not in paid:
+                self._serves(ticket, _who(ticket), waiting)
+        return ticket
+
+    def correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
+        """What a served call really used is known."""
+        charged = self._charged.pop(ticket.call.request_id, None)
+        who, more = _who(ticket), 0.0
+        if charged is not None and charged[0] == who:
+            more = (prompt_tokens + OUTPUT * completion_tokens - charged[1]) / self._weight(who)
+        self._served[who] += more
+        queues = self._queues
+        before = self._counter(who)
+        type(queues).correct(queues, ticket, prompt_tokens, completion_tokens)
+        moved = self._counter(who) - before
+        known = who[0] not in self._gone and (charged is None or charged[0] == who)  # else its class has gone since
+        if abs(moved - more) > ROUNDING and known:
+            self._wrong(f"{who} is charged {moved:.0f} tokens more for {ticket.call.request_id}, expected {more:.0f}")
+
+    def _counter(self, who: Who) -> float:
+        line = self._queues._lines.get(who[0])
+        account = None if line is None else line._accounts.get(who[1])
+        return 0.0 if account is None else account.counter
+
+    def _serves(self, ticket: Ticket, who: Who, waiting: set[Who]) -> None:
+        for other in waiting:
+            if other[0] == who[0] and other != who and who[0] not in self._gone:
+                self._compare(who, other)
+        charge = ticket.call.prompt_tokens + OUTPUT * ticket.call.output_tokens
+        self._charged[ticket.call.request_id] = who, charge
+        self._served[who] += charge / self._weight(who)
+
+    def _compare(self, served: Who, other: Who) -> None:
+        first, second = sorted((served, other))
+        lead = self._served[first] - self._served[second]
+        spans = self._spans[first], self._spans[second]
+        *since, most, least = self._pairs.get((first, second), (*spans, -float("inf"), float("inf")))
+        if tuple(since) != spans:
+            most, least = -float("inf"), float("inf")
+        if served == first:
+            most = max(most, lead)
+        else:
+            least = min(least, lead)
+        self._pairs[first, second] = (*spans, most, least)
+        if most > least + ROUNDING:
+            self._wrong(
+                f"{served[1]} is served before {other[1]} in {served[0]}, which is unfair by {most - least:.0f} tokens"
+            )
+
+    def _weight(self, who: Who) -> float:
+        return self._weights.get(who[1], 1.0)
+
+
+def _who(ticket: Ticket) -> Who:
+    return ticket.call.class_name, ticket.call.tenant

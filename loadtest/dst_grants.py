@@ -1,0 +1,74 @@
+"""What must hold of every grant: who may have which engine, when, and before whom. Told as words of what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.assembly import Gateway
+from gateway.core.breaker import BreakerState
+from gateway.core.call import Call
+from gateway.core.choice import Choice
+from gateway.core.queues import Queues, Ticket
+
+
+class Grants:
+    """Looks at the grants of one gateway before they are made."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._dispatch = gateway.dispatch
+        self.first: set[str] = set()  # ids of calls that lost their engine and go first
+        self._read: set[tuple[str, str, int]] = set()  # engine, tenant, and what it has been sent: session or prefix
+
+    def wrong_with(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Iterator[str]:
+        """The call is about to be given this engine; `ticket`: it has waited, and is not among the waiting any more."""
+        engine, dispatch = choice.engine, self._dispatch
+        if now >= call.deadline:
+            yield f"{now - call.deadline:.6f} s past its deadline"
+        brought = self._gateway._brought.get(engine.id)
+        open_ = (brought is None or brought.open) and engine not in self._gateway._retired
+        if not open_ or not engine.up or engine.draining:
+            yield f"{engine!r}, which may not be used"
+        if dispatch.draining and call.request_id not in self.first:
+            yield f"{engine.id} while the gateway drains"
+        empty = not engine.in_flight and call.cost <= engine.largest
+        if engine.in_flight >= engine.slots or not (empty or engine.load + call.cost <= engine.budget):
+            yield f"{engine!r}, which has no room for {call.cost} tokens"
+        limit = dispatch.policy.classes[call.class_name].max_concurrency
+        if limit is not None and dispatch.running[call.class_name] >= limit:
+            yield f"an engine though {limit} of {call.class_name} run"
+        yield from self._caches(call, choice)
+        queues = dispatch.queues.get(call.model)
+        if ticket is None:
+            if queues:
+                yield f"an engine at once though others wait for {call.model}"
+            if dispatch.pressure[call.model].refuses(call) is not None:
+                yield "an engine at once though its model's mode refuses it"
+        else:
+            if engine.id in ticket.exclude and any(self._others(call, ticket)):
+                yield f"{engine.id}, which has failed it, though there are others"
+            if queues:
+                yield from self._order(ticket, queues)
+
+    def _others(self, call: Call, ticket: Ticket) -> Iterator[bool]:
+        for other in self._dispatch.fleet.serving(call.model):
+            closed = other.breaker.state is BreakerState.CLOSED
+            yield other.up and not other.draining and closed and other.id not in ticket.exclude
+
+    def _caches(self, call: Call, choice: Choice) -> Iterator[str]:
+        """A beginning is cached only where it was sent, and for its own tenant."""
+        known = {call.session, *call.prefix}
+        if choice.cached and not any((choice.engine.id, call.tenant, each) in self._read for each in known):
+            yield f"{choice.engine.id} for {choice.cached} cached tokens of a prompt that it was never sent"
+        self._read.update([(choice.engine.id, call.tenant, each) for each in known])
+
+    def _order(self, ticket: Ticket, queues: Queues) -> Iterator[str]:
+        """Within a class a tenant's calls go by deadline, but first those that lost their engine."""
+        call = ticket.call
+        if self._dispatch.policy.classes[call.class_name].overload != "edf" or call.request_id in self.first:
+            return
+        key = (ticket.deadline, ticket.place, ticket.sequence)
+        for other in queues:
+            theirs = other.call
+            if (theirs.class_name, theirs.tenant) == (call.class_name, call.tenant) and other.key < key:
+                yield f"an engine before {theirs.request_id}, whose turn it is"
