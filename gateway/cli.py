@@ -1,4 +1,5 @@
-"""`gateway serve | check | key | top | bench | simulate`: flags and files in. A mistake is one line and exit status 2.
+"""`gateway serve | check | key | top | bench | simulate | calibrate`: flags and files in. A mistake is one line and
+exit status 2.
 
 Everything a person can get wrong is found here, before anything starts: addresses, URLs, the policy file, tokens.
 """
@@ -34,8 +35,9 @@ from gateway.serve import NO_ENGINE, Options, Running, StartError, run
 from gateway.top.command import EXAMPLES as TOP_EXAMPLES
 from gateway.top.command import TopError, show
 from gateway.wire.client import parse_origin
-from loadtest import bench, simulate
-from loadtest.engine.latency import profiles
+from loadtest import bench, calibrate, scenario, simulate
+from loadtest.engine.profile_file import profile_of
+from loadtest.trace import TraceError
 
 TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
 TOKEN_LENGTH = 16
@@ -85,10 +87,13 @@ examples:
   gateway check --strict policy.yaml                             for a pipeline: warnings fail it too
   gateway check policy.yaml --explain                            the policy in full, every default written out
   gateway check policy.yaml --explain acme batch llama-3-8b      what becomes of such a call; CLASS -: none asked for
-  gateway check --schema > schema.json                           for editors: completion and checks while you write"""
+  gateway check --schema > schema.json                           for editors: completion and checks while you write
+  gateway check --scenario load.yaml                             a scenario of `gateway bench`, and its trace to the end
+  gateway check --scenario --schema > scenario-schema.json       and their schema"""
 
 CHECK_USAGE = """gateway check [-h] [--strict] FILE ... [--explain [TENANT CLASS MODEL]]
-       gateway check --schema"""
+       gateway check --scenario FILE|NAME ... [--explain]
+       gateway check [--scenario] --schema"""
 
 
 KEY_EXAMPLES = """\
@@ -118,9 +123,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         return int(options.command(options))
-    except (Mistake, StartError, KeysError, InvalidFile, TopError, bench.BenchError, simulate.SimulateError) as error:
+    except (
+        *(Mistake, StartError, KeysError, InvalidFile, TopError),
+        *(bench.BenchError, simulate.SimulateError, calibrate.CalibrateError),
+    ) as error:
         print("\n".join(f"gateway: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # of a command that has nothing left to end well
+        return 130
 
 
 def _parser() -> Parser:
@@ -157,8 +167,8 @@ def _parser() -> Parser:
         default=[],
         type=_argument(_engine),
         metavar="URL|sim[:N[:PROFILE]]|demo",
-        help="an engine, beside the policy's: http://, https:// or unix:///PATH, or N simulated ones; demo: a sidecar "
-        "with four models on simulated GPUs; repeatable",
+        help="an engine, beside the policy's: http://, https:// or unix:///PATH, or N simulated ones, PROFILE "
+        "a name or a file of `gateway calibrate`; demo: a sidecar with four models on simulated GPUs; repeatable",
     )
     serve.add_argument(
         "--listen",
@@ -189,12 +199,13 @@ def _parser() -> Parser:
     check = parser(
         commands.add_parser,
         "check",
-        help="find the mistakes in policy files",
-        description="Read policy files and report every mistake, and what is unwise.",
+        help="find the mistakes in policy files, and in scenarios",
+        description="Read policy files and report every mistake, and what is unwise. Or scenarios of a load test.",
         epilog=CHECK_EXAMPLES,
         usage=CHECK_USAGE,
     )
     check.add_argument("files", nargs="*", metavar="FILE", help="policies; their keys_file is read too where it exists")
+    check.add_argument("--scenario", action="store_true", help="they are scenarios; their traces are read too")
     check.add_argument("--strict", action="store_true", help="exit status 2 for warnings too")
     check.add_argument(
         "--explain",
@@ -202,7 +213,7 @@ def _parser() -> Parser:
         metavar="TENANT CLASS MODEL",
         help="print the whole effective policy, defaults included; or what it does with one tenant's calls",
     )
-    check.add_argument("--schema", action="store_true", help="print the JSON Schema of policy files")
+    check.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
     check.set_defaults(command=_check)
 
     key = parser(
@@ -270,6 +281,16 @@ def _parser() -> Parser:
     )
     simulate.add_arguments(virtual)
     virtual.set_defaults(command=simulate.command)
+
+    fitting = parser(
+        commands.add_parser,
+        "calibrate",
+        help="fit a simulated engine to a live one",
+        description=calibrate.DESCRIPTION,
+        epilog=calibrate.EXAMPLES,
+    )
+    calibrate.add_arguments(fitting)
+    fitting.set_defaults(command=calibrate.command)
     return top
 
 
@@ -293,8 +314,7 @@ def _engine(text: str) -> EngineEntry | EmbeddedFleet | str:
         return DEMO
     embedded = parse_embedded(text)
     if embedded is not None:
-        if embedded.profile not in profiles():
-            raise ValueError(f"{text!r}: there is no profile {embedded.profile!r}, only {', '.join(profiles())}")
+        profile_of(embedded.profile)
         return embedded
     if text.startswith("sim") and "://" not in text:
         raise ValueError(f"{text!r} is not sim, sim:N or sim:N:PROFILE")
@@ -399,19 +419,25 @@ def _sidecar() -> list[str]:
 
 def _check(given: argparse.Namespace) -> int:
     if given.schema:
-        print(schema_text(), end="")
+        print(scenario.schema_text() if given.scenario else schema_text(), end="")
         return 0
     # `--explain FILE` reads as `FILE --explain`.
     files, call = (given.files, given.explain) if given.files else (given.explain or [], given.explain and [])
     if not files:
         raise Mistake("the following arguments are required: FILE (see gateway check --help)")
+    if given.scenario and call:
+        raise Mistake("--explain: a scenario has no TENANT CLASS MODEL; alone it shows all of it")
     if call and len(call) != 3:
         raise Mistake("--explain: give TENANT CLASS MODEL, or nothing for the whole policy")
     bad = warned = 0
     for name in files:
+        warnings: list[Advice] = []
         try:
-            policy, warnings, note = _checked(Path(name))
-            text = f"{name}: ok{note}" if call is None else _explained(name, policy, call)
+            if given.scenario:
+                text = _scenario(name, explained=call is not None)
+            else:
+                policy, warnings, note = _checked(Path(name))
+                text = f"{name}: ok{note}" if call is None else _explained(name, policy, call)
         except Mistake as mistake:
             bad += 1
             print(mistake, file=sys.stderr)
@@ -421,6 +447,20 @@ def _check(given: argparse.Namespace) -> int:
             print(warning.told(name), file=sys.stderr)
         print(text)
     return 2 if bad or (warned and given.strict) else 0
+
+
+def _scenario(name: str, *, explained: bool) -> str:
+    try:
+        file = scenario.find(name)
+        found = scenario.load(file)
+        rows = sum(1 for _ in scenario.recorded(found, file.parent) or ())
+    except (InvalidFile, scenario.Unusable, TraceError) as error:
+        raise Mistake(str(error)) from error
+    except OSError as error:
+        raise Mistake(f"{name}: {error.filename}: {error.strerror}") from error
+    if explained:
+        return scenario.explain(found)
+    return f"{name}: ok{f' ({rows} rows in {found.trace.file})' if found.trace is not None else ''}"
 
 
 def _explained(name: str, policy: Policy, call: Sequence[str]) -> str:

@@ -16,11 +16,11 @@ READY_WITHIN = 30.0  # seconds
 STOP_WITHIN = 5.0
 MOST = 64
 
-_SPEC = re.compile(r"sim(?::(?P<count>[0-9]{1,3})(?::(?P<profile>[a-z0-9-]{1,64}))?)?")
+_SPEC = re.compile(r"sim(?::(?P<count>[0-9]{1,3})(?::(?P<profile>.{1,4096}))?)?")
 
 
 class EmbeddedFleet(msgspec.Struct, frozen=True):
-    """`count` engines of one latency profile."""
+    """`count` engines of one latency profile: its name, or its file."""
 
     count: int = 2
     profile: str = "h100-8b"

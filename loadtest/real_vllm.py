@@ -62,9 +62,10 @@ def free_port() -> int:
 
 
 class Vllm:
-    """One vLLM server, ready to serve. `flags` are appended to its command line. `with` stops it."""
+    """One vLLM server, ready to serve. `flags` are appended to its command line. `with` stops it. `apart`: the last
+    core is its worker's, and its API server and EngineCore are kept off it."""
 
-    def __init__(self, log: Path, port: int, *flags: str, timeout: float = READY) -> None:
+    def __init__(self, log: Path, port: int, *flags: str, timeout: float = READY, apart: bool = False) -> None:
         argv = [str(venv() / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", str(model()), "--served-model-name", MODEL]
         argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enforce-eager"]
@@ -73,6 +74,9 @@ class Vllm:
         # It leaves sockets and files in TMPDIR. A short path: a unix socket's has 107 bytes at most.
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-")
         environment = kept | ENVIRONMENT | {"TMPDIR": self._scratch.name, "PYTHONPATH": str(STARTUP)}
+        cores = sorted(os.sched_getaffinity(0))
+        if apart and len(cores) > 1:
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[-1])
         self.child = Child(f"vllm on port {port}", argv, log, env=environment)
         self.url = f"http://127.0.0.1:{port}"
         try:
@@ -80,6 +84,15 @@ class Vllm:
         except BaseException:
             self.kill()
             raise
+        if apart and len(cores) > 1:
+            self._keep_off(cores[:-1])
+
+    def _keep_off(self, cores: list[int]) -> None:
+        """Every thread of all but the worker onto `cores`."""
+        for pid in self.child.group():
+            if "Worker" not in Path(f"/proc/{pid}/comm").read_text():
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    os.sched_setaffinity(int(thread.name), cores)
 
     def __enter__(self) -> Vllm:
         return self

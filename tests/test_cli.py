@@ -20,6 +20,8 @@ from gateway.core.policy import EngineEntry
 from gateway.core.policy_file import decode
 from gateway.embedded import EmbeddedFleet
 from gateway.serve import Options, StartError
+from loadtest.scenario import SHIPPED, load
+from loadtest.scenario import decode as decode_scenario
 
 ROOT = Path(__file__).parents[1]
 TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
@@ -133,7 +135,7 @@ MISTAKES = [
     (["serve", "--engine", "http://user:pw@h:1"], "no user, query or fragment"),
     (["serve", "--engine", "sim:0"], "1 to 64 simulated engines, not 0"),
     (["serve", "--engine", "sim:two"], "'sim:two' is not sim, sim:N or sim:N:PROFILE"),
-    (["serve", "--engine", "sim:2:abacus"], "'sim:2:abacus': there is no profile 'abacus', only a100-8b, h100-8b"),
+    (["serve", "--engine", "sim:2:abacus"], "there is no profile 'abacus': neither a file nor one of a100-8b, h100-8b"),
     (["serve", *ENGINE, *ENGINE], "--engine: 127.0.0.1:9 is there twice"),
     (["serve", *ENGINE, "--listen", "8000"], "argument --listen: '8000' is not HOST:PORT"),
     (["serve", *ENGINE, "--listen", "h:65536"], "'h:65536' is not HOST:PORT"),
@@ -162,6 +164,7 @@ MISTAKES = [
     (["check"], "the following arguments are required: FILE"),
     (["check", "--strict"], "the following arguments are required: FILE"),
     (["check", "/nowhere/p.yaml"], "/nowhere/p.yaml: No such file or directory"),
+    (["check", "--scenario", "chat", "--explain", "acme"], "--explain: a scenario has no TENANT CLASS MODEL"),
     (["check", "p.yaml", "--explain", "acme", "batch"], "--explain: give TENANT CLASS MODEL, or nothing"),
 ]
 
@@ -250,6 +253,27 @@ def test_check_warns_of_what_is_legal_but_unwise(ran: Ran, tmp_path: Path) -> No
 
 def test_check_prints_the_schema(ran: Ran) -> None:
     assert ran("check", "--schema") == (0, (ROOT / "policies" / "schema.json").read_text(), "")
+
+
+def test_check_reads_scenarios_and_their_traces(ran: Ran, tmp_path: Path) -> None:
+    assert ran("check", "--scenario", "--schema") == (0, (SHIPPED / "schema.json").read_text(), "")
+    assert ran("check", "--scenario", "chat") == (0, "chat: ok\n", "")
+    status, out, _ = ran("check", "--scenario", "--explain", "chat")
+    assert (status, decode_scenario(out.encode())) == (0, load(SHIPPED / "chat.yaml"))
+    file, trace = tmp_path / "s.yaml", tmp_path / "t.csv"
+    file.write_text("arrivals: trace\ntrace: t.csv\n")
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:00,1,2\n" * 2000)
+    assert ran("check", "--scenario", str(file)) == (0, f"{file}: ok (2000 rows in t.csv)\n", "")
+    with trace.open("a") as rows:
+        rows.write("yesterday,1,2\n")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("duration: 1m\narivals: {}\n")
+    status, out, err = ran("check", "--scenario", str(file), "nope", str(wrong))
+    assert (status, out) == (2, "")
+    for line, start in zip(err.splitlines(), (
+        f"{trace}, line 2002: TIMESTAMP is 'yesterday'", "nope: neither a file nor one of", f"{wrong}:2: found unknown",
+    ), strict=True):  # fmt: skip
+        assert line.startswith(start)
 
 
 def test_check_reads_the_keys_file_where_there_is_one(ran: Ran, tmp_path: Path) -> None:

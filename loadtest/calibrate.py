@@ -1,0 +1,197 @@
+"""`gateway calibrate`: a latency profile fitted to a live engine, from outside.
+
+`calibrate_probe.py` says what is sent and seen, `calibrate_live.py` how, `calibrate_fit.py` what is made of it; the
+profile's terms are explained in `engine/latency.py`, its file in `engine/profile_file.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from loadtest.bench_flags import seconds, told, whole
+from loadtest.bench_options import BenchError, tls_of
+from loadtest.calibrate_fit import Fit, Unfit, fit, with_front
+from loadtest.calibrate_live import CalibrateError, Live
+from loadtest.calibrate_probe import SPREAD, Probe
+from loadtest.calibrate_seen import Limits, Observed, Tell
+from loadtest.calibrate_words import DESCRIPTION, EXAMPLES, LIMITS, quality, table
+from loadtest.engine.latency import Profile
+from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
+from loadtest.scenario import Destination, Unusable, key_of
+from loadtest.targets import parse_url
+
+__all__ = ["DESCRIPTION", "EXAMPLES", "CalibrateError", "add_arguments", "command"]
+
+LEAST_BUDGET = 5.0  # seconds
+BUDGET = 60.0
+MOST_SPREAD = 0.3  # of a step; what is more is the network's, or of others on the machine
+INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("--target", required=True, metavar="URL", type=told(parse_url), help="the engine, without /v1")
+    parser.add_argument("--out", required=True, metavar="FILE", help="where the profile is written")
+    parser.add_argument("--force", action="store_true", help="write over that file")
+    parser.add_argument("--budget", default=BUDGET, metavar="TIME", type=told(seconds), help="how long, about (60s)")
+    parser.add_argument(
+        "--longest", default=SPREAD, metavar="N", type=told(whole(128, 1_000_000)),
+        help="tokens of the longest prompt that is tried (2048): as your traffic has, for long ones cost more a token",
+    )  # fmt: skip
+    parser.add_argument("--model", metavar="NAME", help="the model to name; left out: the only one")
+    parser.add_argument("--key-env", metavar="VAR", help="the environment variable with the API key")
+    parser.add_argument("--ca", metavar="FILE", help="trust these certificates (PEM)")
+    parser.add_argument("--insecure", action="store_true", help="check no certificates")
+    limits = parser.add_argument_group("limits of the engine")
+    for name, text in LIMITS.items():
+        limits.add_argument(f"--{name}", metavar="N", type=told(whole(1, 1_000_000_000)), help=text)
+
+
+def command(given: argparse.Namespace) -> int:
+    """Calibrate, print what was found, write it; the exit status. Raises CalibrateError."""
+    out = Path(given.out)
+    if out.exists() and not given.force:
+        raise CalibrateError(f"--out {out} exists: choose another, or --force")
+    if not out.parent.is_dir():
+        raise CalibrateError(f"--out {out}: there is no folder {out.parent}")
+    if given.budget < LEAST_BUDGET:
+        raise CalibrateError(
+            f"--budget {given.budget:g}s: {LEAST_BUDGET:g}s at least, or little can be told from noise"
+        )
+    try:
+        with _ended_by_signals(), _following(Console(stderr=True)) as tell:
+            model, observed = uvloop.run(_observe(given, tell))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    try:
+        fitted = fit(observed.rows)
+    except Unfit as error:
+        raise CalibrateError(f"the profile cannot be fitted: {error}; give it more time with --budget") from error
+    profile = profile_from(fitted, observed)
+    console = Console() if Console().is_terminal else Console(width=120)
+    lines = [*quality(fitted, profile, observed)]
+    console.print(table(fitted, profile))
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    what = f"{model} at {given.target.name}, fitted on {day}"[:200]
+    source = shlex.join(["gateway", "calibrate", *(word for word in sys.argv[1:] if word != "calibrate")])
+    try:
+        out.write_text(text_of(ProfileFile(what=what, profile=profile), [source, *lines]))
+    except OSError as error:
+        raise CalibrateError(f"--out {out}: {error.strerror}") from error
+    profile_of(str(out))  # what is written can be read
+    console.print(str(out), markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+async def _observe(given: argparse.Namespace, tell: Tell) -> tuple[str, Observed]:
+    """The model, and all that was seen of it."""
+    headers = {}
+    try:
+        if given.key_env is not None:
+            whose = Destination(url="http://any", key_env=given.key_env)
+            headers[b"authorization"] = b"Bearer " + key_of(whose, "--key-env", Path(), os.environ).encode()
+        tls = tls_of(given)
+    except (BenchError, Unusable) as error:
+        raise CalibrateError(str(error)) from error
+    rng = random.Random()  # noqa: S311 # prompts, no two runs alike: the engine has those of the last in its cache
+    live = Live(given.target, tls, headers, rng)
+    try:
+        tell(0.0, "asking what it is")
+        found = await live.told()
+        model: str = given.model or (found.models[0] if len(found.models) == 1 else "")
+        if not model or model not in found.models:
+            raise CalibrateError(f"--model: name one of its models: {', '.join(found.models) or 'it has none'}")
+        limits = Limits(
+            max_model_len=given.max_model_len or found.max_model_len, blocks=given.num_gpu_blocks or found.blocks,
+            max_num_seqs=given.max_num_seqs or 0, max_num_batched_tokens=given.max_num_batched_tokens or 0,
+        )  # fmt: skip
+        if not limits.max_model_len:
+            raise CalibrateError(f"{live.name} does not tell its max_model_len: give --max-model-len")
+        if not limits.blocks:
+            raise CalibrateError(f"{live.name}/metrics does not tell the size of its KV cache: give --num-gpu-blocks")
+        await live.meet(model)
+        return model, await Probe(live, limits, given.budget, rng, tell, longest=given.longest).run()
+    finally:
+        live.close()
+
+
+def profile_from(fitted: Fit, observed: Observed) -> Profile:
+    """The profile of what was seen."""
+    limits, constants = observed.limits, fitted.constants
+    profile = Profile(
+        base=constants["base"].value, prefill=constants["prefill"].value, decode=constants["decode"].value,
+        context=constants["context"].value, delay=constants["delay"].value,
+        jitter=min(MOST_SPREAD, observed.jitter), num_gpu_blocks=limits.blocks, max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens, max_model_len=limits.max_model_len,
+    )  # fmt: skip
+    return with_front(profile, [(burst.sizes, burst.first) for burst in observed.bursts])
+
+
+@contextmanager
+def _following(console: Console) -> Iterator[Tell]:
+    """A bar on a terminal, elsewhere a line for each thing that is done."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
+        with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
+            bar = progress.add_task("", total=1.0)
+            yield lambda done, what: progress.update(bar, completed=done, description=what)
+        return
+    last = ""
+
+    def tell(done: float, what: str) -> None:
+        nonlocal last
+        if what != last:
+            last = what
+            console.print(f"{100 * done:3.0f} %  {what}", markup=False, highlight=False, soft_wrap=True)
+
+    yield tell
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP are Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The same without the rest of the gateway's commands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.calibrate", description=DESCRIPTION, epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    add_arguments(parser)
+    try:
+        return command(parser.parse_args(argv))
+    except CalibrateError as error:
+        print(f"calibrate: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""A live engine as calibration sees it: over its API alone, each request a stream whose tokens are timed.
+
+Everything it can do wrong ends here, in one line that says whose fault it is and what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from loadtest.answer import Answer
+from loadtest.calibrate_seen import Seen
+from loadtest.engine.sequence import BLOCK
+from loadtest.processes import LABEL, SAMPLE
+from loadtest.prompts import PATHS, Route, Text, body_of, completion_of, json_text, message
+from loadtest.targets import Address, Server
+from loadtest.watching import page
+
+PATIENCE = 60.0  # seconds for one answer
+ASKED = 10.0  # seconds for a page
+TOGETHER = 0.6  # events for each token, at least: vLLM sends what came meanwhile in one where it is behind
+SAID = 300  # characters of an engine's own words
+
+
+class CalibrateError(Exception):
+    """A mistake of a person, or an engine that cannot be calibrated; says what and where. `unknown`: it knows no such
+    route."""
+
+    def __init__(self, message: str, *, unknown: bool = False) -> None:
+        super().__init__(message)
+        self.unknown = unknown
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What an engine says of itself; 0: nothing. `blocks`: of 16 tokens."""
+
+    models: tuple[str, ...]
+    max_model_len: int
+    blocks: int
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = 0
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class Live:
+    """An engine at an address. Prompts are random words, so that none is ever cached."""
+
+    def __init__(
+        self, address: Address, tls: ssl.SSLContext | None, headers: Mapping[bytes, bytes], rng: random.Random
+    ) -> None:
+        self.name = f"{'https' if address.tls else 'http'}://{address.name}" if not address.unix else address.unix
+        self._address = address
+        self._server = Server(address, tls)
+        self._headers = b"".join(b"%b: %b\r\n" % field for field in headers.items())
+        self._model = b""
+        self._route: Route = "completions"  # chat where it has none: there vLLM sends nothing for a token without text
+        self._rng = rng
+        self._text = Text(rng)
+        self._template = 0.0  # tokens of a prompt of no words
+        self._per_word = 1.0
+
+    def close(self) -> None:
+        """No connection is left open."""
+        self._server.close()
+
+    async def told(self) -> Told:
+        """What its pages say. Raises CalibrateError where it has no list of models."""
+        body, problem = await page(self._server, self._request(b"GET", b"/v1/models"), patience=ASKED)
+        if problem:
+            raise CalibrateError(f"{self.name}: /v1/models: {problem}; {_remedy(problem)}")
+        try:
+            models = msgspec.json.decode(body, type=_Models).data
+        except msgspec.DecodeError:
+            raise CalibrateError(
+                f"{self.name}: /v1/models is no list of models: is this an OpenAI-compatible server?"
+            ) from None
+        metrics, _ = await page(self._server, self._request(b"GET", b"/metrics"), patience=ASKED)
+        lengths = [model.max_model_len or 0 for model in models]
+        return Told(
+            tuple(model.id for model in models), max(lengths, default=0), _blocks(metrics.decode(errors="replace"))
+        )
+
+    async def meet(self, model: str) -> None:
+        """Learn how long words are for its tokenizer, and warm it up. Raises CalibrateError."""
+        self._model = json_text(model)
+        try:
+            await self._ask(16, 8)
+        except CalibrateError as error:
+            if not error.unknown:
+                raise
+            self._route = "chat"
+        for _ in range(3):
+            short = await self._ask(16, 8)
+            long = await self._ask(144, 8)
+        self._per_word = (long.prompt - short.prompt) / 128
+        self._template = short.prompt - 16 * self._per_word
+        if self._per_word <= 0.0:
+            raise CalibrateError(
+                f"{self.name} counts {short.prompt} tokens in 16 words and {long.prompt} in 144: its usage is wrong"
+            )
+
+    async def ask(self, prompt: int, output: int) -> Seen:
+        """One request of about so many tokens, for exactly so many. Raises CalibrateError."""
+        return await self._ask(max(1, round((prompt - self._template) / self._per_word)), output)
+
+    async def together(self, sizes: Sequence[tuple[int, int]]) -> list[Seen]:
+        """Requests sent at once, answered in their order here."""
+        asked = [asyncio.ensure_future(self.ask(prompt, output)) for prompt, output in sizes]
+        try:
+            return list(await asyncio.gather(*asked))
+        finally:
+            for one in asked:
+                one.cancel()
+
+    async def _ask(self, words: int, output: int) -> Seen:
+        text = self._text.cut(words, self._rng)
+        if self._route == "chat":
+            body = body_of(message(b"user", text), output, model=self._model, ignore_eos=True)
+        else:
+            body = completion_of(text, output, model=self._model, ignore_eos=True)
+        answer = Answer(expected="stream")
+        exchange = self._server.send(self._request(b"POST", PATHS[self._route], body), answer)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.shield(exchange.over)
+        except TimeoutError:
+            answer.timed_out = True
+        finally:
+            if not exchange.over.done():
+                exchange.failed("")
+        self._server.done(exchange)
+        self._check(answer, output)
+        times = list(accumulate(answer.gaps, initial=answer.first_event))
+        if len(times) > output:  # the event with the role came with the first token's
+            del times[1]
+        together = (output - 1) / (len(times) - 1) if len(times) > 1 else 1.0
+        computed = answer.prompt_tokens - answer.cached_tokens
+        return Seen(computed, answer.prompt_tokens, answer.sent, tuple(times), together)
+
+    def _check(self, answer: Answer, output: int) -> None:
+        outcome, name = answer.outcome, self.name
+        if outcome == "timed_out":
+            raise CalibrateError(f"{name}: {answer.why} within {PATIENCE:.0f} s: is it overloaded, or asleep?")
+        if outcome == "garbled":
+            raise CalibrateError(f"{name} does not stream ({answer.why}): latencies of tokens cannot be seen")
+        if outcome != "ok":
+            own = " ".join(answer.error.split())[:SAID] if answer.status else answer.why
+            status = f"{answer.status} " if answer.status else ""
+            raise CalibrateError(
+                f"{name}: {status}{outcome}: {own or answer.why}; {_remedy(str(answer.status or own))}",
+                unknown=answer.status in (404, 405, 501),
+            )
+        if not answer.prompt_tokens:
+            raise CalibrateError(
+                f"{name} ends streams without a usage: it must know stream_options.include_usage, for prompts are "
+                "counted by it"
+            )
+        if answer.completion_tokens != output:
+            raise CalibrateError(
+                f"{name} answered with {answer.completion_tokens} tokens where {output} were asked for: it must know "
+                "vLLM's ignore_eos"
+            )
+        if output > 1 and len(answer.gaps) + 1 < TOGETHER * output:
+            raise CalibrateError(
+                f"{name} sends {output} tokens in {len(answer.gaps) + 1} events: tokens that come together cannot be "
+                "timed (vLLM: --stream-interval 1)"
+            )
+
+    def _request(self, method: bytes, path: bytes, body: bytes = b"") -> bytes:
+        name = self._address.name.encode("ascii", "replace")
+        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+            method, self._address.prefix, path, name, self._headers, len(body), body,
+        )  # fmt: skip
+
+
+def _blocks(metrics: str) -> int:
+    """The KV cache, in blocks of 16 tokens, of the first engine that tells."""
+    for match in SAMPLE.finditer(metrics):
+        if match["name"] == "vllm:cache_config_info":
+            told = dict(LABEL.findall(match["labels"] or ""))
+            tokens = told.get("kv_cache_size_tokens", "")
+            if tokens.isdecimal():
+                return int(tokens) // BLOCK
+            size, blocks = told.get("block_size", ""), told.get("num_gpu_blocks", "")
+            if size.isdecimal() and blocks.isdecimal():
+                return int(size) * int(blocks) // BLOCK
+    return 0
+
+
+def _remedy(said: str) -> str:
+    if "401" in said or "403" in said:
+        return "give its key with --key-env"
+    if "404" in said:
+        return "is the URL right, without /v1, and --model one of its models?"
+    if "400" in said or "422" in said:
+        return "it must take chat completions with stream, stream_options and vLLM's ignore_eos"
+    if "429" in said or "503" in said:
+        return "it must take what is sent: calibrate the engine itself, idle, not what stands before it"
+    if said[:1] == "5":
+        return "the fault is the engine's: its log says more"
+    return "is it running there, and reachable from here?"

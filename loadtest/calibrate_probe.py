@@ -1,0 +1,232 @@
+"""What calibration sends to an engine, in what order, and the observations that come of it.
+
+1. Lone requests of several lengths, for the way in and the prompt: only their first tokens count.
+2. So many at once, 1, 2, 4 ..., short and long ones, for a step with so many sequences and so much KV cache. Steps are
+   seen while all of them decode and nothing else does; where fewer ran at once, that is `max_num_seqs`.
+3. Prompts of more tokens than a step takes, beside one that decodes: how long it stands still is how large a step is.
+4. Bursts of short requests, for the server's one thread; and one of mixed ones, only to check what was fitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+import msgspec
+
+from loadtest.calibrate_fit import Row
+from loadtest.calibrate_seen import Asks, Burst, Limits, Observed, Seen, Tell
+from loadtest.calibrate_steps import SLICE, decoding, largest, ran_at_once
+from loadtest.engine.sequence import BLOCK
+
+SHORT = 24  # tokens
+LONG = 1024
+LENGTHS = 8  # of lone prompts
+SPREAD = 2048  # tokens of the longest of them: what vLLM takes in one step by default, at least
+STEPS = 40  # of a cell, at least
+MOST_ROUNDS = 20
+READING = 0.02  # of the budget, for the prompts of a cell
+AT_ONCE = (4, 16, 64, 256, 1024)  # are tried
+FEW = 4  # at once, whatever the time
+DEFAULT_AT_ONCE = 256  # vLLM's, where memory is not plenty
+CACHE = 0.8  # of the KV cache, that may be filled: preemptions and what waits for blocks are no steps
+DEFAULT_STEP = 2048  # vLLM's
+MOST_STEP = 16_384  # tokens of the largest step that is looked for
+BURST = 64
+PARTS = {"prompts": 0.25, "decoding": 0.45, "steps": 0.1, "bursts": 0.2}  # of the budget
+
+
+class Probe:
+    """Observes one engine for about `budget` seconds."""
+
+    def __init__(
+        self, live: Asks, limits: Limits, budget: float, rng: random.Random, tell: Tell,
+        clock: Callable[[], float] = time.monotonic, longest: int = SPREAD,
+    ) -> None:  # fmt: skip
+        self._live = live
+        self._clock = clock
+        self._longest = longest
+        self._limits = limits
+        self._budget = budget
+        self._rng = rng
+        self._tell = tell
+        self._began = clock()
+        self._rows: list[Row] = []
+        self._jitters: list[float] = []
+        self._notes: list[str] = []
+        self._bursts: list[Burst] = []
+        self._prompt = 0.0  # seconds for a prompt token, about
+        self._alone = 0.01  # seconds for a step with one sequence, as last seen
+        self._ran = 1  # at once, as far as was tried
+        self._way = 0.0  # of a first token beside its prompt, about
+
+    async def run(self) -> Observed:
+        """Everything. Raises CalibrateError."""
+        await self._prompts()
+        await self._decoding()
+        await self._steps()
+        check = await self._saturate()
+        self._tell(1.0, "fitting")
+        return Observed(
+            rows=self._rows, jitter=median(self._jitters) if self._jitters else 0.0, limits=self._limits,
+            bursts=self._bursts, check=check, notes=self._notes,
+        )  # fmt: skip
+
+    def _until(self, part: str) -> float:
+        """When a part has to be over."""
+        names = list(PARTS)
+        return self._began + self._budget * sum(PARTS[name] for name in names[: names.index(part) + 1])
+
+    def _say(self, what: str) -> None:
+        self._tell(min(1.0, (self._clock() - self._began) / self._budget), what)
+
+    async def _prompts(self) -> None:
+        limits = self._limits
+        largest = min(self._longest, limits.max_num_batched_tokens or SPREAD, int(0.9 * limits.max_model_len))
+        ratio = (largest / SHORT) ** (1 / (LENGTHS - 1))
+        lengths = [round(SHORT * ratio**number) for number in range(LENGTHS)]
+        seen: list[Seen] = []
+        end = self._until("prompts")
+        rounds = 0
+        while rounds < 2 or (self._clock() < end and rounds < 20):
+            for length in self._rng.sample(lengths, LENGTHS):
+                self._say(f"prompts of {SHORT} to {largest} tokens")
+                seen.append(await self._live.ask(length, 1))
+            rounds += 1
+        self._rows += [Row(one.first, 1.0, prompt=one.computed, ways=1.0) for one in seen]
+        short = [one.first for one in seen if one.computed < 2 * SHORT] or [seen[0].first]
+        longest = max(one.computed for one in seen)
+        long = [one.first for one in seen if one.computed > 0.8 * longest]
+        self._prompt = max(1e-9, (median(long) - median(short)) / longest)
+        self._way = median(short)
+
+    # -- decoding ---------------------------------------------------------------------------------------------------
+
+    async def _decoding(self) -> None:
+        end = self._until("decoding")
+        await self._cell(1, SHORT)
+        await self._most_at_once(self._clock() + 0.5 * (end - self._clock()))
+        cells = list(self._cells())
+        rounds = 0
+        while rounds < MOST_ROUNDS and (not rounds or self._clock() < end):
+            # What disturbs the engine for a while should disturb no one cell; but first those that cannot be missed.
+            for at_once, length in cells if not rounds else self._rng.sample(cells, len(cells)):
+                if self._clock() > end and (rounds or at_once > FEW):
+                    break
+                await self._cell(at_once, length)
+            rounds += 1
+
+    def _cells(self) -> Iterator[tuple[int, int]]:
+        """How many at once, and how long their prompts are."""
+        limits = self._limits
+        most = min(limits.max_num_seqs, max(FEW, self._ran))
+        for at_once in sorted({most, *(1 << power for power in range(most.bit_length()))}):
+            yield at_once, SHORT
+            fits = int(CACHE * limits.blocks * BLOCK / at_once) - 2 * STEPS
+            length = min(LONG, limits.max_model_len // 2, int(READING * self._budget / self._prompt / at_once), fits)
+            if length > 4 * SHORT:
+                yield at_once, length
+
+    async def _most_at_once(self, end: float) -> None:
+        """See how many run at once, by sending ever more until some of them wait; that is `max_num_seqs`."""
+        known = self._limits.max_num_seqs
+        for wanted in AT_ONCE:
+            at_once = min(wanted, known or wanted)
+            seen = await self._cell(at_once, SHORT, 2 * SLICE) if self._clock() < end else 0
+            self._ran = max(self._ran, seen)
+            if not seen or at_once == known:
+                break
+            if seen < at_once:
+                self._limits = msgspec.structs.replace(self._limits, max_num_seqs=seen)
+                return
+        if not known:
+            assumed = max(self._ran, DEFAULT_AT_ONCE)
+            self._limits = msgspec.structs.replace(self._limits, max_num_seqs=assumed)
+            self._notes.append(
+                f"{self._ran} ran at once and none waited; that {assumed} can is only assumed: give --max-num-seqs"
+            )
+
+    async def _cell(self, at_once: int, length: int, steps: int = STEPS) -> int:
+        """So many requests of a length at once, for so many steps: how many of them ran at once; 0: they do not fit
+        into the cache together, and nothing was sent."""
+        limits = self._limits
+        # Who is first writes on while the prompts of others are read, a token in each step.
+        reading = at_once * (length * self._prompt + max(0.0, self._way - self._alone)) / self._alone
+        fits = int(CACHE * limits.blocks * BLOCK / at_once) - length - SHORT
+        output = min(steps + int(reading), limits.max_model_len - length - SHORT, fits)
+        if output < 2 * SLICE:
+            return 0
+        self._say(f"{at_once} at once, prompts of {length} tokens")
+        seen = await self._live.together([(length, output)] * at_once)
+        most = ran_at_once(seen)
+        rows, jitter = decoding(seen) if most == at_once else ([], 0.0)
+        if rows:
+            self._rows += rows
+            self._jitters.append(jitter)
+            if at_once == 1:
+                self._alone = median(row.seconds for row in rows)
+        return most
+
+    # -- how large a step is ------------------------------------------------------------------------------------------
+
+    async def _steps(self) -> None:
+        limits = self._limits
+        if limits.max_num_batched_tokens:
+            return
+        self._say("prompts of more tokens than a step takes")
+        length = min(2 * LONG, limits.max_model_len // 2)
+        wanted = min(MOST_STEP * 2.5, PARTS["steps"] * self._budget / self._prompt) / length
+        count = max(2, min(round(wanted), limits.max_num_seqs - 1, int(CACHE * limits.blocks * BLOCK / length)))
+        output = 2 * STEPS + int(min(2000.0, 2.0 * count * length * self._prompt / self._alone))
+        output = min(output, limits.max_model_len - 2 * SHORT)
+        for number in range(3):
+            wait = (1 + number) * (self._way + SLICE * self._alone)
+            beside, seen = await self._beside(output, wait, [(length, 1)] * count)
+            begin, end = seen[0].sent, max(one.tokens[0] for one in seen)
+            if (beside.tokens[0] < begin and end < beside.tokens[-1]) or self._clock() > self._until("steps"):
+                break
+        found = largest(beside, seen, self._alone)
+        if not found:
+            found = 1 << math.ceil(math.log2(max(DEFAULT_STEP, sum(one.computed for one in seen))))
+            self._notes.append(f"that a step takes {found} tokens is only assumed: give --max-num-batched-tokens")
+        found = max(found, limits.max_num_seqs)
+        self._limits = msgspec.structs.replace(self._limits, max_num_batched_tokens=found)
+
+    async def _beside(self, output: int, wait: float, sizes: Sequence[tuple[int, int]]) -> tuple[Seen, list[Seen]]:
+        """One that decodes, and requests that come `wait` seconds later."""
+        decoding = asyncio.ensure_future(self._live.ask(SHORT, output))
+        try:
+            await asyncio.sleep(wait)
+            seen = await self._live.together(sizes)
+            return await decoding, seen
+        finally:
+            decoding.cancel()
+
+    # -- bursts -------------------------------------------------------------------------------------------------------
+
+    async def _saturate(self) -> Burst:
+        end, count = self._until("bursts"), min(BURST, self._limits.max_num_seqs, max(FEW, self._ran))
+        while len(self._bursts) < 2 or (
+            self._clock() < end - 0.5 * PARTS["bursts"] * self._budget and len(self._bursts) < 8
+        ):
+            self._say(f"{count} short ones at once")
+            self._bursts.append(await self._burst([(SHORT, 1)] * count))
+        limits = self._limits
+        most = min(LONG // 2, limits.max_model_len // 4, limits.blocks * BLOCK // 4 // limits.max_num_seqs)
+        room = max(1.0, end - self._clock())
+        cost = most / 2 * self._prompt + STEPS * self._alone / self._ran
+        number = max(count, min(4 * limits.max_num_seqs, int(room / cost)))
+        self._say(f"{number} mixed ones at once")
+        return await self._burst(
+            [(self._rng.randint(SHORT, max(2 * SHORT, most)), self._rng.randint(2, 2 * STEPS)) for _ in range(number)]
+        )
+
+    async def _burst(self, sizes: Sequence[tuple[int, int]]) -> Burst:
+        seen = await self._live.together(sizes)
+        began = min(one.sent for one in seen)
+        made = [(one.computed, output) for one, (_, output) in zip(seen, sizes, strict=True)]
+        return Burst(made, [one.tokens[0] - began for one in seen], max(one.tokens[-1] for one in seen) - began)

@@ -1,0 +1,174 @@
+"""Calibration: of a simulated engine it finds the constants that this was given, and what it writes can be used."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.embedded import EmbeddedFleet, parse_embedded
+from loadtest import vtime
+from loadtest.bench_fleet import parse_fleet
+from loadtest.calibrate import profile_from
+from loadtest.calibrate_fit import Fit, Row, Unfit, fit
+from loadtest.calibrate_probe import Probe
+from loadtest.calibrate_seen import Limits, Observed, Seen
+from loadtest.engine.config import sim_config
+from loadtest.engine.engine import engine_config
+from loadtest.engine.latency import Front, Profile, profiles
+from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
+from loadtest.memory_engine import MemoryEngine
+from loadtest.memory_requests import Taker
+from loadtest.pace import Gaps, Pace
+from loadtest.prompts import Text, completion_of
+
+TIMES = ("base", "prefill", "decode", "context", "front", "delay")
+
+
+class Answer:
+    """One answer, as it comes."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.first = 0.0
+        self.gaps: tuple[float, ...] = ()
+        self.over = self.loop.create_future()
+
+    def begin(self, status: int, content_type: bytes, data: bytes, length: int | None) -> None:
+        assert status == 200, data
+        self.first = self.loop.time()
+
+    def data(self, data: bytes) -> None:
+        pass
+
+    def end(self) -> None:
+        self.over.set_result(None)
+
+    def failed(self, kind: str, message: str) -> None:
+        raise AssertionError(message)
+
+
+class InMemory:
+    """A simulated engine as calibration sees a live one."""
+
+    def __init__(self, profile: Profile, rng: random.Random) -> None:
+        def paced(taker: Taker, gaps: Gaps) -> None:
+            assert isinstance(taker, Answer)
+            taker.gaps = tuple(gaps)
+
+        self.engine = MemoryEngine(engine_config(profile, seed=3), pace=Pace(paced))
+        self.rng = rng
+        self.text = Text(rng)
+
+    async def ask(self, prompt: int, output: int) -> Seen:
+        answer = Answer()
+        sent = answer.loop.time()
+        self.engine.post(
+            b"/v1/completions", completion_of(self.text.cut(prompt, self.rng), output, ignore_eos=True), answer
+        )
+        await answer.over
+        times = [answer.first]
+        for gap in answer.gaps:
+            times.append(times[-1] + gap)
+        return Seen(prompt, prompt, sent, tuple(times))
+
+    async def together(self, sizes: Sequence[tuple[int, int]]) -> list[Seen]:
+        return list(await asyncio.gather(*(self.ask(prompt, output) for prompt, output in sizes)))
+
+
+def observed(profile: Profile, budget: float) -> Observed:
+    async def main() -> Observed:
+        rng, clock = random.Random(1), asyncio.get_running_loop().time
+        limits = Limits(max_model_len=profile.max_model_len, blocks=profile.num_gpu_blocks)
+        return await Probe(InMemory(profile, rng), limits, budget, rng, lambda done, what: None, clock).run()
+
+    return vtime.run(main())
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        msgspec.structs.replace(profiles()["a100-8b"], max_num_seqs=100),
+        msgspec.structs.replace(profiles()["cpu-tiny"], front=0.002, delay=0.004, max_num_seqs=48),
+    ],
+    ids=["a100-8b", "cpu-tiny behind a server"],
+)
+def test_the_constants_of_an_engine_are_found_from_outside(profile: Profile) -> None:
+    seen = observed(profile, 40.0)
+    found = profile_from(fit(seen.rows), seen)
+    for name in TIMES:
+        assert getattr(found, name) == pytest.approx(getattr(profile, name), rel=0.06, abs=20e-9), name
+    assert found.jitter == pytest.approx(profile.jitter, rel=0.3)
+    for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        assert getattr(found, name) == getattr(profile, name)
+    assert not seen.notes
+
+
+def rows(pause: float = 1.0) -> list[Row]:
+    """Work of an engine whose step takes 4 ms + 16 us a prompt token + 130 us a sequence + 20 ns of context, behind a
+    server of 5 ms; every tenth time `pause` times as long."""
+    made = []
+    for number in range(120):
+        decoded = 2 ** (number % 6)
+        if number % 3:
+            work = Row(0.0, 1.0, decoded=decoded, context=decoded * (50 + 900 * (number % 2)))
+        else:
+            work = Row(0.0, 1.0, prompt=30 * decoded, ways=1.0)
+        exact = 0.004 + 16e-6 * work.prompt + 130e-6 * work.decoded + 20e-9 * work.context + 0.005 * work.ways
+        made.append(msgspec.structs.replace(work, seconds=exact * (1.0 if number % 10 else pause)))
+    return made
+
+
+def values(made: Fit) -> list[float]:
+    return [constant.value for constant in made.constants.values()]
+
+
+def test_least_squares_are_exact_and_pauses_do_not_move_them() -> None:
+    expected = pytest.approx([0.004, 16e-6, 130e-6, 20e-9, 0.005], rel=1e-6)
+    exact = fit(rows())
+    assert values(exact) == expected
+    assert exact.explained == pytest.approx(1.0)
+    assert values(fit(rows(pause=5.0))) == pytest.approx(values(exact), rel=1e-3)
+
+
+def test_no_constant_is_below_nothing_and_what_cannot_be_told_apart_is_said() -> None:
+    no_context = [msgspec.structs.replace(row, seconds=row.seconds - 30e-9 * row.context) for row in rows()]
+    assert fit(no_context).constants["context"].value == 0.0
+    with pytest.raises(Unfit, match="cannot be told apart"):
+        fit([Row(0.01 * number, number, decoded=number) for number in range(1, 9)])
+
+
+def test_a_server_lets_one_request_through_at_a_time() -> None:
+    front = Front(msgspec.structs.replace(profiles()["cpu-tiny"], front=0.002, delay=0.01))
+    assert [front.reaches(at) for at in (1.0, 1.0, 1.001, 2.0)] == pytest.approx([1.012, 1.014, 1.016, 2.012])
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_in_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    for known in profiles().values():
+        profile = msgspec.structs.replace(known, front=0.00123, delay=0.0)
+        file.write_text(text_of(ProfileFile(what='a "quoted" \\ name', profile=profile), ["how it was made"]))
+        assert profile_of(str(file)) == profile
+    fleet = parse_fleet(f"sim:3:{file}")
+    assert (fleet.count, fleet.profile) == (3, str(file))
+    assert parse_embedded(f"sim:3:{file}") == EmbeddedFleet(3, str(file))
+    assert sim_config(str(file)).engine.profile == profile
+
+
+def test_mistakes_in_a_profile_are_named_with_their_lines(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("version: 1\nprofile:\n  base: 4\n  prefil: 3us\n")
+    with pytest.raises(
+        ValueError, match=r"mine.yaml:3: profile.base: found '4', expected a time such as 86ns"
+    ) as error:
+        profile_of(str(file))
+    assert "(did you mean prefill?)" in str(error.value)
+    with pytest.raises(ValueError, match="neither a file nor one of a100-8b, h100-8b"):
+        profile_of(str(tmp_path))
