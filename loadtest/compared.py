@@ -16,9 +16,30 @@ def title_of(run: Run | Summary, runs: Sequence[Run] | Sequence[Summary]) -> str
     return run.name if alone else f"{run.name} at {count(run.rate)}/s"
 
 
+def first_name(runs: Sequence[Run] | Sequence[Summary]) -> str:
+    """Whom the others are compared with; a simulation's name goes on after a comma, with its number of engines."""
+    return runs[0].name.partition(", ")[0]
+
+
+def engines_of(run: Run | Summary) -> int:
+    """How many engines a simulation had, where several numbers are compared; else 0."""
+    number = run.name.partition(", ")[2].partition(" ")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def by_name(summaries: Sequence[Summary], *, engines: bool) -> dict[str, list[Summary]]:
+    """The runs of each name, in order; `engines`: whatever the number of engines."""
+    found: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        found.setdefault(summary.name.partition(", ")[0] if engines else summary.name, []).append(summary)
+    return found
+
+
 def base_of(summary: Summary, summaries: Sequence[Summary]) -> Summary | None:
-    """What a run is compared with: the first name's run at the same rate; None for that one itself."""
-    same = (one for one in summaries if one.name == summaries[0].name and one.rate == summary.rate)
+    """What a run is compared with: the first name's run at the same rate, with as many engines; None for that one
+    itself."""
+    name = ", ".join(filter(None, (first_name(summaries), summary.name.partition(", ")[2])))
+    same = (one for one in summaries if one.name == name and one.rate == summary.rate)
     found = next(same, None)
     return None if found is summary else found
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
+from loadtest.compared import by_name, engines_of
 from loadtest.plots import Axis, Line, axis_over, chart
 from loadtest.records import Run, Sample
 from loadtest.sketch import Sketch
@@ -13,7 +16,7 @@ from loadtest.summary import Part, Summary, merged
 from loadtest.tally import Timeline, tallies_of
 from loadtest.wording import count, seconds, share
 
-DETAILED = 6  # runs whose distributions and timelines are drawn
+DETAILED = 8  # runs whose distributions and timelines are drawn
 ENGINES = 8  # lines of a chart of engines; of more of them, only the least, the mean and the most
 POINTS = 240  # of an engine's line over time
 CLASS_BINS = 80  # of a class's: fewer, so that a Poisson process is not mostly noise
@@ -55,18 +58,33 @@ def over_load(summaries: Sequence[Summary]) -> list[str]:
     y = axis_over("goodput, requests/s", [value * 1.1 for line in lines[1:] for _, value in line.points])
     drawn = [chart("Goodput against offered load", words, x, y, lines)]
     if len(classes) > 1:
-        drawn.extend(_attainment(summaries, name, x) for name in classes)
+        drawn.extend(_attainment(summaries, name, x, lambda one: one.total.offered_rate, "/s") for name in classes)
     return drawn
 
 
-def _attainment(summaries: Sequence[Summary], class_name: str, x: Axis) -> str:
+def over_engines(summaries: Sequence[Summary]) -> list[str]:
+    """The share of each class that met its SLO, against the number of engines of a simulation; nothing where there is
+    one number alone, or several rates."""
+    numbers = {engines_of(summary) for summary in summaries}
+    if len(numbers) < 2 or len({summary.name for summary in summaries}) < len(summaries):
+        return []
+    x = Axis(label="engines", high=1.04 * max(numbers), whole=True)
+    classes = sorted({name for summary in summaries for name in summary.classes})
+    return [_attainment(summaries, name, x, engines_of, " engines") for name in classes]
+
+
+def _attainment(
+    summaries: Sequence[Summary], class_name: str, x: Axis, of: Callable[[Summary], float], unit: str
+) -> str:
+    """`of`: what it is drawn against, `unit` its unit in words."""
     lines = []
-    for style, name in enumerate(dict.fromkeys(summary.name for summary in summaries)):
-        own = [one for one in summaries if one.name == name and class_name in one.classes]
-        points = sorted((one.total.offered_rate, one.classes[class_name].goodput) for one in own)
+    for style, (name, group) in enumerate(by_name(summaries, engines=of is engines_of).items()):
+        own = [one for one in group if class_name in one.classes]
+        points = sorted((of(one), one.classes[class_name].goodput) for one in own)
         lines.append(Line(name=name, points=points, style=style, marked=True))
     words = ". ".join(
-        f"{line.name}: " + ", ".join(f"{share(value)} at {count(at)}/s" for at, value in line.points) for line in lines
+        f"{line.name}: " + ", ".join(f"{share(value)} at {count(at)}{unit}" for at, value in line.points)
+        for line in lines
     )
     y = Axis(label="met their SLO", high=1.04, word=SHARES.word)
     return chart(f"{class_name}: requests that met their SLO", words, x, y, lines)
@@ -153,6 +171,7 @@ def engines_over_time(run: Run, title: str) -> list[str]:
     queues = {name: points for name, points in queues.items() if points}
     words = ", ".join(f"{name}: at most {count(max(value for _, value in points))}" for name, points in queues.items())
     y = axis_over("requests", [value for points in queues.values() for _, value in points])
+    y = msgspec.structs.replace(y, whole=True)
     drawn.append(chart(f"{title}: queue depth", words, x, y, _lines(queues), _cut(run)))
     return drawn
 

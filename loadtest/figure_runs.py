@@ -95,7 +95,9 @@ class Place(Protocol):
 
 
 class InMemory(msgspec.Struct, frozen=True):
-    """In this process and in virtual time."""
+    """In this process and in virtual time. `without`: who carries calls where there is no gateway."""
+
+    without: Callable[[Sequence[MemoryEngine]], Where] = RoundRobin
 
     def run(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
         return vtime.run(main)
@@ -104,7 +106,7 @@ class InMemory(msgspec.Struct, frozen=True):
     async def stage(self, shape: Shape, policy: bytes, seed: int) -> AsyncIterator[Stage]:
         engines = [an_engine(seed * 100 + number, shape.size, shape.blocks) for number in range(shape.engines)]
         if not shape.gateway:
-            yield Stage(engines, RoundRobin(engines))
+            yield Stage(engines, self.without(engines))
             return
         target = GatewayTarget(policy, engines, seed=seed)
 
@@ -128,6 +130,7 @@ class Setting(msgspec.Struct, kw_only=True):
     place: Place = InMemory()
     blocks: int = BLOCKS  # KV blocks of an engine
     sweep: tuple[int, ...] = SWEEP
+    mix: tuple[Kind, ...] = MIX
     progress: Callable[[str, float], None] = lambda what, share: None
     known: dict[str, Outcome] = {}
     capacity: Capacity | None = None
@@ -136,7 +139,7 @@ class Setting(msgspec.Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         self.targets = targets_of(self.policy)
-        missing = [kind.class_name for kind in MIX if kind.class_name not in self.targets]
+        missing = [kind.class_name for kind in self.mix if kind.class_name not in self.targets]
         if missing:
             raise ValueError(f"the figures' traffic is of classes the policy has not: {', '.join(missing)}")
 
@@ -149,7 +152,7 @@ class Setting(msgspec.Struct, kw_only=True):
         if self.capacity is None:
             found = []
             for clients in self.sweep:
-                calls = poisson(MIX, 1000.0, 1e9, self.seed)
+                calls = poisson(self.mix, 1000.0, 1e9, self.seed)
                 run = self.run(f"capacity, {clients} clients an engine", calls, closed=clients, gateway=False)
                 done = [t for t in run.result.tries if t.outcome == "ok" and t.finished >= self.warm]
                 seconds = self.measured
@@ -162,7 +165,7 @@ class Setting(msgspec.Struct, kw_only=True):
     ) -> Outcome:
         """The mix at `factor` times the capacity, with retrying clients; run once per name."""
         what = f"{factor:g}x load{'' if gateway else ', round robin'}{name}"
-        calls = poisson(MIX, factor * self.saturated().calls, self.ends, self.seed)
+        calls = poisson(self.mix, factor * self.saturated().calls, self.ends, self.seed)
         return self.run(what, calls, gateway=gateway, clients=clients)
 
     def crowded(self, *, gateway: bool = True) -> Outcome:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from loadtest.figure_runs import BLOCKS, MIX, Outcome, Setting
-from loadtest.figure_table import Row, measured, percent, quantile
+from loadtest.figure_table import Row, measured, percent
 from loadtest.lengths import Length, LogNormal
 from loadtest.plan import poisson
 from loadtest.simulated_client import Clients, Try
 from loadtest.simulation import Fault
+from loadtest.stats import quantile
 from loadtest.workload import Kind, Prefix, Sessions
 
 SESSIONS = 1.25  # that begin per second and engine: their prompts about fill the engines' caches

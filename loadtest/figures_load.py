@@ -9,9 +9,10 @@ and output per second of the measured part of the run, over the capacity.
 from __future__ import annotations
 
 from loadtest.figure_runs import MIX, Outcome, Setting, in_time, tokens
-from loadtest.figure_table import Row, measured, percent, quantile
+from loadtest.figure_table import Row, measured, percent
 from loadtest.plan import poisson
 from loadtest.simulated_client import Clients
+from loadtest.stats import quantile
 
 FACTORS = (2.0, 5.0, 10.0)
 

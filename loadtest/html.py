@@ -20,6 +20,7 @@ from loadtest.summary import Summary
 from loadtest.wording import seconds, share
 
 FEW = 2  # runs whose latencies need no fold
+MANY = 4  # runs over time that need none
 HEAD = """<!doctype html>
 <html lang="en">
 <head>
@@ -60,10 +61,10 @@ def page(runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool = F
     close = curves.detailed(runs)
     titles = [title_of(run, runs) for run in close]
     own = [summaries[[id(one) for one in runs].index(id(run))] for run in close]
-    names = ", ".join(dict.fromkeys(run.name for run in runs))
-    style = resources.files("loadtest").joinpath("report.css").read_text()
-    over_time = [drawn for run, title in zip(close, titles, strict=True) for drawn in _over_time(run, title)]
-    chosen = "" if len(close) == len(runs) else f"Below are {', '.join(titles)}: each at its highest rate."
+    names = _names(runs)
+    folder = resources.files("loadtest")
+    style = "".join(folder.joinpath(name).read_text() for name in ("plots.css", "report.css"))
+    chosen = _chosen(runs, close, titles)
     opened = " open" if len(close) <= FEW else ""
     parts = [
         HEAD.format(title=escape(f"Load test: {names}"), style=style),
@@ -71,13 +72,14 @@ def page(runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool = F
         *_banners(summaries, partial=partial),
         "<main>",
         _section("Over offered load", curves.over_load(summaries)),
+        _section("Over the number of engines", curves.over_engines(summaries)),
         f'<h2>Figures</h2><div class="card">{comparison(summaries)}</div>',
         _section("Latencies", curves.distributions(close, titles), chosen),
         f'<details class="card"{opened}><summary>The latencies as figures</summary><div class="wide">'
         f"{distribution_table(own, titles)}</div></details>",
         "<h2>How requests ended</h2>",
         endings_bars(own, titles),
-        _section("Over time", over_time, "Shaded: warm-up and cool-down, which count nowhere else."),
+        *_over_time(close, titles),
         "<h2>How this was counted</h2>",
         f'<div class="card small">{_slos(runs)}{RULES}</div>',
         "<h2>What was run</h2>",
@@ -87,8 +89,35 @@ def page(runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool = F
     return "\n".join(part for part in parts if part)
 
 
-def _over_time(run: Run, title: str) -> list[str]:
-    return [*curves.classes_over_time(run, title), *curves.engines_over_time(run, title)]
+def _names(runs: Sequence[Run]) -> str:
+    """What is compared, and with how many engines each."""
+    names, _, engines = zip(*(run.name.partition(", ") for run in runs), strict=True)
+    numbers = list(dict.fromkeys(number.partition(" ")[0] for number in engines if number))
+    over = f"; {', '.join(numbers)} engines" if numbers else ""
+    return ", ".join(dict.fromkeys(names)) + over
+
+
+def _chosen(runs: Sequence[Run], close: Sequence[Run], titles: Sequence[str]) -> str:
+    """Which of the runs are looked at closely, if that is not all of them."""
+    if len(close) == len(runs):
+        return ""
+    names = {run.name for run in runs}
+    rates = ": each at its highest rate" if len(names) < len(runs) else ""
+    others = f"; {len(names) - len(close)} more are in the figures above alone" if len(names) > len(close) else ""
+    return f"Below: {'; '.join(titles)}{rates}{others}."
+
+
+def _over_time(runs: Sequence[Run], titles: Sequence[str]) -> Iterable[str]:
+    """Of many runs each in a fold of its own, the first of them open."""
+    shaded = "Shaded: warm-up and cool-down, which count nowhere else."
+    drawn = [[*curves.classes_over_time(run, title), *curves.engines_over_time(run, title)]
+             for run, title in zip(runs, titles, strict=True)]  # fmt: skip
+    if len(runs) <= MANY:
+        yield _section("Over time", [each for charts in drawn for each in charts], shaded)
+        return
+    yield _section("Over time", drawn[0], shaded)
+    for title, charts in zip(titles[1:], drawn[1:], strict=True):
+        yield f'<details><summary>{escape(title)}</summary><div class="charts">{"".join(charts)}</div></details>'
 
 
 def _section(title: str, charts: Sequence[str], remark: str = "") -> str:

@@ -9,7 +9,7 @@ from html import escape
 
 import msgspec
 
-from loadtest.compared import base_of, title_of, verdict
+from loadtest.compared import base_of, first_name, title_of, verdict
 from loadtest.curves import endings
 from loadtest.summary import Distribution, Part, Summary
 from loadtest.wording import change, count, seconds, share
@@ -57,7 +57,9 @@ def comparison(summaries: Sequence[Summary]) -> str:
     the first name's run at the same rate."""
     several = any(len(summary.classes) > 1 for summary in summaries)
     compared = any(base_of(summary, summaries) for summary in summaries)
-    against = f"; below each figure its difference from {summaries[0].name} at the same rate" if compared else ""
+    engines = ", with as many engines" if ", " in summaries[0].name else ""
+    same = f"{first_name(summaries)} at the same rate{engines}"
+    against = f"; below each figure its difference from {same}" if compared else ""
     said = f'<p class="faint small">The measured part only{escape(against)}.</p>'
     if not several or len(summaries) <= FEW:
         return f"{said}{_comparison(summaries, classes=several)}"

@@ -18,19 +18,21 @@ from loadtest.wording import count
 
 WIDTH, HEIGHT = 380, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 22, 10, 42
-APART = 0.15  # of an axis, between two ticks at least: as wide as "100 ms"
+APART = 0.18  # of an axis, between two ticks at least: wider than "100 ms"
 STYLES = 8  # colours; the ninth line has the first one's colour and other dashes
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):
-    """From `low` to `high`, in the data's unit; `log` needs a positive `low`. `word`: how a tick is written."""
+    """From `low` to `high`, in the data's unit; `log` needs a positive `low`. `word`: how a tick is written; `whole`:
+    there is no half of what it counts."""
 
     label: str
     low: float = 0.0
     high: float = 1.0
     log: bool = False
     word: Callable[[float], str] = count
+    whole: bool = False
 
     def place(self, value: float) -> float:
         """0 at `low`, 1 at `high`; what lies outside is drawn at the edge."""
@@ -41,7 +43,8 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
 
     def ticks(self) -> list[float]:
         """Round values, few enough to be written beside each other."""
-        return _log_ticks(self) if self.log else _linear_ticks(self.low, self.high)
+        found = _log_ticks(self) if self.log else _linear_ticks(self.low, self.high)
+        return [tick for tick in found if tick == round(tick)] if self.whole else found
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +56,24 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     marked: bool = False
     whiskers: Sequence[float | None] = ()
     faint: bool = False  # a reference, not a measurement
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """Where a chart's lines are, in units of the SVG."""
+
+    left: float = LEFT
+    top: float = TOP
+    right: float = WIDTH - RIGHT
+    bottom: float = HEIGHT - BOTTOM
+
+    def x(self, axis: Axis, value: float) -> float:
+        return round(self.left + axis.place(value) * (self.right - self.left), 1)
+
+    def y(self, axis: Axis, value: float) -> float:
+        return round(self.bottom - axis.place(value) * (self.bottom - self.top), 1)
+
+
+FRAME = Frame()
 
 
 def axis_over(label: str, values: Iterable[float], *, log: bool = False, word: Callable[[float], str] = count) -> Axis:
@@ -73,8 +94,8 @@ def chart(
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title><desc>{escape(words)}</desc>',
         *(_shade(x, begin, end) for begin, end in shaded),
-        *_grid(x, y),
-        *(part for line in lines for part in _line(x, y, line)),
+        *grid(FRAME, x, y),
+        *(part for line in lines for part in drawn(FRAME, x, y, line)),
         "</svg>",
     ]
     legend = "".join(f"<li>{_swatch(line)}{escape(line.name)}</li>" for line in lines)
@@ -82,38 +103,33 @@ def chart(
     return f'<figure class="card">{caption}{"".join(parts)}<ul class="legend">{legend}</ul></figure>'
 
 
-def _x(axis: Axis, value: float) -> float:
-    return round(LEFT + axis.place(value) * (WIDTH - LEFT - RIGHT), 1)
-
-
-def _y(axis: Axis, value: float) -> float:
-    return round(HEIGHT - BOTTOM - axis.place(value) * (HEIGHT - TOP - BOTTOM), 1)
-
-
-def _grid(x: Axis, y: Axis) -> Iterable[str]:
-    floor, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+def grid(frame: Frame, x: Axis, y: Axis) -> Iterable[str]:
+    """Axes with their ticks and labels."""
+    floor, right = frame.bottom, frame.right
     for tick in x.ticks():
-        at = _x(x, tick)
-        yield f'<path class="grid" d="M{at} {TOP}V{floor}"/>'
+        at = frame.x(x, tick)
+        yield f'<path class="grid" d="M{at} {frame.top}V{floor}"/>'
         yield f'<text x="{at}" y="{floor + 16}" text-anchor="middle">{escape(x.word(tick))}</text>'
     for tick in y.ticks():
-        at = _y(y, tick)
-        yield f'<path class="grid" d="M{LEFT} {at}H{right}"/>'
-        yield f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{escape(y.word(tick))}</text>'
-    yield f'<path class="axis" d="M{LEFT} {TOP}V{floor}H{right}"/>'
-    yield f'<text class="label" x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x.label)}</text>'
-    middle = (TOP + floor) / 2
-    place = f'x="12" y="{middle}" transform="rotate(-90 12 {middle})"'
+        at = frame.y(y, tick)
+        yield f'<path class="grid" d="M{frame.left} {at}H{right}"/>'
+        yield f'<text x="{frame.left - 6}" y="{at + 4}" text-anchor="end">{escape(y.word(tick))}</text>'
+    yield f'<path class="axis" d="M{frame.left} {frame.top}V{floor}H{right}"/>'
+    middle = (frame.left + right) / 2
+    yield f'<text class="label" x="{middle}" y="{floor + 36}" text-anchor="middle">{escape(x.label)}</text>'
+    edge, middle = frame.left - 50, (frame.top + floor) / 2
+    place = f'x="{edge}" y="{middle}" transform="rotate(-90 {edge} {middle})"'
     yield f'<text class="label" {place} text-anchor="middle">{escape(y.label)}</text>'
 
 
 def _shade(x: Axis, begin: float, end: float) -> str:
-    left, right = _x(x, begin), _x(x, end)
+    left, right = FRAME.x(x, begin), FRAME.x(x, end)
     return f'<rect class="cut" x="{left}" y="{TOP}" width="{right - left:.1f}" height="{HEIGHT - TOP - BOTTOM}"/>'
 
 
-def _line(x: Axis, y: Axis, line: Line) -> Iterable[str]:
-    places = [(_x(x, at), _y(y, value)) for at, value in line.points]
+def drawn(frame: Frame, x: Axis, y: Axis, line: Line) -> Iterable[str]:
+    """A line with its dots and whiskers."""
+    places = [(frame.x(x, at), frame.y(y, value)) for at, value in line.points]
     if len(places) > 1:
         path = "L".join(f"{at} {value}" for at, value in places)
         yield f'<path class="line {_colour(line)}"{_dashes(line)} d="M{path}"/>'
@@ -121,7 +137,7 @@ def _line(x: Axis, y: Axis, line: Line) -> Iterable[str]:
         yield from (f'<circle class="dot {_colour(line)}" cx="{at}" cy="{value}" r="3"/>' for at, value in places)
     for (at, _), (_, value), half in zip(places, line.points, line.whiskers, strict=False):
         if half:
-            ends = f"M{at} {_y(y, value - half)}V{_y(y, value + half)}"
+            ends = f"M{at} {frame.y(y, value - half)}V{frame.y(y, value + half)}"
             yield f'<path class="line {_colour(line)}" d="{ends}"/>'
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -49,6 +50,8 @@ def refusal(folder: Path, *, force: bool) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         if not force and any(folder.iterdir()):
             return f"{folder}: there is something in it already; --force writes over reports in it"
+    except FileExistsError:
+        return f"{folder}: it is a file, expected a folder"
     except OSError as error:
         return f"{folder}: {error.strerror}"
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder}: no permission to write into it"
@@ -74,6 +77,8 @@ def write(runs: Sequence[Run], folder: Path, *, force: bool = False, partial: bo
             files.append(_put(folder / name, writer))
         except OSError as error:
             problems.append(f"{name} was not written: {error.strerror}")
+            with suppress(OSError):  # nor does one of an earlier run stay among those of this
+                (folder / name).unlink(missing_ok=True)
     return Written(tuple(files), f"{folder}: {', '.join(problems)}" if problems else "")
 
 

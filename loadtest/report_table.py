@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.compared import base_of, title_of, verdict
+from loadtest.compared import base_of, first_name, title_of, verdict
 from loadtest.records import Run
 from loadtest.stats import LAG_BOUND
 from loadtest.summary import Distribution, Part, Summary, summarise
@@ -83,7 +83,7 @@ def _ends(summaries: Sequence[Summary]) -> Table:
 
 
 def _differences(summaries: Sequence[Summary]) -> Table:
-    rows = _table(f"against {summaries[0].name}", [name.replace("_", " ") for name in COMPARED])
+    rows = _table(f"against {first_name(summaries)}", [name.replace("_", " ") for name in COMPARED])
     for summary in summaries:
         base = base_of(summary, summaries)
         if base is not None:
@@ -132,7 +132,7 @@ def _endings(part: Part) -> Text:
         for ending in part.endings[:3]
     ]
     more = len(part.endings) - len(said)
-    return Text(printable(", ".join(said)) + (f", {more} more ways" if more else ""))
+    return Text(printable(", ".join(said)) + (f", {more} more way{'s' if more > 1 else ''}" if more else ""))
 
 
 def _remarks(summaries: Sequence[Summary]) -> Iterator[tuple[str, str]]:

@@ -101,6 +101,7 @@ def test_a_folder_that_cannot_be_one_is_refused_in_one_line(tmp_path: Path) -> N
 
 
 def test_a_full_disk_costs_only_the_files_that_did_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "requests.csv").write_text("of an earlier run")
     for name in ("report.json", "requests.csv"):
         (tmp_path / f"{name}.part").symlink_to("/dev/full")  # where every write is told that no space is left
     written = write([a_run("a", 5.0)], tmp_path, force=True)

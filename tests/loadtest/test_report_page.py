@@ -112,6 +112,18 @@ def test_runs_are_compared_at_the_same_rate() -> None:
     assert base_of(summarise(runs[3]), [slow, other, quick, last]) is quick
 
 
+def test_policies_are_compared_with_as_many_engines_and_drawn_over_their_number() -> None:
+    runs = [a_run(f"{name}, {number} engines", 4.0, series=False) for name in ("now", "next") for number in (2, 4)]
+    summaries = [summarise(run) for run in runs]
+    assert [base_of(summary, summaries) for summary in summaries] == [None, None, *summaries[:2]]
+    text = page(runs, summaries)
+    assert "<h1>Load test: now, next; 2, 4 engines</h1>" in text
+    assert "difference from now at the same rate, with as many engines" in text
+    chart_of_batch = text.partition("<figcaption>batch: requests that met their SLO")[2].partition("</figure>")[0]
+    assert re.findall(r"</svg>([^<]+)</li>", chart_of_batch) == ["now", "next"]
+    assert ">engines</text>" in chart_of_batch
+
+
 def test_only_repeats_that_lie_apart_are_called_better_or_worse() -> None:
     base, slower = (summarise(a_run("x", 2.0, slow=slow, repeats=3, series=False)) for slow in (1.0, 2.0))
     assert verdict("tpot_p50", slower, base, higher=False) == "bad"
@@ -180,6 +192,7 @@ def test_an_invalid_run_and_missing_usages_are_said_on_top() -> None:
     [
         (axis_over("x", [8.0]), [0, 2, 4, 6, 8]),
         (axis_over("x", []), [0, 0.25, 0.5, 0.75, 1.0]),
+        (Axis(label="x", high=2.08, whole=True), [0, 1, 2]),
         (axis_over("x", [0.0]), [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
         (axis_over("x", [0.0, 0.009, 0.11], log=True), [0.01, 0.02, 0.05, 0.1]),
         (axis_over("x", [1e-6, 10.0], log=True), [1e-6, 1e-4, 1e-2, 1.0]),

@@ -1,0 +1,145 @@
+"""The README's picture: `python -m loadtest.picture --help`. Goodput, and every class's share of calls in time, against
+offered load: on engines that are asked directly, in turn, and through the gateway, in virtual time.
+
+Engines, clients, policy, capacity, targets and goodput are those of `make figures` (figure_runs.py, figures_load.py),
+so are warm-up and measured part. The traffic is that of scenarios/overload.yaml: the interactive class never asks for
+more than half of what the engines can do. `picture_svg.py` draws.
+
+Exit status 0: written; 2: bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import msgspec
+
+from loadtest.figure_runs import MIX, Capacity, InMemory, Outcome, Setting, in_time
+from loadtest.figure_table import measured
+from loadtest.figures_load import goodput, late
+from loadtest.picture_points import SIDES, Picture, Point, Share, Side, table
+from loadtest.picture_svg import draw
+from loadtest.round_robin import Direct, RoundRobin
+from loadtest.tied import tie
+
+HELP = """\
+Draws what the README shows: goodput and every class's share of calls in time against offered load, on four simulated
+engines that are asked directly, in turn, and through the gateway. The same seeds give the same files, byte for byte.
+
+  python -m loadtest.picture                  all of it, and the table
+  python -m loadtest.picture --draw-only      the same from the figures there are, without a run
+
+loadtest/picture.json has every figure, loadtest/picture.py what they mean."""
+
+FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+SHARES = (0.05, 0.65, 0.30)  # as scenarios/overload.yaml has it
+TRAFFIC = tuple(msgspec.structs.replace(kind, share=share) for kind, share in zip(MIX, SHARES, strict=True))
+FOLDER = Path(__file__).parent
+
+
+def capacity_of(seed: int, engines: int) -> Capacity:
+    """What the engines can do of this traffic at most."""
+    return Setting(engines=engines, seed=seed, mix=TRAFFIC, known={}).saturated()
+
+
+def measure(side: Side, factor: float, seed: int, engines: int, capacity: Capacity) -> Point:
+    """One run at `factor` times the capacity."""
+    place = InMemory(Direct if side == "direct" else RoundRobin)
+    setting = Setting(engines=engines, seed=seed, mix=TRAFFIC, place=place, capacity=capacity, known={})
+    outcome = setting.overload(factor, gateway=side == "weir")
+    return Point(
+        side=side,
+        factor=factor,
+        seed=seed,
+        goodput=round(goodput(setting, outcome), 4),
+        first=round(goodput(setting, outcome, first=True), 4),
+        late=round(late(setting, outcome), 5),
+        classes={kind.class_name: share_of(setting, outcome, kind.class_name) for kind in TRAFFIC},
+    )
+
+
+def share_of(setting: Setting, outcome: Outcome, class_name: str) -> Share:
+    """What a class asked for and got."""
+    own = [tried for tried in outcome.result.tries if tried.class_name == class_name]
+    offered = sum(tried.number == 1 and setting.warm <= tried.intended < setting.ends for tried in own)
+    good = [tried for tried in measured(setting, outcome)
+            if tried.class_name == class_name and in_time(tried, setting.targets)]  # fmt: skip
+    return Share(offered, len(good), sum(tried.number == 1 for tried in good))
+
+
+def measured_all(seeds: Sequence[int], engines: int, workers: int) -> Iterator[Picture | Point]:
+    """Every point as it is ready, the longest runs first, each in a process of its own; the whole in the end."""
+    context = multiprocessing.get_context("spawn")
+    found: list[Point] = []
+    with ProcessPoolExecutor(workers, context, initializer=tie, initargs=(os.getpid(),)) as pool:
+        capacity = dict(zip(seeds, pool.map(capacity_of, seeds, [engines] * len(seeds)), strict=True))
+        jobs = [(side, factor, seed) for factor in reversed(FACTORS) for side in SIDES for seed in seeds]
+        running = [pool.submit(measure, *job, engines, capacity[job[2]]) for job in jobs]
+        for done in as_completed(running):
+            found.append(done.result())
+            yield found[-1]
+    found.sort(key=lambda point: (SIDES.index(point.side), point.factor, point.seed))
+    yield Picture(engines=engines, capacity=capacity, points=found)
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line. Exits with status 2 where it cannot be understood."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.picture", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--draw-only", action="store_true", help="draw FOLDER/picture.json and print its table")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each point, averaged (default: 1)")
+    parser.add_argument("--engines", type=int, default=4, metavar="N", help="simulated engines (default: 4)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
+    parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="for both files (default: loadtest)")
+    given = parser.parse_args(argv)
+    if min(given.seeds, given.engines, given.workers) < 1:
+        parser.error("--seeds, --engines and --workers must be at least 1")
+    if not given.out.is_dir():
+        parser.error(f"--out: there is no folder {given.out}")
+    return given
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, write and print; the exit status."""
+    given = arguments(argv)
+    figures = given.out / "picture.json"
+    if given.draw_only:
+        try:
+            picture = msgspec.json.decode(figures.read_bytes(), type=Picture)
+        except (OSError, msgspec.MsgspecError) as error:
+            print(f"{figures}: {error}", file=sys.stderr)
+            return 2
+    else:
+        picture = _measured(range(1, given.seeds + 1), given.engines, given.workers)
+        figures.write_text(written(picture))
+    (given.out / "picture.svg").write_text(draw(picture))
+    print("\n".join(table(picture)))
+    return 0
+
+
+def written(picture: Picture) -> str:
+    """picture.json: a point a line."""
+    head = msgspec.json.encode(msgspec.structs.replace(picture, points=[])).decode().removesuffix("]}")
+    return head + "\n" + ",\n".join(msgspec.json.encode(point).decode() for point in picture.points) + "\n]}\n"
+
+
+def _measured(seeds: Sequence[int], engines: int, workers: int) -> Picture:
+    began, runs = time.monotonic(), len(seeds) * len(SIDES) * len(FACTORS)
+    for made, found in enumerate(measured_all(seeds, engines, workers), 1):
+        if isinstance(found, Picture):
+            print(file=sys.stderr)
+            return found
+        print(f"\r{made} of {runs} runs, {time.monotonic() - began:.0f} s", end="", file=sys.stderr, flush=True)
+    raise AssertionError("unreachable: the picture is the last")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The figures of the README's picture: what picture.json holds, means over seeds, and the README's table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import msgspec
+
+from loadtest.figure_runs import Capacity
+
+Side = Literal["weir", "direct", "round_robin"]
+SIDES: tuple[Side, ...] = ("weir", "direct", "round_robin")
+TITLES: dict[str, str] = {"weir": "Weir", "direct": "direct", "round_robin": "round robin"}
+TABLED = (0.5, 1.0, 2.0, 5.0, 10.0)  # loads of the table
+
+
+class Share(msgspec.Struct, frozen=True):
+    """Of one class, in the measured part: calls that were to be sent for the first time, tries that were in time, and
+    those of them that were first tries."""
+
+    offered: int
+    in_time: int
+    first: int
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. `goodput`: tokens of tries in time, over the capacity; `first`: of first tries alone; `late`: of the
+    tries that an engine was given, the share that was not in time."""
+
+    side: Side
+    factor: float
+    seed: int
+    goodput: float
+    first: float
+    late: float
+    classes: dict[str, Share]
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """What picture.json holds. `capacity`: of all engines together, by seed."""
+
+    engines: int
+    capacity: dict[int, Capacity]
+    points: list[Point]
+
+
+Curve = list[tuple[float, float]]  # offered load and its figure
+
+
+def mean_goodput(picture: Picture, side: str) -> Curve:
+    """Of each load, over the seeds."""
+    return _means(picture, side, lambda point: point.goodput)
+
+
+def mean_first(picture: Picture, side: str) -> Curve:
+    """Goodput of calls that were answered at their first try alone."""
+    return _means(picture, side, lambda point: point.first)
+
+
+def mean_share(picture: Picture, side: str, class_name: str) -> Curve:
+    """Of a class's calls, those in time. At most all of them: some that end in the measured part began before it."""
+
+    def share(point: Point) -> float:
+        return point.classes[class_name].in_time / max(1, point.classes[class_name].offered)
+
+    return [(at, min(1.0, value)) for at, value in _means(picture, side, share)]
+
+
+def _means(picture: Picture, side: str, value: Callable[[Point], float]) -> Curve:
+    found: dict[float, list[float]] = {}
+    for point in picture.points:
+        if point.side == side:
+            found.setdefault(point.factor, []).append(value(point))
+    return [(factor, sum(values) / len(values)) for factor, values in sorted(found.items())]
+
+
+def table(picture: Picture) -> Iterator[str]:
+    """The README's table, in Markdown."""
+    known = {factor for factor in TABLED if any(point.factor == factor for point in picture.points)}
+    yield "| | " + " | ".join(f"{factor:g}x" for factor in sorted(known)) + " |"
+    yield "| --- |" + " --- |" * len(known)
+    for side in SIDES:
+        rows = {"goodput": mean_goodput(picture, side)}
+        if side == "weir":
+            rows["goodput at the first try"] = mean_first(picture, side)
+        rows |= {f"{name} in time": mean_share(picture, side, name) for name in ("interactive", "default", "batch")}
+        for name, curve in rows.items():
+            cells = [f"{100.0 * value:.0f} %" for factor, value in curve if factor in known]
+            yield f"| {TITLES[side]}: {name} | " + " | ".join(cells) + " |"

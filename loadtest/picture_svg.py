@@ -1,0 +1,137 @@
+"""Draws the README's picture: goodput on the left, every class on the right, as one SVG that needs nothing else.
+
+Colours are those of the report's page and follow the reader's choice of light or dark; on a phone, where the whole is
+shown at less than half its size, letters are larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from itertools import pairwise
+
+from loadtest.picture_points import SIDES, TITLES, Picture, mean_first, mean_goodput, mean_share
+from loadtest.plots import Axis, Frame, Line, drawn, grid
+
+WIDTH, HEIGHT = 900, 450
+LEFT = Frame(74, 84, 405, 386)
+STRIPS = (Frame(612, 84, 834, 160), Frame(612, 197, 834, 273), Frame(612, 310, 834, 386))
+DRAWN = (1, 2, 0)  # of SIDES: the gateway last, on top
+APART = 18  # units between the baselines of two labels
+SLOS = {
+    "interactive": " (5 %): first token within 2 s",
+    "default": " (65 %): first token within 10 s",
+    "batch": " (30 %): done within an hour",
+}
+STYLE = """
+.back { fill: var(--card); stroke: var(--line); }
+.title { font-size: 16px; font-weight: 600; fill: var(--text); } .strip { fill: var(--text); }
+.name { font-size: 13.5px; font-weight: 600; }
+.n0 { fill: var(--s0); } .n1 { fill: var(--s1); } .n2 { fill: var(--s2); }
+/* Two that are alike take turns to be seen. */
+.line.s1 { stroke-dasharray: none; } .line.s2 { stroke-dasharray: 8 8; }
+.line.s0 { stroke-width: 3; } .first .line { stroke-width: 1.25; }
+.capacity { text-anchor: end; }
+@media (max-width: 560px) {
+  svg text, svg .name { font-size: 20px; } svg .title { font-size: 24px; } .wide, text[transform] { display: none; }
+  text[text-anchor=middle] { transform: translateY(5px); }
+  .line { stroke-width: 4; } .line.s0 { stroke-width: 6; } .first .line { stroke-width: 2.5; }
+}
+"""
+
+
+def draw(picture: Picture) -> str:
+    """The file."""
+    factors = sorted({point.factor for point in picture.points})
+    x = Axis(label="offered load, times capacity", low=factors[0], high=factors[-1], log=True, word=_times)
+    words = ". ".join(_words(picture, side) for side in SIDES)
+    style = resources.files("loadtest").joinpath("plots.css").read_text().partition("*/\n")[2]
+    title = "Goodput and calls in time against offered load: direct, round robin and Weir"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+        ' role="img">',
+        f"<title>{escape(title)}</title><desc>{escape(words)}</desc>",
+        f"<style>\n{style}{STYLE}</style>",
+        f'<rect class="back" x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8"/>',
+        *_goodput(picture, x),
+        *_classes(picture, x),
+        "</svg>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _goodput(picture: Picture, x: Axis) -> Iterable[str]:
+    y = Axis(label="share of capacity", high=1.1, word=_percent)
+    yield '<text class="title" x="24" y="34">Goodput</text>'
+    yield '<text class="wide" x="24" y="55">tokens a second of answers in time</text>'
+    yield from grid(LEFT, x, y)
+    most = [(factor, min(1.0, factor)) for factor, _ in mean_goodput(picture, "weir")]
+    yield from drawn(LEFT, x, y, Line(name="capacity", points=most, faint=True))
+    yield f'<text class="capacity wide" x="{LEFT.right}" y="{LEFT.y(y, 1.0) - 6}">capacity</text>'
+    curves = [mean_goodput(picture, side) for side in SIDES]
+    for style in DRAWN:
+        yield from drawn(LEFT, x, y, Line(name=SIDES[style], points=curves[style], style=style))
+    curves.append(mean_first(picture, "weir"))
+    yield '<g class="first">'
+    yield from drawn(LEFT, x, y, Line(name="Weir, at the first try", points=curves[-1]))
+    yield "</g>"
+    names = [*(TITLES[side] for side in SIDES), "Weir, 1st try"]
+    for style, (name, at) in enumerate(
+        zip(names, _spread([LEFT.y(y, points[-1][1]) for points in curves]), strict=True)
+    ):
+        yield f'<text class="name n{style % 3}" x="{LEFT.right + 8}" y="{at + 4}">{name}</text>'
+
+
+def _classes(picture: Picture, x: Axis) -> Iterable[str]:
+    yield f'<text class="title" x="{STRIPS[0].left - 46}" y="34">Calls in time, by class</text>'
+    y = Axis(label="", high=1.0, word=_percent)
+    for number, (class_name, frame) in enumerate(zip(SLOS, STRIPS, strict=True)):
+        last = number == len(STRIPS) - 1
+        words = f'{class_name}<tspan class="wide">{SLOS[class_name]}</tspan>'
+        yield f'<text class="strip" x="{frame.left}" y="{frame.top - 9}">{words}</text>'
+        yield from _strip(frame, x, y, last=last)
+        for style in DRAWN:
+            points = mean_share(picture, SIDES[style], class_name)
+            yield from drawn(frame, x, y, Line(name=SIDES[style], points=points, style=style))
+        at = frame.y(y, points[-1][1])
+        yield f'<text class="name n0" x="{frame.right + 8}" y="{at + 4}">{TITLES[SIDES[style]]}</text>'
+
+
+def _strip(frame: Frame, x: Axis, y: Axis, *, last: bool) -> Iterable[str]:
+    """Its axes: few ticks, and those of x only below the last."""
+    for tick in x.ticks():
+        at = frame.x(x, tick)
+        yield f'<path class="grid" d="M{at} {frame.top}V{frame.bottom}"/>'
+        if last:
+            yield f'<text x="{at}" y="{frame.bottom + 16}" text-anchor="middle">{x.word(tick)}</text>'
+    for tick in (0.0, 0.5, 1.0):
+        at = frame.y(y, tick)
+        yield f'<path class="grid" d="M{frame.left} {at}H{frame.right}"/>'
+        yield f'<text x="{frame.left - 6}" y="{at + 4}" text-anchor="end">{y.word(tick)}</text>'
+    yield f'<path class="axis" d="M{frame.left} {frame.top}V{frame.bottom}H{frame.right}"/>'
+    if last:
+        middle = (frame.left + frame.right) / 2
+        yield f'<text class="label" x="{middle}" y="{frame.bottom + 36}" text-anchor="middle">{x.label}</text>'
+
+
+def _spread(places: Sequence[float]) -> list[float]:
+    """Where labels go so that none is on another: the lowest beside its line, the others there or just above."""
+    found = list(places)
+    order = sorted(range(len(places)), key=lambda number: places[number], reverse=True)
+    for below, above in pairwise(order):
+        found[above] = min(found[above], found[below] - APART)
+    return found
+
+
+def _words(picture: Picture, side: str) -> str:
+    said = ", ".join(f"{_percent(value)} at {_times(at)}" for at, value in mean_goodput(picture, side))
+    return f"{TITLES[side]}: goodput {said}"
+
+
+def _times(value: float) -> str:
+    return f"{value:g}x"
+
+
+def _percent(value: float) -> str:
+    return f"{100.0 * value:.0f} %"

@@ -1,0 +1,62 @@
+"""The README's picture: it is drawn from the figures beside it, and those are what the command measures."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest.figure_runs import Outcome, Setting
+from loadtest.inprocess import Target
+from loadtest.picture import FACTORS, FOLDER, measure, share_of, written
+from loadtest.picture_points import SIDES, Picture, Share, table
+from loadtest.picture_svg import draw
+from loadtest.simulated_client import Try
+from loadtest.simulation import Result
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture
+def picture() -> Picture:
+    return msgspec.json.decode((FOLDER / "picture.json").read_bytes(), type=Picture)
+
+
+def test_the_picture_and_the_table_are_of_the_figures_beside_them(picture: Picture) -> None:
+    drawn = (FOLDER / "picture.svg").read_text()
+    assert draw(picture) == drawn
+    assert written(picture) == (FOLDER / "picture.json").read_text()
+    assert "\n".join(table(picture)) in README.read_text()
+    assert {(point.side, point.factor) for point in picture.points} == {(s, f) for s in SIDES for f in FACTORS}
+    for element in ET.fromstring(drawn).iter():  # noqa: S314 # our own file
+        assert not any(name.endswith(("href", "src")) for name in element.attrib)
+    assert "prefers-color-scheme: dark" in drawn
+    assert "url(" not in drawn
+
+
+def test_a_share_is_of_calls_that_were_to_be_sent_in_the_measured_part() -> None:
+    def a_try(sent: float, finished: float, number: int = 1, outcome: str = "ok") -> Try:
+        return Try("chat", number, sent, sent, first_byte=finished, finished=finished, outcome=outcome)
+
+    tries = [
+        a_try(59.0, 61.0),  # began before and is answered in time: what comes in and goes out is counted, not whose
+        a_try(100.0, 101.0),
+        a_try(100.0, 100.1, outcome="shed"),
+        a_try(101.0, 102.0, number=2),
+        a_try(100.0, 103.0),  # late
+        a_try(179.0, 181.0),  # after the measured part
+    ]
+    setting = Setting(warm=60.0, measured=120.0, known={})
+    setting.targets = {"chat": Target(ttft=2.0, deadline=30.0)}
+    result = Result(
+        tries=tries, calls=5, samples=[], preempted=0, posts=0, seconds=180.0, unfinished=0, last_posts=(), orphans=0
+    )
+    assert share_of(setting, Outcome(result, [], 0), "chat") == Share(offered=4, in_time=3, first=2)
+
+
+@pytest.mark.slow
+def test_a_point_is_what_the_command_measures(picture: Picture) -> None:
+    kept = next(point for point in picture.points if (point.side, point.factor, point.seed) == ("weir", 0.5, 1))
+    assert measure("weir", 0.5, 1, picture.engines, picture.capacity[1]) == kept
