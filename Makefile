@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint format vllm test-vllm ray test-ray bench-overhead compare-vllm agreement figures realtime residency dst clean
+.PHONY: help run test check fast slow coverage lint format vllm test-vllm ray test-ray bench-overhead compare-vllm agreement fidelity figures picture realtime residency dst clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -87,8 +87,14 @@ compare-vllm: vllm ## one overloaded vLLM on CPU: direct, vllm-router, and the g
 agreement: vllm ## the bench's latencies beside those of vLLM's own, for the same requests; AGREEMENT=--help tells how
 	$(BIN)/python -m loadtest.agreement $(AGREEMENT)
 
+fidelity: vllm ## how far a simulated engine is from the vLLM on CPU it was calibrated on; five minutes; FIDELITY=--help tells
+	$(BIN)/python -m loadtest.fidelity $(FIDELITY)
+
 figures: $(STAMP) ## goodput, lateness, failover and more, of the whole gateway in virtual time; FIGURES=--help tells how
 	$(BIN)/python -m loadtest.figures $(FIGURES)
+
+picture: $(STAMP) ## the README's picture and its table: goodput against offered load, with a gateway and without; PICTURE=--help tells
+	$(BIN)/python -m loadtest.picture $(PICTURE)
 
 realtime: $(STAMP) ## goodput, lateness and more once again with processes and sockets in real time; REALTIME=--help tells how
 	$(BIN)/python -m loadtest.realtime $(REALTIME)

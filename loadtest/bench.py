@@ -20,14 +20,12 @@ from loadtest.bench_options import BenchError, bench_of
 from loadtest.bench_progress import following
 from loadtest.bench_session import Session
 from loadtest.bench_words import DESCRIPTION, EXAMPLES
+from loadtest.ending import INTERRUPTED, Say, deliver, saying, unhurried
 from loadtest.processes import ChildError
-from loadtest.report import refusal, table, write
+from loadtest.report import refusal, table
 from loadtest.self_test import print_self_test
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "BenchError", "add_arguments", "command"]
-
-WIDTH = 120  # columns where nobody looks on at a terminal
-INTERRUPTED = 130
 
 
 def command(given: argparse.Namespace) -> int:
@@ -40,16 +38,26 @@ def command(given: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):  # between runs; within one it is the run's
         signal.signal(number, _interrupt)
     errors = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        with following(errors) as follow:
-            session = Session(bench, Path(folder), follow, errors)
+    say = saying(errors)
+    with _folder() as folder:
+        with following(errors, say) as follow:
+            session = Session(bench, Path(folder), follow, say)
             try:
                 session.run()
             except KeyboardInterrupt:
                 session.stopped = True
             except ChildError as error:
                 session.problem = str(error)
-        return _report(session, errors)
+        with unhurried(say):
+            return _report(session, say)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """For what children write."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="bench-")
+    except OSError as error:
+        raise BenchError(f"a folder for the output of processes, by TMPDIR: {error.strerror}") from error
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -57,12 +65,13 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _report(session: Session, errors: Console) -> int:
-    bench, runs = session.bench, session.runs()
-    plain = Console()
-    console = plain if plain.is_terminal else Console(width=WIDTH)
+def _report(session: Session, say: Say) -> int:
+    runs = session.runs()
     missed = session.missed(runs)
-    if runs:
+
+    def show(console: Console) -> None:
+        if not runs:
+            return
         console.print(table(runs, partial=session.over))
         for name, capacity in session.capacities.items():
             console.print(f"{name}: capacity {capacity}", markup=False, highlight=False)
@@ -70,13 +79,8 @@ def _report(session: Session, errors: Console) -> int:
             console.print(f"the rule: {RULE}", markup=False, highlight=False)
         for line in (line for line in missed if ": invalid: " not in line):  # the table has said that
             console.print(line, markup=False, highlight=False, style="bold red")
-    problems = [session.problem] if session.problem else []
-    if bench.out is not None and runs:
-        written = write(runs, bench.out, force=True, partial=session.over)
-        console.print("\n".join(str(file) for file in written.files), markup=False, highlight=False, soft_wrap=True)
-        problems += [written.problem] if written.problem else []
-    for problem in problems:
-        errors.print(f"gateway: {problem}", markup=False, highlight=False, soft_wrap=True)
+
+    problems = deliver(runs, session.bench.out, partial=session.over, problems=[session.problem], show=show, say=say)
     if problems:
         return 2
     return INTERRUPTED if session.stopped else 1 if missed else 0

@@ -15,6 +15,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from loadtest.records import Run
+from loadtest.summary import missed as not_kept
+from loadtest.summary import summarise
+
 REACH = 10  # doublings, or halvings
 PRECISION = 1.05  # of two rates
 
@@ -82,6 +86,17 @@ def search(first: float, attempt: Callable[[float], Tried | None]) -> Capacity:
             kept = rate
         rate = kept * 2.0 if math.isinf(missed) else missed / 2.0 if not kept else math.sqrt(kept * missed)
     return Capacity(kept, missed, tuple(tried))
+
+
+def verdict(rate: float, made: Run) -> Tried:
+    """What a run tells of its rate."""
+    summary = summarise(made)
+    found = not_kept(made.slos, summary)
+    lines = tuple(f"{miss.class_name}: {miss.message}" if miss.class_name else miss.message for miss in found)
+    least = needed(slo.attainment for slo in made.slos)
+    measured = summary.total.offered
+    few = f"{measured} requests at {rate:.3g}/s, and {least} are needed to tell: give a longer --duration"
+    return Tried(rate, lines, not summary.valid, few if measured < least else "")
 
 
 def needed(shares: Iterable[float]) -> int:

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import msgspec
 
 from loadtest.bench_run import SIGNALS
-from loadtest.engine.latency import profiles
+from loadtest.engine.profile_file import profile_of
 from loadtest.processes import Child, Gateway
 from loadtest.targets import Target, parse_url
 
@@ -26,11 +26,11 @@ READY_WITHIN = 30.0  # seconds
 Baseline = Literal["direct", "round_robin"]
 BASELINES: tuple[str, ...] = get_args(Baseline)
 
-_SPEC = re.compile(r"sim(?::([0-9]{1,3})(?::([a-z0-9-]{1,64}))?)?")
+_SPEC = re.compile(r"sim(?::([0-9]{1,3})(?::(.{1,4096}))?)?")
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
-    """`count` engines of one latency profile, which serve these models."""
+    """`count` engines of one latency profile (a name, or a file), which serve these models."""
 
     count: int
     profile: str
@@ -45,8 +45,7 @@ def parse_fleet(text: str) -> Fleet:
     count, profile = int(match[1] or 2), match[2] or "h100-8b"
     if not 1 <= count <= MOST:
         raise ValueError(f"{text!r}: 1 to {MOST} simulated engines, not {count}")
-    if profile not in profiles():
-        raise ValueError(f"{text!r}: there is no profile {profile!r}, only {', '.join(profiles())}")
+    profile_of(profile)
     return Fleet(count=count, profile=profile)
 
 

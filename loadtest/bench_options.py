@@ -16,9 +16,11 @@ from gateway.core.checked import InvalidFile
 from loadtest.arrivals import Arrivals, Rate
 from loadtest.bench_fleet import Baseline, Fleet
 from loadtest.drive import Load
-from loadtest.scenario import Destination, Scenario, Unusable, find, key_of, keys_of, load, of_trace, planned
+from loadtest.inprocess import policy_of
+from loadtest.scenario import Destination, Scenario, Unusable, find, key_of, keys_of, load, of_trace, planned, recorded
 from loadtest.sender import Clients
 from loadtest.targets import Address, Target, parse_url
+from loadtest.trace import TraceError
 
 DEFAULT_SCENARIO = "chat"
 DRAIN = 60.0  # seconds
@@ -83,10 +85,6 @@ def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.envi
         raise BenchError(str(error)) from error
     except OSError as error:
         raise BenchError(f"{error.filename}: {error.strerror}") from error
-    if given.find_capacity and not scenario.slo:
-        raise BenchError("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
-    if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
-        raise BenchError("--find-capacity: a closed loop has no rate; give --rate to begin with")
     if given.side_by_side and (given.engines or given.find_capacity):
         flag = "--engines" if given.engines else "--find-capacity"
         raise BenchError(f"--side-by-side: not with {flag}; runs follow each other there")
@@ -94,7 +92,7 @@ def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.envi
     fleet = given.engines and msgspec.structs.replace(given.engines, models=tuple(models))
     return Bench(
         scenario=scenario, source=source, folder=folder, keys=keys, contenders=contenders, fleet=fleet,
-        tls=_tls(given), repeat=given.repeat or 1, drain=_drain(scenario) if given.drain is None else given.drain,
+        tls=tls_of(given), repeat=given.repeat or 1, drain=_drain(scenario) if given.drain is None else given.drain,
         together=given.side_by_side, find_capacity=given.find_capacity, named_model=given.model is not None,
         out=given.out and Path(given.out), force=given.force,
     )  # fmt: skip
@@ -116,10 +114,17 @@ def scenario_of(given: argparse.Namespace) -> tuple[Scenario, str, Path]:
         raise BenchError("--speed is of a --trace; --rate changes any scenario's rate")
     if given.trace is not None:
         if not Path(given.trace).is_file():
-            raise BenchError(f"--trace {given.trace}: there is no such file")
-        return of_trace(given.trace, speed=given.speed or 1.0), Path(given.trace).name, Path()
-    file = find(given.scenario or DEFAULT_SCENARIO)
-    return load(file), given.scenario or DEFAULT_SCENARIO, file.parent
+            why = "no file, which each run reads" if Path(given.trace).exists() else "there is no such file"
+            raise BenchError(f"--trace {given.trace}: {why}")
+        found = of_trace(given.trace, speed=given.speed or 1.0), Path(given.trace).name, Path()
+    else:
+        file = find(given.scenario or DEFAULT_SCENARIO)
+        found = load(file), given.scenario or DEFAULT_SCENARIO, file.parent
+    try:
+        next(recorded(found[0], found[2]) or iter(()), None)  # another file altogether is found before a run
+    except TraceError as error:
+        raise BenchError(str(error)) from error
+    return found
 
 
 def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
@@ -153,6 +158,10 @@ def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
             raise BenchError(f"--slo {objective}: no requests are of this class, only of {', '.join(classes)}")
     if given.clients is not None and any(kind.session is not None for kind in scenario.workload.mix):
         raise BenchError("--clients: a closed loop has no conversations; this scenario has")
+    if given.find_capacity and not scenario.slo:
+        raise BenchError("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
+    if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
+        raise BenchError("--find-capacity: a closed loop has no rate; give --rate to begin with")
     return scenario
 
 
@@ -196,6 +205,12 @@ def _ours(given: argparse.Namespace) -> list[Contender]:
     for policy in policies:
         if not policy.is_file():
             raise BenchError(f"--policy {policy}: there is no such file")
+        try:
+            engines = policy_of(policy.read_bytes(), str(policy)).fleet.engines
+        except ValueError as error:
+            raise BenchError(str(error)) from error
+        if engines:
+            raise BenchError(f"--policy {policy}: its {engines[0].url} would get the load too: leave out fleet.engines")
     gateways = [Contender(name=policy.stem, policy=policy) for policy in policies] or [Contender(name="weir")]
     return gateways + [Contender(name=name, before=name, compared=True) for name in given.compare or ()]
 
@@ -220,7 +235,8 @@ def _destination(
     return _fixed(name, parse_url(place.url), headers, watched, place.model)
 
 
-def _tls(given: argparse.Namespace) -> ssl.SSLContext:
+def tls_of(given: argparse.Namespace) -> ssl.SSLContext:
+    """How certificates are checked, by --ca and --insecure. Raises BenchError."""
     try:
         context = ssl.create_default_context(cafile=given.ca)
     except OSError as error:

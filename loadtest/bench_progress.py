@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from loadtest.drive import State
+from loadtest.ending import Say
 from loadtest.wording import seconds
 
 PLAIN_EVERY = 5.0  # seconds
@@ -20,13 +21,13 @@ Follow = Callable[[str], Callable[[State], None]]
 
 
 @contextmanager
-def following(console: Console) -> Iterator[Follow]:
+def following(console: Console, say: Say) -> Iterator[Follow]:
     """For each run's title, who is to hear how far it is. On standard error, so that standard output has the report."""
     if console.is_terminal and not console.is_dumb_terminal:
         with _bars(console) as follow:
             yield follow
     else:
-        yield lambda title: _lines(console, title)
+        yield lambda title: _lines(say, title)
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def _bars(console: Console) -> Iterator[Follow]:
         yield follow
 
 
-def _lines(console: Console, title: str) -> Callable[[State], None]:
+def _lines(say: Say, title: str) -> Callable[[State], None]:
     rate = _rate()
     due = 0.0
 
@@ -57,7 +58,7 @@ def _lines(console: Console, title: str) -> Callable[[State], None]:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + PLAIN_EVERY
-            console.print(f"{title}: {said(state, rate(state))}", markup=False, highlight=False, soft_wrap=True)
+            say(f"{title}: {said(state, rate(state))}")
 
     return tell
 

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 import msgspec
 import uvloop
 
+from loadtest.answer import Answer
 from loadtest.drive import Driver, Load, State
 from loadtest.records import Result, Sample
 from loadtest.targets import Server, Servers, Target
@@ -128,10 +129,13 @@ def header_lines(target: Target) -> bytes:
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """What a target said when it was asked for its models: their names, or why there are none."""
+    """What a target said when it was asked for its models: their names, or why there are none. `status`: of its answer;
+    0: none came. `reached`: whether there is one at all who answers by HTTP, or may yet."""
 
     models: tuple[str, ...]
     problem: str
+    status: int
+    reached: bool
 
 
 class _Model(msgspec.Struct):
@@ -153,14 +157,19 @@ def probe(target: Target, tls: ssl.SSLContext | None) -> Probed:
             name,
             header_lines(target),
         )
+        answer = Answer()
         try:
-            body, problem = await page(server, request, patience=PROBE)
+            body, problem = await page(server, request, patience=PROBE, answer=answer)
         finally:
             server.close()
+        if not server.opened and answer.timed_out:
+            problem = f"no connection within {PROBE:g} s"
+        reached = bool(server.opened) and answer.outcome != "unanswered"
         try:
-            return Probed(tuple(model.id for model in msgspec.json.decode(body, type=_Models).data), "")
+            models = tuple(model.id for model in msgspec.json.decode(body, type=_Models).data)
         except msgspec.DecodeError:
-            return Probed((), problem or "no list of models")
+            return Probed((), problem or "no list of models", answer.status, reached)
+        return Probed(models, "", answer.status, reached)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(ask())

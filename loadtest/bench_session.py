@@ -14,13 +14,14 @@ from itertools import chain
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
-from loadtest.bench_capacity import RULE, Capacity, Tried, needed, search
+from loadtest.bench_capacity import RULE, Capacity, Tried, search, verdict
 from loadtest.bench_fleet import started
 from loadtest.bench_options import Bench, Contender
 from loadtest.bench_progress import Follow
 from loadtest.bench_run import Job, Ran, probe, run
+from loadtest.bench_words import refused, unreachable
+from loadtest.ending import Say
 from loadtest.records import Run, Window
 from loadtest.report import check
 from loadtest.scenario import Scenario
@@ -39,7 +40,7 @@ class Taken(msgspec.Struct, frozen=True):
 class Session:
     """All the runs of one bench. `taken`: those that were made, so far; `over`: no more are to be."""
 
-    def __init__(self, bench: Bench, folder: Path, follow: Follow, console: Console) -> None:
+    def __init__(self, bench: Bench, folder: Path, follow: Follow, say: Say) -> None:
         self.bench = bench
         self.taken: list[Taken] = []
         self.capacities: dict[str, Capacity] = {}
@@ -47,7 +48,7 @@ class Session:
         self.stopped = False
         self._folder = folder
         self._follow = follow
-        self._console = console
+        self._say = say
         self._models: dict[str, str] = {}  # named at a target instead of the scenario's
         self._asked: set[str] = set()
 
@@ -58,6 +59,9 @@ class Session:
     def run(self) -> None:
         """Make them all. Raises ChildError."""
         bench = self.bench
+        for contender in bench.contenders:  # before the first has been measured for an hour
+            if contender.fixed is not None:
+                self._ask(contender.fixed, bench.scenario)
         if bench.find_capacity:
             for contender in bench.contenders:
                 if not self.over:
@@ -97,7 +101,7 @@ class Session:
         scenario = self.bench.scenario
         first = scenario.rate or 1.0  # of a trace: how many times faster
         if scenario.arrivals == "trace":
-            self._console.print(f"{contender.name}: rates are times the trace's own", markup=False, highlight=False)
+            self._say(f"{contender.name}: rates are times the trace's own")
 
         def attempt(rate: float) -> Tried | None:
             at = scenario.scaled(rate / first)
@@ -107,18 +111,8 @@ class Session:
                 self._measure([contender], at, repeat, rate)
             if self.over:
                 return None
-            made = run_of(self.bench, self.taken[before:])
-            found = check(made.slos, made)
-            lines = [f"{miss.class_name}: {miss.message}" if miss.class_name else miss.message for miss in found]
-            late = any(line.startswith("invalid") for line in lines)
-            measured = sum(result.at in made.window for result in made.results)
-            least = needed(slo.attainment for slo in made.slos)
-            few = f"{measured} requests at {rate:.3g}/s, and {least} are needed to tell: give a longer --duration"
-            told = Tried(rate, tuple(lines), late, few if measured < least else "")
-            self._console.print(
-                f"{contender.name} at {rate:.4g}/s: {told.few or '; '.join(lines) or 'kept'}", markup=False,
-                highlight=False, soft_wrap=True,
-            )  # fmt: skip
+            told = verdict(rate, run_of(self.bench, self.taken[before:]))
+            self._say(f"{contender.name} at {rate:.4g}/s: {told.few or '; '.join(told.missed) or 'kept'}")
             return told
 
         self.capacities[contender.name] = search(first, attempt)
@@ -158,7 +152,7 @@ class Session:
             yield target
 
     def _ask(self, target: Target, scenario: Scenario) -> None:
-        """Ask a target for its models, once: to say at once that it is not there, and to name the one it has."""
+        """Ask a target for its models, once: nothing is sent where one is not there; and to name the one it has."""
         if target.name in self._asked:
             return
         self._asked.add(target.name)
@@ -166,7 +160,12 @@ class Session:
         wanted = {kind.model or scenario.workload.model for kind in scenario.workload.mix}
         missing = sorted(wanted.difference(told.models)) if target.model is None else []
         said = ""
-        if told.problem:
+        if not told.reached:
+            why = unreachable(target.addresses[0], told.problem)
+            self.problem = self.problem or f"{target.name}: {why}"
+        elif told.status in (401, 403):
+            said = refused(told.problem, by_key=b"authorization" in target.headers)
+        elif told.problem:
             said = f"asked for its models: {told.problem}"
         elif missing and not self.bench.named_model and len(told.models) == 1:
             self._models[target.name] = told.models[0]
@@ -174,7 +173,7 @@ class Session:
         elif missing:
             said = f"it has no model {missing[0]}, only {', '.join(told.models[:5]) or 'none'}; --model names another"
         if said:
-            self._console.print(f"{target.name}: {said}", markup=False, highlight=False, soft_wrap=True)
+            self._say(f"{target.name}: {said}")
 
 
 def in_turn(contenders: Sequence[Contender], repeat: int) -> list[Contender]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loadtest.bench_capacity import RULE
+from loadtest.targets import Address
 
 DESCRIPTION = """\
 Measure servers of OpenAI's API honestly: any of them, several side by side, or simulated engines behind the gateway.
@@ -76,3 +77,22 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("self-test", "", "measure this bench itself, and nothing else; needs two cores"),
     ),
 }  # fmt: skip
+
+
+def unreachable(address: Address, why: str) -> str:
+    """That a target is not there, and what may be meant instead."""
+    advice = ""
+    if address.tls and "not valid for" in why:
+        advice = " (write the name in the certificate; --insecure checks none)"
+    elif address.tls and "certificate" in why:
+        advice = " (--ca FILE trusts it; --insecure checks none)"
+    elif address.tls and ("TLS" in why or "no connection" in why):
+        advice = " (if it speaks plain HTTP, write http://)"
+    elif not (address.tls or address.unix) and "closed" in why:
+        advice = " (if it wants TLS, write https://)"
+    return f"nothing can be measured at {address.unix or address.name}: {why}{advice}"
+
+
+def refused(why: str, *, by_key: bool) -> str:
+    """That a target does not tell a stranger its models."""
+    return f"asked for its models: {why}; {'the API key is refused' if by_key else '--key-env VAR names its API key'}"

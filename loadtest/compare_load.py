@@ -19,6 +19,7 @@ import msgspec
 
 from loadtest.client import Answer, chat, exchange
 from loadtest.real_vllm import MODEL
+from loadtest.stats import quantile
 
 WORDS = "the of and in to was is for as on with by he at from his an were are which it one had be but has not who"
 Show = Callable[[float], None]  # told the share of the time that has passed
@@ -97,12 +98,6 @@ def plan(rate: float, seconds: float, seed: int) -> list[Planned]:
 def prompt(kind: Kind, rng: random.Random) -> str:
     """Words nobody has asked before."""
     return " ".join(rng.choices(WORDS.split(), k=kind.words))
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """Of a possibly empty sample (then 0), without interpolation."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
 
 
 async def open_loop(url: str, planned: list[Planned], seconds: float, show: Show) -> list[Answer]:

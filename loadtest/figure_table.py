@@ -13,6 +13,7 @@ from rich.table import Table
 
 from loadtest.figure_runs import Outcome, Setting
 from loadtest.simulated_client import Try
+from loadtest.stats import quantile
 
 WIDTH = 180  # of a table that nobody looks at in a terminal
 
@@ -65,12 +66,6 @@ def _times(values: list[float]) -> str:
 def percent(share: float) -> str:
     """Two decimals where they matter."""
     return f"{100 * share:.2f} %" if 0.9 < share < 1.0 or share < 0.1 else f"{100 * share:.1f} %"
-
-
-def quantile(values: Iterable[float], q: float) -> float:
-    """Of a possibly empty sample (then 0), without interpolation."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
 
 
 def measured(setting: Setting, outcome: Outcome) -> list[Try]:

@@ -16,16 +16,15 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
 
+from loadtest.processes import Child, ChildError
 from loadtest.stub import Load, LoadResult, serve_stub
 
 ENGINE_PORT = 19301
@@ -104,48 +103,42 @@ def memory(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def wait_ready(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
+def answers_calls(port: int) -> bool:
+    """Whether a call is answered with 200 now."""
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}).encode()
     request = urllib.request.Request(  # http on loopback
         f"http://127.0.0.1:{port}/v1/chat/completions", body, {"content-type": "application/json"}
     )
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310 # as above
-                if answer.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.1)
-    raise SystemExit(f"the server on port {port} never answered 200 (exit code {process.poll()})")
+    try:
+        with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310 # as above
+            return int(answer.status) == 200
+    except OSError:
+        return False
 
 
 class Server:
-    """One server under test, alone on core 0."""
+    """One server under test, alone on core 0. Raises ChildError."""
 
     def __init__(self, command: list[str], port: int) -> None:
         self.port = port
-        self.process = subprocess.Popen(
-            ["taskset", "-c", "0", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self.child = Child(command[0], ["taskset", "-c", "0", *command], Path(os.devnull))
 
     def __enter__(self) -> Server:
-        wait_ready(self.port, self.process)
+        try:
+            self.child.wait(lambda: answers_calls(self.port), 60.0, f"200 on port {self.port}", every=0.1)
+        except BaseException:
+            self.child.kill()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.child.stop()
 
     def load(self, load: Load) -> tuple[LoadResult, float]:
         """The result, and CPU seconds of the server meanwhile."""
-        before = cpu_seconds(self.process.pid)
+        before = cpu_seconds(self.child.pid)
         result = uvloop.run(load.run(self.port))
-        return result, cpu_seconds(self.process.pid) - before
+        return result, cpu_seconds(self.child.pid) - before
 
 
 def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bool) -> None:
@@ -157,7 +150,7 @@ def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bo
         row.setdefault("us/event", []).append(cpu / stream.events * 1e6)
         row.setdefault("errors", []).append(plain.errors + stream.errors)
         if own:
-            before = memory(server.process.pid)
+            before = memory(server.child.pid)
             uvloop.run(open_streams(server, row, before))
             refused, cpu = server.load(Load(requests=6000, connections=64, model="nobody"))
             row.setdefault("refusals/s/core", []).append(refused.finished / cpu)
@@ -168,7 +161,7 @@ async def open_streams(server: Server, row: dict[str, list[float]], before: int)
     load = Load(requests=1000, connections=1000, tokens=400)
     running = asyncio.ensure_future(load.run(server.port))
     await load.all_streaming.wait()
-    row.setdefault("KiB/stream", []).append((memory(server.process.pid) - before) / 1000 / 1024)
+    row.setdefault("KiB/stream", []).append((memory(server.child.pid) - before) / 1000 / 1024)
     load.stop()
     await running
 
@@ -187,7 +180,10 @@ def main() -> None:
             for name, command in servers.items():
                 print(f"round {number + 1}/{args.rounds}: {name}", file=sys.stderr)
                 port += 1
-                measure(command, port, rows.setdefault(name, {}), own=name == "gateway")
+                try:
+                    measure(command, port, rows.setdefault(name, {}), own=name == "gateway")
+                except ChildError as error:
+                    sys.exit(f"overhead: {error}")
     report(rows)
 
 

@@ -1,4 +1,5 @@
-"""Child processes of a load test: a gateway, an engine, each in a process group of its own, none left behind.
+"""Child processes of a load test: a gateway, an engine, each in a process group of its own, none left behind: what our
+own end leaves no time for, SIGKILL that is, the kernel does.
 
 Synchronous, for the process that drives a run. Output goes to a file, so a child can never block on a pipe that nobody
 reads, and is quoted when something goes wrong. Every wait has an end and is given up at once when the child dies.
@@ -19,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
+
+from loadtest import tied
 
 POLL = 0.02
 QUOTED = 6000  # bytes of a child's output in an error
@@ -73,14 +76,15 @@ def until(condition: Callable[[], bool], timeout: float, *, every: float = POLL)
 
 
 class Child:
-    """A started child process and the group it leads; `with` stops it. SIGTERM first, then SIGKILL for the group."""
+    """A started child process and the group it leads; `with` stops it. SIGTERM first, then SIGKILL for the group. It
+    gets SIGTERM too when the thread that has started it ends, however that ends."""
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                argv,
+                [sys.executable, "-IS", tied.__file__, str(os.getpid()), *argv],
                 env=None if env is None else dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

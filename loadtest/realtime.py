@@ -25,9 +25,10 @@ import msgspec
 from loadtest import figures
 from loadtest.client import Answer, Exchange
 from loadtest.figure_runs import PROFILE, Outcome, Setting, Shape, Stage
-from loadtest.figure_table import bars, quantile, report, terminal
+from loadtest.figure_table import bars, report, terminal
 from loadtest.processes import SAMPLE, Child, Gateway, get
 from loadtest.simulated_client import Life, Try
+from loadtest.stats import quantile
 from loadtest.workload import Planned
 
 SWEEP = (208, 240)

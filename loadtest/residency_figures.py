@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from loadtest import vtime
-from loadtest.figure_table import Row, percent, quantile
+from loadtest.figure_table import Row, percent
 from loadtest.residency_callers import Answer
 from loadtest.residency_faults import TEXT, TOTALS, models, storm
 from loadtest.residency_site import GIB, Site, counted, file, opened
 from loadtest.residents import Model
+from loadtest.stats import quantile
 from sidecar.core.roster import Entry
 from sidecar.manager import HOT
 

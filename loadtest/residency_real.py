@@ -21,9 +21,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from loadtest.figure_table import Row, quantile
+from loadtest.figure_table import Row
 from loadtest.processes import Child, ChildError, Gateway, get, until
 from loadtest.residency_site import GIB
+from loadtest.stats import quantile
 from sidecar.fake_gpu import lay_out
 from sidecar.wire import REPORT_PATH, CapacityReport, ModelReport, encode
 

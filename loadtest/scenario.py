@@ -196,11 +196,7 @@ def planned(
     Raises TraceError and OSError for the trace, when the row at fault is reached.
     """
     chosen = scenario.seed if seed is None else seed
-    rows: Iterator[trace.Arrival] | None = None
-    if scenario.trace is not None:
-        given = scenario.trace
-        form = None if given.format == "auto" else given.format
-        rows = trace.read(folder / given.file, form, speed=given.speed)
+    rows = recorded(scenario, folder)
     seconds = scenario.seconds
     arrivals: Iterator[float] | Iterator[trace.Arrival]
     if isinstance(scenario.arrivals, str):
@@ -211,6 +207,15 @@ def planned(
         if rows is not None:  # its lengths, at other times
             arrivals = (msgspec.structs.replace(row, at=at) for at, row in zip(times, rows, strict=False))
     return plan(scenario.workload, arrivals, chosen, keys=keys)
+
+
+def recorded(scenario: Scenario, folder: Path = Path()) -> Iterator[trace.Arrival] | None:
+    """The rows of its trace, if it has one. Raises as `planned` does."""
+    if scenario.trace is None:
+        return None
+    given = scenario.trace
+    form = None if given.format == "auto" else given.format
+    return trace.read(folder / given.file, form, speed=given.speed)
 
 
 def keys_of(scenario: Scenario, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:

@@ -22,8 +22,9 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
 from loadtest.bench_capacity import RULE
+from loadtest.ending import INTERRUPTED, Say, deliver, saying, unhurried
 from loadtest.records import Run
-from loadtest.report import refusal, table, write
+from loadtest.report import refusal, table
 from loadtest.simulate_jobs import Done, JobError, run_all
 from loadtest.simulate_options import SimulateError, Simulation, add_arguments, simulation_of
 from loadtest.simulate_run import Progress, Simulated
@@ -33,8 +34,6 @@ from loadtest.wording import count, seconds
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "SimulateError", "add_arguments", "command"]
 
-WIDTH = 100  # of tables where nobody says how wide
-INTERRUPTED = 130
 PLAIN_EVERY = 5.0  # seconds
 
 
@@ -44,45 +43,39 @@ def command(given: argparse.Namespace) -> int:
     if simulation.out is not None and (said := refusal(simulation.out, force=simulation.force)):
         raise SimulateError(said)
     errors = Console(stderr=True)
+    say = saying(errors)
     for note in simulation.notes:
-        errors.print(f"gateway: {note}", markup=False, highlight=False, soft_wrap=True)
+        say(f"gateway: {note}")
     began = time.perf_counter()
     try:
-        with _following(simulation, errors) as tell:
+        with _following(simulation, errors, say) as tell:
             done, stopped = run_all(simulation.jobs, simulation.at_once, tell)
     except (JobError, Broken) as error:
         raise SimulateError(str(error)) from error
-    return _report(simulation, done, time.perf_counter() - began, errors, stopped=stopped)
+    with unhurried(say):
+        return _report(simulation, done, time.perf_counter() - began, say, stopped=stopped)
 
 
-def _report(simulation: Simulation, done: Sequence[Done], wall: float, errors: Console, *, stopped: bool) -> int:
-    plain = Console()
-    console = plain if plain.is_terminal else Console(width=WIDTH)
+def _report(simulation: Simulation, done: Sequence[Done], wall: float, say: Say, *, stopped: bool) -> int:
+    made = [(one, simulated) for one in done for simulated in one.made]
+    runs = [_described(simulation, one, simulated) for one, simulated in made]
+    problems = [simulated.problem for _, simulated in made if simulated.problem][:1]
+    partial = stopped or bool(problems)
 
-    def say(line: str, style: str = "") -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True, style=style)
-
-    runs = [_described(simulation, one, simulated) for one in done for simulated in one.made]
-    problem = next((simulated.problem for one in done for simulated in one.made if simulated.problem), "")
-    partial = stopped or bool(problem)
-    problems = [problem] if problem else []
-    if runs:
+    def show(console: Console) -> None:
+        if not runs:
+            return
+        tell = saying(console)
         console.print(table(runs, partial=partial))
         traced = simulation.scenario.arrivals == "trace"
         for line in () if partial else answers(done, traced=traced):
-            say(line, "bold")
+            tell(line, "bold")
         if any(one.capacity for one in done):
-            say(f"the rule: {RULE}")
-        say(speed(done, wall))
-    if simulation.out is not None and runs:
-        written = write(runs, simulation.out, force=True, partial=partial)
-        say("\n".join(str(file) for file in written.files))
-        problems += [written.problem] if written.problem else []
-    problems += [f"{simulated.run.name}: a bug of ours: {what}" for one in done for simulated in one.made
-                 for what in simulated.left]  # fmt: skip
-    for line in problems:
-        errors.print(f"gateway: {line}", markup=False, highlight=False, soft_wrap=True)
-    if problems:
+            tell(f"the rule: {RULE}")
+        tell(speed(done, wall))
+
+    problems += [f"{simulated.run.name}: a bug of ours: {what}" for _, simulated in made for what in simulated.left]
+    if deliver(runs, simulation.out, partial=partial, problems=problems, show=show, say=say):
         return 2
     if stopped:
         return INTERRUPTED
@@ -134,7 +127,7 @@ def _described(simulation: Simulation, one: Done, simulated: Simulated) -> Run:
 
 
 @contextmanager
-def _following(simulation: Simulation, console: Console) -> Iterator[Callable[[Progress], None]]:
+def _following(simulation: Simulation, console: Console, say: Say) -> Iterator[Callable[[Progress], None]]:
     """Who is to hear how far the runs are: a bar each on a terminal, a line every few seconds elsewhere. On standard
     error, so that standard output has the report."""
     begun: dict[str, float] = {}
@@ -147,7 +140,7 @@ def _following(simulation: Simulation, console: Console) -> Iterator[Callable[[P
             if time.monotonic() >= due:
                 due = time.monotonic() + PLAIN_EVERY
                 said = _said(simulation, progress, time.monotonic() - begun[progress.of])
-                console.print(f"{progress.of}: {said}", markup=False, highlight=False, soft_wrap=True)
+                say(f"{progress.of}: {said}")
 
         yield lines
         return

@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -18,8 +17,7 @@ from types import FrameType
 
 import msgspec
 
-from loadtest.bench_capacity import Capacity, Tried, search
-from loadtest.report import check
+from loadtest.bench_capacity import Capacity, Tried, search, verdict
 from loadtest.simulate_run import Cell, Progress, Simulated, simulate
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -85,10 +83,10 @@ def run_job(job: Job, tell: Callable[[Progress], bool]) -> Done:
         made.append(simulated)
         if simulated.stopped or simulated.problem:
             return None
-        missed = check(simulated.run.slos, simulated.run)
-        return Tried(rate, tuple(f"{miss.class_name}: {miss.message}" for miss in missed))
+        return verdict(rate, simulated.run)
 
-    return Done(cell=cell, capacity=search(first, attempt), made=made)
+    capacity = search(first, attempt)
+    return Done(cell=cell, capacity=capacity, made=sorted(made, key=lambda one: one.run.rate))
 
 
 def _told(tell: Callable[[Progress], None], stop: Stop) -> Callable[[Progress], bool]:
@@ -100,11 +98,13 @@ def _told(tell: Callable[[Progress], None], stop: Stop) -> Callable[[Progress], 
 
 
 @contextmanager
-def _stoppable() -> Iterator[Stop]:
+def _stoppable(*, patient: bool = False) -> Iterator[Stop]:
+    """`patient`: no number of signals is more than one. Ctrl-C in a terminal is for every process of it, and the one
+    that has begun the others tells them too."""
     stop = Stop()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if stop.asked:
+        if stop.asked and not patient:
             signal.default_int_handler(number, frame)
         stop.asked = True
 
@@ -182,14 +182,17 @@ def _received(connection: Connection, name: str, process: SpawnProcess) -> Progr
 
 def _child(job: Job, parent: Connection) -> None:
     """The life of a process. A parent that is gone ends it."""
-    with _stoppable() as stop:
+    with _stoppable(patient=True) as stop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        said: Done | Exception
+
+        def send(said: Progress | Done | Exception) -> None:
+            try:
+                parent.send(said)
+            except BrokenPipeError:
+                stop.asked = True
+
         try:
-            said = run_job(job, _told(parent.send, stop))
-        except BrokenPipeError:
-            sys.exit(1)
+            send(run_job(job, _told(send, stop)))
         except Exception as error:
-            parent.send(JobError(f"the simulation of {job.cell.name}: {error}"))
+            send(JobError(f"the simulation of {job.cell.name}: {error}"))
             raise
-        parent.send(said)

@@ -18,7 +18,7 @@ from loadtest.bench_fleet import parse_baselines
 from loadtest.bench_options import BenchError, overridden, scenario_of
 from loadtest.bench_words import GROUPS as BENCH_GROUPS
 from loadtest.engine.engine import engine_config
-from loadtest.engine.latency import profiles
+from loadtest.engine.profile_file import profile_of
 from loadtest.inprocess import policy_for
 from loadtest.scenario import Scenario, Unusable
 from loadtest.simulate_jobs import Job, processors
@@ -78,14 +78,10 @@ def simulation_of(given: argparse.Namespace) -> Simulation:
         raise SimulateError(str(error)) from error
     except OSError as error:
         raise SimulateError(f"{error.filename}: {error.strerror}") from error
-    if given.find_capacity and not scenario.slo:
-        raise SimulateError("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
-    if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
-        raise SimulateError("--find-capacity: a closed loop has no rate; give --rate to begin with")
     engines: tuple[int, ...] = given.engines or (4,)
     profile = given.profile or "h100-8b"
     try:
-        config = engine_config(profiles()[profile], max_model_len=given.max_model_len)
+        config = engine_config(profile_of(profile), max_model_len=given.max_model_len)
     except ValueError as error:
         raise SimulateError(f"--max-model-len {given.max_model_len}: {error}") from error
     jobs: list[Job] = []
@@ -160,6 +156,5 @@ def _engines(text: str) -> tuple[int, ...]:
 
 
 def _profile(text: str) -> str:
-    if text not in profiles():
-        raise ValueError(f"there is no profile {text!r}, only {', '.join(profiles())}")
+    profile_of(text)
     return text

@@ -20,7 +20,7 @@ EXAMPLES = """\
 examples:
   gateway simulate --policy next.yaml --trace last-week.csv --engines 8      last week's traffic under another policy
   gateway simulate --policy now.yaml --policy next.yaml --trace last-week.csv --engines 8 --out report
-  gateway simulate --scenario overload --engines 4 --compare round_robin     what the gateway is worth
+  gateway simulate --scenario overload --engines 1 --compare round_robin     what the gateway is worth at twice the load
   gateway simulate --scenario chat --rate 100/s --engines 2,4,8,16 --slo 'ttft.p99<2s'    how many engines do I need?
   gateway simulate --scenario chat --engines 4,8 --slo 'ttft.p99<2s' --find-capacity      how much can they take?
   gateway simulate --trace azure.csv --speed 10 --engines 4,8 --compare direct,round_robin --seed 7
@@ -41,7 +41,7 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "what is simulated": (
         ("policy", "FILE", "the gateway's policy; repeatable; left out: the defaults"),
         ("engines", "N[,N...]", "how many engines, 1 to 1024; several numbers are compared (default: 4)"),
-        ("profile", "NAME", "what an engine is (default: h100-8b)"),
+        ("profile", "NAME|FILE", "what an engine is (default: h100-8b), or a file of `gateway calibrate`"),
         ("max-model-len", "N", "tokens of a prompt and its answer together, at most (default: the profile's)"),
         ("compare", "NAMES", "the same engines without the gateway too: round_robin, direct"),
         ("jobs", "N", "simulations at the same time (default: a core each)"),
@@ -87,7 +87,8 @@ def _enough(name: str, group: Sequence[Done]) -> str:
     if not good:
         most = group[-1]
         if len(group) == 1:
-            return f"{name}: {_engines(most.cell.engines)} do not keep the SLO at {offered}/s: {_why(most)}"
+            do = "does" if most.cell.engines == 1 else "do"
+            return f"{name}: {_engines(most.cell.engines)} {do} not keep the SLO at {offered}/s: {_why(most)}"
         return f"{name}: none of these numbers of engines keeps the SLO at {offered}/s; {_closest(most)}"
     said = f"{name}: {_engines(min(good))} {'is' if min(good) == 1 else 'are'} enough for the SLO at {offered}/s"
     below = [one for one in missed if one.cell.engines < min(good)]

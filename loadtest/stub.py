@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import cast
 
 import msgspec
 import uvloop
 from httptools import HttpRequestParser, HttpResponseParser
+
+from loadtest.processes import Child
 
 INTERVAL = 0.02  # seconds between events of a stream
 
@@ -118,13 +121,8 @@ def _serve(port: int) -> None:
 @contextmanager
 def serve_stub(port: int) -> Iterator[None]:
     """The engine in a child process."""
-    child = multiprocessing.get_context("spawn").Process(target=_serve, args=(port,), daemon=True)
-    child.start()
-    try:
+    with Child("stub", [sys.executable, "-m", "loadtest.stub", str(port)], Path(os.devnull)):
         yield
-    finally:
-        child.terminate()
-        child.join()
 
 
 class LoadResult(msgspec.Struct):
@@ -224,3 +222,7 @@ class _Client(asyncio.Protocol):
         result.errors += failed
         if result.finished == self.load.requests:
             self.load.done.set()
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

@@ -73,9 +73,11 @@ async def watch(server: Server, engine: str, begin: float, repeat: int, samples:
         samples += [sample for sample in told if not (only_queue and sample.engine)]
 
 
-async def page(server: Server, request: bytes, *, patience: float = PATIENCE) -> tuple[bytes, str]:
-    """The body of a 200 answer to a GET, or nothing and why."""
-    answer, heard = Answer(), Body()
+async def page(
+    server: Server, request: bytes, *, patience: float = PATIENCE, answer: Answer | None = None
+) -> tuple[bytes, str]:
+    """The body of a 200 answer to a GET, or nothing and why. `answer` is filled in."""
+    answer, heard = answer or Answer(), Body()
     exchange = server.send(request, answer, heard)
     await asyncio.wait({exchange.over}, timeout=patience)
     if not exchange.over.done():

@@ -224,8 +224,9 @@ def test_prefixes_are_trusted_for_a_time_and_bounded() -> None:
     assert e.cached_blocks((1, 2), POLICY.routing.affinity_ttl + 1) == 0
     e.remember(tuple(range(PREFIX_BLOCKS_REMEMBERED)), 1.0)
     e.remember((-1,), 2.0)
-    assert len(e.prefixes) == PREFIX_BLOCKS_REMEMBERED
+    assert 0.9 * PREFIX_BLOCKS_REMEMBERED < len(e.prefixes) <= PREFIX_BLOCKS_REMEMBERED
     assert 0 not in e.prefixes, "the least recent goes first"
+    assert {-1, PREFIX_BLOCKS_REMEMBERED - 1} <= e.prefixes.keys()
 
 
 def test_models_are_merged_with_the_longest_context() -> None:
@@ -401,7 +402,7 @@ def test_sessions_are_trusted_for_a_time_and_bounded() -> None:
         e.remember_session(session, 1, 1.0)
     e.remember_session(1, 600, 2.0)
     e.remember_session(SESSIONS_REMEMBERED + 1, 1, 3.0)
-    assert len(e.sessions) == SESSIONS_REMEMBERED
+    assert 0.9 * SESSIONS_REMEMBERED < len(e.sessions) <= SESSIONS_REMEMBERED
     assert (e.session_tokens(1, 3.0), e.session_tokens(2, 3.0)) == (600, 0), "the least recent goes first"
     e.forget_cache()
     assert e.session_tokens(1, 3.0) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import pty
@@ -11,13 +10,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from loadtest import scenario
+from loadtest.bench_capacity import Tried, search
 from loadtest.processes import Child, until
-from tests.loadtest.bench_servers import DONE, SSE, USAGE, WORD, always, chunk, plain, served, stream
+from loadtest.slo import parse_slo
+from loadtest.trace import REORDER
+from loadtest.workload import Planned
+from tests.loadtest.bench_servers import DONE, SSE, USAGE, WORD, Answering, always, chunk, plain, served, stream
 
 pytestmark = pytest.mark.slow
 
@@ -79,16 +86,19 @@ def test_the_order_turns_round_with_each_repeat() -> None:
     assert list(dict.fromkeys(order)) == [("a", "1"), ("b", "1"), ("b", "2"), ("a", "2")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_reports_what_there_is(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+def test_ctrl_c_reports_what_there_is(numbers: list[signal.Signals], tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = [sys.executable, "-m", "gateway.cli", "bench", "--rate", "50/s", "--duration", "10m", "--warmup", "0"]
     with served(always(GOOD)) as server:
         argv += ["--target", f"a=http://{server.address.name}", "--target", f"b=http://{server.address.name}"]
         with Child("bench", [*argv, "--out", str(out)], tmp_path / "log") as child:
             child.wait(lambda: len(server.bodies) > 20, 20.0, "some requests")
-            os.kill(child.pid, number)
+            for number in numbers:
+                os.kill(child.pid, number)
+                time.sleep(0.03)  # people are not quicker
             assert child.process.wait(10.0) == 130, child.output()
+    assert "Traceback" not in child.output()
     assert "partial" in child.output()
     found = report(out)
     assert found["partial"]
@@ -108,14 +118,16 @@ def test_a_signal_while_engines_start_leaves_none_behind(tmp_path: Path) -> None
     assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 5.0) is not None
 
 
-def test_ctrl_c_leaves_no_engine_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_it_leaves_no_engine_behind(number: signal.Signals, status: int, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "gateway.cli", "bench", "--engines", "sim:2", "--rate", "5/s", "--duration", "10m"]
-    with Child("bench", argv, tmp_path / "log") as child:
+    own = os.environ | {"TMPDIR": str(tmp_path)}  # what is killed removes no folder
+    with Child("bench", argv, tmp_path / "log", env=own) as child:
         child.wait(lambda: " in flight" in child.output(), 40.0, "its first line")
         children = _children(child.pid)
         assert len(children) == 3  # two engines and a gateway
-        os.kill(child.pid, signal.SIGINT)
-        assert child.process.wait(20.0) == 130, child.output()
+        os.kill(child.pid, number)
+        assert child.process.wait(20.0) == status, child.output()
     assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 5.0) is not None
 
 
@@ -148,47 +160,97 @@ def test_it_names_the_only_model_a_target_has() -> None:
 
 
 def test_a_capacity_is_found() -> None:
-    """A server with one place, 20 ms an answer: 50 a second, minus what a queue of chance costs."""
-    free = 0.0
+    """Of a server that answers the first MANY requests of a run, whatever the time: each rate's verdict is known."""
+    rate, many, share, seconds = 25.0, 40, 0.95, 1.0
+    load = scenario.load(scenario.find("chat"))
+    load = msgspec.structs.replace(load, duration=seconds, warmup=0.0, slo=parse_slo(f"goodput>={share}"))
+
+    def at(rate: float) -> Iterator[Planned]:
+        return scenario.planned(load.scaled(rate / load.rate))
+
+    good = {planned.body for planned in islice(at(2 * many), many)}  # the same at any rate
 
     async def answer(number: int, body: bytes, writer: Any) -> None:
-        nonlocal free
-        if body:
-            free = max(free, time.monotonic()) + 0.02
-            await asyncio.sleep(max(0.0, free - time.monotonic()))
-        writer.write(GOOD)
+        writer.write(GOOD if not body or body in good else plain(500, b"{}"))
+
+    def known(rate: float) -> Tried:
+        sent = sum(1 for _ in at(rate))
+        return Tried(rate, () if min(many, sent) >= share * sent else ("it cannot",), few="" if sent >= 20 else "few")
 
     with served(answer) as server:
         done = bench(
-            *("--target", f"a=http://{server.address.name}", "--rate", "25/s", "--duration", "2s", "--warmup", "0"),
-            *("--slo", "e2e.p90<300ms", "--find-capacity", "--drain", "1s"),
+            *("--target", f"a=http://{server.address.name}", "--rate", f"{rate}/s", "--duration", f"{seconds}s"),
+            *("--warmup", "0", "--retries", "0", "--slo", f"goodput>={share}", "--find-capacity"),
         )
-    if "the sender cannot do" in done.stdout:
-        pytest.skip("this machine is too busy to send so much in time")
-    match = re.search(r"^a: capacity ([0-9.]+)/s; at ([0-9.]+)/s: ", done.stdout, re.MULTILINE)
-    assert match is not None, done.stdout + done.stderr
-    kept, missed = float(match[1]), float(match[2])
-    assert 30.0 < kept < missed < 75.0
-    assert missed / kept < 1.06
+    lines = re.findall(r"^a at ([0-9.]+)/s: (.*)$", done.stderr, re.MULTILINE)
+    tried = {float(rate): verdict for rate, verdict in lines}  # the second, of one that was tried again
+    capacity = search(rate, known)
+    assert 0 < len(tried) <= len(capacity.tried)
+    late = [rate for rate, verdict in tried.items() if "the sender was late" in verdict]
+    for one in capacity.tried[: len(tried)]:
+        verdict = tried[float(f"{one.rate:.4g}")]
+        assert "the sender was late" in verdict or (verdict == "kept") is not bool(one.missed), (one, verdict)
+    (said,) = re.findall(r"^a: capacity (.*)$", done.stdout, re.MULTILINE)
+    if late:  # a machine that is too busy to send in time: then that is what ends the search
+        assert said.endswith(f"(the sender cannot do {late[-1]:.3g}/s)")
+    else:
+        assert said.startswith(f"{capacity.kept:.3g}/s; at {capacity.missed:.3g}/s: ")
 
 
 def test_targets_side_by_side() -> None:
-    with served(always(GOOD)) as one, served(always(GOOD)) as other:
+    order = []
+
+    def noting(name: str) -> Answering:
+        async def answer(number: int, body: bytes, writer: Any) -> None:
+            order.append(name) if body else None
+            writer.write(GOOD)
+
+        return answer
+
+    with served(noting("a")) as one, served(noting("b")) as other:
         argv = ("--target", f"a=http://{one.address.name}", "--target", f"b=http://{other.address.name}")
-        began = time.monotonic()
         done = bench(*argv, "--rate", "20/s", "--duration", "3s", "--warmup", "0", "--side-by-side")
-        assert time.monotonic() - began < 5.5
+    assert "a" in order[order.index("b") :]
+    assert "b" in order[order.index("a") :]
     assert fine(done), done.stdout + done.stderr
 
 
 def test_a_trace_that_breaks_off_in_the_middle(tmp_path: Path) -> None:
-    file = tmp_path / "t.csv"
-    rows = [f"2023-11-16 18:15:{second:02}.000,20,5" for second in range(3)]
-    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, "yesterday,1,2"]) + "\n")
+    file, out = tmp_path / "t.csv", tmp_path / "out"
+    times = [f"2023-11-16 18:15:{number / 100:06.3f}" for number in range(REORDER + 100)]
+    rows = "".join(f"{time},20,5\n" for time in times)
+    file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}what\n")
     with served(always(GOOD)) as server:
-        done = bench("--target", f"a=http://{server.address.name}", "--trace", str(file), "--speed", "10")
+        done = bench("--target", f"a=http://{server.address.name}", "--trace", str(file), "--out", str(out))
     assert done.returncode == 2
-    assert f"{file}, line 5: TIMESTAMP is 'yesterday'" in done.stderr.replace("\n", " ")
+    assert f"{file}, line {REORDER + 102}: 1 columns, expected 3" in done.stderr
+    found = report(out)
+    assert found["partial"]
+    assert found["runs"][0]["total"]["offered"] == 100
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n")  # found before anything is sent
+    done = bench("--target", "http://127.0.0.1:9", "--trace", str(file))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"{file}, line 2: TIMESTAMP is 'yesterday'" in done.stderr
+
+
+def test_nothing_is_sent_where_one_target_is_not_there(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with served(always(GOOD)) as server:
+        targets = ("--target", f"a=http://{server.address.name}", "--target", "b=http://127.0.0.1:9")
+        done = bench(*targets, *SHORT, "--out", str(out))
+        assert not any(server.bodies)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("\ngateway: b: nothing can be measured at 127.0.0.1:9: Connection refused\n")
+    assert not list(out.iterdir())
+
+
+def test_a_full_disk_behind_its_outputs_costs_neither_run_nor_report(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with served(always(GOOD)) as server, open("/dev/full", "w") as full:
+        argv = [sys.executable, "-m", "gateway.cli", "bench", "--target", f"a=http://{server.address.name}", *SHORT]
+        done = subprocess.run([*argv, "--out", str(out)], stdout=full, stderr=full, timeout=55, check=False)
+    assert done.returncode == 2
+    assert report(out)["runs"][0]["total"]["ok"] > 20
 
 
 def test_on_a_terminal_there_is_a_bar() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
+import msgspec
 import pytest
 
-from loadtest.bench_capacity import PRECISION, Capacity, Tried, needed, search
+from loadtest.bench_capacity import PRECISION, Capacity, Tried, needed, search, verdict
+from loadtest.records import Slo
+from tests.loadtest.made_runs import a_run
 
 
 def keeping(most: float) -> tuple[list[float], Capacity]:
@@ -54,6 +58,21 @@ def test_too_few_requests_tell_nothing() -> None:
     assert str(found) == "less than 4/s, where the SLO was missed (9 requests)"
     assert str(search(8.0, lambda rate: Tried(rate, (), few="none"))) == "unknown (none)"
     assert [needed([share]) for share in (0.5, 0.9, 0.99, 0.999, 1.0)] == [2, 10, 100, 1000, 1]
+
+
+def test_what_a_run_tells_of_its_rate() -> None:
+    """Of two classes: of the best 99 % of one nothing is known before there are 100."""
+    kept = (Slo(class_name="interactive", attainment=0.9), Slo(class_name="batch", attainment=0.9))
+    strict = (Slo(class_name="interactive", attainment=0.9), Slo(class_name="batch", attainment=0.99))
+    assert verdict(5.0, msgspec.structs.replace(a_run(rate=5.0), slos=kept)) == Tried(5.0, ())
+    told = verdict(5.0, msgspec.structs.replace(a_run(rate=5.0), slos=strict))
+    assert (len(told.missed), told.late, told.few) == (1, False, "")
+    assert told.missed[0].startswith("batch: ")
+    late = verdict(5.0, msgspec.structs.replace(a_run(rate=5.0, lag=0.02), slos=kept))
+    assert late.late
+    assert late.missed[0].startswith("invalid: the sender was late by ")
+    few = verdict(0.5, msgspec.structs.replace(a_run(rate=0.5), slos=strict))
+    assert re.fullmatch(r"\d\d requests at 0\.5/s, and 100 are needed to tell: give a longer --duration", few.few)
 
 
 def test_it_can_be_broken_off() -> None:

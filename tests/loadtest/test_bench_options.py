@@ -13,6 +13,8 @@ from loadtest.bench_options import Bench, BenchError, bench_of
 from loadtest.records import Window
 from loadtest.targets import Address, parse_url
 
+ROOT = Path(__file__).parents[2]
+
 
 class Wrong(Exception):
     """What argparse would say."""
@@ -107,6 +109,10 @@ def test_keys_come_from_the_environment_only() -> None:
         ("--target http://h --slo bulk.ttft.p99<1s", "no requests are of this class, only of interactive"),
         ("--target http://h --scenario nope", "neither a file nor one of the scenarios"),
         ("--target http://h --trace nope.csv", "no such file"),
+        ("--target http://h --trace /dev/null", "no file, which each run reads"),
+        (f"--target http://h --trace {__file__}", "test_bench_options.py, line 1: "),
+        (f"--engines sim --policy {ROOT}/policies/one-engine.yaml", "its http://127.0.0.1:8100 would get the load too"),
+        (f"--engines sim --policy {ROOT}/tests/policies_bad/breaker.yaml", "breaker.yaml:"),
         ("--target http://h --speed 2", "--speed is of a --trace"),
         ("--target http://h --key-env NOT_THERE", "NOT_THERE"),
         ("--target http://h --ca nope.pem", "--ca nope.pem: No such file"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -14,8 +15,10 @@ from statistics import median
 import pytest
 
 from loadtest.arrivals import Arrivals, Rate
+from loadtest.bench_run import probe
+from loadtest.bench_words import unreachable
 from loadtest.lengths import Length
-from loadtest.targets import Address
+from loadtest.targets import Address, Target
 from loadtest.workload import Sessions
 from tests.loadtest.bench_servers import (
     DONE,
@@ -193,19 +196,53 @@ def test_over_tls_and_its_errors(tmp_path: Path) -> None:
     subprocess.run(argv, check=True, capture_output=True)
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     theirs.load_cert_chain(cert, key)
+    certified = ssl.create_default_context(cafile=cert)
     two = scenario_of(Arrivals(constant=Rate(50.0)), 0.04)
     with served(always(GOOD), tls=theirs) as server:
-        good = sent(Address("localhost", server.port, tls=True), two, tls=ssl.create_default_context(cafile=cert))
+        good = sent(Address("localhost", server.port, tls=True), two, tls=certified)
         bad = sent(Address("localhost", server.port, tls=True), two, tls=ssl.create_default_context())
-        other = sent(Address("127.0.0.1", server.port, tls=True), two, tls=ssl.create_default_context(cafile=cert))
+        other = sent(Address("127.0.0.1", server.port, tls=True), two, tls=certified)
+        advice = [
+            asked(Address("localhost", server.port, tls=True), ssl.create_default_context()),
+            asked(Address("127.0.0.1", server.port, tls=True), certified),
+            asked(Address("localhost", server.port), None),
+        ]
+        assert asked(Address("localhost", server.port, tls=True), certified) == ""
     assert {result.outcome for result in good.results} == {"ok"}
     assert {(result.outcome, result.reason) for result in bad.results} == {
         ("unanswered", "TLS: self-signed certificate")
     }
     assert all("IP address mismatch" in result.reason for result in other.results)
+    assert [re.sub(r".* at \S+: ", "", line) for line in advice] == [
+        "TLS: self-signed certificate (--ca FILE trusts it; --insecure checks none)",
+        "TLS: IP address mismatch, certificate is not valid for '127.0.0.1'. (write the name in the certificate; "
+        "--insecure checks none)",
+        "connection closed without an answer (if it wants TLS, write https://)",
+    ]
     with served(always(GOOD)) as server:  # which waits for a request in a hello
         ran = sent(Address("127.0.0.1", server.port, tls=True), two, tls=ssl.create_default_context(), timeout=0.1)
     assert {(result.outcome, result.reason) for result in ran.results} == {("timed_out", "no answer")}
+
+
+def asked(address: Address, tls: ssl.SSLContext | None) -> str:
+    """Why it cannot be measured; "": it can."""
+    told = probe(Target(name="t", addresses=[address]), tls)
+    return "" if told.reached else unreachable(address, told.problem)
+
+
+def test_a_target_is_there_if_it_answers_by_http_or_may_yet(tmp_path: Path) -> None:
+    for data in (GOOD, plain(404, b"{}"), plain(500, b"{}"), plain(200, b"<html>", kind=b"text/html")):
+        with served(always(data)) as server:
+            assert asked(server.address, None) == ""
+    with served(always(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")) as server:
+        assert asked(server.address, None).endswith(": an answer that is not HTTP")
+    with served(always(plain(400, b"{}")), tls=None) as server:
+        wrong = asked(Address("127.0.0.1", server.port, tls=True), ssl.create_default_context())
+    assert wrong.endswith("no connection within 5 s (if it speaks plain HTTP, write http://)")
+    assert asked(Address("127.0.0.1", 9), None) == "nothing can be measured at 127.0.0.1:9: Connection refused"
+    assert asked(Address("nobody.invalid", 80), None).startswith("nothing can be measured at nobody.invalid: name look")
+    missing = Address("localhost", unix=str(tmp_path / "s"))
+    assert asked(missing, None) == f"nothing can be measured at {tmp_path}/s: No such file or directory"
 
 
 def test_over_a_unix_socket(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from contextlib import suppress
 import pytest
 
 from loadtest.client import Answer, chat, exchange
-from loadtest.replay import reconcile
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant"}}]}\n\n'
 WORD = b'data: {"choices":[{"delta":{"content":"data: [DONE]\\n\\n"}}]}\n\n'
@@ -105,20 +104,3 @@ def test_nobody_listens() -> None:
     asyncio.run(exchange("127.0.0.1", 9, b"", answer, limit=5.0))
     assert answer.outcome == "unanswered"
     assert "Connect call failed" in answer.error
-
-
-@pytest.mark.parametrize(
-    ("clients", "gateway", "wrong"),
-    [
-        ({"ok": 9, "shed": 1}, {"ok": 9, "shed": 1}, 0),
-        ({"ok": 9, "timed_out": 1}, {"ok": 9, "client_gone": 1}, 0),
-        ({"ok": 9, "cut": 1}, None, 1),
-        ({"ok": 9}, None, 1),
-        ({"ok": 9, "shed": 1}, {"ok": 10}, 2),
-        ({"ok": 10}, {"ok": 10, "bug": 1}, 1),
-    ],
-)
-def test_every_request_must_be_accounted_for(
-    clients: dict[str, int], gateway: dict[str, int] | None, wrong: int
-) -> None:
-    assert len(reconcile(clients, gateway, 10)) == wrong

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from loadtest.figure_runs import Capacity, Outcome, Setting, in_time
-from loadtest.figure_table import Row, details_of, percent, quantile, table_of
+from loadtest.figure_table import Row, details_of, percent, table_of
 from loadtest.figures import ROWS, main
 from loadtest.figures_load import goodput, late, retry_after, throughput, wait
 from loadtest.inprocess import Target
 from loadtest.simulated_client import Try
 from loadtest.simulation import Result
+from loadtest.stats import quantile
 
 TARGETS = {"chat": Target(ttft=2.0, deadline=30.0), "batch": Target(ttft=float("inf"), deadline=600.0)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +24,16 @@ import os, time
 if os.fork() == 0:
     time.sleep(60)
 print("ready http://here", flush=True)
+time.sleep(60)
+"""
+STARTS_ANOTHER = """
+import sys, time
+from pathlib import Path
+from loadtest.processes import Child
+started = Child("child", [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"],
+                Path(sys.argv[1]))
+started.line("(up)", 10.0)
+print("started", started.pid, flush=True)
 time.sleep(60)
 """
 
@@ -57,3 +68,19 @@ def test_a_child_that_is_not_ready_in_time(tmp_path: Path) -> None:
     ):
         started.line("ready", 0.1)
     assert started.group() == []
+
+
+def test_a_child_ends_with_whoever_started_it_killed_or_not(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", STARTS_ANOTHER, str(tmp_path / "child")]
+    with Child("starter", argv, tmp_path / "log") as starter:
+        pid = int(starter.line(r"^started (\d+)", 10.0))
+        os.kill(starter.pid, signal.SIGKILL)
+    assert until(lambda: not Path(f"/proc/{pid}").exists(), 5.0) is not None
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    with (
+        Child("child", ["no-such-program"], tmp_path / "log") as started,
+        pytest.raises(ChildError, match="no-such-program: No such file or directory"),
+    ):
+        started.line("ready", 10.0)

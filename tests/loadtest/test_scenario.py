@@ -322,7 +322,7 @@ def test_figures_send_what_the_scenarios_say() -> None:
 
 
 def test_the_schema_is_what_the_code_says() -> None:
-    """If not: write what `schema_text` says to loadtest/scenarios/schema.json."""
+    """If not: `gateway check --scenario --schema > loadtest/scenarios/schema.json`."""
     jsonschema.Draft202012Validator.check_schema(msgspec.json.decode(schema_text()))
     assert (SHIPPED / "schema.json").read_text() == schema_text()
 

@@ -28,6 +28,7 @@ from loadtest.prompts import body_of, message
 from loadtest.scenario import Scenario, decode, of_trace
 from loadtest.simulate_options import about
 from loadtest.simulate_run import Before, Cell, Progress, Simulated, simulate
+from loadtest.sketch import Sketch
 from loadtest.stats import latency_of
 from loadtest.trace import REORDER
 
@@ -90,6 +91,7 @@ def test_every_kind_of_request_is_answered_and_told_with_its_latencies(before: B
         assert 0.0 < latency.ttft <= latency.e2e
         assert result.at + latency.e2e == pytest.approx(result.finished, abs=1e-9), "the gaps fill the stream"
     assert {result.kind for result in results if result.first_token} == {"chat", "completions"}
+    said_of_steps(made)
 
 
 def test_what_is_preempted_has_the_gap_it_waited() -> None:
@@ -97,11 +99,21 @@ def test_what_is_preempted_has_the_gap_it_waited() -> None:
     scenario = decode(b"""{version: 1, duration: 2s, arrivals: {constant: 4/s},
         workload: {mix: [{prompt: 256, output: 200, ignore_eos: true}]}}""")
     crowded = msgspec.structs.replace(cell(scenario, before="direct", engines=1, requests=True), config=config)
-    results = list(simulate(crowded).run.results)
+    made = simulate(crowded)
+    results = list(made.run.results)
     assert all(len(result.gaps) == result.completion_tokens - 1 == 199 for result in results)
     assert max(max(result.gaps) for result in results) > 0.1, "one waited for another to end"
     for result in results:
         assert result.first_token + sum(result.gaps) == pytest.approx(result.finished, abs=1e-9)
+    said_of_steps(made)
+
+
+def said_of_steps(made: Simulated) -> None:
+    """The latencies that were counted by steps are those of the requests."""
+    for name, part in made.run.tallies[0].classes.items():
+        gaps = Sketch(gap for result in made.run.results if result.class_name == name for gap in result.gaps)
+        assert len(part.itl) == len(gaps) > 0
+        assert part.itl.quantiles([0.0, 0.1, 0.5, 0.9, 1.0]) == pytest.approx(gaps.quantiles([0.0, 0.1, 0.5, 0.9, 1.0]))
 
 
 def test_a_trace_goes_to_its_end_and_a_bad_row_ends_it_there(tmp_path: Path) -> None:
@@ -297,7 +309,7 @@ def test_ctrl_c_leaves_a_report_marked_partial_and_no_process(tmp_path: Path, en
         try:
             assert process.stderr is not None
             assert "simulated" in process.stderr.readline()
-            process.send_signal(signal.SIGINT)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: all of them hear it
             said, _ = process.communicate(timeout=30)
         finally:
             process.kill()
@@ -307,6 +319,16 @@ def test_ctrl_c_leaves_a_report_marked_partial_and_no_process(tmp_path: Path, en
     assert made["partial"] is True
     assert len(made["runs"]) == engines.count(",") + 1
     assert all(0.0 < run["window"]["duration"] < 36_000.0 for run in made["runs"])
+    assert ended(process.pid), "no process of its group is left"
+
+
+def test_one_that_is_killed_takes_its_processes_along() -> None:
+    with subprocess.Popen(command("--duration", "10h", "--engines", "2,4", "--jobs", "2"), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, start_new_session=True) as process:  # fmt: skip
+        assert process.stderr is not None
+        assert "simulated" in process.stderr.readline()
+        process.kill()
+        assert "Traceback" not in process.communicate(timeout=30)[1]
     assert ended(process.pid), "no process of its group is left"
 
 
