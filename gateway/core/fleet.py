@@ -29,6 +29,8 @@ UNUSED = (0, 0)
 TPOT = 0.03  # seconds per output token until answers teach better
 TPOT_TOKENS = 8  # fewer say more of the network than of the engine
 TPOT_WEIGHT = 0.1  # of one answer in the mean
+SENT_REMEMBERED = 128  # calls
+STEPS = 2.0  # of an engine, in which what was sent may wait for the next; one is not always as long as the mean
 RATE_TOKENS = 64  # prompt tokens to be read; fewer teach nothing
 RATE_BELIEVED = 30.0  # seconds without a first byte after which a low rate is doubted
 STALE_POLLS = 3
@@ -91,6 +93,7 @@ class Engine:
         "_first_bytes",
         "_pressed_slots",
         "_pressed_tokens",
+        "_sent",
         "_unsorted",
         "_untaught",
         "back_at",
@@ -159,6 +162,7 @@ class Engine:
         self._unsorted = 0  # first bytes since the rate was last computed
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._pressed_tokens = self._pressed_slots = False
+        self._sent: deque[float] = deque(maxlen=SENT_REMEMBERED)  # when the last holds were taken
         self.prefixes: dict[int, float] = {}  # block hash -> last use; insertion order is LRU order
         self.sessions: dict[int, tuple[int, float]] = {}  # session -> tokens of its last prompt, when; in LRU order
         self.residency: Residency | None = None  # where the engine publishes what becomes of its cache
@@ -241,6 +245,7 @@ class Engine:
         """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read. The caller asked `fits`."""
         self.held += cost
         self.in_flight += 1
+        self._sent.append(now)
         used = self.used.get(class_name)
         if used is None:
             used = self.used[class_name] = [0, 0]
@@ -278,7 +283,7 @@ class Engine:
         self.excess = max(0, int(sample.kv_usage * self.capacity) - self.held)
         preempted = before is not None and sample.preemptions_total > before.preemptions_total
         self._adapt_trim(sample, preempted, min(since, 5.0))
-        self._adapt_slots(sample)
+        self._adapt_slots(sample, now)
         self._untaught += 1
         if self._untaught * self.policy.fleet.poll > RATE_BELIEVED:
             # A rate learned in a bad moment would keep every call away, and so would never be mended.
@@ -298,11 +303,18 @@ class Engine:
         elif self._pressed_tokens and sample.kv_usage < target - 0.05:
             self.trim = min(4.0, self.trim * 1.02**since)
 
-    def _adapt_slots(self, sample: EngineSample) -> None:
-        """Learn `max_num_seqs`: a queue in the engine shows it, a full bound without one probes above it."""
+    def _adapt_slots(self, sample: EngineSample, now: float) -> None:
+        """Learn `max_num_seqs`: a queue in the engine shows it, a full bound without one probes above it.
+
+        Below the bound, what was sent within the last steps only waits for the next one, and shows nothing.
+        """
         if self.max_slots is not None:
             return
-        if sample.waiting > self.policy.budget.engine_backlog:
+        waiting = sample.waiting
+        if not self._pressed_slots:
+            since = now - STEPS * self.tpot
+            waiting -= sum(1 for at in self._sent if at > since)
+        if waiting > self.policy.budget.engine_backlog:
             self.slots = max(1, sample.running + self.policy.budget.engine_backlog)
         elif self._pressed_slots and not sample.waiting and sample.kv_usage < self.policy.budget.kv_target:
             far = sample.kv_usage < self.policy.budget.kv_target / 2

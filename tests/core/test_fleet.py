@@ -175,6 +175,22 @@ def test_slots_are_learned_from_the_engines_own_queue() -> None:
     assert e.slots == 11, "not in use: does not grow"
 
 
+def test_what_was_just_sent_is_no_queue_where_there_is_room() -> None:
+    """It waits for the step that is under way, in any engine, and the faster it is the more do."""
+    e = engine(100_000)
+    most = e.slots
+    for at in range(10):
+        e.hold(10, 1, 1.0 + at / 100.0)  # a step is 0.03 s
+    e.sampled(sample(running=4, waiting=6), 1.1)
+    assert e.slots == most, "six of two steps"
+    e.sampled(sample(running=4, waiting=6), 1.2)
+    assert e.slots == 6, "two steps later they still wait"
+    for _ in range(4):
+        e.hold(10, 1, 1.3)
+    e.sampled(sample(running=2, waiting=4), 1.3)
+    assert e.slots == 4, "as many as may be are there: whatever waits is a queue"
+
+
 def test_slots_of_the_policy_are_kept() -> None:
     e = engine(100_000, max_concurrency=4)
     e.sampled(sample(running=2, waiting=50), 1.0)
