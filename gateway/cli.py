@@ -15,19 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gateway import __version__
+from gateway import __version__, checking
 from gateway.announce import announcement
+from gateway.checking import Mistake, checked, read
 from gateway.control.listener import is_loopback, split_address
-from gateway.core.advice import Advice, advise
 from gateway.core.checked import InvalidFile
-from gateway.core.explained import explain_call
 from gateway.core.fleet import engine_id
 from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_file import decode_with_lines, explain
-from gateway.core.schema import schema_text
-from gateway.core.tenants import MAX_KEYS_BYTES, keys_from, with_keys
 from gateway.core.units import SECONDS
-from gateway.core.yaml_file import MAX_BYTES
 from gateway.embedded import EmbeddedFleet, parse_embedded
 from gateway.embedded_sidecar import MODELS
 from gateway.keys import KeysError, run_add, run_list, run_revoke
@@ -35,9 +30,8 @@ from gateway.serve import NO_ENGINE, Options, Running, StartError, run
 from gateway.top.command import EXAMPLES as TOP_EXAMPLES
 from gateway.top.command import TopError, show
 from gateway.wire.client import parse_origin
-from loadtest import bench, calibrate, scenario, simulate
+from loadtest import bench, calibrate, simulate
 from loadtest.engine.profile_file import profile_of
-from loadtest.trace import TraceError
 
 TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
 TOKEN_LENGTH = 16
@@ -77,25 +71,6 @@ Its file is reloaded as the policy's is; its engines, routing and sizes of bodie
 
 SIGTERM or Ctrl-C drains: answers in flight finish, within timeouts.drain; a second one ends it at once."""
 
-CHECK_EXAMPLES = """\
-Prints `FILE: ok`, or one line for every mistake: FILE:LINE: field: what was found, what was expected. Exit status 2
-if there is any. What is legal but unwise is a warning; --strict makes it a mistake. Nothing is started and no engine
-is asked.
-
-examples:
-  gateway check policies/*.yaml
-  gateway check --strict policy.yaml                             for a pipeline: warnings fail it too
-  gateway check policy.yaml --explain                            the policy in full, every default written out
-  gateway check policy.yaml --explain acme batch llama-3-8b      what becomes of such a call; CLASS -: none asked for
-  gateway check --schema > schema.json                           for editors: completion and checks while you write
-  gateway check --scenario load.yaml                             a scenario of `gateway bench`, and its trace to the end
-  gateway check --scenario --schema > scenario-schema.json       and their schema"""
-
-CHECK_USAGE = """gateway check [-h] [--strict] FILE ... [--explain [TENANT CLASS MODEL]]
-       gateway check --scenario FILE|NAME ... [--explain]
-       gateway check [--scenario] --schema"""
-
-
 KEY_EXAMPLES = """\
 A key is sent as `Authorization: Bearer KEY` or `x-api-key: KEY`. The policy names the file of their hashes
 (`keys_file: keys.txt`, relative to the policy) and who there is (`tenants`). A key is shown once, when it is made.
@@ -105,10 +80,6 @@ examples:
   gateway key list --policy policy.yaml                          what keys there are, by the beginning of their hashes
   gateway key revoke 3f2a91c07be4 --policy policy.yaml           the key whose hash begins with this
   gateway key revoke --policy policy.yaml                        the key that is typed or piped in: never an argument"""
-
-
-class Mistake(Exception):
-    """Something a person can correct; each line says what and where."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -201,8 +172,8 @@ def _parser() -> Parser:
         "check",
         help="find the mistakes in policy files, and in scenarios",
         description="Read policy files and report every mistake, and what is unwise. Or scenarios of a load test.",
-        epilog=CHECK_EXAMPLES,
-        usage=CHECK_USAGE,
+        epilog=checking.EXAMPLES,
+        usage=checking.USAGE,
     )
     check.add_argument("files", nargs="*", metavar="FILE", help="policies; their keys_file is read too where it exists")
     check.add_argument("--scenario", action="store_true", help="they are scenarios; their traces are read too")
@@ -214,7 +185,7 @@ def _parser() -> Parser:
         help="print the whole effective policy, defaults included; or what it does with one tenant's calls",
     )
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
-    check.set_defaults(command=_check)
+    check.set_defaults(command=checking.command)
 
     key = parser(
         commands.add_parser,
@@ -358,9 +329,9 @@ def _interval(text: str) -> float:
 def _serve(given: argparse.Namespace) -> int:
     engines = tuple(engine for engine in given.engine if isinstance(engine, EngineEntry))
     embedded = tuple(engine for engine in given.engine if isinstance(engine, EmbeddedFleet))
-    policy = _checked(Path(given.policy))[0] if given.policy else Policy()
+    policy = checked(Path(given.policy))[0] if given.policy else Policy()
     if given.shadow:
-        _checked(Path(given.shadow))
+        checked(Path(given.shadow))
     demo = DEMO in given.engine
     if not (policy.fleet.engines or policy.fleet.sidecars or engines or embedded or demo):
         raise Mistake(NO_ENGINE)
@@ -417,102 +388,15 @@ def _sidecar() -> list[str]:
     return [str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script)]
 
 
-def _check(given: argparse.Namespace) -> int:
-    if given.schema:
-        print(scenario.schema_text() if given.scenario else schema_text(), end="")
-        return 0
-    # `--explain FILE` reads as `FILE --explain`.
-    files, call = (given.files, given.explain) if given.files else (given.explain or [], given.explain and [])
-    if not files:
-        raise Mistake("the following arguments are required: FILE (see gateway check --help)")
-    if given.scenario and call:
-        raise Mistake("--explain: a scenario has no TENANT CLASS MODEL; alone it shows all of it")
-    if call and len(call) != 3:
-        raise Mistake("--explain: give TENANT CLASS MODEL, or nothing for the whole policy")
-    bad = warned = 0
-    for name in files:
-        warnings: list[Advice] = []
-        try:
-            if given.scenario:
-                text = _scenario(name, explained=call is not None)
-            else:
-                policy, warnings, note = _checked(Path(name))
-                text = f"{name}: ok{note}" if call is None else _explained(name, policy, call)
-        except Mistake as mistake:
-            bad += 1
-            print(mistake, file=sys.stderr)
-            continue
-        warned += len(warnings)
-        for warning in warnings:
-            print(warning.told(name), file=sys.stderr)
-        print(text)
-    return 2 if bad or (warned and given.strict) else 0
-
-
-def _scenario(name: str, *, explained: bool) -> str:
-    try:
-        file = scenario.find(name)
-        found = scenario.load(file)
-        rows = sum(1 for _ in scenario.recorded(found, file.parent) or ())
-    except (InvalidFile, scenario.Unusable, TraceError) as error:
-        raise Mistake(str(error)) from error
-    except OSError as error:
-        raise Mistake(f"{name}: {error.filename}: {error.strerror}") from error
-    if explained:
-        return scenario.explain(found)
-    return f"{name}: ok{f' ({rows} rows in {found.trace.file})' if found.trace is not None else ''}"
-
-
-def _explained(name: str, policy: Policy, call: Sequence[str]) -> str:
-    if not call:
-        return explain(policy)
-    try:
-        return explain_call(policy, *call)
-    except ValueError as error:
-        raise Mistake(f"{name}: --explain: {error}") from error
-
-
 def _top(given: argparse.Namespace) -> int:
     token = _admin_token(given.token_file, "--token-file")
     return show(given.url, token, given.interval, just_once=given.once, as_json=given.json)
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
-def _read(path: Path, what: str, limit: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(limit)
-    except OSError as error:
-        raise Mistake(f"{what}{path}: {error.strerror}") from error
-
-
-def _checked(path: Path) -> tuple[Policy, list[Advice], str]:
-    """A good policy, what is unwise in it, and a note on a keys file that is not there yet."""
-    note = ""
-    try:
-        policy, written = decode_with_lines(_read(path, "", MAX_BYTES + 1), str(path))
-        keys_file = None if policy.keys_file is None else path.parent / policy.keys_file
-        if keys_file is not None and os.path.exists(keys_file):
-            with_keys(policy, keys_from(_read(keys_file, "", MAX_KEYS_BYTES + 1), str(keys_file)), str(keys_file))
-        elif keys_file is not None:
-            note = f" (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)"
-    except InvalidFile as error:
-        raise Mistake(str(error)) from error
-    for index, engine in enumerate(policy.fleet.engines):
-        try:
-            parse_origin(engine.url)
-        except ValueError as error:
-            line = written.line_of(("fleet", "engines", index, "url"))
-            raise Mistake(f"{path}:{line}: fleet.engines[{index}].url: {error}") from error
-    return policy, advise(policy, written), note
-
-
 def _admin_token(file: str | None, flag: str = "--admin-token-file") -> str | None:
     """From the file, else from the environment; never from argv, which every user of the machine can read."""
     source = f"{flag} {file}" if file else TOKEN_VARIABLE
-    text = _read(Path(file), f"{flag} ", 4096).decode("latin-1") if file else os.environ.get(TOKEN_VARIABLE)
+    text = read(Path(file), f"{flag} ", 4096).decode("latin-1") if file else os.environ.get(TOKEN_VARIABLE)
     if text is None:
         return None
     token = text.strip()

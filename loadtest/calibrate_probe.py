@@ -4,7 +4,8 @@
 2. So many at once, 1, 2, 4 ..., short and long ones, for a step with so many sequences and so much KV cache. Steps are
    seen while all of them decode and nothing else does; where fewer ran at once, that is `max_num_seqs`.
 3. Prompts of more tokens than a step takes, beside one that decodes: how long it stands still is how large a step is.
-4. Bursts of short requests, for the server's one thread; and one of mixed ones, only to check what was fitted.
+4. Traffic: requests that come and go beside one that decodes, for what a server does meanwhile on the same cores.
+5. Bursts of short requests, for the server's one thread; and one of mixed ones, only to check what was fitted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 
 from loadtest.calibrate_fit import Row
 from loadtest.calibrate_seen import Asks, Burst, Limits, Observed, Seen, Tell
-from loadtest.calibrate_steps import SLICE, decoding, largest, ran_at_once
+from loadtest.calibrate_steps import SLICE, between, decoding, largest, ran_at_once
 from loadtest.engine.sequence import BLOCK
 
 SHORT = 24  # tokens
@@ -37,7 +38,9 @@ CACHE = 0.8  # of the KV cache, that may be filled: preemptions and what waits f
 DEFAULT_STEP = 2048  # vLLM's
 MOST_STEP = 16_384  # tokens of the largest step that is looked for
 BURST = 64
-PARTS = {"prompts": 0.25, "decoding": 0.45, "steps": 0.1, "bursts": 0.2}  # of the budget
+BESIDE = 8  # requests at once, about, in traffic
+BUSY = 0.3  # of the time at most, with prompts
+PARTS = {"prompts": 0.2, "decoding": 0.35, "steps": 0.1, "traffic": 0.2, "bursts": 0.15}  # of the budget
 
 
 class Probe:
@@ -69,6 +72,7 @@ class Probe:
         await self._prompts()
         await self._decoding()
         await self._steps()
+        await self._traffic()
         check = await self._saturate()
         self._tell(1.0, "fitting")
         return Observed(
@@ -205,6 +209,38 @@ class Probe:
             return await decoding, seen
         finally:
             decoding.cancel()
+
+    # -- traffic ------------------------------------------------------------------------------------------------------
+
+    async def _traffic(self) -> None:
+        limits, end = self._limits, self._until("traffic")
+        most = max(2 * SHORT, min(self._longest, LONG // 2, limits.max_model_len // 4))
+        reading = (SHORT + most) / 2 * self._prompt
+        at_once = max(1, min(BESIDE, limits.max_num_seqs // 4))
+        rate = min(at_once / (reading + STEPS * self._alone), BUSY / reading)
+        self._say(f"{rate:.3g} a second, prompts of {SHORT} to {most} tokens")
+        while (room := end - self._clock()) > 4 * SLICE * self._alone:
+            output = min(int(room / self._alone / 1.5), limits.max_model_len - 2 * SHORT)
+            if output < 2 * SLICE:
+                return
+            self._rows += between(*await self._amid(output, rate, limits.max_num_seqs - 1, most))
+
+    async def _amid(self, output: int, rate: float, places: int, most: int) -> tuple[Seen, list[Seen]]:
+        """One that decodes, and requests that come at a rate as long as it does, except where all `places` are
+        taken."""
+        beside = asyncio.ensure_future(self._live.ask(SHORT, output))
+        sent: list[asyncio.Future[Seen]] = []
+        try:
+            while not beside.done():
+                if sum(not one.done() for one in sent) < places:
+                    size = self._rng.randint(SHORT, most), self._rng.randint(2, 2 * STEPS)
+                    sent.append(asyncio.ensure_future(self._live.ask(*size)))
+                await asyncio.wait({beside}, timeout=self._rng.expovariate(rate))
+            return await beside, list(await asyncio.gather(*sent))
+        finally:
+            for one in (beside, *sent):
+                one.cancel()
+            await asyncio.gather(beside, *sent, return_exceptions=True)
 
     # -- bursts -------------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,32 @@ def decoding(seen: Sequence[Seen]) -> tuple[list[Row], float]:
     return rows, NORMAL * median(abs(one - middle) for one in each) / middle
 
 
+def between(beside: Seen, others: Sequence[Seen]) -> list[Row]:
+    """The steps while one decoded and others came and went, SLICE by SLICE of its tokens: which prompts were read
+    meanwhile, and how many tokens were written, with what before them."""
+    firsts = sorted((one.tokens[0], one.computed) for one in others)
+    written = sorted(
+        (at, one.together, one.prompt + number)
+        for one in (beside, *others)
+        for number, at in enumerate(one.tokens[1:], 1)
+    )
+    rows, prompt, token = [], 0, 0
+    for begin, end in pairwise(beside.tokens[::SLICE]):
+        read = decoded = context = 0.0
+        while prompt < len(firsts) and firsts[prompt][0] <= end:
+            at, computed = firsts[prompt]
+            read += computed if at > begin else 0
+            prompt += 1
+        while token < len(written) and written[token][0] <= end:
+            at, count, before = written[token]
+            decoded += count if at > begin else 0.0
+            context += count * before if at > begin else 0.0
+            token += 1
+        steps = SLICE * beside.together
+        rows.append(Row(max(end - begin, 1e-6), steps, prompt=read, decoded=decoded, context=context))
+    return rows
+
+
 def largest(beside: Seen, seen: Sequence[Seen], alone: float) -> int:
     """The tokens of a full step, of prompts that were read while another decoded, whose steps take `alone` seconds
     without them: by how long it stood still each time. 0: that cannot be told."""

@@ -17,6 +17,7 @@ from loadtest.calibrate import profile_from
 from loadtest.calibrate_fit import Fit, Row, Unfit, fit
 from loadtest.calibrate_probe import Probe
 from loadtest.calibrate_seen import Limits, Observed, Seen
+from loadtest.calibrate_steps import SLICE, between
 from loadtest.engine.config import sim_config
 from loadtest.engine.engine import engine_config
 from loadtest.engine.latency import Front, Profile, profiles
@@ -172,3 +173,14 @@ def test_mistakes_in_a_profile_are_named_with_their_lines(tmp_path: Path) -> Non
     assert "(did you mean prefill?)" in str(error.value)
     with pytest.raises(ValueError, match="neither a file nor one of a100-8b, h100-8b"):
         profile_of(str(tmp_path))
+
+
+def test_steps_are_seen_while_requests_come_and_go_beside_one_that_decodes() -> None:
+    beside = Seen(20, 20, 0.0, tuple(float(at) for at in range(1, 2 * SLICE + 2)))
+    early = Seen(100, 100, 0.0, (1.0, 2.0))  # read before the first slice begins, with one token more in it
+    late = Seen(50, 60, 3.0, (9.0, 10.0, 11.0))  # ten of its prompt were cached; read at the end of the first slice
+    first, second = between(beside, [late, early])
+    own = [20 + number for number in range(1, 2 * SLICE + 1)]  # KV tokens before each of its tokens
+    assert first == Row(8.0, 8.0, prompt=50.0, decoded=9.0, context=float(sum(own[:8]) + 101))
+    assert second == Row(8.0, 8.0, prompt=0.0, decoded=10.0, context=float(sum(own[8:]) + 61 + 62))
+    assert between(Seen(20, 20, 0.0, (1.0,)), [late]) == []
