@@ -97,7 +97,9 @@ def test_ctrl_c_reports_what_there_is(numbers: list[signal.Signals], tmp_path: P
             for number in numbers:
                 os.kill(child.pid, number)
                 time.sleep(0.03)  # people are not quicker
-            assert child.process.wait(10.0) == 130, child.output()
+            # A second one that comes when all is done and Python ends: to a shell that is 130 too.
+            late = -signal.SIGINT if len(numbers) > 1 else 130
+            assert child.process.wait(10.0) in (130, late), child.output()
     assert "Traceback" not in child.output()
     assert "partial" in child.output()
     found = report(out)
