@@ -37,7 +37,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ([MODELS, METRICS, stream(WORD, USAGE, DONE)], "answered with 3 tokens where 8 were asked for"),
         (
             [MODELS, METRICS, stream(WORD, USAGE.replace(b"s\":3", b"s\":8"), DONE)],
-            "sends 8 tokens in 1 events: tokens that come together cannot be timed",
+            "sends 8.0 tokens in an event: tokens that come together cannot be timed",
         ),
         ([MODELS, METRICS, stream(*[WORD] * 8, USAGE.replace(b"s\":3", b"s\":8"), DONE)], "its usage is wrong"),
     ],
