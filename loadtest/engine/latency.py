@@ -132,8 +132,8 @@ def profiles() -> dict[str, Profile]:
             max_model_len=32_768,
             weights=35_300_000_000,
         ),
-        # The two-layer Qwen3 the real vLLM is tested with, on two CPU cores; 1 GiB of KV at 512 bytes a token. Fitted by
-        # `gateway calibrate --budget 50s`, which explains 90 % of what it saw: Python's part of a step varies.
+        # The two-layer Qwen3 the real vLLM is tested with, on two CPU cores; 1 GiB of KV at 512 bytes a token. Fitted
+        # by `gateway calibrate --budget 50s`, which explains 90 % of what it saw: Python's part of a step varies.
         "cpu-tiny": Profile(
             base=0.0020,
             prefill=11.4e-6,
