@@ -52,7 +52,8 @@ examples:
   gateway serve --policy policy.yaml
   gateway top                                                    watch it: classes, queues, engines, calls a second
   gateway bench --engines sim:4 --compare direct,round_robin     what it is worth, on simulated engines
-  gateway simulate --policy next.yaml --trace last-week.csv --engines 4       what it would have done to last week"""
+  gateway simulate --policy next.yaml --trace last-week.csv --engines 4       what it would have done to last week
+  gateway calibrate --target http://10.0.0.11:8000 --out mine.yaml            an engine of yours, to simulate with"""
 
 SERVE_EXAMPLES = """\
 The policy says how calls are treated: classes, budgets, routing, retries, time-outs, engines; flags only where to
