@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="agreement-") as folder:
         try:
             figures = measure(Path(folder), **vars(given), console=console)
-        except ChildError as error:
+        except (ChildError, subprocess.TimeoutExpired) as error:
             print(f"loadtest.agreement: {error}", file=sys.stderr)
             return 2
     console.print(table_of(figures))
