@@ -1,12 +1,14 @@
 """`gateway key`: making, listing and revoking API keys. A key is shown once, when it is made; the file has its hash.
 
-The keys file is added to, and a revoked line gets a `#` in place of its first character. Either is one write, so
-whoever reads meanwhile sees the file before or after it, and what two people do at once does not undo each other.
+A new line is added as a comment; one byte, the first digit in place of its `#`, makes it a key, and a `#` in place of
+that digit revokes it. So whoever reads meanwhile sees the file before or after (a longer write may be seen in part: a
+page of memory is filled at a time), and what two people do at once does not undo each other.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import getpass
 import hashlib
 import os
@@ -126,9 +128,14 @@ def add(file: Path, tenant: str, today: str) -> str:
         if len(keys_from(data, str(file))) >= MAX_KEYS:
             raise KeysError(f"{file}: it has {MAX_KEYS} keys, and no more are read")
         begin = "\n" if data and not data.endswith(b"\n") else ""
-        line = f"{begin}{digest_of(key)} {tenant}  # {today}\n".encode()
-        if os.write(descriptor, line) != len(line):
-            raise KeysError(f"{file}: its last line could not be written in full: remove it")
+        digest = digest_of(key)
+        line = f"#{digest[1:]} {tenant}  # {today}\n".encode()
+        if os.write(descriptor, begin.encode() + line) != len(begin) + len(line):
+            raise KeysError(f"{file}: the new line could not be written in full, and is left as a comment")
+        # Where it was added, which others may have moved; a descriptor that appends writes nowhere else.
+        offset = os.lseek(descriptor, 0, os.SEEK_CUR) - len(line)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_APPEND)
+        os.pwrite(descriptor, digest[:1].encode(), offset)
         os.fsync(descriptor)
     return key
 

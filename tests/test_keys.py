@@ -229,6 +229,21 @@ def test_many_at_once_lose_nothing(tmp_path: Path) -> None:
     assert len(made) == 40
 
 
+def test_a_line_that_is_written_in_part_is_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys.txt"
+    add(file, "acme", TODAY)
+    before = entries(file)
+    write = os.write
+    for written in (1, 30, 68):  # of a line: its `#`, some of the hash, some of the tenant
+        monkeypatch.setattr(os, "write", lambda descriptor, data, n=written: write(descriptor, data[:n]))
+        with pytest.raises(KeysError, match="not be written in full"):
+            add(file, "acme", TODAY)
+        assert entries(file) == before
+    monkeypatch.setattr(os, "write", write)
+    key = add(file, "acme", TODAY)
+    assert [entry.digest for entry in entries(file)] == [before[0].digest, digest_of(key)]
+
+
 def test_a_bad_file_raises_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     file.write_text("x\ny\n")
