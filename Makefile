@@ -87,7 +87,7 @@ compare-vllm: vllm ## one overloaded vLLM on CPU: direct, vllm-router, and the g
 agreement: vllm ## the bench's latencies beside those of vLLM's own, for the same requests; AGREEMENT=--help tells how
 	$(BIN)/python -m loadtest.agreement $(AGREEMENT)
 
-fidelity: vllm ## how far a simulated engine is from the vLLM on CPU it was calibrated on; five minutes; FIDELITY=--help tells
+fidelity: vllm ## how far a simulated engine is from the vLLM on CPU it was calibrated on; six minutes; FIDELITY=--help tells
 	$(BIN)/python -m loadtest.fidelity $(FIDELITY)
 
 figures: $(STAMP) ## goodput, lateness, failover and more, of the whole gateway in virtual time; FIGURES=--help tells how

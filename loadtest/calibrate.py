@@ -75,7 +75,7 @@ def command(given: argparse.Namespace) -> int:
         )
     try:
         with _ended_by_signals(), _following(Console(stderr=True)) as tell:
-            model, observed = uvloop.run(_observe(given, tell))
+            model, observed = uvloop.run(observe(given, tell))
     except KeyboardInterrupt:
         return INTERRUPTED
     try:
@@ -100,7 +100,7 @@ def command(given: argparse.Namespace) -> int:
     return 0
 
 
-async def _observe(given: argparse.Namespace, tell: Tell) -> tuple[str, Observed]:
+async def observe(given: argparse.Namespace, tell: Tell) -> tuple[str, Observed]:
     """The model, and all that was seen of it."""
     headers = {}
     try:
@@ -137,11 +137,12 @@ def profile_from(fitted: Fit, observed: Observed) -> Profile:
     limits, constants = observed.limits, fitted.constants
     profile = Profile(
         base=constants["base"].value, prefill=constants["prefill"].value, decode=constants["decode"].value,
-        context=constants["context"].value, delay=constants["delay"].value,
+        context=constants["context"].value, attention=constants["attention"].value,
+        delay=constants["delay"].value,
         jitter=min(MOST_SPREAD, observed.jitter), num_gpu_blocks=limits.blocks, max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens, max_model_len=limits.max_model_len,
     )  # fmt: skip
-    return with_front(profile, [(burst.sizes, burst.first) for burst in observed.bursts])
+    return with_front(profile, observed.bursts, observed.traffic)
 
 
 @contextmanager

@@ -1,52 +1,45 @@
 """From what was seen of an engine to its latency profile.
 
 Of every observation it is known which work it was, so each is one line of a linear system: so many steps, prompt
-tokens, decoding sequences, KV tokens read, and ways through the server around the engine, in so many seconds. It is
-solved by weighted least squares: the normal equations (Gauss, 1809), exactly, since there are five unknowns. Weights
-are 1/seconds, for an error of a tenth is as bad in a short step as in a long one, and Huber's (1964), found by
-reweighting until nothing changes (Holland and Welsch, 1977), for a machine that pauses now and then. A constant that
-comes out below 0 is 0, and the others are fitted again without it.
+tokens (and pairs of them), decoding sequences, KV tokens read, and ways through the server around the engine, in so
+many seconds. It is solved by weighted least squares: the normal equations (Gauss, 1809), exactly, for there are six
+unknowns. Errors count as a share of the time that is fitted, for a tenth is as bad in a short step as in a long one
+(not of the time that was seen: where that varies by 20 %, constants come out 8 % too small, as what was quick by chance
+counts more), and by Huber's weights (1964), for a machine that pauses now and then; both are found by reweighting until
+nothing changes (Holland and Welsch, 1977). A constant that comes out below 0 is 0, and the others are fitted again
+without it.
 
-What no line can say, how much of a request's way into the engine it has for itself, is fitted by the simulated engine:
-a burst of requests is sent to it until it has the first tokens when the real one had them.
+What no line can say, how much of a request's way into the engine it has for itself, and how long the rest of it is when
+others are under way, is fitted by the simulated engine: bursts and traffic are played to it until it has the first
+tokens when the real one had them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from statistics import median
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import fmean, median, stdev
 
 import msgspec
 
+from loadtest.calibrate_seen import Burst, Row
 from loadtest.engine.engine import Engine, engine_config
 from loadtest.engine.latency import Front, Profile
 from loadtest.engine.sequence import Sequence as Tokens
 
-NAMES = ("base", "prefill", "decode", "context", "delay")
+NAMES = ("base", "prefill", "decode", "context", "attention", "delay")
+SPARE = NAMES.index("attention")  # is 0 where the others can be found without it only
 HUBER = 1.345  # of a normal distribution's deviations: 95 % as efficient as least squares where there are no outliers
 NORMAL = 1.4826  # a normal distribution's deviation over its median absolute deviation
 ROUNDS = 50
-HALVINGS = 30
+MOST_OFF = 4.0  # times, that a fitted time counts as while it is not found yet
+HALVINGS = 16  # to 20 us of a second
+SURE = 3.0  # standard errors, beyond which it is hardly chance
 
 
 class Unfit(Exception):
     """What was seen does not say what was to be found; says why."""
-
-
-class Row(msgspec.Struct, frozen=True):
-    """`seconds` for so much work. `ways`: through the server, which a first token has behind it."""
-
-    seconds: float
-    steps: float
-    prompt: float = 0.0
-    decoded: float = 0.0
-    context: float = 0.0
-    ways: float = 0.0
-
-    @property
-    def work(self) -> tuple[float, ...]:
-        return self.steps, self.prompt, self.decoded, self.context, self.ways
 
 
 class Constant(msgspec.Struct, frozen=True):
@@ -75,7 +68,13 @@ def fit(rows: Sequence[Row]) -> Fit:
     """The constants. Raises Unfit where the observations cannot tell them apart."""
     columns = [at for at in range(len(NAMES)) if any(row.work[at] for row in rows)]
     while True:
-        found, covariance, weights = _robust(rows, columns)
+        try:
+            found, covariance, weights = _robust(rows, columns)
+        except Unfit:
+            if SPARE not in columns:
+                raise
+            columns.remove(SPARE)
+            continue
         below = [at for at, value in zip(columns, found, strict=True) if value < 0.0]
         if not below:
             break
@@ -85,7 +84,6 @@ def fit(rows: Sequence[Row]) -> Fit:
         constants[NAMES[at]] = Constant(found[place], math.sqrt(max(0.0, covariance[place][place])))
     made = Fit(constants=constants, rows=len(rows), explained=0.0, residual=0.0, worst=0.0)
     said = [made.seconds(row) for row in rows]
-    weights = [weight / row.seconds**2 for weight, row in zip(weights, rows, strict=True)]
     mean = sum(weight * row.seconds for weight, row in zip(weights, rows, strict=True)) / sum(weights)
     lost = sum(weight * (row.seconds - one) ** 2 for weight, row, one in zip(weights, rows, said, strict=True))
     spread = sum(weight * (row.seconds - mean) ** 2 for weight, row in zip(weights, rows, strict=True))
@@ -97,40 +95,46 @@ def fit(rows: Sequence[Row]) -> Fit:
 
 
 def _robust(rows: Sequence[Row], columns: Sequence[int]) -> tuple[list[float], list[list[float]], list[float]]:
-    """The values of some columns, their covariances, and the weights of the rows."""
-    scaled = [[row.work[at] / row.seconds for at in columns] for row in rows]
-    weights = [1.0] * len(rows)
+    """The values of some columns, their covariances, and the weights of the rows, with that of their length."""
+    lines = [[row.work[at] for at in columns] for row in rows]
+    long = [row.seconds for row in rows]
+    lengths, robust = long, [1.0] * len(rows)
     found: list[float] = []
     for _ in range(ROUNDS):
         before = found
-        found, inverse = _least_squares(scaled, weights)
-        residuals = [1.0 - sum(a * x for a, x in zip(line, found, strict=True)) for line in scaled]
+        weights = [one / length**2 for one, length in zip(robust, lengths, strict=True)]
+        found, inverse = _least_squares(lines, long, weights)
+        said = [sum(a * x for a, x in zip(line, found, strict=True)) for line in lines]
+        lengths = [min(MOST_OFF * one, max(one / MOST_OFF, fitted)) for one, fitted in zip(long, said, strict=True)]
+        residuals = [(one - fitted) / length for one, fitted, length in zip(long, said, lengths, strict=True)]
         spread = NORMAL * median(map(abs, residuals)) or 1e-12
-        weights = [min(1.0, HUBER * spread / max(abs(one), 1e-15)) for one in residuals]
+        robust = [min(1.0, HUBER * spread / max(abs(one), 1e-15)) for one in residuals]
         if before and all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-15) for a, b in zip(before, found, strict=True)):
             break
-    freedom = max(1.0, sum(weights) - len(columns))
-    variance = sum(weight * one * one for weight, one in zip(weights, residuals, strict=True)) / freedom
+    freedom = max(1.0, sum(robust) - len(columns))
+    variance = sum(weight * one * one for weight, one in zip(robust, residuals, strict=True)) / freedom
     return found, [[variance * entry for entry in line] for line in inverse], weights
 
 
-def _least_squares(lines: Sequence[Sequence[float]], weights: Sequence[float]) -> tuple[list[float], list[list[float]]]:
-    """x that makes `lines` x nearest to 1, and the inverse of the normal matrix. Columns are scaled to one length
+def _least_squares(
+    lines: Sequence[Sequence[float]], right: Sequence[float], weights: Sequence[float]
+) -> tuple[list[float], list[list[float]]]:
+    """x that makes `lines` x nearest to `right`, and the inverse of the normal matrix. Columns are scaled to one length
     first: nanoseconds of context stand beside milliseconds of base."""
     size = len(lines[0])
     lengths = [math.sqrt(sum(w * line[at] ** 2 for w, line in zip(weights, lines, strict=True))) for at in range(size)]
     if not all(lengths):
         raise Unfit("nothing was seen of one kind of work")
     normal = [[0.0] * size for _ in range(size)]
-    right = [0.0] * size
-    for weight, line in zip(weights, lines, strict=True):
+    sums = [0.0] * size
+    for weight, line, seconds in zip(weights, lines, right, strict=True):
         scaled = [value / length for value, length in zip(line, lengths, strict=True)]
         for one in range(size):
-            right[one] += weight * scaled[one]
+            sums[one] += weight * scaled[one] * seconds
             for other in range(size):
                 normal[one][other] += weight * scaled[one] * scaled[other]
     inverse = _inverse(normal)
-    found = [sum(a * b for a, b in zip(line, right, strict=True)) for line in inverse]
+    found = [sum(a * b for a, b in zip(line, sums, strict=True)) for line in inverse]
     return (
         [value / length for value, length in zip(found, lengths, strict=True)],
         [[inverse[i][j] / lengths[i] / lengths[j] for j in range(size)] for i in range(size)],
@@ -158,43 +162,57 @@ def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
 # -- by simulation ----------------------------------------------------------------------------------------------------
 
 
-def played(profile: Profile, burst: Iterable[tuple[int, int]]) -> tuple[list[float], float]:
-    """When the simulated engine has the first token of each request of a burst (tokens of its prompt, of its answer),
-    in their order, and when the last of all; in seconds from when they came. Without jitter."""
+def played(profile: Profile, burst: Burst) -> tuple[list[float], float]:
+    """When the simulated engine has the first token of each request, in seconds from when it came, and when the last
+    of all, from when the first came. Without jitter."""
     exact = msgspec.structs.replace(profile, jitter=0.0)
     engine, front = Engine(engine_config(exact)), Front(exact)
-    sequences = [Tokens(prompt, output) for prompt, output in burst]
-    coming = [(front.reaches(0.0), sequence) for sequence in sequences]
+    sequences = [Tokens(prompt, output) for prompt, output in burst.sizes]
+    order = sorted(range(len(sequences)), key=burst.at.__getitem__)
+    reached = deque((front.reaches(burst.at[number]), sequences[number]) for number in order)
     now = 0.0
-    while coming or engine.busy:
+    while reached or engine.busy:
         if not engine.busy:
-            now = max(now, coming[0][0])
-        while coming and coming[0][0] <= now:
-            engine.add(coming[0][1], now)
-            del coming[0]
+            now = max(now, reached[0][0])
+        while reached and reached[0][0] <= now:
+            engine.add(reached.popleft()[1], now)
         now = engine.step(now).ends
-    return [sequence.first_token_at for sequence in sequences], now
+    return [one.first_token_at - at for one, at in zip(sequences, burst.at, strict=True)], now
 
 
-def with_front(profile: Profile, bursts: Sequence[tuple[Sequence[tuple[int, int]], Sequence[float]]]) -> Profile:
-    """The profile with `delay` divided into what requests have the server for alone (`front`) and the rest: so that
-    bursts get their first tokens as late, on average, as they really did."""
+def with_front(profile: Profile, bursts: Sequence[Burst], traffic: Sequence[Burst]) -> Profile:
+    """The profile with `delay`, which has all of the way in, divided into what requests have the server for alone
+    (`front`) and the rest. Bursts say how much that is at most: they get their first tokens as late, on average, as
+    they really did. Traffic says what the rest is while others are under way, if its first tokens are not when they
+    should be by more than chance: then half of them are as late as they really were."""
     whole = profile.delay
-    real = sum(sum(times) / len(times) for _, times in bursts)
-
-    def divided(front: float) -> Profile:
-        return msgspec.structs.replace(profile, front=front, delay=max(0.0, whole - front))
 
     def mean(front: float) -> float:
-        made = divided(front)
-        return sum(sum(played(made, burst)[0]) / len(burst) for burst, _ in bursts)
+        made = msgspec.structs.replace(profile, front=front, delay=whole - front)
+        return fmean(fmean(played(made, burst)[0]) for burst in bursts)
 
-    low, high = 0.0, whole
-    if not bursts or not whole or mean(low) >= real:
-        return divided(low)
-    if mean(high) <= real:
-        return divided(high)
+    def half(delay: float) -> float:
+        made = msgspec.structs.replace(profile, front=front, delay=delay)
+        return median(first for burst in traffic for first in played(made, burst)[0])
+
+    front = _where(mean, fmean(fmean(burst.first) for burst in bursts), whole) if bursts and whole else 0.0
+    delay = whole - front
+    made = msgspec.structs.replace(profile, front=front, delay=delay)
+    late = [real - ours for one in traffic for real, ours in zip(one.first, played(made, one)[0], strict=True)]
+    if len(late) > 1 and abs(fmean(late)) > SURE * stdev(late) / math.sqrt(len(late)):
+        real = median(first for one in traffic for first in one.first)
+        delay = _where(half, real, real)
+    return msgspec.structs.replace(profile, front=front, delay=delay)
+
+
+def _where(function: Callable[[float], float], wanted: float, most: float) -> float:
+    """Where a function that does not fall is as large as wanted, from 0 to `most`."""
+    if function(0.0) >= wanted:
+        return 0.0
+    if function(most) <= wanted:
+        return most
+    low, high = 0.0, most
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if mean(middle) < real else (low, middle)
-    return divided(low)
+        low, high = (middle, high) if function(middle) < wanted else (low, middle)
+    return low

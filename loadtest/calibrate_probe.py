@@ -4,7 +4,8 @@
 2. So many at once, 1, 2, 4 ..., short and long ones, for a step with so many sequences and so much KV cache. Steps are
    seen while all of them decode and nothing else does; where fewer ran at once, that is `max_num_seqs`.
 3. Prompts of more tokens than a step takes, beside one that decodes: how long it stands still is how large a step is.
-4. Traffic: requests that come and go beside one that decodes, for what a server does meanwhile on the same cores.
+4. Traffic, thin and dense: requests that come and go beside one that decodes, for what a server does meanwhile on the
+   same cores, and for how long the way in is when others are under way too.
 5. Bursts of short requests, for the server's one thread; and one of mixed ones, only to check what was fitted.
 """
 
@@ -15,12 +16,12 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from statistics import median
 
 import msgspec
 
-from loadtest.calibrate_fit import Row
-from loadtest.calibrate_seen import Asks, Burst, Limits, Observed, Seen, Tell
+from loadtest.calibrate_seen import Asks, Burst, Limits, Observed, Row, Seen, Tell
 from loadtest.calibrate_steps import SLICE, between, decoding, largest, ran_at_once
 from loadtest.engine.sequence import BLOCK
 
@@ -38,9 +39,11 @@ CACHE = 0.8  # of the KV cache, that may be filled: preemptions and what waits f
 DEFAULT_STEP = 2048  # vLLM's
 MOST_STEP = 16_384  # tokens of the largest step that is looked for
 BURST = 64
-BESIDE = 8  # requests at once, about, in traffic
-BUSY = 0.3  # of the time at most, with prompts
-PARTS = {"prompts": 0.2, "decoding": 0.35, "steps": 0.1, "traffic": 0.2, "bursts": 0.15}  # of the budget
+BESIDE = (2, 8, 32)  # requests at once, about, in traffic; each in its turn
+PLACES = 0.75  # of a batch, that traffic fills at most
+BUSY = 0.4  # of the time at most, with prompts
+TURN = 0.1  # of traffic's time, for one of them
+PARTS = {"prompts": 0.12, "decoding": 0.35, "steps": 0.1, "traffic": 0.3, "bursts": 0.13}  # of the budget
 
 
 class Probe:
@@ -62,6 +65,7 @@ class Probe:
         self._jitters: list[float] = []
         self._notes: list[str] = []
         self._bursts: list[Burst] = []
+        self._passing: list[Burst] = []
         self._prompt = 0.0  # seconds for a prompt token, about
         self._alone = 0.01  # seconds for a step with one sequence, as last seen
         self._ran = 1  # at once, as far as was tried
@@ -77,13 +81,12 @@ class Probe:
         self._tell(1.0, "fitting")
         return Observed(
             rows=self._rows, jitter=median(self._jitters) if self._jitters else 0.0, limits=self._limits,
-            bursts=self._bursts, check=check, notes=self._notes,
+            bursts=self._bursts, traffic=self._passing, check=check, notes=self._notes,
         )  # fmt: skip
 
     def _until(self, part: str) -> float:
-        """When a part has to be over."""
-        names = list(PARTS)
-        return self._began + self._budget * sum(PARTS[name] for name in names[: names.index(part) + 1])
+        """When a part that begins now has to be over: what came before it may have taken longer."""
+        return self._clock() + self._budget * PARTS[part]
 
     def _say(self, what: str) -> None:
         self._tell(min(1.0, (self._clock() - self._began) / self._budget), what)
@@ -101,7 +104,7 @@ class Probe:
                 self._say(f"prompts of {SHORT} to {largest} tokens")
                 seen.append(await self._live.ask(length, 1))
             rounds += 1
-        self._rows += [Row(one.first, 1.0, prompt=one.computed, ways=1.0) for one in seen]
+        self._rows += [Row(one.first, 1.0, prompt=one.computed, pairs=one.pairs, ways=1.0) for one in seen]
         short = [one.first for one in seen if one.computed < 2 * SHORT] or [seen[0].first]
         longest = max(one.computed for one in seen)
         long = [one.first for one in seen if one.computed > 0.8 * longest]
@@ -178,12 +181,12 @@ class Probe:
     # -- how large a step is ------------------------------------------------------------------------------------------
 
     async def _steps(self) -> None:
-        limits = self._limits
+        limits, over = self._limits, self._until("steps")
         if limits.max_num_batched_tokens:
             return
         self._say("prompts of more tokens than a step takes")
         length = min(2 * LONG, limits.max_model_len // 2)
-        wanted = min(MOST_STEP * 2.5, PARTS["steps"] * self._budget / self._prompt) / length
+        wanted = min(MOST_STEP * 2.5, 0.5 * PARTS["steps"] * self._budget / self._prompt) / length
         count = max(2, min(round(wanted), limits.max_num_seqs - 1, int(CACHE * limits.blocks * BLOCK / length)))
         output = 2 * STEPS + int(min(2000.0, 2.0 * count * length * self._prompt / self._alone))
         output = min(output, limits.max_model_len - 2 * SHORT)
@@ -191,7 +194,7 @@ class Probe:
             wait = (1 + number) * (self._way + SLICE * self._alone)
             beside, seen = await self._beside(output, wait, [(length, 1)] * count)
             begin, end = seen[0].sent, max(one.tokens[0] for one in seen)
-            if (beside.tokens[0] < begin and end < beside.tokens[-1]) or self._clock() > self._until("steps"):
+            if (beside.tokens[0] < begin and end < beside.tokens[-1]) or self._clock() > over:
                 break
         found = largest(beside, seen, self._alone)
         if not found:
@@ -216,16 +219,18 @@ class Probe:
         limits, end = self._limits, self._until("traffic")
         most = max(2 * SHORT, min(self._longest, LONG // 2, limits.max_model_len // 4))
         reading = (SHORT + most) / 2 * self._prompt
-        at_once = max(1, min(BESIDE, limits.max_num_seqs // 4))
-        rate = min(at_once / (reading + STEPS * self._alone), BUSY / reading)
-        self._say(f"{rate:.3g} a second, prompts of {SHORT} to {most} tokens")
-        while (room := end - self._clock()) > 4 * SLICE * self._alone:
-            output = min(int(room / self._alone / 1.5), limits.max_model_len - 2 * SHORT)
-            if output < 2 * SLICE:
-                return
-            self._rows += between(*await self._amid(output, rate, limits.max_num_seqs - 1, most))
+        fill = cycle(min(at_once, max(1, int(PLACES * limits.max_num_seqs))) for at_once in BESIDE)
+        turn = max(4 * SLICE * self._alone, TURN * (end - self._clock()))
+        while end - self._clock() > turn / 2:
+            at_once = next(fill)
+            rate = min(at_once / (reading + STEPS * self._alone), BUSY / reading)
+            self._say(f"{rate:.3g} a second, prompts of {SHORT} to {most} tokens")
+            output = min(int(turn / self._alone / 1.5), limits.max_model_len - 2 * SHORT)
+            beside, seen = await self._beside_traffic(output, rate, limits.max_num_seqs - 1, most)
+            self._rows += between(beside, seen)
+            self._passing.append(_burst([beside, *seen]))
 
-    async def _amid(self, output: int, rate: float, places: int, most: int) -> tuple[Seen, list[Seen]]:
+    async def _beside_traffic(self, output: int, rate: float, places: int, most: int) -> tuple[Seen, list[Seen]]:
         """One that decodes, and requests that come at a rate as long as it does, except where all `places` are
         taken."""
         beside = asyncio.ensure_future(self._live.ask(SHORT, output))
@@ -262,7 +267,15 @@ class Probe:
         )
 
     async def _burst(self, sizes: Sequence[tuple[int, int]]) -> Burst:
-        seen = await self._live.together(sizes)
-        began = min(one.sent for one in seen)
-        made = [(one.computed, output) for one, (_, output) in zip(seen, sizes, strict=True)]
-        return Burst(made, [one.tokens[0] - began for one in seen], max(one.tokens[-1] for one in seen) - began)
+        return _burst(await self._live.together(sizes))
+
+
+def _burst(seen: Sequence[Seen]) -> Burst:
+    """What was seen of some requests, as they can be played again."""
+    began = min(one.sent for one in seen)
+    return Burst(
+        at=[one.sent - began for one in seen],
+        sizes=[(one.computed, round(len(one.tokens) * one.together)) for one in seen],
+        first=[one.first for one in seen],
+        seconds=max(one.tokens[-1] for one in seen) - began,
+    )

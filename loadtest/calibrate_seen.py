@@ -7,8 +7,6 @@ from typing import Protocol
 
 import msgspec
 
-from loadtest.calibrate_fit import Row
-
 Tell = Callable[[float, str], None]  # how much of it is done, and what is being done
 
 
@@ -27,6 +25,28 @@ class Seen(msgspec.Struct, frozen=True):
         """Seconds to the first token."""
         return self.tokens[0] - self.sent
 
+    @property
+    def pairs(self) -> float:
+        """Of a token of its prompt that was computed, and one before it."""
+        return self.computed * (self.prompt - self.computed / 2)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """`seconds` for so much work. `pairs`: of a prompt token and one before it; `ways`: through the server, which a
+    first token has behind it."""
+
+    seconds: float
+    steps: float
+    prompt: float = 0.0
+    decoded: float = 0.0
+    context: float = 0.0
+    pairs: float = 0.0
+    ways: float = 0.0
+
+    @property
+    def work(self) -> tuple[float, ...]:
+        return self.steps, self.prompt, self.decoded, self.context, self.pairs, self.ways
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an engine's limits; 0: not known yet. `blocks`: of 16 tokens."""
@@ -37,22 +57,24 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 0
 
 
-class Burst(msgspec.Struct, frozen=True):
-    """Requests that came together: their sizes (prompt, answer), the seconds to each one's first token, and to the last
-    token of all."""
+class Burst(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests: when each was sent, in seconds from the first; their sizes (prompt, answer); the seconds from then to
+    each one's first token, and from the first request to the last token of all."""
 
+    at: list[float]
     sizes: list[tuple[int, int]]
     first: list[float]
     seconds: float
 
 
 class Observed(msgspec.Struct, kw_only=True):
-    """All that was seen. `notes`: what could not be, in words."""
+    """All that was seen. `bursts` came at once, `traffic` did not. `notes`: what could not be seen, in words."""
 
     rows: list[Row]
     jitter: float
     limits: Limits
     bursts: list[Burst]
+    traffic: list[Burst]
     check: Burst | None = None
     notes: list[str]
 

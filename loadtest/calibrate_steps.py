@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 
-from loadtest.calibrate_fit import NORMAL, Row
-from loadtest.calibrate_seen import Seen
+from loadtest.calibrate_fit import NORMAL
+from loadtest.calibrate_seen import Row, Seen
 
 SLICE = 8  # steps of one observation: a server that writes two tokens at once is as fast as one that does not
 LEAST_STEP = 128  # tokens; what looks smaller is noise
@@ -43,7 +43,7 @@ def decoding(seen: Sequence[Seen]) -> tuple[list[Row], float]:
 def between(beside: Seen, others: Sequence[Seen]) -> list[Row]:
     """The steps while one decoded and others came and went, SLICE by SLICE of its tokens: which prompts were read
     meanwhile, and how many tokens were written, with what before them."""
-    firsts = sorted((one.tokens[0], one.computed) for one in others)
+    firsts = sorted((one.tokens[0], one.computed, one.pairs) for one in others)
     written = sorted(
         (at, one.together, one.prompt + number)
         for one in (beside, *others)
@@ -51,10 +51,11 @@ def between(beside: Seen, others: Sequence[Seen]) -> list[Row]:
     )
     rows, prompt, token = [], 0, 0
     for begin, end in pairwise(beside.tokens[::SLICE]):
-        read = decoded = context = 0.0
+        read = pairs = decoded = context = 0.0
         while prompt < len(firsts) and firsts[prompt][0] <= end:
-            at, computed = firsts[prompt]
+            at, computed, paired = firsts[prompt]
             read += computed if at > begin else 0
+            pairs += paired if at > begin else 0
             prompt += 1
         while token < len(written) and written[token][0] <= end:
             at, count, before = written[token]
@@ -62,7 +63,7 @@ def between(beside: Seen, others: Sequence[Seen]) -> list[Row]:
             context += count * before if at > begin else 0.0
             token += 1
         steps = SLICE * beside.together
-        rows.append(Row(max(end - begin, 1e-6), steps, prompt=read, decoded=decoded, context=context))
+        rows.append(Row(max(end - begin, 1e-6), steps, read, decoded, context, pairs))
     return rows
 
 

@@ -19,6 +19,7 @@ Fit a latency profile to a live engine, and write it to a file.
 It sends requests for about a minute, looks at when tokens come, and finds the constants of
 
     step = base + prefill x prompt tokens + decode x sequences + context x KV tokens they read
+           + attention x pairs of prompt tokens
 
 with which the simulated engine behaves as this one. Calibrate one engine, itself, idle, alone on its machine; who
 calibrates should not take the processor from it."""
@@ -45,7 +46,8 @@ LIMITS = {  # flags, and what they say
 }
 ROWS = {
     "base": "every step", "prefill": "each prompt token", "decode": "each sequence that decodes",
-    "context": "each KV token these read", "delay": "on the way in and out, front and delay",
+    "context": "each KV token these read", "attention": "each prompt token and one before it",
+    "delay": "on the way in and out, front and delay",
 }  # fmt: skip
 EXPLAINED = 0.9  # below, the profile does not fit
 
@@ -71,7 +73,7 @@ def quality(fitted: Fit, profile: Profile, observed: Observed) -> Iterator[str]:
     )
     check = observed.check
     if check is not None:
-        first, end = played(profile, check.sizes)
+        first, end = played(profile, check)
         yield (
             f"a burst of {len(check.sizes)} mixed requests, not used for it: {shown(check.seconds)}, simulated "
             f"{shown(end)} ({change(end, check.seconds)}); median TTFT {shown(median(check.first))}, simulated "

@@ -160,7 +160,8 @@ class Engine:
         if self.asleep is not None:
             raise RuntimeError("a sleeping engine makes no steps")
         step = self.scheduler.schedule()
-        duration = self.config.profile.exact(step.prefill_tokens, step.decoded, step.context) * self._jitter(1)[0]
+        exact = self.config.profile.exact(step.prefill_tokens, step.decoded, step.context, step.pairs)
+        duration = exact * self._jitter(1)[0]
         self._next += 1
         ends = now + duration
         stats = self.stats

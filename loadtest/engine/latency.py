@@ -1,11 +1,12 @@
 """How long a step takes, and the engines it is known for.
 
     step = base + prefill x prompt tokens + decode x sequences that decode + context x KV tokens they read   [seconds]
+           + attention x pairs of a prompt token and one before it
 
 and a seeded jitter of a few per cent. Before that a request is with the server around the engine (HTTP, tokenizer, the
 way to EngineCore), which the step cannot express: `front` seconds in turn, for it is one thread, so that a burst queues
-there; and `delay` seconds more, of both ways and all spent on the way in, in which others are served as well. Both
-are 0 unless they were fitted. With a tiny model on a CPU they are most of an idle engine's TTFT.
+there; and `delay` seconds more, of both ways and all spent on the way in, in which others are served as well. These two
+and `attention` are 0 unless they were fitted. With a tiny model on a CPU they are most of an idle engine's TTFT.
 
 Derivation of a profile, for a model of P parameters in 2 bytes and L layers of
 h KV heads of size d, on N GPUs with memory bandwidth B (bytes/s, 75 % of the data sheet is reached) and F (FLOP/s):
@@ -45,15 +46,16 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine's time goes into, and its limits where the command line says nothing. In memory in seconds.
 
     `base`: of every step; `prefill`: of each prompt token in it; `decode`: of each sequence that decodes in it;
-    `context`: of each KV token that these read; `jitter`: standard deviation, as a share of the step; `front`: of each
-    request before the scheduler has it, one after the other; `delay`: of each request, beside others; `num_gpu_blocks`:
-    of 16 tokens; `weights`: bytes on each GPU.
+    `context`: of each KV token that these read; `attention`: of each prompt token and each one before it; `jitter`:
+    standard deviation, as a share of the step; `front`: of each request before the scheduler has it, one after the
+    other; `delay`: of each request, beside others; `num_gpu_blocks`: of 16 tokens; `weights`: bytes on each GPU.
     """
 
     base: Moment
     prefill: Moment
     decode: Moment
     context: Moment
+    attention: Moment = 0.0
     jitter: Annotated[Share, msgspec.Meta(ge=0, le=0.3)] = 0.02  # steps take time, whatever is drawn
     front: Moment = 0.0
     delay: Moment = 0.0
@@ -63,13 +65,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: Limit
     weights: Annotated[Count, msgspec.Meta(ge=0, le=10_000_000_000_000)] = 0
 
-    def duration(self, prefill_tokens: int, decoded: int, context: int, rng: random.Random) -> float:
-        """Seconds one step takes. A step that computed nothing costs `base`."""
-        return self.exact(prefill_tokens, decoded, context) * self.factor(rng)
-
-    def exact(self, prefill_tokens: int, decoded: int, context: int) -> float:
-        """The same without jitter."""
-        return self.base + self.prefill * prefill_tokens + self.decode * decoded + self.context * context
+    def exact(self, prompt: int, decoded: int, context: int, pairs: int = 0) -> float:
+        """Seconds one step takes, without jitter: with so many prompt tokens, sequences that decode, KV tokens these
+        read, and pairs of a prompt token and one before it. A step that computed nothing costs `base`."""
+        fixed = self.base + self.prefill * prompt + self.attention * pairs
+        return fixed + self.decode * decoded + self.context * context
 
     def factor(self, rng: random.Random) -> float:
         """One step's jitter."""
@@ -133,15 +133,16 @@ def profiles() -> dict[str, Profile]:
             weights=35_300_000_000,
         ),
         # The two-layer Qwen3 the real vLLM is tested with, on two CPU cores; 1 GiB of KV at 512 bytes a token. Fitted
-        # by `gateway calibrate --budget 50s`, which explains 90 % of what it saw: Python's part of a step varies.
+        # by `gateway calibrate --budget 60s`, which explains 92 % of what it saw: Python's part of a step varies.
         "cpu-tiny": Profile(
-            base=0.0020,
-            prefill=11.4e-6,
-            decode=97e-6,
-            context=0.0,
-            jitter=0.17,
-            front=0.0040,
-            delay=0.0003,
+            base=0.0024,
+            prefill=9.0e-6,
+            decode=106e-6,
+            context=87e-9,
+            attention=11e-9,
+            jitter=0.14,
+            front=0.0023,
+            delay=0.0055,
             num_gpu_blocks=131_072,
             max_num_seqs=128,
             max_num_batched_tokens=2048,

@@ -26,7 +26,8 @@ COMPACT = 64  # dead entries in the queue before it is worth rebuilding
 
 
 class Step(msgspec.Struct, gc=False):
-    """What one step did. Numbers are tokens; `context` is the KV read by the sequences that decode.
+    """What one step did. Numbers are tokens; `context` is the KV read by the sequences that decode, `pairs` counts each
+    prompt token with each token before it.
 
     `prefilled` have had their prompt completed (each wrote a token, unless it is a pooling request), `finished` wrote
     their last token. A sequence may be in both.
@@ -38,6 +39,7 @@ class Step(msgspec.Struct, gc=False):
     prefill_tokens: int = 0
     decoded: int = 0
     context: int = 0
+    pairs: int = 0
     preempted: int = 0
 
 
@@ -221,6 +223,7 @@ class Scheduler:
 
     def _read(self, sequence: Sequence, chunk: int, result: Step) -> None:
         """Compute `chunk` tokens of a prompt, whose blocks are taken; the last chunk also writes a token."""
+        result.pairs += chunk * sequence.computed + chunk * chunk // 2
         sequence.computed += chunk
         sequence.owns = blocks_for(sequence.computed)
         self.blocks.publish(sequence, sequence.computed // BLOCK)

@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_times() -> None:
 
     assert times(1) == times(1)
     assert times(1) != times(2)
-    assert max(times(1)) < 1.1 * profiles()["h100-8b"].duration(100, 0, 0, random.Random(1))
+    assert max(times(1)) < 1.1 * profiles()["h100-8b"].exact(100, 0, 0)
 
 
 @pytest.mark.parametrize("name", list(profiles()))

@@ -70,8 +70,10 @@ def test_a_prompt_longer_than_the_budget_is_read_in_chunks_beside_decoding() -> 
     added(it, 10, 50)
     it.schedule()
     long = added(it, 150, 5)
-    seen = [(step.decoded, step.prefill_tokens, long in step.prefilled) for step in (it.schedule() for _ in range(3))]
+    steps = [it.schedule() for _ in range(3)]
+    seen = [(step.decoded, step.prefill_tokens, long in step.prefilled) for step in steps]
     assert seen == [(1, 63, False), (1, 63, False), (1, 24, True)]
+    assert [step.pairs for step in steps] == [63 * 63 // 2, 63 * 63 + 63 * 63 // 2, 24 * 126 + 24 * 24 // 2]
     assert it.schedule().decoded == 2
 
 
@@ -114,6 +116,7 @@ def test_a_prefix_is_found_and_its_last_token_is_computed_all_the_same() -> None
     longer = added(it, 80, 1, hashes=range(5))
     step = it.schedule()
     assert (again.cached, longer.cached, step.prefill_tokens) == (48, 64, 16 + 16)
+    assert step.pairs == 16 * 48 + 16 * 64 + 2 * 16 * 16 // 2, "what was found is attended to"
     assert (it.queries, it.hits) == (64 + 64 + 80, 48 + 64)
 
 

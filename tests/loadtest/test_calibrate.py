@@ -14,9 +14,9 @@ from gateway.embedded import EmbeddedFleet, parse_embedded
 from loadtest import vtime
 from loadtest.bench_fleet import parse_fleet
 from loadtest.calibrate import profile_from
-from loadtest.calibrate_fit import Fit, Row, Unfit, fit
+from loadtest.calibrate_fit import Fit, Unfit, fit, played, with_front
 from loadtest.calibrate_probe import Probe
-from loadtest.calibrate_seen import Limits, Observed, Seen
+from loadtest.calibrate_seen import Burst, Limits, Observed, Row, Seen
 from loadtest.calibrate_steps import SLICE, between
 from loadtest.engine.config import sim_config
 from loadtest.engine.engine import engine_config
@@ -27,7 +27,12 @@ from loadtest.memory_requests import Taker
 from loadtest.pace import Gaps, Pace
 from loadtest.prompts import Text, completion_of
 
-TIMES = ("base", "prefill", "decode", "context", "front", "delay")
+WORK = [  # of a step: prompt tokens, sequences that decode, KV tokens they read, pairs of tokens
+    (0, 1, 100, 0),
+    (0, 24, 24 * 600, 0),
+    (100, 8, 8 * 200, 100**2 // 2),
+    (1500, 0, 0, 1500**2 // 2),
+]
 
 
 class Answer:
@@ -95,14 +100,17 @@ def observed(profile: Profile, budget: float) -> Observed:
     [
         msgspec.structs.replace(profiles()["a100-8b"], max_num_seqs=100),
         msgspec.structs.replace(profiles()["cpu-tiny"], front=0.002, delay=0.004, max_num_seqs=48),
+        msgspec.structs.replace(profiles()["a100-8b"], attention=40e-9, max_num_seqs=100),
     ],
-    ids=["a100-8b", "cpu-tiny behind a server"],
+    ids=["a100-8b", "cpu-tiny behind a server", "long prompts cost more"],
 )
 def test_the_constants_of_an_engine_are_found_from_outside(profile: Profile) -> None:
     seen = observed(profile, 40.0)
     found = profile_from(fit(seen.rows), seen)
-    for name in TIMES:
-        assert getattr(found, name) == pytest.approx(getattr(profile, name), rel=0.06, abs=20e-9), name
+    for work in WORK:
+        assert found.exact(*work) == pytest.approx(profile.exact(*work), rel=0.06), work
+    assert found.front == pytest.approx(profile.front, rel=0.06)
+    assert found.front + found.delay == pytest.approx(profile.front + profile.delay, rel=0.06, abs=20e-9)
     assert found.jitter == pytest.approx(profile.jitter, rel=0.3)
     for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         assert getattr(found, name) == getattr(profile, name)
@@ -129,11 +137,39 @@ def values(made: Fit) -> list[float]:
 
 
 def test_least_squares_are_exact_and_pauses_do_not_move_them() -> None:
-    expected = pytest.approx([0.004, 16e-6, 130e-6, 20e-9, 0.005], rel=1e-6)
+    expected = pytest.approx([0.004, 16e-6, 130e-6, 20e-9, 0.0, 0.005], rel=1e-6)
     exact = fit(rows())
     assert values(exact) == expected
     assert exact.explained == pytest.approx(1.0)
     assert values(fit(rows(pause=5.0))) == pytest.approx(values(exact), rel=1e-3)
+
+
+def test_noise_makes_no_constant_smaller() -> None:
+    rng = random.Random(1)
+    noisy = [msgspec.structs.replace(row, seconds=row.seconds * rng.uniform(0.65, 1.35)) for row in 20 * rows()]
+    exact = fit(rows())
+    assert values(fit(noisy))[:2] == pytest.approx(values(exact)[:2], rel=0.03)
+
+
+def test_attention_is_not_fitted_where_all_prompts_are_as_long() -> None:
+    lone = Row(0.004 + 0.001 + 0.005, 1.0, prompt=100.0, pairs=5000.0, ways=1.0)
+    beside = [Row(0.004 + 0.001 * many, 1.0, prompt=100.0 * many, pairs=5000.0 * many) for many in range(4)]
+    found = fit([lone, *beside, lone, *beside]).constants
+    assert {name: round(found[name].value, 9) for name in ("base", "prefill", "attention", "delay")} == {
+        "base": 0.004, "prefill": 10e-6, "attention": 0.0, "delay": 0.005,
+    }  # fmt: skip
+
+
+def test_traffic_says_how_long_the_way_in_is_when_others_are_under_way() -> None:
+    real = msgspec.structs.replace(profiles()["cpu-tiny"], front=0.0, delay=0.012)
+    at = [0.011 * number for number in range(60)]
+    sizes = [(50 + 7 * number % 300, 20) for number in range(60)]
+    seen = Burst(at=at, sizes=sizes, first=[], seconds=0.0)
+    seen = msgspec.structs.replace(seen, first=played(real, seen)[0])
+    assert with_front(msgspec.structs.replace(real, delay=0.004), [], [seen]).delay == pytest.approx(0.012, rel=0.02)
+    close = msgspec.structs.replace(real, delay=0.0121)
+    assert with_front(close, [], [seen]).delay == pytest.approx(0.0121, rel=0.02)
+    assert with_front(close, [], []) == close
 
 
 def test_no_constant_is_below_nothing_and_what_cannot_be_told_apart_is_said() -> None:
@@ -181,6 +217,6 @@ def test_steps_are_seen_while_requests_come_and_go_beside_one_that_decodes() -> 
     late = Seen(50, 60, 3.0, (9.0, 10.0, 11.0))  # ten of its prompt were cached; read at the end of the first slice
     first, second = between(beside, [late, early])
     own = [20 + number for number in range(1, 2 * SLICE + 1)]  # KV tokens before each of its tokens
-    assert first == Row(8.0, 8.0, prompt=50.0, decoded=9.0, context=float(sum(own[:8]) + 101))
+    assert first == Row(8.0, 8.0, 50.0, decoded=9.0, context=float(sum(own[:8]) + 101), pairs=50.0 * 35)
     assert second == Row(8.0, 8.0, prompt=0.0, decoded=10.0, context=float(sum(own[8:]) + 61 + 62))
     assert between(Seen(20, 20, 0.0, (1.0,)), [late]) == []
