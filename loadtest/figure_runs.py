@@ -239,7 +239,7 @@ def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:
     """One engine of the figures, with `size` times the memory, the batch and the speed."""
     profile = profiles()[PROFILE]
     if size > 1:
-        faster = {name: getattr(profile, name) / size for name in ("base", "prefill", "decode", "context")}
+        faster = {name: getattr(profile, name) / size for name in ("base", "prefill", "decode", "context", "attention")}
         profile = msgspec.structs.replace(profile, max_num_seqs=profile.max_num_seqs * size, **faster)
     return MemoryEngine(engine_config(profile, num_gpu_blocks=blocks * size, seed=seed), seed=seed)
 

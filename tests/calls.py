@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.call import ROUTES, Call
+from gateway.core.queues import Queues, Ticket
 
 
 def a_call(**fields: Any) -> Call:
@@ -15,3 +16,9 @@ def a_call(**fields: Any) -> Call:
         "max_tokens": None, "n": 1, "ascii_bytes": 0, "cjk_bytes": 0, "other_bytes": 0, "media": 0, "messages": 1,
         "prefix": (), "session": 0, "body": b"",
     } | fields)  # fmt: skip
+
+
+def ahead(queues: Queues, call: Call, now: float = 0.0, ticket: Ticket | None = None) -> float:
+    """The tokens that go before a call, of all classes."""
+    own, _ = queues.own_ahead(call, now, ticket)
+    return queues.ahead(call.class_name, own)

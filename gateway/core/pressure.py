@@ -102,12 +102,12 @@ class Pressure:
         short, name = max(0, call.cost - spare), call.class_name
         own, fair = queues.own_ahead(call, now, ticket)
         if ticket is not None:
-            ahead = self.drain.wait(queues.ahead_of(ticket, now) + short, now)
+            ahead = self.drain.wait(queues.ahead(name, own) + short, now)
             return max(ahead, self.drain.wait_of(name, own + short, fair, now))
         places, booked = self.places[name], 0.0
         crowded = self._crowded(name, fair, now)
         while True:
-            ahead = self.drain.wait(queues.ahead(call, now, (), booked) + short, now)
+            ahead = self.drain.wait(queues.ahead(name, own + booked) + short, now)
             wait = max(ahead, self.drain.wait_of(name, own + booked + short, fair, now))
             due = places.ahead(now, min(now + wait, until)) * crowded
             if due <= booked:

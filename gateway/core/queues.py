@@ -202,16 +202,6 @@ class Queues:
 
     # -- estimates ----------------------------------------------------------------------------------------------
 
-    def ahead(self, call: Call, now: float, paused: Container[str] = (), booked: float = 0.0) -> float:
-        """Tokens that go before `call` if it came now, by the order above, if nobody else came but the `booked` tokens
-        of its class.
-
-        Within its class: `Line.ahead`. Earlier bands whole; of its band what gets its turn meanwhile; later bands and
-        `paused` classes nothing. Starving heads are not foreseen.
-        """
-        line = self._lines[call.class_name]
-        return self._ahead(line, line.ahead(call, now) + booked, paused)
-
     def own_ahead(self, call: Call, now: float, ticket: Ticket | None = None) -> tuple[float, float]:
         """Of the call's class alone: the tokens that go before it, and the class's share of the drain by weight among
         the classes that wait (0 behind a strict class that does)."""
@@ -224,20 +214,21 @@ class Queues:
                 weights += line.weight if line.band == own.band else 0.0
         return own.ahead(call, now, ticket), own.weight / weights
 
-    def ahead_of(self, ticket: Ticket, now: float, paused: Container[str] = ()) -> float:
-        """The same for a ticket that waits."""
-        line = self._lines[ticket.call.class_name]
-        return self._ahead(line, line.ahead(ticket.call, now, ticket), paused)
+    def ahead(self, class_name: str, own: float) -> float:
+        """Tokens that go before what has `own` tokens of its class before it, by the order above, if nobody else came.
 
-    def _ahead(self, line: Line, own: float, paused: Container[str]) -> float:
+        Earlier bands whole; of its band what gets its turn meanwhile; later bands nothing. Starving heads are not
+        foreseen.
+        """
+        line = self._lines[class_name]
         start = (line.served if line.tickets else max(line.served, self._level(line.band))) + own / line.weight
         tokens, ties = own, True  # equal counters: the more important class goes first
-        for name, other in self._lines.items():
+        for other in self._lines.values():
             if other is line:
                 ties = False
-            elif other.band < line.band and name not in paused:
+            elif other.band < line.band:
                 tokens += other.tokens
-            elif other.band == line.band and other.tickets and name not in paused:
+            elif other.band == line.band and other.tickets:
                 behind = (start - other.served) * other.weight
                 tokens += turns_before(behind, other.tokens, len(other.tickets), ties=ties) * other.tokens
         return tokens

@@ -12,7 +12,7 @@ import pytest
 from gateway.core import fairness
 from gateway.core.policy_traffic import TrafficClass
 from gateway.core.queues import Queues, Ticket
-from tests.calls import a_call
+from tests.calls import a_call, ahead
 
 CLASSES = {"interactive": TrafficClass(weight=8), "default": TrafficClass(weight=4), "batch": TrafficClass(weight=1)}
 ONE = {"default": TrafficClass()}
@@ -450,49 +450,48 @@ def test_where_tokens_are_short_the_one_that_gives_way_is_as_large() -> None:
 
 def test_ahead_of_a_newcomer_is_what_goes_first() -> None:
     queues = Queues({"first": TrafficClass(strict=True), **CLASSES, "last": TrafficClass(weight=1000)})
-    assert queues.ahead(ticket().call, 0.0) == 0
+    assert ahead(queues, ticket().call) == 0
     pushed(queues, *(ticket("first") for _ in range(7)))
-    assert queues.ahead(ticket("first").call, 0.0) == 700
-    assert queues.ahead(ticket("first", deadline=999.0).call, 0.0) == 0
-    assert queues.ahead(ticket("first", tenant="new").call, 0.0) == 100, "one turn of the other tenant's"
-    assert queues.ahead(ticket().call, 0.0) == 700
-    assert queues.ahead(ticket().call, 0.0, {"first"}) == 0
+    assert ahead(queues, ticket("first").call) == 700
+    assert ahead(queues, ticket("first", deadline=999.0).call) == 0
+    assert ahead(queues, ticket("first", tenant="new").call) == 100, "one turn of the other tenant's"
+    assert ahead(queues, ticket().call) == 700
     queues.remove(*pushed(queues, ticket()))
-    assert queues.ahead(ticket().call, 0.0) == 700, "a tenant that is known and does not wait"
+    assert ahead(queues, ticket().call) == 700, "a tenant that is known and does not wait"
     pushed(queues, *(ticket() for _ in range(8)))
     pushed(queues, *(ticket("interactive") for _ in range(90)))
-    assert queues.ahead(ticket().call, 0.0) == 700 + 800 + 1700, "the more important go first among equals"
-    assert queues.ahead(ticket("interactive", deadline=1.0).call, 0.0) == 700
-    assert queues.ahead(ticket("interactive").call, 0.0) == 700 + 9000 + 800, "no more than there is"
+    assert ahead(queues, ticket().call) == 700 + 800 + 1700, "the more important go first among equals"
+    assert ahead(queues, ticket("interactive", deadline=1.0).call) == 700
+    assert ahead(queues, ticket("interactive").call) == 700 + 9000 + 800, "no more than there is"
 
 
 def test_ahead_of_a_newcomer_whose_class_was_away() -> None:
     queues = Queues(CLASSES)
     pushed(queues, *(ticket() for _ in range(90)))
     popped(queues, 40)
-    assert queues.ahead(ticket("batch").call, 0.0) == 100
-    assert queues.ahead(ticket("interactive").call, 0.0) == 0
+    assert ahead(queues, ticket("batch").call) == 100
+    assert ahead(queues, ticket("interactive").call) == 0
 
 
 def test_ahead_of_a_ticket_that_waits() -> None:
     queues = Queues(CLASSES)
     tickets = pushed(queues, *(ticket(deadline=100.0 - number) for number in range(10)))
-    assert [queues.ahead_of(each, 0.0) for each in tickets] == [900.0 - 100 * number for number in range(10)]
+    assert [ahead(queues, each.call, 0.0, each) for each in tickets] == [900.0 - 100 * number for number in range(10)]
     (moved,) = pushed(queues, ticket(), front=True)
-    assert queues.ahead_of(moved, 0.0) == 0
-    assert queues.ahead_of(tickets[9], 0.0) == 100
+    assert ahead(queues, moved.call, 0.0, moved) == 0
+    assert ahead(queues, tickets[9].call, 0.0, tickets[9]) == 100
     queues.remove(tickets[9])
     queues.remove(tickets[5])
-    assert queues.ahead_of(tickets[0], 0.0) == 800
+    assert ahead(queues, tickets[0].call, 0.0, tickets[0]) == 800
 
 
 def test_ahead_in_a_queue_that_has_turned_round() -> None:
     queues = Queues({"default": TrafficClass(overload="lifo", ttft=1.0)})
     tickets = pushed(queues, *(ticket() for _ in range(10)), ticket(tenant="b"))
     call = ticket().call
-    assert (queues.ahead(call, 0.1), queues.ahead(call, 0.2)) == (1100, 0)
-    assert queues.ahead(ticket(tenant="c").call, 0.2) == 200
-    assert queues.ahead_of(tickets[7], 0.2) == 300
+    assert (ahead(queues, call, 0.1), ahead(queues, call, 0.2)) == (1100, 0)
+    assert ahead(queues, ticket(tenant="c").call, 0.2) == 200
+    assert ahead(queues, tickets[7].call, 0.2, tickets[7]) == 300
 
 
 def test_ahead_looks_at_a_sample_of_a_long_queue() -> None:
@@ -501,15 +500,15 @@ def test_ahead_looks_at_a_sample_of_a_long_queue() -> None:
     for number in rng.sample(range(4000), 4000):
         pushed(queues, ticket(tokens=rng.randint(50, 150), deadline=1000.0 + number))
     for earlier in (0, 500, 2000, 3500, 4000):
-        guess = queues.ahead(ticket(deadline=999.5 + earlier).call, 0.0)
+        guess = ahead(queues, ticket(deadline=999.5 + earlier).call)
         assert guess == pytest.approx(100 * earlier, abs=8000)
 
 
 def test_calls_without_tokens_count_nothing() -> None:
     queues = Queues(CLASSES)
     pushed(queues, *(ticket(name, 0, tenant=tenant) for name in CLASSES for tenant in "ab"))
-    assert queues.ahead(ticket().call, 0.0) == 0
-    assert queues.ahead(ticket(deadline=1.0).call, 0.0) == 0
+    assert ahead(queues, ticket().call) == 0
+    assert ahead(queues, ticket(deadline=1.0).call) == 0
     assert len(popped(queues)) == 6
 
 

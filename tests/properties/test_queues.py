@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.core.policy_traffic import TrafficClass
 from gateway.core.queues import Queues, Ticket
 from gateway.core.ticket import OUTPUT_WEIGHT
-from tests.calls import a_call
+from tests.calls import a_call, ahead
 
 NAMES = ("interactive", "default", "batch")
 TENANTS = "abcd"
@@ -360,11 +360,11 @@ def test_ahead_is_what_goes_first(smallest: int, calls: int) -> None:
         classes = queues.classes
         name, tenant = rng.choice(list(classes)), rng.choice(TENANTS)
         call = a_call(class_name=name, tenant=tenant, prompt_tokens=100, deadline=FAR + rng.randrange(50))
-        guess, guess_in_class = queues.ahead(call, 0.0), queues.ahead(call, 0.0, set(classes) - {name})
+        guess, (guess_in_class, _) = ahead(queues, call), queues.own_ahead(call, 0.0)
         rivals = {each.call.tenant for each in queues if each.call.class_name == name} - {tenant}
         ticket = Ticket(call, 0.0)
         queues.push(ticket)
-        assert queues.ahead_of(ticket, 0.0) == pytest.approx(guess)
+        assert ahead(queues, ticket.call, 0.0, ticket) == pytest.approx(guess)
         truth: Counter[str] = Counter()
         for each in went_first(queues, ticket):
             truth[each.call.class_name] += each.cost
