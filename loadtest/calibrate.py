@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", default=BUDGET, metavar="TIME", type=told(seconds), help="how long, about (60s)")
     parser.add_argument(
         "--longest", default=SPREAD, metavar="N", type=told(whole(128, 1_000_000)),
-        help="tokens of the longest prompt that is tried (2048): as your traffic has, for long ones cost more a token",
+        help="tokens of the longest prompt that is tried (2048): about as many as your traffic's longest",
     )  # fmt: skip
     parser.add_argument("--model", metavar="NAME", help="the model to name; left out: the only one")
     parser.add_argument("--key-env", metavar="VAR", help="the environment variable with the API key")
