@@ -95,7 +95,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m loadtest.picture", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--draw-only", action="store_true", help="draw FOLDER/picture.json and print its table")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each point, averaged (default: 1)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each point, averaged (default: 3)")
     parser.add_argument("--engines", type=int, default=4, metavar="N", help="simulated engines (default: 4)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
     parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="for both files (default: loadtest)")
