@@ -118,6 +118,7 @@ def _described(simulation: Simulation, one: Done, simulated: Simulated) -> Run:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(simulated.wall, 3),
             "cpu": round(simulated.cpu, 3),
+            "memory": simulated.memory,
         },
     }
     return simulated.run

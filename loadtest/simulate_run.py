@@ -7,6 +7,7 @@ of ten million rows takes the memory of one of ten thousand. `Cell` says what is
 from __future__ import annotations
 
 import gc
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,8 +61,9 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Simulated(msgspec.Struct, kw_only=True):
-    """What came of one run. `calls` and `tries`, over `seconds` of virtual time, in `wall` and `cpu` seconds; `left`:
-    what its gateway left behind, which must be nothing; `problem`: what ended the calls before their time."""
+    """What came of one run. `calls` and `tries`, over `seconds` of virtual time, in `wall` and `cpu` seconds;
+    `memory`: bytes its process had at most, until then; `left`: what its gateway left behind, which must be nothing;
+    `problem`: what ended the calls before their time."""
 
     run: records.Run
     calls: int
@@ -69,6 +71,7 @@ class Simulated(msgspec.Struct, kw_only=True):
     seconds: float
     wall: float
     cpu: float
+    memory: int
     stopped: bool
     problem: str
     left: list[str]
@@ -81,6 +84,7 @@ def simulate(cell: Cell, tell: Callable[[Progress], bool] = lambda progress: Fal
         simulated = vtime.run(_simulate(cell, tell))
     simulated.wall = time.perf_counter() - began
     simulated.cpu = time.process_time() - cpu
+    simulated.memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return simulated
 
 
@@ -120,7 +124,7 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
         listening.cut(result.seconds)
     return Simulated(
         run=listening.made(), calls=result.calls, tries=listening.tries, seconds=result.seconds, wall=0.0, cpu=0.0,
-        stopped=stopped, problem=problem,
+        memory=0, stopped=stopped, problem=problem,
         left=target.left_over() if isinstance(target, GatewayTarget) and not stopped else [],
     )  # fmt: skip
 

@@ -126,13 +126,14 @@ def _capacities(name: str, group: Sequence[Done], *, traced: bool) -> Iterator[s
 
 
 def speed(done: Sequence[Done], wall: float) -> str:
-    """How fast it was simulated."""
+    """How fast it was simulated, and in how much memory."""
     made = [simulated for one in done for simulated in one.made]
     calls, cpu = sum(one.calls for one in made), sum(one.cpu for one in made)
     seconds = sum(one.seconds for one in made)
     whole = f"{count(calls)} calls, {_long(seconds)} of virtual time, in {_long(wall)}"
     a_minute = [count(60.0 * calls / max(1e-9, time)) for time in (wall, cpu)]
-    return f"{whole}: {a_minute[0]} calls a minute, {a_minute[1]} a core"
+    most = max((one.memory for one in made), default=0)
+    return f"{whole}: {a_minute[0]} calls a minute, {a_minute[1]} a core, with at most {most / 1e6:.0f} MB"
 
 
 def _long(seconds: float) -> str:
