@@ -192,17 +192,16 @@ def with_front(profile: Profile, bursts: Sequence[Burst], traffic: Sequence[Burs
         return fmean(fmean(played(made, burst)[0]) for burst in bursts)
 
     def half(delay: float) -> float:
-        made = msgspec.structs.replace(profile, front=front, delay=delay)
-        return median(first for burst in traffic for first in played(made, burst)[0])
+        late = msgspec.structs.replace(made, delay=delay)
+        return median(first for burst in traffic for first in played(late, burst)[0])
 
     front = _where(mean, fmean(fmean(burst.first) for burst in bursts), whole) if bursts and whole else 0.0
-    delay = whole - front
-    made = msgspec.structs.replace(profile, front=front, delay=delay)
+    made = msgspec.structs.replace(profile, front=front, delay=whole - front)
     late = [real - ours for one in traffic for real, ours in zip(one.first, played(made, one)[0], strict=True)]
     if len(late) > 1 and abs(fmean(late)) > SURE * stdev(late) / math.sqrt(len(late)):
         real = median(first for one in traffic for first in one.first)
-        delay = _where(half, real, real)
-    return msgspec.structs.replace(profile, front=front, delay=delay)
+        return msgspec.structs.replace(made, delay=_where(half, real, real))
+    return made
 
 
 def _where(function: Callable[[float], float], wanted: float, most: float) -> float:

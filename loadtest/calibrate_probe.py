@@ -255,18 +255,16 @@ class Probe:
             self._clock() < end - 0.5 * PARTS["bursts"] * self._budget and len(self._bursts) < 8
         ):
             self._say(f"{count} short ones at once")
-            self._bursts.append(await self._burst([(SHORT, 1)] * count))
+            self._bursts.append(_burst(await self._live.together([(SHORT, 1)] * count)))
         limits = self._limits
         most = min(LONG // 2, limits.max_model_len // 4, limits.blocks * BLOCK // 4 // limits.max_num_seqs)
         room = max(1.0, end - self._clock())
         cost = most / 2 * self._prompt + STEPS * self._alone / self._ran
         number = max(count, min(4 * limits.max_num_seqs, int(room / cost)))
         self._say(f"{number} mixed ones at once")
-        return await self._burst(
-            [(self._rng.randint(SHORT, max(2 * SHORT, most)), self._rng.randint(2, 2 * STEPS)) for _ in range(number)]
-        )
-
-    async def _burst(self, sizes: Sequence[tuple[int, int]]) -> Burst:
+        sizes = [
+            (self._rng.randint(SHORT, max(2 * SHORT, most)), self._rng.randint(2, 2 * STEPS)) for _ in range(number)
+        ]
         return _burst(await self._live.together(sizes))
 
 

@@ -27,6 +27,7 @@ from loadtest.memory_requests import Taker
 from loadtest.pace import Gaps, Pace
 from loadtest.prompts import Text, completion_of
 
+TIMES = ("base", "prefill", "decode", "context", "front", "delay")
 WORK = [  # of a step: prompt tokens, sequences that decode, KV tokens they read, pairs of tokens
     (0, 1, 100, 0),
     (0, 24, 24 * 600, 0),
@@ -108,9 +109,10 @@ def test_the_constants_of_an_engine_are_found_from_outside(profile: Profile) -> 
     seen = observed(profile, 40.0)
     found = profile_from(fit(seen.rows), seen)
     for work in WORK:
-        assert found.exact(*work) == pytest.approx(profile.exact(*work), rel=0.06), work
-    assert found.front == pytest.approx(profile.front, rel=0.06)
-    assert found.front + found.delay == pytest.approx(profile.front + profile.delay, rel=0.06, abs=20e-9)
+        assert found.exact(*work) == pytest.approx(profile.exact(*work), rel=0.03), work
+    for name in TIMES:
+        assert getattr(found, name) == pytest.approx(getattr(profile, name), rel=0.06, abs=20e-9), name
+    assert found.attention == pytest.approx(profile.attention, rel=0.1, abs=2e-9)
     assert found.jitter == pytest.approx(profile.jitter, rel=0.3)
     for name in ("num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
         assert getattr(found, name) == getattr(profile, name)
