@@ -1,0 +1,117 @@
+"""Instructions per request and per SSE event of the gateway's process, counted by callgrind.
+
+    python -m loadtest.instructions [--tree FOLDER]
+
+A clock differs from run to run with whatever else a machine does; user-space instructions differ by 1 % or less. One
+gateway process runs under valgrind. Each figure is the slope between a short and a long load, so that start-up and
+warm-up do not count; what polling engines costs meanwhile does, and is little, since they are polled once a minute.
+The kernel's part is not seen: `make bench-overhead` measures CPU time. With `--tree` another checkout's gateway is
+measured in the same run, as the baseline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from loadtest.overhead import ENGINE_PORT, answers_calls
+from loadtest.processes import Child, ChildError
+from loadtest.stub import Load, serve_stub
+
+PORT = 19390
+WARM, FEW, MANY = 300, 200, 1200  # requests
+STREAMS = (5, 45)  # events of a stream
+WITHIN = 600.0  # seconds of a load: valgrind is about fifty times slower
+POLICY = "version: 1\nfleet: {poll: 60s, health: 60s}\n"
+TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
+
+
+class Counted:
+    """A gateway under callgrind. `count` runs a load; its value is the instructions spent meanwhile."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        policy = folder / "policy.yaml"
+        policy.write_text(POLICY)
+        self._out = folder / "callgrind"
+        self._dumps = 0
+        # One seed of hashes: dictionaries that collide differently are a per cent of difference between runs.
+        command = [
+            *("env", "-C", str(tree), "PYTHONHASHSEED=0"),
+            *("valgrind", "--tool=callgrind", f"--callgrind-out-file={self._out}", "--"),
+            *(sys.executable, "-m", "gateway.cli", "serve", "--policy", str(policy)),
+            *("--engine", f"http://127.0.0.1:{ENGINE_PORT}", "--listen", f"127.0.0.1:{PORT}"),
+            *("--control", "127.0.0.1:0", "--log", "/dev/null"),
+        ]
+        self._child = Child("gateway", command, folder / "output")
+
+    def __enter__(self) -> Counted:
+        try:
+            self._child.wait(lambda: answers_calls(PORT), 180.0, "an answer under valgrind", every=1.0)
+        except BaseException:
+            self._child.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.stop()
+
+    def count(self, load: Load) -> int:
+        self._dump()
+        result = uvloop.run(load.run(PORT, WITHIN))
+        if result.errors:
+            raise ChildError(f"{result.errors} of {result.finished} calls failed")
+        return self._dump()
+
+    def _dump(self) -> int:
+        """Instructions since the last dump."""
+        self._dumps += 1
+        command = ["callgrind_control", "--dump", str(self._child.pid)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)  # noqa: S603 # fixed words and our child's pid
+        text = Path(f"{self._out}.{self._dumps}").read_text()
+        found = TOTAL.findall(text)
+        if not found:
+            raise ChildError("callgrind's dump has no total")
+        return int(found[-1])
+
+
+def measure(tree: Path) -> tuple[float, float]:
+    """Instructions per JSON request, and per event of a stream."""
+    with tempfile.TemporaryDirectory(prefix="instructions-") as folder, Counted(tree, Path(folder)) as gateway:
+        gateway.count(Load(requests=WARM, connections=8))
+        few, many = (gateway.count(Load(requests=n, connections=8)) for n in (FEW, MANY))
+        short, long = (gateway.count(Load(requests=10, connections=10, tokens=n)) for n in STREAMS)
+    return (many - few) / (MANY - FEW), (long - short) / (10 * (STREAMS[1] - STREAMS[0]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", type=Path, help="another checkout, whose gateway is the baseline")
+    args = parser.parse_args()
+    if shutil.which("valgrind") is None:
+        sys.exit("instructions: valgrind is not installed (Debian's package valgrind)")
+    trees = {"this tree": Path.cwd(), **({"baseline": args.tree} if args.tree else {})}
+    found = {}
+    with serve_stub(ENGINE_PORT):
+        for name, tree in trees.items():
+            print(f"{name}: two minutes under valgrind", file=sys.stderr)
+            try:
+                found[name] = measure(tree)
+            except (ChildError, subprocess.SubprocessError) as error:
+                sys.exit(f"instructions: {error}")
+    print(f"{'':12}{'per JSON request':>18}{'per SSE event':>16}")
+    for name, (request, event) in found.items():
+        print(f"{name:12}{request:18,.0f}{event:16,.0f}")
+    if args.tree:
+        own, base = found["this tree"], found["baseline"]
+        print(f"{'ratio':12}{own[0] / base[0]:18.3f}{own[1] / base[1]:16.3f}")
+
+
+if __name__ == "__main__":
+    main()
