@@ -1,24 +1,17 @@
-"""The control API's listener: Hypercorn in the sidecar's own loop, bounded in header size and in time.
+"""The control API's address, and who listens there.
 
 The socket is bound here and handed over listening, so that an address in use is an OSError of `start` and port 0 has a
-number to announce. Hypercorn handles no signals: the sidecar decides when this ends, which is last.
+number to announce. What bounds its clients is the gateway's control port's. The sidecar decides when it ends: last.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import socket
 
-from hypercorn.asyncio import serve
-from hypercorn.config import Config
 from starlette.applications import Starlette
 
+from gateway.control.http1 import Http1Listener
 from sidecar.core.addresses import Address
-
-HEADERS = 16 * 1024  # bytes
-READ_TIMEOUT = 10  # seconds for the next bytes of a client
-GRACE = 1.0  # seconds for answers in flight when it ends
 
 
 class ControlPort:
@@ -26,37 +19,17 @@ class ControlPort:
 
     def __init__(self, app: Starlette, listen: Address) -> None:
         self.address = listen
-        self._app = app
-        self._end = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._http = Http1Listener(app, "weir.sidecar")
 
     async def start(self) -> None:
         """Listen. Raises OSError."""
         host = self.address.host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, self.address.port), family=family, backlog=128)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.address = Address(self.address.host, listener.getsockname()[1])
-        config = Config()
-        config.bind = [f"fd://{listener.detach()}"]
-        config.h11_max_incomplete_size = HEADERS
-        config.h2_max_header_list_size = HEADERS
-        config.read_timeout = READ_TIMEOUT
-        config.graceful_timeout = GRACE
-        config.include_server_header = False
-        config.errorlog = logging.getLogger("weir.sidecar")  # tracebacks of our own bugs; no greeting, no access log
-        config.loglevel = "WARNING"
-        self._task = asyncio.get_running_loop().create_task(self._serve(config))
-
-    async def _serve(self, config: Config) -> None:
-        await serve(self._app, config, shutdown_trigger=self._end.wait)  # type: ignore[arg-type]  # Starlette is ASGI
+        listening = socket.create_server((host, self.address.port), family=family, backlog=128)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.address = Address(self.address.host, listening.getsockname()[1])
+        await self._http.start(listening)
 
     async def aclose(self) -> None:
         """End it, giving answers in flight a moment; a client that does not finish its request is left behind."""
-        if self._task is None:
-            return
-        self._end.set()
-        _, late = await asyncio.wait((self._task,), timeout=2 * GRACE)
-        if late:
-            self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._http.aclose()

@@ -70,7 +70,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
         "sidecar/engine_api.py",
         "sidecar/gateway_link.py",
     ),
-    "hypercorn": ("gateway/control/", "sidecar/listener.py"),
+    "hypercorn": ("gateway/control/http1.py",),
     "starlette": ("gateway/control/", "sidecar/api.py", "sidecar/guard.py", "sidecar/listener.py"),
     "prometheus_client": ("gateway/metrics.py", "gateway/sidecar_metrics.py", "sidecar/metrics.py"),
     "pynvml": ("sidecar/gpu.py",),
@@ -101,6 +101,7 @@ READER_IN_SIDECAR = {
     "sidecar/core/pool.py": READER,
     "sidecar/core/profile.py": READER,
     "sidecar/core/vllm.py": ("gateway.core.vllm",),
+    "sidecar/listener.py": ("gateway.control.http1",),  # one listener, so that both ports have the same bounds
 }
 # So does the load test of its scenario files: one reader, and the kinds of values that the files' sections are made of.
 # They say what is sent, and nothing of the gateway that it is sent to.
@@ -131,6 +132,7 @@ LIBRARY_BASES = {  # what a library demands is named here, with the files that m
     "asyncio.Protocol": ("gateway/wire/", "loadtest/"),
     "asyncio.BufferedProtocol": ("gateway/wire/", "loadtest/"),
     "argparse.ArgumentParser": ("gateway/cli.py", "sidecar/cli.py"),  # error() is there to be replaced
+    "TCPServer": ("gateway/control/http1.py",),  # Hypercorn has no setting against HTTP/2 without TLS
     "Collector": ("gateway/metrics.py", "sidecar/metrics.py"),
     "asyncio.SelectorEventLoop": ("loadtest/vtime.py", "loadtest/realtime.py"),
     "asyncio.Handle": ("loadtest/vtime.py",),

@@ -1,0 +1,152 @@
+"""HTTP/1.1 listener of a control port: Hypercorn's connections, with the bounds that Hypercorn has no setting for.
+
+- HTTP/1.1 alone. HTTP/2 without TLS, by upgrade or by prior knowledge, multiplies what one connection may keep.
+- At most `CONNECTIONS` at once and `PER_PEER` of one address. What comes beyond is reset.
+- A client has `TAKEN_WITHIN` to take what was written. Then its connection is reset, so buffers do not stay.
+- Refusals (401, 403, 421) in excess of `REFUSALS` a second are answered `REFUSED_AFTER` late. Guessing a token, or
+  asking without one, then costs the data port, which shares the loop, at most a few hundred requests a second.
+
+The socket comes bound and listening, so that an address in use is its maker's OSError. No signal is handled here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import Counter
+from typing import Any
+
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+from hypercorn.utils import wrap_app
+
+CONNECTIONS = 256
+PER_PEER = 64
+HEADERS = 16 * 1024  # bytes
+READ_TIMEOUT = 10  # seconds for the next bytes of a client
+TAKEN_WITHIN = 20.0  # seconds
+REFUSALS = 20  # a second, answered at once
+REFUSED_AFTER = 1.0  # seconds
+GRACE = 1.0  # seconds for answers in flight when it ends
+REFUSED = frozenset({401, 403, 421})
+HIGH_WATER = 64 * 1024  # unsent bytes; a larger answer waits for the client
+
+
+class Http1Listener:
+    """Serves an ASGI application on a listening socket. `log` takes tracebacks of our own bugs, and nothing else."""
+
+    def __init__(self, app: Any, log: str, connections: int = CONNECTIONS) -> None:
+        self._app = app
+        self._most = connections
+        self._config = Config()
+        self._config.h11_max_incomplete_size = HEADERS
+        self._config.read_timeout = READ_TIMEOUT
+        self._config.include_server_header = False
+        self._config.errorlog = logging.getLogger(log)
+        self._config.loglevel = "WARNING"
+        self._context = WorkerContext(None)
+        self._peers: Counter[str] = Counter()
+        self._unsent: dict[asyncio.WriteTransport, float] = {}  # since when each connection has had unsent bytes
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._server: asyncio.Server | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._refusals, self._refusals_at = 0.0, 0.0
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return self._peers.total()
+
+    async def start(self, listening: socket.socket) -> None:
+        """Accept connections from now on. The socket is closed with the listener."""
+        self._server = await asyncio.start_server(self._accepted, sock=listening, limit=HEADERS)
+        self._look()
+
+    async def aclose(self) -> None:
+        """End it, giving answers in flight a moment; a client that does not finish its request is left behind."""
+        if self._server is None:
+            return
+        self._server.close()
+        await self._context.terminated.set()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=GRACE)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        for transport in list(self._unsent):
+            transport.abort()
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        transport = writer.transport
+        peer = str((writer.get_extra_info("peername") or ("",))[0])
+        if self.connections >= self._most or self._peers[peer] >= PER_PEER or self._context.terminated.is_set():
+            transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 # the stream server runs this as one
+        self._tasks.add(task)
+        self._peers[peer] += 1
+        self._unsent[transport] = 0.0
+        transport.set_write_buffer_limits(HIGH_WATER)
+        loop = asyncio.get_running_loop()
+        app = wrap_app(self._slowed, self._config.wsgi_max_body_size, "asgi")
+        try:
+            await _Connection(app, loop, self._config, self._context, {}, reader, writer).run()
+        except* (ConnectionError, TimeoutError):
+            transport.abort()  # the client is gone
+        finally:
+            self._tasks.discard(task)
+            del self._unsent[transport]
+            self._peers[peer] -= 1
+            if not self._peers[peer]:
+                del self._peers[peer]
+
+    def _look(self) -> None:
+        """Reset whoever has not taken its answer in time."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._sweep = loop.call_at(now + TAKEN_WITHIN / 4, self._look)
+        for transport, since in self._unsent.items():
+            if not transport.get_write_buffer_size():
+                self._unsent[transport] = 0.0
+            elif not since:
+                self._unsent[transport] = now
+            elif now - since >= TAKEN_WITHIN:
+                transport.abort()
+
+    async def _slowed(self, scope: Any, receive: Any, send: Any) -> None:
+        """The application, whose refusals wait where there are many."""
+
+        async def sent(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] in REFUSED:
+                await self._refused()
+            await send(message)
+
+        await self._app(scope, receive, sent)
+
+    async def _refused(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._refusals = max(0.0, self._refusals - REFUSALS * (now - self._refusals_at)) + 1.0
+        self._refusals_at = now
+        if self._refusals > REFUSALS:
+            self._refusals = float(REFUSALS)
+            with contextlib.suppress(TimeoutError):  # the end of the port does not wait for it
+                await asyncio.wait_for(self._context.terminated.wait(), REFUSED_AFTER)
+
+
+class _Connection(TCPServer):
+    """A connection of Hypercorn's that speaks HTTP/1.1 for as long as it lasts."""
+
+    async def _read_data(self) -> None:
+        self.protocol.protocol._check_protocol = _stay  # type: ignore[union-attr,method-assign] # set by run(), just now
+        await super()._read_data()
+        await self.idle_task.stop()  # else a client that is gone keeps its place until it would have been idle too long
+
+
+async def _stay(_: object) -> None:
+    """An offer of HTTP/2 is ignored, as a server may; its preface is a request like any other, for `*`."""
