@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Hashable
 import msgspec
 
 from gateway.core.call import Call
+from gateway.core.json_usage import JSONUsage
 from gateway.core.merging import Pace, Piece, SplitError, merge, piece_of, rule_of, split
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy_traffic import Batching, Merge
-from gateway.core.usage import JSONUsage
 
 HURRY = 10.0  # a call with less time than this many windows does not wait: nobody is late for a tenth of his time
 AGAIN_AT_ONCE = 8  # calls of one refused batch that are with engines at the same time
@@ -243,7 +243,7 @@ class Batcher:
     async def _alone(self, call: Call) -> Part:
         exchanged = await self._exchange(call)
         usage = JSONUsage()
-        usage.feed(exchanged.body)
+        usage.whole(exchanged.body)
         return Part(exchanged=exchanged, body=exchanged.body, prompt_tokens=usage.prompt_tokens)
 
     async def _together(self, pieces: list[Piece]) -> list[Part] | None:

@@ -28,6 +28,7 @@ from gateway.core.classes import classify
 from gateway.core.cors import preflight, shared_lines
 from gateway.core.cost import CostModel
 from gateway.core.fleet import Fleet
+from gateway.core.json_usage import JSONUsage
 from gateway.core.limits import Charge, LimitBook, refusal_body
 from gateway.core.mode import Mode
 from gateway.core.models import model_list
@@ -36,7 +37,6 @@ from gateway.core.shadow import Shadow
 from gateway.core.shaping import shaped_header
 from gateway.core.snapshot import Snapshot
 from gateway.core.tenants import Account
-from gateway.core.usage import JSONUsage
 from gateway.core.verdict import Verdict
 from gateway.core.vllm import error_object
 from gateway.dispatch import Dispatch, Grant
@@ -327,7 +327,7 @@ class Pipeline:
             if reply.status < 400:
                 grant.first_byte(first_byte)
                 usage = JSONUsage()
-                usage.feed(body)
+                usage.whole(body)
                 if usage.prompt_tokens is not None:
                     self.cost.learn(call, usage.prompt_tokens, 0)
             return Exchanged(

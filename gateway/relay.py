@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 
 from gateway.core.call import Call
+from gateway.core.json_usage import JSONUsage
 from gateway.core.outcome import STATUS, Outcome, Refused, error_body
-from gateway.core.usage import JSONUsage, SSEUsage, UsageError
+from gateway.core.usage import SSEUsage, UsageError
 from gateway.core.vllm import error_object
 from gateway.wire.client import EngineError, Reply
 from gateway.wire.server import Responder
@@ -42,15 +43,15 @@ class Relay:
 
     async def finished(self) -> None:
         """Relay to the end of the answer, whichever way it ends. Cancellation leaves the reply to its owner."""
-        reply, responder = self._reply, self._responder
+        reply, responder, usage = self._reply, self._responder, self.usage
         if reply.status >= 400:
             await self._pass_error()
             return
-        if reply.complete and not self._call.stream:  # the common short answer: one write, no future
+        if reply.complete and isinstance(usage, JSONUsage):  # the common short answer: one write, no future
             parts: list[bytes] = []
             reply.relay(parts.append, self._done)
             body = b"".join(parts)
-            self.usage.feed(body)
+            usage.whole(body)
             responder.send(reply.status, self._headers, body)
             self.outcome = Outcome.OK
             return
@@ -58,7 +59,6 @@ class Relay:
         responder.flow(reply.pause, reply.resume)
         responder.start(reply.status, self._headers, None if self._call.stream else reply.length)
         # Anthropic's streams end without [DONE]: their last event is told by what was read, so all of it is read.
-        usage = self.usage
         whole = self.chunk if isinstance(usage, SSEUsage) and self._call.route.kind != "message" else None
         reply.relay(self.data, self._done, whole)
         await self._end

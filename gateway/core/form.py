@@ -10,6 +10,7 @@ from gateway.core.prompt import bad
 
 MAX_PARTS = 64
 MAX_VALUE = 4096  # bytes of a field that is not a file
+MAX_HEAD = 16 * 1024  # bytes of a part's header block
 
 
 def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
@@ -27,8 +28,8 @@ def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
     fields: dict[str, str] = {}
     for part in parts[:-1]:
         head, blank, value = part.partition(b"\r\n\r\n")
-        if not blank or not head.startswith(b"\r\n"):
-            raise bad("a part of the form has no header block")
+        if not blank or not head.startswith(b"\r\n") or len(head) > MAX_HEAD:
+            raise bad(f"a part of the form has no header block of at most {MAX_HEAD} bytes")
         name, is_file = _disposition(head)
         if name in fields:
             raise bad(f"the form has the field {name} more than once", name)

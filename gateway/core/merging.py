@@ -26,6 +26,7 @@ from gateway.core.call import Call
 from gateway.core.policy_traffic import Batching, Merge
 
 GAIN = 0.125  # weight of the newest gap in the mean one
+KEY_AT_MOST = 16 * 1024  # bytes of the fields that must be equal: they are kept for as long as the key is
 DEADLINE_STEPS = 8.0  # per doubling: merged calls allow times within 9 % of each other
 
 _Lists = dict[str, list[Raw]]
@@ -68,13 +69,13 @@ _decode_list = msgspec.json.Decoder(list[Raw]).decode
 
 def piece_of(call: Call) -> Piece | None:
     """The call as a part of a merged one; None where it must go by itself: what is not plain text or token ids, what
-    is answered in another form than JSON, and what only the engine can judge."""
+    is answered in another form than JSON, what only the engine can judge, and what says much beside its items."""
     reader = _READERS.get(call.route.kind)
     if reader is None or call.stream or call.media:
         return None
     fields = _decode_fields(call.body)
     read = reader(fields)
-    if read is None:
+    if read is None or sum([len(memoryview(value)) for value in fields.values()]) > KEY_AT_MOST:
         return None
     form, lists, top_n = read
     # A merged call must be done by the earliest of its deadlines: nobody is to fail by a neighbour in more of a hurry.

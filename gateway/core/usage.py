@@ -1,22 +1,21 @@
-"""Sans-IO readers of engines' answers: bytes in, bytes to relay out, and the real token usage on the side.
+"""A sans-IO reader of engines' streams: bytes in, bytes to relay out, and the real token usage on the side.
 
-A search for `"usage"` is exact enough: in JSON text a quote is escaped, so what a model writes can never contain those
-bytes, only a key (or a whole string value, which is then looked at and is no usage object). Nothing of the content is
-kept: at most one incomplete event, or a few KiB around a usage object. Bytes are relayed as they came; the one thing
-taken out is the usage event that we asked for and the client did not.
+Only an event that holds `"usage"` or `"error"` is parsed: in JSON text a quote is escaped, so what a model writes can
+never contain those bytes, only a key or a whole string value. Of a parsed event only the members of its outermost
+objects count. Nothing of the content is kept but one incomplete event. Bytes are relayed as they came; the one thing
+taken out is the usage event that we asked for and the client did not. Answers that are not streamed: `json_usage.py`.
 """
 
 from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Raw
 
 MAX_EVENT = 1 << 20  # bytes
-MAX_USAGE = 4096  # bytes of a usage object
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
@@ -61,6 +60,9 @@ class _Holder(msgspec.Struct, gc=False):
     usage: Usage | None = None
 
 
+_NULL = Raw(b"null")
+
+
 class _Event(msgspec.Struct, gc=False):
     """An event's data. `message` is Anthropic's message, or the text of vLLM's older flat error object."""
 
@@ -68,7 +70,7 @@ class _Event(msgspec.Struct, gc=False):
     object: str | None = None
     usage: Usage | None = None
     choices: list[Raw] | None = None
-    error: Any = None  # an object, or text
+    error: Raw = _NULL  # an object, or text
     message: _Holder | str | None = None
     response: _Holder | None = None
 
@@ -176,7 +178,7 @@ class SSEUsage:
             fields = _decode_event(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return True  # not ours to judge: the client gets what the engine said
-        if fields.error is not None or fields.object == "error" or fields.type in {"error", "response.failed"}:
+        if bytes(fields.error) != b"null" or fields.object == "error" or fields.type in {"error", "response.failed"}:
             self.error = True
         usage = fields.usage
         for holder in (fields.message, fields.response):
@@ -201,57 +203,3 @@ def _larger(known: int | None, said: int | None) -> int | None:
     if known is None or said is None:
         return said if known is None else known
     return max(known, said)
-
-
-class JSONUsage:
-    """Finds the last usage object of a JSON answer that streams through, in bounded memory.
-
-    Same shape as SSEUsage: `feed` returns its argument, `finish` nothing. The numbers are None until found.
-    """
-
-    __slots__ = ("_carry", "_open", "cached_tokens", "completion_tokens", "prompt_tokens")
-
-    def __init__(self) -> None:
-        self.prompt_tokens: int | None = None
-        self.completion_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self._carry = b""  # the end of the last read: a key may be cut in two
-        self._open = b""  # a usage object that is not yet whole
-
-    def feed(self, data: bytes) -> bytes:
-        if self._open:
-            self._open += data[: MAX_USAGE - len(self._open)]
-            if self._take(self._open) or len(self._open) >= MAX_USAGE:
-                self._open = b""
-        window = self._carry + data if self._carry else data
-        at = window.find(b'"usage"')
-        while at >= 0:
-            key = _USAGE_KEY.match(window, at)
-            if key is not None:
-                found = window[key.end() - 1 : key.end() - 1 + MAX_USAGE]
-                self._open = b"" if self._take(found) or len(found) == MAX_USAGE else found
-            at = window.find(b'"usage"', at + 7)
-        self._carry = window[-_KEY:]
-        return data
-
-    def finish(self) -> bytes:
-        return b""
-
-    def _take(self, found: bytes) -> bool:
-        """Read the object at the start of `found`; False if it is not whole yet. What is no usage of ours is left."""
-        end = found.find(b"}")
-        while end >= 0 and found.count(b"{", 0, end) != found.count(b"}", 0, end + 1):
-            end = found.find(b"}", end + 1)
-        if end < 0:
-            return False
-        try:
-            numbers = _decode_usage(found[: end + 1]).read()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return True
-        if numbers[0] is not None or numbers[1] is not None:
-            self.prompt_tokens, self.completion_tokens, self.cached_tokens = numbers
-        return True
-
-
-_KEY = 32  # bytes in which the key, its colon and the brace must fit
-_USAGE_KEY = re.compile(rb'"usage"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}\{')

@@ -17,6 +17,8 @@ _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]{0,256}
 _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 _CHUNK_LINE_MAX: Final = 16 + 1 + 256 + 2
 _CHUNK_SLACK: Final = 16 * 1024
+_CHUNKS: Final = 16 * 1024  # in a body however small; beyond, _CHUNK_MEAN bytes of it for each
+_CHUNK_MEAN: Final = 64
 
 
 class CountedBody:
@@ -38,7 +40,7 @@ class CountedBody:
 class ChunkedBody:
     """One chunked body. `data` is what was decoded so far."""
 
-    __slots__ = ("_left", "_settings", "_slack", "_state", "_tail", "_trailer_bytes", "_trailers", "data")
+    __slots__ = ("_chunks", "_left", "_settings", "_slack", "_state", "_tail", "_trailer_bytes", "_trailers", "data")
 
     _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 
@@ -48,6 +50,7 @@ class ChunkedBody:
         self._state = self._SIZE
         self._tail = b""  # an unfinished line, never longer than its limit
         self._left = 0
+        self._chunks = 0
         self._slack = _CHUNK_SLACK
         self._trailers = 0
         self._trailer_bytes = 0
@@ -108,6 +111,9 @@ class ChunkedBody:
         after = line.end()
         if len(self.data) + self._left > self._settings.max_body:
             raise WireError(413, f"body is over the limit of {self._settings.max_body} bytes")
+        self._chunks += 1
+        if self._chunks > _CHUNKS + len(self.data) // _CHUNK_MEAN:
+            raise WireError(400, f"the body comes in chunks of less than {_CHUNK_MEAN} bytes")
         # Each chunk may carry a size line in proportion; beyond that, framing draws on one allowance per body.
         self._slack -= max(0, after - at - 16 - self._left)
         if self._slack < 0:

@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol):
         self._peer = ""
         self._state = _HEAD
         self._reader: HeadReader | None = None
-        self._buffer = b""  # bytes not yet consumed: an incomplete head, or what follows a request being answered
+        self._buffer: bytes | bytearray = b""  # not yet consumed: an incomplete head, or what follows a request
         self._scanned = 0  # how much of the buffer is known not to end a head
         self._request: Request | None = None  # whose body is being read
         self._body: ChunkedBody | CountedBody | None = None
@@ -116,12 +116,12 @@ class Connection(asyncio.Protocol):
             if held in _BLANK:
                 self._since = self._loop.time()
                 self._burst = 0
-            self._consume(held + data if held else data)
+            self._consume(_joined(held, data) if held else data)
         elif state == _BODY:
             self._since = self._loop.time()
             self._consume(data)
         elif state == _ANSWER and not self._last:
-            self._hold(self._buffer + data)
+            self._hold(_joined(self._buffer, data))
 
     def pause_writing(self) -> None:
         self.write_paused = True
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
 
     # -- reading requests
 
-    def _consume(self, data: bytes) -> None:
+    def _consume(self, data: bytes | bytearray) -> None:
         """Serve what is in `data`, the buffer's bytes among it; keep what cannot be served yet."""
         self._buffer = b""
         self._running = True
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
                         break
                     data = rest
                 elif self._state == _BODY:
-                    data = self._read_body(data)
+                    data = self._read_body(bytes(data))
                 else:
                     break
         except WireError as error:
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
         elif self._state == _HEAD:
             self._buffer = data
 
-    def _read_head(self, data: bytes) -> bytes | None:
+    def _read_head(self, data: bytes | bytearray) -> bytes | None:
         """Read one head, and its body if that is here too. Returns what is left, None if the head is incomplete."""
         start = 2 if data.startswith(b"\r\n") else 0  # see _BLANK
         end = data.find(b"\r\n\r\n", max(start, self._scanned - 3))
@@ -182,6 +182,7 @@ class Connection(asyncio.Protocol):
             return None
         self._scanned = 0
         end += 4
+        data = bytes(data)
         request = reader.read(data[start:end])
         request.peer = self._peer
         request.at = self._since
@@ -230,7 +231,7 @@ class Connection(asyncio.Protocol):
         self._responder = responder = Responder(self, self._transport, request)
         self._shared.handler.call(request, responder)
 
-    def _hold(self, data: bytes) -> None:
+    def _hold(self, data: bytes | bytearray) -> None:
         """Keep bytes that follow the request being answered. Too many: this answer is the last."""
         if len(data) > self._shared.settings.max_pipelined_bytes:
             self._last = True
@@ -388,3 +389,10 @@ class Connection(asyncio.Protocol):
             return
         self._leave("slow_client")
         self._reset()
+
+
+def _joined(held: bytes | bytearray, data: bytes) -> bytearray:
+    """Both in one, in work that does not grow with what is held, however small the pieces are."""
+    joined = held if isinstance(held, bytearray) else bytearray(held)
+    joined += data
+    return joined

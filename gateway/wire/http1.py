@@ -90,7 +90,7 @@ class HeadReader:
         """Take the parser past a body of announced length, all of it, so that it is ready for the next head."""
         self._parser.feed_data(body)
 
-    def check_part(self, part: bytes, scanned: int) -> None:
+    def check_part(self, part: bytes | bytearray, scanned: int) -> None:
         """Refuse early what no further bytes can mend. `part` is an incomplete head, `scanned` of it seen before."""
         if not 0x41 <= part[0] <= 0x5A:
             raise WireError(400, "request does not start with a method")

@@ -57,6 +57,7 @@ def test_bad_content_types(content_type: bytes, says: str) -> None:
         (form(b"no blank line"), "no header block"),
         (b"--Bx" + form(field(b"a", b"1"))[3:], "no header block"),
         (form(field(b"a", b"1"), field(b"a", b"2")), "field a more than once"),
+        (form(b"X: y\r\n" * 4000 + field(b"a", b"1")), "no header block of at most 16384 bytes"),
         (form(b"X: y\r\n\r\n1"), "no content-disposition"),
         (form(b"Content-Disposition: form-data\r\n\r\n1"), "no content-disposition"),
         (form(b'Content-Disposition: form-data; name=""\r\n\r\n1'), "no content-disposition"),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.core.call import Call
-from gateway.core.merging import Pace, Piece, SplitError, merge, piece_of, rule_of, shares, split
+from gateway.core.merging import KEY_AT_MOST, Pace, Piece, SplitError, merge, piece_of, rule_of, shares, split
 from gateway.core.policy_traffic import Batching, Merge
 from tests.calls import a_call
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, answer, asked
@@ -120,6 +120,12 @@ def test_paths_classes_tenants_and_times_allowed_are_kept_apart() -> None:
 )
 def test_these_go_by_themselves(path: str, body: dict[str, Any]) -> None:
     assert piece_of(asked(path, body)) is None
+
+
+def test_one_that_says_much_beside_its_items_goes_by_itself() -> None:
+    """What must be equal is remembered for as long as its key is."""
+    assert piece_of(asked(EMBEDDINGS, {"input": "x" * 100_000, "x": "y" * 8000})) is not None
+    assert piece_of(asked(EMBEDDINGS, {"input": "x", "x": "y" * (KEY_AT_MOST + 1)})) is None
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"query":"q"}', b'{"documents":["d"]}'])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.usage import MAX_EVENT, MAX_USAGE, JSONUsage, SSEUsage, UsageError
+from gateway.core import usage
+from gateway.core.usage import MAX_EVENT, SSEUsage, UsageError
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19}
 DONE = b"data: [DONE]\n\n"
@@ -23,7 +24,7 @@ def delta(text: str, **more: Any) -> dict[str, Any]:
     return {"id": "c", "choices": [{"index": 0, "delta": {"content": text}}], **more}
 
 
-def numbers(reader: SSEUsage | JSONUsage) -> tuple[int | None, int | None, int | None]:
+def numbers(reader: SSEUsage) -> tuple[int | None, int | None, int | None]:
     return reader.prompt_tokens, reader.completion_tokens, reader.cached_tokens
 
 
@@ -139,13 +140,6 @@ def test_messages() -> None:
     assert not reader.ended("chat")
 
 
-def test_anthropic_cache_numbers_are_added_to_the_prompt() -> None:
-    reader = JSONUsage()
-    usage = {"input_tokens": 5, "output_tokens": 2, "cache_read_input_tokens": 30, "cache_creation_input_tokens": 4}
-    reader.feed(json.dumps({"usage": usage}).encode())
-    assert numbers(reader) == (39, 2, 30)
-
-
 @pytest.mark.parametrize("kind", ["response.completed", "response.incomplete", "response.failed"])
 def test_responses(kind: str) -> None:
     reader = SSEUsage(hide=True)
@@ -218,70 +212,23 @@ def test_an_event_that_never_ends_is_an_error() -> None:
     assert len(exact.feed(b"\n\n")) == MAX_EVENT + 2
 
 
-# -- JSON ---------------------------------------------------------------------------------------------------------
+def test_an_event_in_many_reads_is_parsed_once_and_an_echo_is_not_its_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last event of a response repeats the client's tools and schema."""
+    decode, sizes = usage._decode_event, []
 
-CHAT = {"choices": [{"message": {"content": 'a "usage": {"prompt_tokens": 99}'}}], "usage": USAGE, "more": [{}]}
+    def counted(data: bytes) -> Any:
+        sizes.append(len(data))
+        return decode(data)
 
-
-def read(*parts: bytes) -> JSONUsage:
-    reader = JSONUsage()
-    for part in parts:
-        assert reader.feed(part) is part
-    assert reader.finish() == b""
-    return reader
-
-
-@pytest.mark.parametrize(
-    ("usage", "expected"),
-    [
-        (USAGE, (12, 7, None)),
-        ({"prompt_tokens": 12, "total_tokens": 12}, (12, None, None)),
-        ({"total_tokens": 12}, (12, None, None)),
-        ({"total_tokens": 12, "completion_tokens": 2}, (10, 2, None)),
-        ({**USAGE, "prompt_tokens_details": {"cached_tokens": 4}}, (12, 7, 4)),
-        ({**USAGE, "prompt_tokens_details": None, "completion_tokens_details": {"x": {}}}, (12, 7, None)),
-        ({"input_tokens": 12, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 4}}, (12, 7, 4)),
-        ({"output_tokens": 7, "cache_read_input_tokens": 5}, (None, 7, None)),
-        ({"type": "duration", "seconds": 5}, (None, None, None)),
-        ({"prompt_tokens": -5}, (None, None, None)),
-        ({"prompt_tokens": 2**41}, (None, None, None)),
-        ({"prompt_tokens": "12"}, (None, None, None)),
-        ({}, (None, None, None)),
-        (None, (None, None, None)),
-        ("usage", (None, None, None)),
-    ],
-)
-def test_usage_of_an_answer(usage: Any, expected: tuple[int | None, int | None, int | None]) -> None:
-    data = json.dumps({**CHAT, "usage": usage}).encode()
-    assert numbers(read(data)) == expected
-    for cut in range(0, len(data), 3):
-        assert numbers(read(data[:cut], data[cut:])) == expected
-    assert numbers(read(*(data[at : at + 1] for at in range(len(data))))) == expected
-
-
-def test_a_usage_too_deep_to_read_is_none() -> None:
-    assert numbers(read(b'{"usage":{"x":' + b"[" * 1500 + b"]" * 1500 + b"}}")) == (None, None, None)
-
-
-def test_the_last_usage_with_numbers_counts() -> None:
-    first = json.dumps({"usage": {"prompt_tokens": 1, "completion_tokens": 2}}).encode()
-    last = json.dumps({"usage": USAGE, "tools": [{"properties": {"usage": {"type": "object"}}}]}).encode()
-    assert numbers(read(first + b" " * 5000 + last)) == (12, 7, None)
-
-
-def test_memory_is_bounded() -> None:
-    reader = JSONUsage()
-    for _ in range(50):
-        reader.feed(b'{"usage": {"prompt_tokens": 5, "x": "' + b"y" * 100_000)
-        assert len(reader._open) + len(reader._carry) <= MAX_USAGE + 100
-    reader.feed(b"}}")
-    assert numbers(reader) == (None, None, None)
-
-
-def test_an_object_that_never_ends_is_given_up() -> None:
-    reader = read(b'{"usage": {"x": ' + b"1" * 100, b"1" * MAX_USAGE, b"}}")
-    assert reader._open == b""
-    assert numbers(reader) == (None, None, None)
+    monkeypatch.setattr(usage, "_decode_event", counted)
+    echo = [{"usage": {"input_tokens": 0, "output_tokens": 0}, "error": {"usage": {}}}] * 10_000
+    numbers_of = {"input_tokens": 12, "output_tokens": 7}
+    last = event({"type": "response.completed", "response": {"tools": echo, "usage": numbers_of, "text": echo[:9]}})
+    reader = SSEUsage(hide=True)
+    assert b"".join([reader.feed(last[at : at + 100]) for at in range(0, len(last), 100)]) == last
+    assert numbers(reader) == (12, 7, None)
+    assert not reader.error
+    assert sizes == [len(last) - len(b"data: ") - 2]
 
 
 @pytest.mark.slow
@@ -310,6 +257,6 @@ def test_a_delta_costs_next_to_nothing() -> None:
     ],
 )
 def test_a_chunk_passes_unread_only_if_nothing_in_it_concerns_us(event: bytes, held: bytes, expected: bool) -> None:
-    usage = SSEUsage(hide=True)
-    usage.feed(held)
-    assert usage.passes(b"%x\r\n%b\r\n" % (len(event), event)) is expected
+    reader = SSEUsage(hide=True)
+    reader.feed(held)
+    assert reader.passes(b"%x\r\n%b\r\n" % (len(event), event)) is expected

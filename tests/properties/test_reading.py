@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.core.call import ROUTES, Call, CallSettings, parse
 from gateway.core.cost import CostModel
+from gateway.core.json_usage import JSONUsage
 from gateway.core.outcome import Outcome, Refused
-from gateway.core.usage import JSONUsage, SSEUsage
+from gateway.core.usage import SSEUsage
 from gateway.core.vllm import AnswerError, models_from, sample_from
 
 FORWARDED = [route for route in ROUTES.values() if route.kind not in ("models", "health")]
@@ -154,8 +155,8 @@ answers = st.fixed_dictionaries(
 def test_an_answer_may_be_cut_anywhere(answer: dict[str, Any], cuts: list[int], indent: int | None) -> None:
     data = json.dumps(answer, indent=indent).encode()
     whole, cut = JSONUsage(), JSONUsage()
-    whole.feed(data)
-    assert b"".join([cut.feed(part) for part in in_parts(data, cuts)]) == data
+    whole.whole(data)
+    assert b"".join([cut.feed(part) for part in in_parts(data, cuts)]) + cut.finish() == data
     assert told(cut) == told(whole)
     usage = answer["usage"]
     if usage is not None and usage["prompt_tokens"] >= 0:

@@ -11,8 +11,10 @@ import weakref
 
 import pytest
 
+from gateway.wire.body import ChunkedBody
 from gateway.wire.connection import Connection
-from gateway.wire.server import Responder
+from gateway.wire.messages import WireError
+from gateway.wire.server import Responder, ServerSettings
 from tests.wire.server_harness import ALIVE, TEXT, Client, Recorder, Rig, serve
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -398,6 +400,42 @@ def test_pipelined_requests_are_bounded_in_number() -> None:
         assert len(rig.handler.requests) == 5
 
     serve(scenario, max_pipelined=4)
+
+
+def test_what_comes_in_small_pieces_is_not_copied_for_each() -> None:
+    """A head, and what follows a request that is being answered."""
+
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        assert await client.is_alive()
+        (connection,) = rig.server._shared.open
+        assert isinstance(connection, Connection)
+        for byte in (HOLD + ALIVE)[: len(HOLD) - 1]:
+            connection.data_received(bytes([byte]))
+        held = connection._buffer
+        assert isinstance(held, bytearray)
+        connection.data_received(HOLD[-1:])
+        responder = await rig.handler.holding()
+        connection.data_received(b"G")
+        held = connection._buffer
+        for byte in ALIVE[1:]:
+            connection.data_received(bytes([byte]))
+            assert connection._buffer is held
+        responder.send(200, TEXT, b"x")
+        assert [(await client.answer()).status for _ in range(2)] == [200, 200]
+
+    serve(scenario)
+
+
+def test_a_body_in_tiny_chunks_is_refused_where_each_costs_more_than_it_brings() -> None:
+    """Steps of the parser per byte are bounded; a client that writes small pieces is not refused for a few."""
+    one = b"1\r\nx\r\n"
+    body = ChunkedBody(ServerSettings())
+    assert body.feed(one * 16_384) is None
+    with pytest.raises(WireError, match="chunks of less than 64 bytes"):
+        body.feed(one * 1000)
+    larger = ChunkedBody(ServerSettings())
+    assert larger.feed((b"40\r\n" + b"x" * 64 + b"\r\n") * 40_000 + b"0\r\n\r\n") == b""
 
 
 def test_pipelined_bytes_are_bounded() -> None:
