@@ -25,7 +25,7 @@ READY_WITHIN = 30.0  # seconds
 STOP_WITHIN = 15.0  # seconds; its engines end in a fraction of one
 COMMAND = (sys.executable, "-m", "sidecar.cli")
 SPEED = "2"  # a start takes 8 s, to sleep or wake half a second
-LOAD, WAKE, OTHERWISE = 14.5, 1.1, 1.0  # seconds of a start and of waking at speed 1; and of either at any speed
+LOAD, WAKE, OTHERWISE = 14.5, 1.1, 1.0  # seconds of a start; of waking or falling asleep, at speed 1; more at any
 SPEED_VARIABLE = "WEIR_SIMULATED_SPEED"  # what engines go by
 
 CONFIG = """\
@@ -128,7 +128,7 @@ async def _ended(child: asyncio.subprocess.Process) -> int:
 
 def _known(speed: float) -> bytes:
     """The state file of a sidecar that has seen each model start and wake."""
-    times = {"load": LOAD / speed + OTHERWISE, "wake1": WAKE / speed + OTHERWISE}
+    times = {"load": LOAD / speed + OTHERWISE, "wake1": WAKE / speed + OTHERWISE, "sleep": WAKE / speed}
     return msgspec.json.encode({"version": 1, "times": dict.fromkeys(MODELS, times)})
 
 

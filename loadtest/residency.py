@@ -17,6 +17,7 @@ from loadtest.residency_figures import Progress
 ROWS: dict[str, Callable[[int, Progress, float], list[Row]]] = {
     "share": residency_figures.shares,
     "turns": residency_figures.turns,
+    "rounds": residency_figures.rounds,
     "wake": residency_figures.wakes,
     "faults": residency_figures.faults,
 }
@@ -31,6 +32,7 @@ seconds, and the same seed gives the same numbers.
 rows:
   share   four models on memory for two: which share of calls waits for a load, and how long; against LRU and Belady
   turns   three models in turn on memory for two: loads a minute, and whether a Retry-After comes true
+  rounds  three models in turn on two GPUs without a pause: whether they wake or start, and foretold waits
   wake    what the manager adds to an engine's own wake time
   faults  a hundred kills, hangs, failures and lost reports in ten minutes: lost calls, and memory nobody has
 

@@ -27,12 +27,14 @@ UNKNOWN = 5.0  # seconds of Retry-After where nobody knows better, as the gatewa
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """How a call ended. `served`: an engine had it after `waited` seconds; `broken`: the engine ended under it, and
     `how` says how (`hung` where it had hung before); `astray`: it was sent to one that did not serve; `refused` after
-    `waited` seconds, with a `retry_after`; or `expired`."""
+    `waited` seconds, with a `retry_after`; or `expired`. `foretold`: seconds that it would wait, by the first word on
+    that; 0 of one that did not."""
 
     ending: Literal["served", "broken", "astray", "refused", "expired"]
     waited: float
     retry_after: float = 0.0
     how: str = ""
+    foretold: float = 0.0
 
 
 class Callers:
@@ -91,10 +93,11 @@ class Callers:
         """One call that an engine needs `seconds` for and that waits for its model no longer than `patience`."""
         loop = asyncio.get_running_loop()
         began = loop.time()
+        foretold: list[float] = []
         if not self.serves(model):
             self.waiting[model] += 1
             try:
-                refusal = await self._held(model, began, began + patience)
+                refusal = await self._held(model, began, began + patience, foretold)
             finally:
                 self.waiting[model] -= 1
             if refusal is not None:
@@ -107,11 +110,11 @@ class Callers:
             return Answer(ending="astray", waited=waited)
         await self._sent(model, engine, seconds)
         if engine.alive_now:
-            return Answer(ending="served", waited=waited)
+            return Answer(ending="served", waited=waited, foretold=sum(foretold))
         return Answer(ending="broken", waited=waited, how="hung" if engine.hung else engine.process.result())
 
-    async def _held(self, model: str, began: float, until: float) -> Answer | None:
-        """Until the model can be called; or why it cannot."""
+    async def _held(self, model: str, began: float, until: float, foretold: list[float]) -> Answer | None:
+        """Until the model can be called; or why it cannot. The seconds that its last report said go to `foretold`."""
         loop = asyncio.get_running_loop()
         asked = self.cut
         while not self.serves(model):
@@ -124,6 +127,7 @@ class Callers:
                 if not asked:
                     asked = True
                     self.manager.ensure(model)
+                    foretold.append(known.ready_in)
                 if loop.time() + known.ready_in > until:
                     return Answer(ending="refused", waited=waited, retry_after=known.ready_in)
             try:

@@ -62,6 +62,10 @@ class Gateways:
         """Calls that wait for the model."""
         return sum(demand.waiting for demand in self._of(profile))
 
+    def heard_since(self, at: float) -> bool:
+        """Whether every gateway that counts has answered since then."""
+        return all(each.at > at for each in self.live.values())
+
     def drained(self, profile: str, after: int) -> bool | None:
         """Whether no gateway sends it anything any more, by answers to reports made after the report `after`; None:
         not all have answered, False: one has calls there."""

@@ -36,6 +36,8 @@ from sidecar.works import Works
 SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
 LEAST, MOST = 0.001, 60.0  # seconds between two turns that nothing but the clock leads to
 RETRY = 1.0  # seconds until what could not be had is planned once more
+ASK = 0.2  # seconds between two reports while somebody waits for calls to end: their answers tell of that
+FRESH = 1.0  # seconds that the gateways have to tell of their calls before a model moves because of them
 # Times the seconds to have a model back, for which it is kept after its last use. By `make residency`: with more, calls
 # wait longer than under plain LRU (four times as long with 10); with none, models that take turns are loaded all day.
 HOT = 0.25
@@ -95,6 +97,7 @@ class Manager:
         self._warmth = warmth
         self._clock = clock
         self._say = say
+        self._asked_at = -math.inf  # when gateways were asked to tell of their calls
         self._due = asyncio.Event()
         self._works = Works(self._due.set)
         self._watch = Watch(self.operations, self._works, clock)
@@ -109,6 +112,8 @@ class Manager:
             if name in self.entries:
                 entry = self.entries[name]
                 entry.load_seconds = times.load or entry.load_seconds
+                entry.sleep_seconds = times.sleep or entry.sleep_seconds
+                entry.stop_seconds = times.stop or entry.stop_seconds
                 first, second = entry.wake_seconds
                 entry.wake_seconds = (times.wake1 or first, times.wake2 or second)
         await asyncio.gather(*(self.operations.size(entry) for entry in self.entries.values()))
@@ -185,23 +190,43 @@ class Manager:
         if at > now:
             return at
         decision = self.decide(entry, now)
-        starved = isinstance(decision, Infeasible) and entry.starved(now)
+        if isinstance(decision, Plan) and self._moves_unasked(entry, decision, now):
+            return self._ask(now)
+        starved = isinstance(decision, Infeasible) and entry.starved(now) and not decision.waits
         if starved:  # nobody else is ever idle: one of them is withdrawn, and makes room once its calls have ended
             decision = self.decide(entry, now, idle=True)
         if isinstance(decision, Infeasible):
             if entry.infeasible is None or entry.infeasible.why != decision.why:
                 self.changed.set()
             entry.infeasible = decision
+            if decision.retry_at is not None and any(map(self.in_flight, self.entries.values())):
+                return self._ask(now)
             return min(now + RETRY, decision.retry_at or math.inf)
         # One that has failed comes back by itself, but nobody makes room for what nobody wants.
         if entry.wanted(now) or entry.asked or not (decision.sleep or decision.stop):
             self._begin(entry, decision, patient=starved)
         return now + RETRY
 
+    def _ask(self, now: float) -> float:
+        """Have the gateways tell of their calls, not too often. When to look again."""
+        if now >= self._asked_at + ASK:
+            self._asked_at = now
+            self.changed.set()
+        return self._asked_at + ASK
+
+    def _moves_unasked(self, entry: Entry, decision: Plan, now: float) -> bool:
+        """Whether it would be stopped where it sleeps and started elsewhere for calls that may be over: no gateway has
+        told of them since it was wanted."""
+        if entry.lifecycle.state is not SLEEPING or decision.start is None or entry.wanted_since is None:
+            return False
+        return now < entry.wanted_since + FRESH and not self.gateways.heard_since(entry.wanted_since)
+
     def _hear(self, entry: Entry, now: float) -> None:
         if self.gateways.waiting(entry.name) and not entry.serves():
             entry.want(now)
-        if self.in_flight(entry):
+        in_flight = self.in_flight(entry)
+        entry.has_calls(now, in_flight)
+        if in_flight:
             entry.used(now)
 
     def in_flight(self, entry: Entry) -> int:
@@ -235,6 +260,7 @@ class Manager:
         now = self._clock()
         found = [
             entry.resident(
+                now,
                 self.in_flight(entry) + (self.gateways.waiting(entry.name) if entry.serves() else 0),
                 self.operations.unseen(entry),
                 self._warmth(entry, now),
@@ -255,7 +281,7 @@ class Manager:
         if not self._works.free(gpus):
             return
         now = self._clock()
-        entry.infeasible, entry.asked, entry.began = None, False, now
+        entry.infeasible, entry.asked, entry.began = None, False, now + self._makes_room(decision)
         if decision.wake is not None:
             entry.lifecycle.step("wake", now)
         elif entry.lifecycle.state in (STOPPED, ERROR):
@@ -422,15 +448,20 @@ class Manager:
         if entry.lifecycle.pending is not None or entry.lifecycle.state in (RUNNING, STARTING) or not entry.sized:
             return None
         decision = later = self.decide(entry, now)
-        at = now
+        at, pause = now, 0.0
         while isinstance(later, Infeasible) and later.retry_at is not None and at - now <= entry.profile.max_starvation:
-            at = max(at + RETRY, later.retry_at)
+            at, pause = max(at + pause, later.retry_at), RETRY
             later = self.decide(entry, at, since=now, ended=True)
         if isinstance(later, Infeasible):
             return decision
         victims = [self.entries[name] for name in (*(each.profile for each in later.sleep), *later.stop)]
         coming = [each.ready_in(now, None) or 0.0 for each in victims if each.lifecycle.pending in (START, WAKE)]
-        return msgspec.structs.replace(later, after=max(at - now, *coming, 0.0))
+        return msgspec.structs.replace(later, after=max(at - now, *coming, 0.0), makes_room=self._makes_room(later))
+
+    def _makes_room(self, decision: Plan) -> float:
+        """Seconds until its victims are gone, one after the other."""
+        sleep = sum(self.entries[each.profile].sleep_seconds for each in decision.sleep)
+        return sleep + sum(self.entries[name].stop_seconds for name in decision.stop)
 
     def _ready_in(self, entry: Entry) -> float | None:
         now = self._clock()

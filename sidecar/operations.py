@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from sidecar.core.gpus import GPU, returned
-from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEP, STARTING, STOP, WAKE, Event
+from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEP, SLEEPING, STARTING, STOP, STOPPED, WAKE, Event
 from sidecar.core.measured import Measured
 from sidecar.core.plan import Plan
 from sidecar.core.roster import Entry
@@ -111,7 +111,11 @@ class Operations:
                 return False
         except EngineFailed as error:
             return await self.fail(entry, error)
-        return await (self.end(entry) if level is None else self.sleep(entry, level))
+        began = self._clock()
+        made_room = await (self.end(entry) if level is None else self.sleep(entry, level))
+        if made_room and entry.lifecycle.state is (STOPPED if level is None else SLEEPING):
+            entry.made_room(level or 0, self._clock() - began)
+        return made_room
 
     async def retire(self, entry: Entry, level: Literal[1, 2] | None, after: int, *, ordered: bool) -> None:
         """One that is idle, or that somebody wants to sleep or end: an order to end one is obeyed in any case. `after`:

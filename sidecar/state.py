@@ -45,11 +45,13 @@ class Locked(Exception):
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """How many seconds a model took the last time, from the order until it served: to load, to wake from level 1, from
-    level 2. None: not seen yet."""
+    level 2; and to make room, asleep or stopped. None: not seen yet."""
 
     load: _Seconds | None = None
     wake1: _Seconds | None = None
     wake2: _Seconds | None = None
+    sleep: _Seconds | None = None
+    stop: _Seconds | None = None
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

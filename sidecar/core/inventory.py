@@ -28,9 +28,10 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     """A profile whose engine holds memory, or is about to: a STOPPED one with its start pending too.
 
     `unseen`: bytes that it holds or is taking and NVML does not show as used yet. `ref_count`: its calls in flight at
-    all gateways. `warmth`: by what it is ordered before its last use counts. `sleep_level`: 0 it cannot sleep, 1 at
-    level 1 while host memory allows, else 2, 2 only at 2. `wake_seconds`: from level 1, from level 2. `level`: the one
-    it sleeps at or is being put to sleep at. `host_bytes`: of the whole engine, at level 1.
+    all gateways, which it has had for `busy_for` seconds. `warmth`: by what it is ordered before its last use counts.
+    `sleep_level`: 0 it cannot sleep, 1 at level 1 while host memory allows, else 2, 2 only at 2. `wake_seconds`: from
+    level 1, from level 2. `level`: the one it sleeps at or is being put to sleep at. `host_bytes`: of the whole engine,
+    at level 1.
     """
 
     profile: str
@@ -40,6 +41,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     residue: int = 0
     unseen: int = 0
     ref_count: int = 0
+    busy_for: float = math.inf
     pinned: bool = False
     pending: Pending | None = None
     last_used: float = -math.inf

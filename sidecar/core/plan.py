@@ -13,8 +13,9 @@ with the least left over (best fit). A tensor parallel engine gets all its GPUs 
 
 A model used within `hot` x the time to have it back does not make way for a colder one, unless that has waited
 `max_starvation`.
-A target that sleeps is woken where it does. If room for that comes with time alone, and so soon that it is back before
-it could be started elsewhere, it waits for that.
+A target that sleeps is woken where it does. If room for that comes so soon that it is back before it could be started
+elsewhere, it waits for that: for residents to cool, and for their calls to end. Calls that have run for t seconds are
+taken to run for t more, so the wait in vain is never longer than the start that was put off for it.
 
 A victim is put to sleep rather than stopped where that is the quicker way back and its residue still leaves room; the
 hottest first. Pure and deterministic; bytes are per GPU, times are monotonic seconds.
@@ -47,7 +48,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """First `sleep` and `stop`, colder ones first, then `start` or `wake` on `gpus`. Nothing of them: it runs already.
 
     Of a target that sleeps where it cannot wake, or is in ERROR, `stop` has the target itself last. `after`: seconds
-    until it may begin, of one that was foreseen; `plan` itself says only what may begin now.
+    until it may begin, of one that was foreseen; `plan` itself says only what may begin now. `makes_room`: seconds that
+    `sleep` and `stop` take, where somebody has filled that in.
     """
 
     sleep: tuple[PutToSleep, ...] = ()
@@ -56,13 +58,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     wake: str | None = None
     gpus: tuple[int, ...] = ()
     after: float = 0.0
+    makes_room: float = 0.0
 
 
 class Infeasible(msgspec.Struct, frozen=True):
-    """`why` in words. `retry_at`: when it may be otherwise; None: not before somebody changes something."""
+    """`why` in words. `retry_at`: when it may be otherwise; None: not before somebody changes something. `waits`: it
+    could be started now, and is back sooner if it is woken later."""
 
     why: str
     retry_at: float | None
+    waits: bool = False
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -101,13 +106,13 @@ def plan(
         for evictable in (cool, idle) if starved else (cool,):
             order = sorted(evictable, key=lambda r: (_heat(r, now, settings), r.profile))
             choice = _best(way, order)
+            if choice is not None and own is not None and ways[0].wakes and not way.wakes:
+                at = _freed(ways[:1], target, others, now, settings)
+                if at + own.wake_seconds[own.level - 1] < now + own.load_seconds:
+                    why = f"{target.profile} is back sooner where it sleeps, once others there have no calls and cool"
+                    return Infeasible(why, at, waits=True)
             if choice is not None:
                 return _decided(target, own, way, choice, residents, settings)
-        if own is not None and way.wakes and not starved:
-            at = _cooled(ways[:1], target, idle, now, settings)
-            if at is not None and at + own.wake_seconds[own.level - 1] < now + own.load_seconds:
-                why = f"{target.profile} is back sooner where it sleeps, once it is not too soon to evict for it there"
-                return Infeasible(why, at)
     return _why(target, ways, others, idle, devices, now, settings)
 
 
@@ -266,16 +271,19 @@ def _could(ways: Sequence[Way], evictable: Sequence[Resident]) -> bool:
     return any(len(_open(way, evictable)) >= way.size for way in ways)
 
 
-def _cooled(
-    ways: Sequence[Way], target: Target, idle: Sequence[Resident], now: float, settings: Settings
-) -> float | None:
-    """When time alone will have made room: some idle ones are hot no longer, or the target has starved; None: never."""
-    if not _could(ways, idle):
-        return None
+def _freed(ways: Sequence[Way], target: Target, residents: Sequence[Resident], now: float, settings: Settings) -> float:
+    """When time alone will have made room: residents are hot no longer, or the target has starved, and their calls have
+    ended; infinite: never, for all that is known."""
     starved_at = target.since + settings.max_starvation
-    times = sorted(at for r in idle if now < (at := _cool_at(r, target, settings)) < starved_at)
-    ends = (at for at in times if _could(ways, [r for r in idle if at >= _cool_at(r, target, settings)]))
-    return next(ends, starved_at)
+    free_at = {}
+    for resident in residents:
+        if not (resident.pinned or resident.pending is not None or resident.state is STARTING):
+            calls = now + resident.busy_for if resident.ref_count else now
+            free_at[resident.profile] = max(now, calls, min(_cool_at(resident, target, settings), starved_at))
+    for at in sorted(set(free_at.values()) - {math.inf}):
+        if _could(ways, [r for r in residents if free_at.get(r.profile, math.inf) <= at]):
+            return at
+    return math.inf
 
 
 def _why(
@@ -298,8 +306,8 @@ def _why(
         there = {gpu for way in ways for gpu in way.room}
         return ", ".join(sorted(r.profile for r in some if r.held and not there.isdisjoint(r.gpus)))
 
-    at = _cooled(ways, target, idle, now, settings)
-    if at is not None:
+    at = _freed(ways, target, idle, now, settings)
+    if at < math.inf:
         hot = names(r for r in idle if now < _cool_at(r, target, settings))
         return Infeasible(f"{needs}, and it is too soon after the last use of {hot} to evict for a colder model", at)
     soon = now + settings.come_back

@@ -16,7 +16,7 @@ from sidecar.core.profile import Profile
 
 LOAD = 60.0  # seconds a start takes, until it was seen
 WAKES = (3.0, 10.0)  # seconds of waking from level 1 and 2, until they were seen
-EVICTION = 2.0  # seconds that one victim takes to sleep or end
+EVICTION = 2.0  # seconds that one victim takes to sleep or to end, until either was seen
 LEARN = 0.5  # the weight of the newest of the times that were seen
 WAITED = 5.0  # seconds after the last word of calls that wait, after which nobody does any more
 BACK = 3  # uses that are remembered: see Entry.warmth
@@ -28,7 +28,8 @@ class Entry:
     """One profile. `gpus`: where its engine is, or is to be. `level`: that it sleeps at. `began`: what is pending.
 
     `uses`: the times of its last BACK uses that a pause lay before, the newest last.
-    `busy`: requests running and waiting in the engine when it was last looked at. `least_room`: bytes that a start had
+    `busy`: requests running and waiting in the engine when it was last looked at. `busy_since`: since when it has had
+    calls, None while it has none. `least_room`: bytes that a start had
     and found too few. `off`: stopped by hand, and not to be started only because it is pinned. `held_back`: withdrawn
     by hand. `asked`: somebody wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once
     it was.
@@ -38,6 +39,7 @@ class Entry:
         "asked",
         "began",
         "busy",
+        "busy_since",
         "gpus",
         "held_back",
         "idle_since",
@@ -52,6 +54,8 @@ class Entry:
         "profile",
         "size",
         "sized",
+        "sleep_seconds",
+        "stop_seconds",
         "unusable",
         "uses",
         "wake_seconds",
@@ -73,6 +77,8 @@ class Entry:
         self.idle_since = now
         self.began = now
         self.busy = 0
+        self.busy_since: float | None = None
+        self.sleep_seconds = self.stop_seconds = EVICTION
         self.load_seconds = LOAD
         self.wake_seconds = WAKES
         self.least_room = 0
@@ -113,6 +119,13 @@ class Entry:
             self.last_used = at
         self.idle_since = max(self.idle_since, at)
 
+    def has_calls(self, now: float, in_flight: int) -> None:
+        """So many are known of at its gateways."""
+        if in_flight or self.busy:
+            self.busy_since = now if self.busy_since is None else self.busy_since
+        else:
+            self.busy_since = None
+
     def warmth(self, _: float) -> float:
         """Its last use but two; minus infinity: it was not used so often.
 
@@ -149,7 +162,7 @@ class Entry:
 
     # -- for the plan -----------------------------------------------------------------------------------------------
 
-    def resident(self, ref_count: int, unseen: int, warmth: float = -math.inf) -> Resident:
+    def resident(self, now: float, ref_count: int, unseen: int, warmth: float = -math.inf) -> Resident:
         """As the plan sees it, with `ref_count` calls in flight and `unseen` bytes that NVML does not show yet."""
         profile = self.profile
         return Resident(
@@ -160,6 +173,7 @@ class Entry:
             residue=self.size.residue,
             unseen=unseen,
             ref_count=ref_count + self.busy,
+            busy_for=0.0 if self.busy_since is None else now - self.busy_since,
             pinned=profile.pin,
             pending=self.lifecycle.pending,
             last_used=self.last_used,
@@ -196,10 +210,18 @@ class Entry:
         took = _learnt(was, seconds, first=was == WAKES[level - 1])
         self.wake_seconds = (took, self.wake_seconds[1]) if level == 1 else (self.wake_seconds[0], took)
 
+    def made_room(self, level: Literal[0, 1, 2], seconds: float) -> None:
+        """It took so long to put it to sleep at `level`, or, at 0, to end it."""
+        if level:
+            self.sleep_seconds = _learnt(self.sleep_seconds, seconds, first=self.sleep_seconds == EVICTION)
+        else:
+            self.stop_seconds = _learnt(self.stop_seconds, seconds, first=self.stop_seconds == EVICTION)
+
     def times(self) -> dict[str, float]:
         """What was seen, for the state file."""
         every = {"load": self.load_seconds, "wake1": self.wake_seconds[0], "wake2": self.wake_seconds[1]}
-        first = (LOAD, *WAKES)
+        every |= {"sleep": self.sleep_seconds, "stop": self.stop_seconds}
+        first = (LOAD, *WAKES, EVICTION, EVICTION)
         return {name: seconds for (name, seconds), guess in zip(every.items(), first, strict=True) if seconds != guess}
 
     def ready_in(self, now: float, decision: Plan | Infeasible | None) -> float | None:
@@ -214,10 +236,10 @@ class Entry:
         if life.pending in (START, WAKE):
             return max(SOON, again + self.began - now)
         if life.pending in (DRAIN, SLEEP, STOP):
-            return EVICTION + again
+            return (self.stop_seconds if again == self.load_seconds else self.sleep_seconds) + again
         if isinstance(decision, Plan):
-            victims = len(decision.sleep) + len(decision.stop)
-            return max(decision.after, (life.restart_at or now) - now) + again + EVICTION * victims
+            way = self.load_seconds if decision.start is not None else again
+            return max(decision.after, (life.restart_at or now) - now) + decision.makes_room + way
         return None
 
     def _way(self) -> float:

@@ -146,6 +146,33 @@ async def test_two_models_that_are_never_idle_make_room_for_one_that_starves() -
 
 
 @virtual
+async def test_one_that_sleeps_is_not_moved_for_calls_that_have_ended_since_they_were_told_of() -> None:
+    async with site("abc", 14 * GIB, 14 * GIB, a="gpus: [0]", b="gpus: [1]") as made:
+        gateway = made.gateways[0]
+        await used(made, "c", "a", "b")  # on GPU 0, where `a` has put it to sleep
+        assert made.state() == "a running, b running, c sleeping"
+        await gateway.call("a", 2 * START)
+        answer = await gateway.call("c", 1.0)  # `a` had a call for so long, by the last report, that it seems endless
+        assert answer.ending == "served"
+        assert answer.waited <= SLEEP + WAKE + 1.0
+        assert made.state() == "a sleeping, b running, c running"
+
+
+@virtual
+async def test_one_that_sleeps_moves_where_calls_do_not_end() -> None:
+    async with site("abc", 14 * GIB, 14 * GIB, a="gpus: [0]", b="gpus: [1]") as made:
+        gateway = made.gateways[0]
+        await used(made, "c", "a", "b")
+        long = asyncio.ensure_future(gateway.call("a", 100.0))
+        await asyncio.sleep(1.0)
+        answer = await gateway.call("c", 1.0)
+        assert answer.ending == "served"
+        assert START < answer.waited <= 2 * START + 2.0, "no longer than twice what it would have waited at best"
+        assert made.state() == "a running, b sleeping, c running"
+        assert (await long).ending == "served"
+
+
+@virtual
 async def test_a_prediction_comes_true() -> None:
     async with site() as made:
         await used(made, "a", "b", "c", "a")  # each has been started, and one has slept and woken

@@ -3,15 +3,21 @@
 Every call ends within its patience, and is cut off only where its engine was harmed; nothing is sent to an engine that
 does not serve; no GPU is promised twice and no two engines of one start, sleep or wake at once. When it is quiet again,
 all memory belongs to an engine that runs or sleeps, and all engines have ended when the sidecar has ended them.
+
+One caller who asks for one model after the other, without a pause, has each started once. From then on it wakes: no
+engine that sleeps is stopped for calls that are about to end, and no call is told of a start.
 """
 
 from __future__ import annotations
+
+import random
 
 import pytest
 
 from loadtest import vtime
 from loadtest.residency_faults import TEXT, TOTALS, Storm, models, storm
-from loadtest.residency_site import opened
+from loadtest.residency_site import GIB, counted, file, opened
+from loadtest.residents import Model
 
 
 async def weathered(seed: int, *, orders: bool, events: int = 100, seconds: float = 600.0) -> Storm:
@@ -43,3 +49,27 @@ def test_a_hundred_faults_in_ten_minutes(seed: int, orders: bool) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_an_order_or_a_fault_every_half_second(seed: int) -> None:
     vtime.run(weathered(seed, orders=True, events=400, seconds=200.0))
+
+
+async def asked_in_turn(seed: int) -> None:
+    """One caller, without a pause, of three to five models on two GPUs that each have room for one."""
+    rng = random.Random(seed)
+    names = "abcde"[: rng.randint(3, 5)]
+    text = file(names, 2, **dict.fromkeys(names, f"max_starvation: {rng.choice((1, 60))}s"))
+    model = Model(weights=6 * GIB, claim=11 * GIB)  # 13.2 s to start; sleeps in 0.84 s and wakes in 0.84 s
+    async with opened(text, dict.fromkeys(names, model), 16 * GIB, 16 * GIB, gateways=rng.randint(1, 2)) as made:
+        for round_ in range(4):
+            for name in rng.sample(names, len(names)):
+                seconds = rng.choice((0.05, 0.4, 1.0))
+                answer = await rng.choice(made.gateways).call(name, seconds)
+                assert answer.ending == "served"
+                if round_ > 1:  # by now it is known how long it takes to put each to sleep and to wake it
+                    assert answer.waited <= 2.5
+                    assert abs(answer.foretold - answer.waited) <= 2.5, "calls of a second, and word of them as old"
+        assert set(counted(made, "ready").values()) == {1}
+        assert counted(made, "stopped").total() == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_call_after_the_other_starts_each_model_once(seed: int) -> None:
+    vtime.run(asked_in_turn(seed))

@@ -299,6 +299,27 @@ PLACES = {
                    model("a", 20, 95, 1, pinned=True)],
         started(0, stop=("new",)),
     ),
+    "it waits for calls to end that have not lasted for long": (
+        want(20), [model("new", 20, 900, 1, state=SLEEPING, residue=1, level=1, wake_seconds=(1.0, 2.0)),
+                   model("a", 20, 900, 1, ref_count=2, busy_for=8.9)],
+        None,
+    ),
+    "it does not wait for calls that have lasted as long as a start takes": (
+        want(20), [model("new", 20, 900, 1, state=SLEEPING, residue=1, level=1, wake_seconds=(1.0, 2.0)),
+                   model("a", 20, 900, 1, ref_count=2, busy_for=9.0)],
+        started(0, stop=("new",)),
+    ),
+    "it waits for calls though it has starved": (
+        want(20, waiting=999.0),
+        [model("new", 20, 900, 1, state=SLEEPING, residue=1, level=1, wake_seconds=(1.0, 2.0)),
+         model("a", 20, 0, 1, ref_count=2, busy_for=1.0)],
+        None,
+    ),
+    "it does not wait for what is being changed": (
+        want(20), [model("new", 20, 900, 1, state=SLEEPING, residue=1, level=1, wake_seconds=(1.0, 2.0)),
+                   model("a", 20, 900, 1, pending=DRAIN)],
+        started(0, stop=("new",)),
+    ),
     "a wide one wakes on all its GPUs": (
         want(20, tensor_parallel=2),
         [model("new", 20, 1, 1, 3, state=SLEEPING, residue=1), model("a", 20, 900, 3)],
@@ -315,6 +336,14 @@ def test_on_four_gpus(name: str) -> None:
         assert isinstance(decision, Infeasible)
     else:
         assert decision == expected
+
+
+def test_one_that_waits_for_calls_says_until_when_and_that_it_need_not() -> None:
+    asleep = model("new", 20, 900, 1, state=SLEEPING, residue=1, level=1, wake_seconds=(1.0, 2.0))
+    why = "new is back sooner where it sleeps, once others there have no calls and cool"
+    for idle, lasted, after in ((900, 3.0, 3.0), (96, 3.0, 4.0), (96, 5.0, 5.0)):
+        decision = decide(want(20), [asleep, model("a", 20, idle, 1, ref_count=1, busy_for=lasted)], gpus(24, 24))
+        assert decision == Infeasible(why, NOW + after, waits=True)
 
 
 def test_of_equal_victims_the_best_fit() -> None:

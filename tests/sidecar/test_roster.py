@@ -145,11 +145,21 @@ def test_the_plan_sees_all_of_it() -> None:
     made.size = Size(claim=11, residue=1, host=6, start_needs=12)
     made.gpus, made.busy = (0, 1), 2
     made.used(7.0)
-    seen = made.resident(3, 5, 1.5)
+    made.has_calls(8.0, 3)
+    seen = made.resident(10.0, 3, 5, 1.5)
+    assert seen.busy_for == 2.0
     assert (seen.profile, seen.gpus, seen.claim, seen.residue, seen.unseen) == ("m", (0, 1), 11, 1, 5)
     assert (seen.ref_count, seen.pinned, seen.last_used, seen.warmth) == (5, True, 7.0, 1.5)
     assert (seen.sleep_level, seen.level, seen.host_bytes, seen.held) == (2, 2, 6, 1)
-    assert entry(sleep=None).resident(0, 0).sleep_level == 0
+    assert entry(sleep=None).resident(0.0, 0, 0).sleep_level == 0
+
+
+def test_calls_last_since_the_first_of_them_was_known_of() -> None:
+    made = entry(*STARTED)
+    for now, in_flight, busy, lasted in ((1.0, 2, 0, 0.0), (3.0, 1, 0, 2.0), (4.0, 0, 1, 3.0), (5.0, 0, 0, 0.0)):
+        made.busy = busy
+        made.has_calls(now, in_flight)
+        assert made.resident(now, in_flight, 0).busy_for == lasted
 
 
 def test_as_a_target_it_waits_since_it_was_wanted_and_needs_more_than_was_too_little() -> None:
@@ -172,10 +182,13 @@ def test_times_are_learnt_the_first_at_once_and_then_by_halves() -> None:
     for seconds in (1.0, 2.0):
         made.woke(1, seconds)
     made.woke(2, 4.0)
-    assert made.times() == {"load": 25.0, "wake1": 1.5, "wake2": 4.0}
+    for level in (1, 2):
+        made.made_room(level, float(level))
+    made.made_room(0, 6.0)
+    assert made.times() == {"load": 25.0, "wake1": 1.5, "wake2": 4.0, "sleep": 1.5, "stop": 6.0}
 
 
-PLAN = Plan(sleep=(PutToSleep("a", 1),), stop=("b",))
+PLAN = Plan(sleep=(PutToSleep("a", 1),), stop=("b",), makes_room=5.0)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +201,9 @@ PLAN = Plan(sleep=(PutToSleep("a", 1),), stop=("b",))
         (entry(*STARTED, "sleep", sleep=Sleep(level=2)), None, EVICTION + WAKES[1]),
         (entry(*STARTED, "drain", sleep=None), None, EVICTION + LOAD),
         (entry(*ASLEEP, "stop", level=1), None, EVICTION + LOAD),
-        (entry(*ASLEEP, level=2), PLAN, WAKES[1] + 2 * EVICTION),
-        (entry(), PLAN, LOAD + 2 * EVICTION),
+        (entry(*ASLEEP, level=2), PLAN, WAKES[1] + 5.0),
+        (entry(*ASLEEP, level=2), Plan(stop=("m",), start="m", makes_room=3.0), LOAD + 3.0),  # it moves
+        (entry(), PLAN, LOAD + 5.0),
         (entry(), Plan(after=4.0), LOAD + 4.0),
         (failed(), Plan(), LOAD + 3.0),
         (entry(), Infeasible("no room", None), None),
