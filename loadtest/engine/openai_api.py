@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from loadtest.engine import tokens, tools
+from loadtest.engine import examples, tokens, tools
 from loadtest.engine.checks import ApiError, Limits, check_model, decode, output_room
 from loadtest.engine.faults import Plan
 from loadtest.engine.generate import Generation, spawn
@@ -15,6 +15,14 @@ from loadtest.engine.openai_form import OpenAIForm, StreamOptions
 
 COMPLETION_DEFAULT = 16  # tokens, where max_tokens is absent
 MAX_N = 128
+MAX_LOGPROBS = 20
+
+
+class StructuredOutputs(msgspec.Struct):
+    """vLLM's own way to constrain an answer: the two of its fields that are read."""
+
+    json: dict[str, Any] | str | None = None
+    choice: list[str] | None = None
 
 
 class ChatBody(msgspec.Struct):
@@ -33,6 +41,10 @@ class ChatBody(msgspec.Struct):
     cache_salt: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = 0
 
 
 class CompletionBody(msgspec.Struct):
@@ -48,6 +60,8 @@ class CompletionBody(msgspec.Struct):
     ignore_eos: bool = False
     priority: int = 0
     cache_salt: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    logprobs: int | None = None
 
 
 CHAT = msgspec.json.Decoder(ChatBody)
@@ -62,13 +76,22 @@ def chat(connection: Connection, body: bytes, request_id: str, limits: Limits, p
         raise ApiError(400, "messages must not be empty.", param="messages")
     _check(asked, limits)
     call, said = tools.called(asked.tools, asked.tool_choice)
+    said = said or structured(asked.response_format) or _constrained(asked.structured_outputs)
     data = tokens.chat(asked.messages, tools=asked.tools)
     prompt = tokens.count(data)
     own = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     param = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     most = output_room(limits, prompt, own, param)
     named = isinstance(asked.tool_choice, dict)
-    form = OpenAIForm(f"chatcmpl-{request_id}", model, chat=True, options=asked.stream_options, call=call, named=named)
+    form = OpenAIForm(
+        f"chatcmpl-{request_id}",
+        model,
+        chat=True,
+        options=asked.stream_options,
+        call=call,
+        named=named,
+        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+    )
     generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan)
     spawn(
         generation,
@@ -92,7 +115,15 @@ def completion(connection: Connection, body: bytes, request_id: str, limits: Lim
     prompts = prompts_of(asked.prompt)
     if not prompts or not all(prompts):
         raise ApiError(400, "The decoder prompt cannot be empty.", param="prompt")
-    form = OpenAIForm(f"cmpl-{request_id}", model, chat=False, options=asked.stream_options, call=None, named=False)
+    form = OpenAIForm(
+        f"cmpl-{request_id}",
+        model,
+        chat=False,
+        options=asked.stream_options,
+        call=None,
+        named=False,
+        logprobs=asked.logprobs,
+    )
     prompt = sum(map(tokens.count, prompts))
     generation = Generation(connection, form, stream=asked.stream is True, prompt=prompt, limits=limits, plan=plan)
     for data in prompts:
@@ -112,8 +143,36 @@ def completion(connection: Connection, body: bytes, request_id: str, limits: Lim
             least=asked.min_tokens,
             ignore_end=asked.ignore_eos,
             priority=asked.priority,
+            said=_constrained(asked.structured_outputs),
         )
     return generation
+
+
+def structured(format: dict[str, Any] | None) -> list[bytes] | None:
+    """The words of an answer in OpenAI's `response_format`, or in a response's `text.format`; None: free ones.
+
+    Raises ApiError 400 where a schema is asked for and none is there.
+    """
+    kind = format.get("type") if format is not None else None
+    if format is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return examples.said({"properties": {"answer": {"type": "string"}}})
+    held = format.get("json_schema", format) if kind == "json_schema" else None
+    schema = held.get("schema") if isinstance(held, dict) else None
+    if not isinstance(schema, dict):
+        raise ApiError(400, f"response_format of type {kind!r} needs a schema.", param="response_format")
+    return examples.said(schema)
+
+
+def _constrained(asked: StructuredOutputs | None) -> list[bytes] | None:
+    if asked is None:
+        return None
+    if asked.choice:
+        return examples.cut(asked.choice[0].encode("ascii", "replace"))
+    if asked.json is None:
+        return None
+    return examples.said(msgspec.json.decode(asked.json) if isinstance(asked.json, str) else asked.json)
 
 
 def prompts_of(value: str | list[str | int | list[int]]) -> list[bytes]:
@@ -126,6 +185,9 @@ def prompts_of(value: str | list[str | int | list[int]]) -> list[bytes]:
 
 
 def _check(asked: ChatBody | CompletionBody, limits: Limits) -> None:
+    wanted = asked.logprobs if isinstance(asked, CompletionBody) else asked.top_logprobs
+    if wanted and not 0 <= wanted <= MAX_LOGPROBS:
+        raise ApiError(400, f"Requested {wanted} logprobs, of which {MAX_LOGPROBS} may be had.", param="logprobs")
     if asked.n is not None and not 1 <= asked.n <= MAX_N:
         raise ApiError(400, f"n must be from 1 to {MAX_N}, got {asked.n}.", param="n")
     if asked.priority and not limits.priorities:

@@ -7,6 +7,7 @@ between two tokens is encoded once per choice.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -41,10 +42,21 @@ def usage(generation: Generation) -> dict[str, Any]:
 
 
 class OpenAIForm:
-    """Chat and text completions: they differ in how a choice holds its text. `call` is the name of a tool called."""
+    """Chat and text completions: they differ in how a choice holds its text. `call` is the name of a tool called.
+
+    `logprobs`: how many likely tokens are told beside each one, None: nothing is told of any.
+    """
 
     def __init__(
-        self, request_id: str, model: str, *, chat: bool, options: StreamOptions | None, call: str | None, named: bool
+        self,
+        request_id: str,
+        model: str,
+        *,
+        chat: bool,
+        options: StreamOptions | None,
+        call: str | None,
+        named: bool,
+        logprobs: int | None,
     ) -> None:
         self.id = request_id
         self.model = model
@@ -54,6 +66,7 @@ class OpenAIForm:
         self.continuous = self.usage and options is not None and options.continuous_usage_stats is True
         self.call = call
         self.named = named
+        self.logprobs = logprobs
         kind = "chat.completion.chunk" if chat else "text_completion"
         start = {"id": request_id, "object": kind, "created": self.created, "model": model}
         self._start = b"data: " + encode(start)[:-1]
@@ -74,7 +87,7 @@ class OpenAIForm:
         return b"".join(events)
 
     def delta(self, choice: Choice, word: bytes) -> bytes:
-        if self.call is None and len(word) == tokens.BYTES and not self.continuous:
+        if self.call is None and len(word) == tokens.BYTES and not self.continuous and self.logprobs is None:
             frame = self._frames.get(choice.index)
             if frame is None:
                 before, _, after = self._event(choice.index, self._said(PLACE), b"null", None).rpartition(PLACE)
@@ -82,10 +95,10 @@ class OpenAIForm:
             return frame[0] + word + frame[1]
         generation = choice.answer
         told = generation if self.continuous and isinstance(generation, Generation) else None
-        return self._event(choice.index, self._said(word), b"null", told)
+        return self._event(choice.index, self._said(word), b"null", told, [word])
 
     def last(self, choice: Choice, word: bytes) -> bytes:
-        return self._event(choice.index, self._said(word), encode(self.reason(choice)), None)
+        return self._event(choice.index, self._said(word), encode(self.reason(choice)), None, [word])
 
     def closing(self, generation: Generation) -> bytes:
         if not self.usage:
@@ -115,7 +128,8 @@ class OpenAIForm:
 
     def _choice(self, generation: Generation, choice: Choice) -> dict[str, Any]:
         text = generation.text(choice)
-        end = {"logprobs": None, "finish_reason": self.reason(choice), "stop_reason": None}
+        words = [text[at : at + tokens.BYTES].encode() for at in range(0, len(text), tokens.BYTES)]
+        end = {"logprobs": self._told(words), "finish_reason": self.reason(choice), "stop_reason": None}
         if not self.chat:
             return {"index": choice.index, "text": text, **end}
         message: dict[str, Any] = {"role": "assistant", "content": text, "tool_calls": []}
@@ -134,11 +148,35 @@ class OpenAIForm:
             return encode({"tool_calls": [{"index": 0, "function": {"arguments": text}}]})
         return encode({"content": text})
 
-    def _event(self, index: int, said: bytes, reason: bytes, told: Generation | None) -> bytes:
+    def _told(self, words: list[bytes]) -> dict[str, Any] | None:
+        """The log probabilities of words, None: not asked for. Made up: each is as likely as any other word."""
+        most = self.logprobs
+        if most is None:
+            return None
+        even = -math.log(len(tokens.WORDS))
+        texts = [word.decode() for word in words if word]
+        if self.chat:
+            others = [_token(word.decode(), even) for word in tokens.WORDS[:most]]
+            return {"content": [_token(text, even) | {"top_logprobs": others} for text in texts]}
+        return {
+            "text_offset": [tokens.BYTES * place for place in range(len(texts))],
+            "token_logprobs": [even] * len(texts),
+            "tokens": texts,
+            "top_logprobs": [{word.decode(): even for word in tokens.WORDS[:most]} for _ in texts],
+        }
+
+    def _event(
+        self, index: int, said: bytes, reason: bytes, told: Generation | None, words: list[bytes] | None = None
+    ) -> bytes:
         field = b"delta" if self.chat else b"text"
-        data = b'%b,"choices":[{"index":%d,"%b":%b,"logprobs":null,"finish_reason":%b}]' % (
-            *(self._start, index, field, said, reason),
+        probable = b"null" if words is None or self.logprobs is None else encode(self._told(words))
+        data = b'%b,"choices":[{"index":%d,"%b":%b,"logprobs":%b,"finish_reason":%b}]' % (
+            *(self._start, index, field, said, probable, reason),
         )
         if told is not None:
             data += b',"usage":' + encode(usage(told))
         return chunk(data + b"}\n\n")
+
+
+def _token(text: str, probability: float) -> dict[str, Any]:
+    return {"token": text, "logprob": probability, "bytes": list(text.encode())}

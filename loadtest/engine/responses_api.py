@@ -18,6 +18,7 @@ from loadtest.engine.checks import ApiError, Limits, check_model, decode, encode
 from loadtest.engine.faults import Plan
 from loadtest.engine.generate import Choice, Generation, spawn
 from loadtest.engine.http import Connection
+from loadtest.engine.openai_api import structured
 
 
 class ResponseBody(msgspec.Struct):
@@ -35,6 +36,7 @@ class ResponseBody(msgspec.Struct):
     min_tokens: int = 0
     priority: int = 0
     cache_salt: str | None = None
+    text: dict[str, Any] | None = None
 
 
 DECODER = msgspec.json.Decoder(ResponseBody)
@@ -162,6 +164,7 @@ def response(connection: Connection, body: bytes, request_id: str, limits: Limit
     if asked.priority and not limits.priorities:
         raise ApiError(400, f"Got priority {asked.priority} but Priority scheduling is not enabled.")
     call, said = tools.called(asked.tools, asked.tool_choice)
+    said = said or structured((asked.text or {}).get("format"))
     messages = asked.input
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

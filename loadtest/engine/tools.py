@@ -8,8 +8,8 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from loadtest.engine.checks import ApiError, encode
-from loadtest.engine.tokens import BYTES
+from loadtest.engine import examples
+from loadtest.engine.checks import ApiError
 
 
 def call_id(request_id: str, index: int) -> str:
@@ -36,21 +36,4 @@ def called(tools: list[dict[str, Any]] | None, choice: Any) -> tuple[str | None,
             message = "The tool specified in `tool_choice` does not match any of the specified `tools`"
             raise ApiError(400, message, param="tool_choice")
     schema = function.get("parameters") or function.get("input_schema") or {}
-    arguments = encode(_example(schema))
-    return str(function.get("name")), [arguments[at : at + BYTES] for at in range(0, len(arguments), BYTES)]
-
-
-def _example(schema: Any) -> Any:
-    """The smallest value of a JSON schema's type; ASCII only, so that it can be cut anywhere."""
-    if not isinstance(schema, dict):
-        return {}
-    options = [one for one in schema.get("enum", []) if isinstance(one, int | bool) or str(one).isascii()]
-    if options:
-        return options[0]
-    simple = {"string": "ban", "integer": 1, "number": 1.5, "boolean": True, "array": [], "null": None}
-    kind = schema.get("type", "object")
-    if isinstance(kind, str) and kind in simple:
-        return simple[kind]
-    properties = schema.get("properties", {})
-    names = schema.get("required") or list(properties)
-    return {name: _example(properties.get(name, {"type": "string"})) for name in names if name.isascii()}
+    return str(function.get("name")), examples.said(schema)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 Start = Callable[..., Any]
@@ -112,6 +113,56 @@ def test_tools_that_need_not_be_called(client: openai.OpenAI) -> None:
     assert answer.usage is not None
     assert plain.usage is not None
     assert answer.usage.prompt_tokens > plain.usage.prompt_tokens + 30, "the tools are part of the prompt"
+
+
+class Person(pydantic.BaseModel):
+    class City(pydantic.BaseModel):
+        name: str
+        zip: int | None
+
+    name: str
+    age: int = pydantic.Field(ge=18)
+    tags: list[str] = pydantic.Field(min_length=2)
+    home: City
+    kind: Literal["adult", "child"]
+
+
+@pytest.mark.parametrize("route", ["chat", "responses"])
+def test_a_structured_answer_is_of_its_class(client: openai.OpenAI, route: str) -> None:
+    if route == "chat":
+        parsed = client.chat.completions.parse(model="m", messages=HELLO, response_format=Person)
+        person = parsed.choices[0].message.parsed
+    else:
+        person = client.responses.parse(model="m", input="Who?", text_format=Person).output_parsed
+    assert person is not None
+    assert (person.age, person.tags, person.kind, person.home.zip) == (18, ["ban", "ban"], "adult", 1)
+
+
+def test_json_and_choices_of_vllm_are_kept_to(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="m", messages=HELLO, response_format={"type": "json_object"})
+    assert json.loads(answer.choices[0].message.content or "") == {"answer": "ban"}
+    for more, said in (({"choice": ["yes", "no"]}, "yes"), ({"json": '{"type": "integer"}'}, "1")):
+        body = {"structured_outputs": more}
+        assert client.completions.create(model="m", prompt="x", extra_body=body).choices[0].text == said
+    with pytest.raises(openai.BadRequestError, match="needs a schema"):
+        client.chat.completions.create(model="m", messages=HELLO, response_format={"type": "json_schema"})  # type: ignore[arg-type] # as a client without types might
+
+
+def test_log_probabilities_are_told_of_each_token(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="m", messages=HELLO, max_tokens=5, logprobs=True, top_logprobs=2)
+    told = whole.choices[0].logprobs
+    assert told is not None
+    assert told.content is not None
+    assert "".join(token.token for token in told.content) == whole.choices[0].message.content
+    assert [len(token.top_logprobs) for token in told.content] == [2] * 5
+    stream = client.chat.completions.create(model="m", messages=HELLO, max_tokens=5, logprobs=True, stream=True)
+    pieces = [chunk.choices[0].logprobs for chunk in stream if chunk.choices[0].delta.content]
+    assert [piece.content[0].token for piece in pieces if piece and piece.content] == [t.token for t in told.content]
+    text = client.completions.create(model="m", prompt="x", max_tokens=3, logprobs=1).choices[0].logprobs
+    assert text is not None
+    assert (len(text.tokens or []), text.text_offset) == (3, [0, 4, 8])
+    with pytest.raises(openai.BadRequestError, match="logprobs"):
+        client.chat.completions.create(model="m", messages=HELLO, logprobs=True, top_logprobs=21)
 
 
 def test_completions(client: openai.OpenAI) -> None:
