@@ -41,7 +41,7 @@ from gateway.wire.server import Server, ServerSettings
 if TYPE_CHECKING:
     from gateway.kv_events import KvEvents
 
-NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'weir[kv-events]', or leave kv_events out"
+NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'weir-gateway[kv-events]', or leave kv_events out"
 
 
 class ApplyError(Exception):

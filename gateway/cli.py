@@ -1,5 +1,5 @@
-"""`gateway serve | check | key | top | bench | simulate | calibrate`: flags and files in. A mistake is one line and
-exit status 2.
+"""`gateway serve | init | check | key | top | bench | simulate | calibrate`: flags and files in. A mistake is one line
+and exit status 2.
 
 Everything a person can get wrong is found here, before anything starts: addresses, URLs, the policy file, tokens.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gateway import __version__, checking
+from gateway import __version__, checking, starter
 from gateway.announce import announcement
 from gateway.checking import Mistake, checked, read
 from gateway.control.listener import is_loopback, split_address
@@ -48,6 +48,7 @@ examples:
   gateway serve --engine sim:2                                   try it: two simulated engines, no GPU needed
   gateway serve --engine demo                                    the same, with four models that take turns on two GPUs
   gateway serve --engine http://10.0.0.11:8000 --engine unix:///run/vllm/b.sock
+  gateway init                                                   write policy.yaml, commented, to begin with
   gateway check policy.yaml                                      find every mistake in a policy before it is used
   gateway serve --policy policy.yaml
   gateway top                                                    watch it: classes, queues, engines, calls a second
@@ -57,7 +58,8 @@ examples:
 
 SERVE_EXAMPLES = """\
 The policy says how calls are treated: classes, budgets, routing, retries, time-outs, engines; flags only where to
-listen and what to read. policies/default.yaml shows and explains every field, `gateway check` finds mistakes.
+listen and what to read. `gateway init` writes one to begin with, `gateway init default --out -` prints every field
+with its default, explained; `gateway check` finds mistakes.
 
 examples:
   gateway serve --engine sim:4:a100-8b                           four simulated engines with the profile a100-8b
@@ -168,6 +170,16 @@ def _parser() -> Parser:
     )
     serve.set_defaults(command=_serve)
 
+    begin = parser(
+        commands.add_parser,
+        "init",
+        help="write a commented policy to begin with",
+        description="Write a commented policy to begin with.",
+        epilog=starter.EXAMPLES,
+    )
+    starter.add_arguments(begin)
+    begin.set_defaults(command=starter.command)
+
     check = parser(
         commands.add_parser,
         "check",
@@ -216,22 +228,7 @@ def _parser() -> Parser:
         description="Watch a running gateway.",
         epilog=TOP_EXAMPLES,
     )
-    live.add_argument(
-        "--url",
-        default="http://127.0.0.1:8001",
-        type=_argument(_gateway_url),
-        help="its control port (default: %(default)s)",
-    )
-    live.add_argument("--token-file", metavar="FILE", help=f"its admin token, else ${TOKEN_VARIABLE}")
-    live.add_argument(
-        "--interval",
-        default="1s",
-        type=_argument(_interval),
-        metavar="TIME",
-        help="between two looks: 100ms to 1h (default: %(default)s)",
-    )
-    live.add_argument("--once", action="store_true", help="one frame as plain text, after one interval")
-    live.add_argument("--json", action="store_true", help="what there is to show as JSON, a line each time")
+    _add_top(live)
     live.set_defaults(command=_top)
 
     measure = parser(
@@ -264,6 +261,25 @@ def _parser() -> Parser:
     calibrate.add_arguments(fitting)
     fitting.set_defaults(command=calibrate.command)
     return top
+
+
+def _add_top(live: Parser) -> None:
+    live.add_argument(
+        "--url",
+        default="http://127.0.0.1:8001",
+        type=_argument(_gateway_url),
+        help="its control port (default: %(default)s)",
+    )
+    live.add_argument("--token-file", metavar="FILE", help=f"its admin token, else ${TOKEN_VARIABLE}")
+    live.add_argument(
+        "--interval",
+        default="1s",
+        type=_argument(_interval),
+        metavar="TIME",
+        help="between two looks: 100ms to 1h (default: %(default)s)",
+    )
+    live.add_argument("--once", action="store_true", help="one frame as plain text, after one interval")
+    live.add_argument("--json", action="store_true", help="what there is to show as JSON, a line each time")
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def _meta(bench: Bench, contender: Contender, scenario: Scenario, taken: Sequenc
     """What a reader needs in order to do it again, and nothing secret: keys are never on command lines."""
     fixed = contender.fixed
     try:
-        weir = version("weir")
+        weir = version("weir-gateway")
     except PackageNotFoundError:
         weir = "unknown"
     return {

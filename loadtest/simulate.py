@@ -96,7 +96,7 @@ def _described(simulation: Simulation, one: Done, simulated: Simulated) -> Run:
     """The run, with what a reader needs in order to do it again. All but `wall` follows from that."""
     scenario = simulation.scenario
     try:
-        weir = version("weir")
+        weir = version("weir-gateway")
     except PackageNotFoundError:
         weir = "unknown"
     simulated.run.meta = {

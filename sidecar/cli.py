@@ -1,4 +1,4 @@
-"""`sidecar serve | status | plan | logs | stop | check | ray`: flags and a file in, one clear line for a mistake.
+"""`sidecar init | serve | status | plan | logs | stop | check | ray`: flags and a file in, a clear line for a mistake.
 
 Exit status 2: a mistake in a flag or a file. 1: what was asked for cannot be had, as no sidecar runs or it refuses.
 """
@@ -9,10 +9,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import Any, NoReturn
 
-from sidecar import pool_commands
+from sidecar import __version__, pool_commands, starter
 from sidecar.api import MOST_LINES
 from sidecar.commands import Impossible, check, logs, plan, serve, status, stop
 from sidecar.core.flags import SIMULATED_GPUS
@@ -27,13 +26,14 @@ them to make room, and tells every gateway what there is."""
 
 EXAMPLES = """\
 examples:
+  sidecar init                                   write sidecar.yaml, commented, to begin with
   sidecar check sidecar.yaml                     find every mistake in the file before it is used
   sidecar serve --config sidecar.yaml            run it; Ctrl-C ends it, and its engines go on
   sidecar status                                 what is resident, and why something is not
   sidecar plan llama-3-8b                        what it takes to have a model run, and what would make room for it
   sidecar stop --all                             end the sidecar and its engines
 
-sidecar/example.yaml shows and explains every field. The smallest file that will do:
+`sidecar init example --out -` shows and explains every field. The smallest file that will do:
   models:
     llama-3-8b: {model_path: /models/llama-3-8b}"""
 
@@ -86,9 +86,9 @@ examples:
   sidecar check sidecar.yaml --explain           the file in full, every default written out"""
 
 RAY_EXAMPLES = """\
-A pool's file says what the sidecars of all nodes have in common; sidecar/pool.yaml shows and explains it. The nodes are
-those of the Ray cluster that have GPUs, and are followed as they join and die. Each needs weir[ray], in the environment
-that Ray's workers have. Engines go on where a sidecar, its actor or Ray ends; `down` ends them.
+A pool's file says what the sidecars of all nodes have in common; `sidecar init pool` writes one. The nodes are
+those of the Ray cluster that have GPUs, and are followed as they join and die. Each needs weir-gateway[ray], in the
+environment that Ray's workers have. Engines go on where a sidecar, its actor or Ray ends; `down` ends them.
 
 examples:
   sidecar ray check pool.yaml                    find every mistake in the file; needs no cluster
@@ -96,7 +96,7 @@ examples:
   sidecar ray status --config pool.yaml          how each node is
   sidecar ray down --config pool.yaml            end all of them, with their engines"""
 
-COMMANDS = "serve | status | plan | logs | stop | check | ray"
+COMMANDS = "init | serve | status | plan | logs | stop | check | ray"
 
 
 class Parser(argparse.ArgumentParser):
@@ -133,7 +133,7 @@ def _parser() -> Parser:
         )
 
     top = parser(Parser, prog="sidecar", description=DESCRIPTION, epilog=EXAMPLES)
-    top.add_argument("--version", action="version", version=f"weir {version('weir')}")
+    top.add_argument("--version", action="version", version=f"weir {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar=COMMANDS)
 
     def command(
@@ -175,6 +175,12 @@ def _parser() -> Parser:
 
     added = command("stop", "end the sidecar", _stop, STOP_EXAMPLES)
     added.add_argument("--all", action="store_true", help="and its engines")
+
+    added = command("init", "write a commented file to begin with", _init, starter.EXAMPLES, config=False)
+    added.add_argument(
+        "name", nargs="?", choices=starter.FILES, default=starter.STARTER, metavar="NAME", help="which one"
+    )
+    added.add_argument("--out", metavar="FILE|-", help="where; -: standard output (default: sidecar.yaml, pool.yaml)")
 
     added = command("check", "find the mistakes in sidecar files", _check, CHECK_EXAMPLES, config=False)
     added.add_argument("files", nargs="+", metavar="FILE", help="what a sidecar would be started with")
@@ -246,6 +252,10 @@ def _pool_status(given: argparse.Namespace) -> int:
 
 def _pool_check(given: argparse.Namespace) -> int:
     return pool_commands.check(given.files, full=given.explain)
+
+
+def _init(given: argparse.Namespace) -> int:
+    return starter.init(given.name, given.out)
 
 
 def _check(given: argparse.Namespace) -> int:

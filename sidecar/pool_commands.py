@@ -29,7 +29,7 @@ Nodes: TypeAlias = "list[tuple[PoolNode, NodeStatus]]"
 COLUMNS = ("NODE", "ADDRESS", "GPUS", "RUNNING", "ASLEEP", "OTHERS", "TO MAKE", "")
 UP_WITHIN = 60.0  # seconds for every node's sidecar to answer
 POLL = 0.5  # seconds between two looks whether they do
-NO_RAY = "Ray is not installed here: pip install 'weir[ray]', with the version of Ray that the cluster has"
+NO_RAY = "Ray is not installed here: pip install 'weir-gateway[ray]', with the version of Ray that the cluster has"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 import uvloop
 
+from sidecar import __version__
 from sidecar.api import control_app
 from sidecar.assembly import gpus_of, managed, say, sidecar_id
 from sidecar.core.config import SidecarConfig
@@ -146,7 +146,7 @@ class View:
         bad_state = f"the state file cannot be written: {self._state.error}" if self._state.error else ""
         return Status(
             sidecar=sidecar_id(config),
-            version=version("weir"),
+            version=__version__,
             pid=os.getpid(),
             boot=self._boot,
             config=str(self._options.file.absolute()),

@@ -22,7 +22,7 @@ PACKAGES = ("gateway", "sidecar", "loadtest")
 # wire and dispatch are the two edges others are built on; the edges above them do not know each other.
 LEVELS = {
     "cli": 6,
-    **dict.fromkeys(("serve", "top"), 5),
+    **dict.fromkeys(("serve", "starter", "top"), 5),
     "assembly": 4,
     "pipeline": 3,
     **dict.fromkeys(

@@ -14,7 +14,17 @@ from gateway.core.policy_file import decode, decode_with_lines, explain
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "policies").glob("*.yaml"))
-NAMES = ["batch-night", "default", "demo", "embeddings", "interactive-first", "multi-tenant", "one-engine"]
+NAMES = [
+    "batch-night",
+    "default",
+    "demo",
+    "embeddings",
+    "interactive-first",
+    "multi-tenant",
+    "one-engine",
+    "one-machine",
+    "starter",
+]
 
 each = pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])
 

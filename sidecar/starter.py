@@ -1,0 +1,62 @@
+"""Starter files of `sidecar init`: a sidecar's or a pool's file, and a secret token, never over another file."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+from pathlib import Path
+
+from sidecar.files import Mistake
+
+STARTER = "starter"
+FILES = {STARTER: "sidecar.yaml", "example": "sidecar.yaml", "pool": "pool.yaml"}  # and what each is called by default
+TOKEN = "sidecar.token"  # noqa: S105 # the name of a file
+EXAMPLES = """\
+Writes a commented file to begin with and, where the file names one, a new secret token beside it that only you can
+read. What is there already is never touched.
+
+  starter     a sidecar's file with what most change first
+  example     every field of a sidecar's file, explained
+  pool        the sidecars of a Ray cluster
+
+examples:
+  sidecar init                                   sidecar.yaml and sidecar.token
+  sidecar init pool --out cluster.yaml
+  sidecar init example --out -                   read every field, on standard output"""
+_OWN = re.compile(r"(?:sidecar/)?(?:example|pool|sidecar)\.yaml")
+
+
+def init(name: str, out: str | None) -> int:
+    """Write the file; the exit status. `out`: a path, `-` for standard output, None for the usual name."""
+    text = (Path(__file__).parent / f"{name}.yaml").read_text()
+    if out == "-":
+        sys.stdout.write(text)
+        return 0
+    path = Path(out or FILES[name])
+    _write(path, _OWN.sub(lambda at: at[0] if at[0] not in _own(name) else str(path), text), 0o666)
+    written = [str(path)]
+    token = path.with_name(TOKEN)
+    if f"token_file: {TOKEN}" in text and not token.exists():
+        _write(token, secrets.token_urlsafe(32) + "\n", 0o600)
+        written.append(f"{token} (for the gateways' policies too: fleet.sidecars.token_file)")
+    print("written: " + ", ".join(written))
+    command = "sidecar ray check" if name == "pool" else "sidecar check"
+    print(f"Name your models in it, then: {command} {path}")
+    return 0
+
+
+def _own(name: str) -> tuple[str, ...]:
+    """The words by which a shipped file speaks of itself."""
+    return (FILES[name], f"sidecar/{name}.yaml")
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+    except FileExistsError:
+        raise Mistake(f"{path} is there already and is left as it is; give another name: --out FILE") from None
+    except OSError as error:
+        raise Mistake(f"{path}: {error.strerror}") from error
