@@ -13,9 +13,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Raw
 
+from gateway.core.fields import DECODERS, check_unread
 from gateway.core.form import form_fields
-from gateway.core.outcome import Refused
-from gateway.core.prompt import Body, Prompt, StreamOptions, bad, body_of, chain, scripts
+from gateway.core.prompt import BY_GATEWAY, Body, Prompt, StreamOptions, bad, body_of, chain, reserved, scripts
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,8 +183,10 @@ def parse(
         if content_type != b"application/json" and content_type.split(b";")[0].strip().lower() != b"application/json":
             found = content_type[:80].decode("latin-1")
             raise bad(f"content-type must be application/json, found {found}", "content-type")
-        fields = body_of(body, max_depth=settings.max_depth, max_containers=settings.max_containers)
-        _check_reserved(fields)
+        decode = DECODERS[route.kind]
+        fields = body_of(decode, body, max_depth=settings.max_depth, max_containers=settings.max_containers)
+        if settings.media != "any":
+            check_unread(body)
         _READERS[route.kind](fields, prompt)
     model = fields.model
     if model is None:
@@ -244,22 +246,21 @@ def parse(
     )
 
 
-_RESERVED = ("priority", "cache_salt", "kv_transfer_params")
-
-
-def _check_reserved(fields: Body) -> None:
-    if fields.priority is not UNSET or fields.cache_salt is not UNSET or fields.kv_transfer_params is not UNSET:
-        raise _reserved(next(name for name in _RESERVED if getattr(fields, name) is not UNSET))
-
-
-def _reserved(name: str) -> Refused:
-    return bad(f"{name} is set by the gateway only: leave it out of the request", name)
+def _conversation(fields: Body, prompt: Prompt) -> None:
+    """The messages, and what a chat template prints beside them."""
+    if fields.tools is not UNSET:
+        prompt.raw(fields.tools)
+    if fields.chat_template is not None:
+        prompt.parts.append(fields.chat_template)
+    prompt.messages(fields.messages)
+    if fields.chat_template_kwargs is not UNSET:
+        prompt.raw(fields.chat_template_kwargs)
 
 
 def _chat(fields: Body, prompt: Prompt) -> None:
-    if fields.tools is not UNSET:
-        prompt.raw(fields.tools)
-    prompt.messages(fields.messages)
+    if fields.documents is not None:
+        prompt.documents(fields.documents, "documents")
+    _conversation(fields, prompt)
 
 
 def _completion(fields: Body, prompt: Prompt) -> None:
@@ -272,44 +273,51 @@ def _response(fields: Body, prompt: Prompt) -> None:
     if fields.tools is not UNSET:
         prompt.raw(fields.tools)
     prompt.gather(fields.instructions, "instructions")
+    if fields.previous_input_messages is not None:
+        prompt.documents(fields.previous_input_messages, "previous_input_messages")
     prompt.documents(fields.input, "input")
 
 
 def _message(fields: Body, prompt: Prompt) -> None:
-    if fields.tools is not UNSET:
-        prompt.raw(fields.tools)
     prompt.gather(fields.system, "system")
-    prompt.messages(fields.messages)
+    _conversation(fields, prompt)
 
 
 def _embedding(fields: Body, prompt: Prompt) -> None:
-    if fields.input is None and fields.messages is not None:
-        prompt.messages(fields.messages)
+    if _one_of(fields, ("input", "messages")) == "messages":
+        _conversation(fields, prompt)
     else:
         prompt.texts(fields.input, "input")
 
 
 def _rerank(fields: Body, prompt: Prompt) -> None:
+    prompt.gather(fields.instruction, "instruction")
     prompt.documents(fields.query, "query")
     prompt.documents(fields.documents, "documents")
 
 
 def _score(fields: Body, prompt: Prompt) -> None:
     """vLLM has renamed the two sides more than once; each side under any of its names."""
+    prompt.gather(fields.instruction, "instruction")
     for names in (("text_1", "queries", "data_1"), ("text_2", "documents", "items", "data_2")):
-        given = [name for name in names if getattr(fields, name) is not None]
-        if len(given) != 1:
-            raise bad(f"exactly one of {', '.join(names)} is required", names[0])
-        prompt.documents(getattr(fields, given[0]), given[0])
+        name = _one_of(fields, names)
+        prompt.documents(getattr(fields, name), name)
 
 
 def _tokenize(fields: Body, prompt: Prompt) -> None:
-    if fields.messages is not None:
-        prompt.messages(fields.messages)
-    elif fields.prompt is None:
-        prompt.texts(fields.tokens, "tokens")
+    name = _one_of(fields, ("prompt", "messages", "tokens"))
+    if name == "messages":
+        _conversation(fields, prompt)
     else:
-        prompt.texts(fields.prompt, "prompt")
+        prompt.texts(getattr(fields, name), name)
+
+
+def _one_of(fields: Body, names: tuple[str, ...]) -> str:
+    """The one of these fields that is given. Two would leave it to the engine which it reads."""
+    given = [name for name in names if getattr(fields, name) is not None]
+    if len(given) != 1:
+        raise bad(f"exactly one of {', '.join(names)} is required", names[0])
+    return given[0]
 
 
 _READERS: dict[str, Callable[[Body, Prompt], None]] = {
@@ -329,9 +337,9 @@ _READERS: dict[str, Callable[[Body, Prompt], None]] = {
 def _audio(content_type: bytes, body: bytes, prompt: Prompt) -> Body:
     """One recording, whose tokens depend on its length in seconds: it is costed as a constant."""
     form = form_fields(content_type, body)
-    for name in _RESERVED:
+    for name in BY_GATEWAY:
         if name in form:
-            raise _reserved(name)
+            raise reserved(name)
     model = form.get("model") or None
     if model is not None and len(model) > 256:
         raise bad("model: expected `str` of length <= 256", "model")

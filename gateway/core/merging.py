@@ -92,8 +92,8 @@ _Read = tuple[str, _Lists, int] | None  # the form of the items, the lists, top_
 def _embedding(fields: dict[str, Raw]) -> _Read:
     """Texts and token ids are not mixed: vLLM's `input` is all of one form."""
     raw = fields.pop("input", None)
-    if raw is None or "messages" in fields:
-        return None
+    if raw is None or memoryview(raw)[0] not in (_TEXT, _LIST):
+        return None  # messages
     encoding = fields.get("encoding_format")
     if encoding is not None and bytes(encoding) not in (b'"float"', b'"base64"'):
         return None  # bytes: not a JSON answer

@@ -8,7 +8,7 @@ Media by reference is refused here, so that nobody makes an engine fetch an addr
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Annotated, Any
 
 import msgspec
@@ -23,6 +23,9 @@ class Message(msgspec.Struct, gc=False):
     role: str
     content: str | list[Any] | None = None
     tool_calls: Raw | UnsetType = UNSET
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tools: Raw | UnsetType = UNSET
 
 
 class StreamOptions(msgspec.Struct, gc=False):
@@ -30,7 +33,7 @@ class StreamOptions(msgspec.Struct, gc=False):
 
 
 class Body(msgspec.Struct, gc=False):
-    """The union of what the routes' bodies hold. One type, so one decoder; each route demands its own fields."""
+    """The union of what the routes' bodies hold. Each route demands its own fields; `fields.py` closes the others."""
 
     model: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
     messages: list[Message] | None = None
@@ -73,13 +76,17 @@ class Body(msgspec.Struct, gc=False):
     items: Any = None
     data_1: Any = None
     data_2: Any = None
-    # Only the gateway may set these.
-    priority: Raw | UnsetType = UNSET
-    cache_salt: Raw | UnsetType = UNSET
-    kv_transfer_params: Raw | UnsetType = UNSET
+    instruction: Any = None
+    # What templates print beside the messages, and what Responses puts before them.
+    chat_template: str | None = None
+    chat_template_kwargs: Raw | UnsetType = UNSET
+    previous_input_messages: Any = None
 
 
-_decode = msgspec.json.Decoder(Body).decode
+# Whose calls go first, what a tenant shares of a cache, where KV and encoder caches are fetched from, and the name of a
+# call inside an engine (clients send x-request-id).
+BY_GATEWAY = ("priority", "cache_salt", "kv_transfer_params", "ec_transfer_params", "request_id")
+
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -87,8 +94,13 @@ def bad(message: str, param: str | None = None) -> Refused:
     return Refused(Outcome.BAD_REQUEST, message, param=param)
 
 
-def body_of(data: bytes, *, max_depth: int, max_containers: int) -> Body:
-    """`data` as a Body, or Refused naming the field: malformed, not UTF-8, too deep, a wrong type, out of range."""
+def reserved(name: str) -> Refused:
+    return bad(f"{name} is set by the gateway only: leave it out of the request", name)
+
+
+def body_of(decode: Callable[[bytes], Body], data: bytes, *, max_depth: int, max_containers: int) -> Body:
+    """`data` as `decode` makes a Body of it, or Refused naming the field: malformed, not UTF-8, too deep, a wrong type,
+    out of range, not for this route."""
     if not data.isascii():
         try:
             data.decode()
@@ -98,7 +110,7 @@ def body_of(data: bytes, *, max_depth: int, max_containers: int) -> Body:
     if data.count(b"{") + data.count(b"[") > max_depth:
         _check_depth(data, max_depth, max_containers)
     try:
-        return _decode(data)
+        return decode(data)
     except msgspec.ValidationError as error:
         raise _explained(str(error), data) from None
     except msgspec.DecodeError as error:
@@ -131,6 +143,11 @@ def _explained(error: str, data: bytes) -> Refused:
     if what.startswith("Object missing required field `"):
         field = what.split("`")[1]
         return bad(f"{path}.{field} is missing", f"{path}.{field}")
+    if what.startswith("Expected `null`,"):
+        name = path.rpartition(".")[2]
+        if name in BY_GATEWAY:
+            return reserved(name)
+        return bad(f"{path} is not for this route: the engine might read it as a prompt, and nobody else would", path)
     found = ""
     if path and "." not in path and "[" not in path:
         try:
@@ -145,7 +162,7 @@ MAX_ENTRIES = 10_000  # of one array within a message's content: walking them ta
 
 _URLS = frozenset(("image_url", "video_url", "audio_url", "file_url"))
 _MEDIA_OBJECTS = frozenset(("input_audio", "source", "file"))
-_MEDIA = _URLS | _MEDIA_OBJECTS | {"file_data", "image_embeds", "audio_embeds"}
+_MEDIA = _URLS | _MEDIA_OBJECTS | {"file_data", "image_embeds", "audio_embeds", "video_embeds"}
 _NOT_TEXT = frozenset(("type", "id", "call_id", "tool_use_id", "cache_control", "detail", "status"))
 
 
@@ -180,6 +197,14 @@ class Prompt(msgspec.Struct, gc=False):
                 self.gather(content, f"messages[{index}].content")
             if message.tool_calls is not UNSET:
                 self.raw(message.tool_calls)
+            if message.reasoning is not None or message.reasoning_content is not None or message.tools is not UNSET:
+                self._beside(message, f"messages[{index}]")
+
+    def _beside(self, message: Message, param: str) -> None:
+        """What a template prints of a message beside its content; of the two names of reasoning vLLM reads one."""
+        self.gather(message.reasoning or message.reasoning_content, f"{param}.reasoning")
+        if message.tools is not UNSET:
+            self.raw(message.tools)
 
     def raw(self, value: Raw) -> None:
         """JSON that chat templates print more or less as it stands: tools and their calls."""
@@ -215,7 +240,10 @@ class Prompt(msgspec.Struct, gc=False):
             for item in value:
                 self.gather(item, param)
         elif isinstance(value, dict):
-            tool_use = value.get("type") == "tool_use"  # its input is the model's own words, whatever its keys
+            kind = value.get("type")
+            if kind == "prompt_embeds" or "prompt_embeds" in value or "uuid" in value:
+                _check_opaque(value, param)
+            tool_use = kind == "tool_use"  # its input is the model's own words, whatever its keys
             for key, item in value.items():
                 if tool_use and key == "input":
                     self.parts.append(msgspec.json.encode(item).decode())
@@ -236,6 +264,14 @@ class Prompt(msgspec.Struct, gc=False):
         self.media += 1
         # Equal media must give equal blocks, and count like any other placeholder.
         self.parts.append(f"{hash(str(item)) & 0xFFFFFFFFFFFFFFFF:016x}")
+
+
+def _check_opaque(part: dict[str, Any], param: str) -> None:
+    """Refuse a part that is not itself in the body: embeddings, and a uuid for what any client may have sent before."""
+    if "uuid" in part and part["uuid"] is not None and not _MEDIA.isdisjoint(part):
+        raise bad(f"{param} holds media with a uuid, and engines would take what another client sent by it", param)
+    if part.get("type") == "prompt_embeds" or "prompt_embeds" in part:
+        raise bad(f"{param} holds prompt_embeds; this gateway takes prompts as text or token ids", param)
 
 
 # http(s)://HOST[:PORT] and then the path: no user, no backslash, nothing two readers could take for different hosts.

@@ -217,6 +217,9 @@ _WITH = '{"model":"m","messages":[{"role":"user","content":"x"}],%s}'
         (_WITH % '"\\u0070riority":0', "priority", "set by the gateway only"),
         (_WITH % '"cache_salt":"x"', "cache_salt", "set by the gateway only"),
         (_WITH % '"kv_transfer_params":{}', "kv_transfer_params", "set by the gateway only"),
+        (_WITH % '"ec_transfer_params":{}', "ec_transfer_params", "set by the gateway only"),
+        (_WITH % '"vllm_xargs":{"kv_transfer_params":"x"}', "kv_transfer_params", "set by the gateway only"),
+        (_WITH % '"input":"x"', "input", "not for this route"),
         ('{"messages":[{"role":"user","content":"x"}]}', "model", "model is required"),
         ('{"model":null,"messages":[{"role":"user","content":"x"}]}', "model", "model is required"),
         ('{"model":"","messages":[]}', "model", "length >= 1"),
@@ -538,7 +541,7 @@ def test_token_ids_elsewhere() -> None:
         ("/v1/rerank", {"query": "a", "documents": ["b"] * 2001}, "documents"),
         ("/v1/score", {"text_1": "a"}, "text_2"),
         ("/v1/score", {"text_1": "a", "queries": "b", "text_2": "c"}, "text_1"),
-        ("/tokenize", {}, "tokens"),
+        ("/tokenize", {}, "prompt"),
     ],
 )
 def test_what_other_routes_demand(path: str, body: dict[str, Any], param: str) -> None:
