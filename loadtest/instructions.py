@@ -5,7 +5,8 @@
 A clock differs from run to run with whatever else a machine does; user-space instructions differ by 1 % or less. One
 gateway process runs under valgrind. Each figure is the slope between a short and a long load, so that start-up and
 warm-up do not count; what polling engines costs meanwhile does, and is little, since they are polled once a minute.
-The kernel's part is not seen: `make bench-overhead` measures CPU time. With `--tree` another checkout's gateway is
+The kernel's part is not seen: `make bench-overhead` measures CPU time. An event's count depends on how many come in one
+turn of the loop, by some per cent either way. With `--tree` another checkout's gateway is
 measured in the same run, as the baseline.
 """
 
