@@ -21,7 +21,7 @@ from types import TracebackType
 from gateway.core import refusals
 from gateway.core.breaker import Ending
 from gateway.core.call import Call
-from gateway.core.choice import LOOKED_AT, Choice, choose, foreseen_ttft, least_ttft, usable_of
+from gateway.core.choice import LOOKED_AT, Choice, any_idle, choose, foreseen_ttft, least_ttft, usable_of
 from gateway.core.deadline import too_late
 from gateway.core.fleet import Engine, Fleet, Hold
 from gateway.core.outcome import Refused
@@ -190,8 +190,12 @@ class Dispatch:
         if self.queues.get(call.model) or self.draining or call.class_name not in self.policy.classes:
             return None
         pressure = self.pressure.get(call.model)
-        if pressure is None or (pressure.level and pressure.refuses(call)):
-            return None  # the first of its model, or refused: enter() says why
+        if pressure is None:  # the first of its model
+            if not self.fleet.serving(call.model):
+                return None
+            pressure = self._state(call.model)[1]
+        if pressure.level and pressure.refuses(call):
+            return None  # enter() says why
         now = self.clock()
         if now >= call.deadline:
             return None  # its body took so long: enter() says so
@@ -307,7 +311,7 @@ class Dispatch:
         pressure.offered(call, now)
         spare = max(engine.budget - engine.load for engine in usable[:LOOKED_AT])
         call.predicted_wait = wait = pressure.wait(queues, call, now, until=call.ttft_by, spare=spare)
-        if not self.policy.deadlines.predict:
+        if not self.policy.deadlines.predict or any_idle(usable, call):
             return
         if now + wait > call.ttft_by or too_late(call, now + wait, *least_ttft(usable, call, now)):
             raise refusals.hopeless(call, wait, pressure.place(queues, call, now))
@@ -397,9 +401,10 @@ class Dispatch:
             choice = self._choose(ticket.call, now, ticket.exclude)
             if choice is None:
                 return False
-            # One that was granted before has only its deadline to keep: it is late for its engine's fault.
-            hopeless = shed_late and not ticket.paid and self._is_late(ticket.call, choice, now)
-            if hopeless or now >= ticket.call.deadline:
+            # One that was granted before has only its deadline to keep: it is late for its engine's fault. A late one
+            # takes an idle engine from nobody, if nobody else can have it now.
+            weighed = shed_late and not ticket.paid and (choice.engine.in_flight or self._contended(queues))
+            if (weighed and self._is_late(ticket.call, choice, now)) or now >= ticket.call.deadline:
                 late.append(ticket)
                 return False
             choices.append(choice)
@@ -442,6 +447,10 @@ class Dispatch:
         """Classes that run as many calls as they may."""
         return [name for name, limit in self._limited.items() if self.running[name] >= limit]
 
+    def _contended(self, queues: Queues) -> bool:
+        """Whether several wait whose classes may start a call now."""
+        return len(queues) - sum([queues.length(name) for name in self._paused()]) > 1
+
     def _is_late(self, call: Call, choice: Choice, now: float) -> bool:
         engine = choice.engine
         return too_late(call, now, choice.ttft, choice.prefill / engine.prefill_rate, engine.tpot)
@@ -453,6 +462,7 @@ class Dispatch:
             if most is not None and most < call.asked:
                 call.shaped = shaped(call.asked, most, self.policy.classes[call.class_name].min_tokens)
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
+                call.expected_tokens = min(call.expected_tokens, call.shaped)
         grant = Grant(self, call, choice, now, ticket)
         if self._turns and call.class_name in self._limited:
             self._pauses(call)

@@ -1,6 +1,6 @@
 """What must hold at every moment of a simulated gateway, whatever happens to it.
 
-Looked at from outside: the dispatch's four doors (entering, pumping, granting, releasing) are watched as they are
+Looked at from outside: the dispatch's doors (at once, entering, pumping, granting, releasing) are watched as they are
 used, and everything is compared with the watcher's own books once nothing is left to be done at a moment.
 """
 
@@ -18,10 +18,11 @@ from gateway.core.call import Call
 from gateway.core.choice import Choice, choose
 from gateway.core.deadline import too_late
 from gateway.core.fleet import Engine, Hold
+from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy import Policy
 from gateway.core.queues import Queues, Ticket
 from gateway.core.retries import RetryBudget
-from gateway.dispatch import Grant
+from gateway.dispatch import NOBODY, Grant
 from loadtest.dst_batches import Batches
 from loadtest.dst_books import Retries
 from loadtest.dst_fairness import Fairness
@@ -50,7 +51,7 @@ class Invariants:
         self._pumped: dict[str, float] = {}
         self._settled = True  # no hold was taken or given back since the books were compared
         gateway.attempts.retries = cast("RetryBudget", self.retries)  # it has all of the surface that is used
-        for name in ("enter", "released", "_grant", "_pump"):
+        for name in ("at_once", "enter", "released", "_grant", "_pump"):
             vars(dispatch)[name] = getattr(self, name)
         self.batches = Batches(gateway.pipeline.batcher, wrong)
         self._fairness: dict[str, Fairness] = {}
@@ -64,17 +65,46 @@ class Invariants:
 
     # -- the doors ----------------------------------------------------------------------------------------------
 
+    def at_once(self, call: Call, exclude: frozenset[str] = NOBODY) -> Grant | None:
+        """On an idle engine every call that fits is granted at once, if nobody waits and nothing but a prediction
+        forbids it."""
+        dispatch = self._dispatch
+        settings = dispatch.policy.classes.get(call.class_name)
+        waits = dispatch.queues.get(call.model) or dispatch.draining or self._loop.time() >= call.deadline
+        idle = "" if exclude or waits or settings is None or self._refuses(call) else self._idle(call)
+        limit = None if settings is None else settings.max_concurrency
+        if limit is not None and dispatch.running[call.class_name] >= limit:
+            idle = ""
+        grant = type(dispatch).at_once(dispatch, call, exclude)
+        if idle and grant is None:
+            self._wrong(f"call {call.request_id} is not granted at once though {idle} is idle")
+        return grant
+
     async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> Grant:
         dispatch = self._dispatch
         refused = not front and self._refuses(call)
+        idle = self._idle(call)
         if front:
             self._grants.first.add(call.request_id)
             if not exclude & {hold.engine.id for hold, whose in self._holds if whose is call}:
                 self._wrong(f"call {call.request_id} may go back to the engine that has failed it: not {set(exclude)}")
-        grant = await type(dispatch).enter(dispatch, call, exclude, front=front)
+        try:
+            grant = await type(dispatch).enter(dispatch, call, exclude, front=front)
+        except Refused as told:
+            if idle and told.outcome is Outcome.HOPELESS:
+                self._wrong(f"call {call.request_id} is refused by prediction though {idle} is idle: {told.message}")
+            raise
         if refused:
             self._wrong(f"call {call.request_id} has waited for {grant.engine.id} though its model's mode refused it")
         return grant
+
+    def _idle(self, call: Call) -> str:
+        """An engine that has nothing to do and can take the call; empty: there is none."""
+        for engine in self._dispatch.fleet.serving(call.model):
+            able = engine.up and not engine.draining and engine.breaker.state is BreakerState.CLOSED
+            if able and not engine.in_flight and call.cost <= engine.largest:
+                return engine.id
+        return ""
 
     def _refuses(self, call: Call) -> bool:
         """Whether its model's mode refuses the call as it comes; while nobody has its model, none does."""
@@ -163,9 +193,10 @@ class Invariants:
         routing = self._dispatch.policy.routing
         return choose(engines, ticket.call, at, routing=routing, rng=self._rng, exclude=ticket.exclude)
 
-    @staticmethod
-    def _late(ticket: Ticket, choice: Choice, now: float) -> bool:
-        engine = choice.engine
+    def _late(self, ticket: Ticket, choice: Choice, now: float) -> bool:
+        engine, dispatch = choice.engine, self._dispatch
+        if not engine.in_flight and not dispatch._contended(dispatch.queues[ticket.call.model]):
+            return False
         return too_late(ticket.call, now, choice.ttft, choice.prefill / engine.prefill_rate, engine.tpot)
 
     def _compare(self) -> None:

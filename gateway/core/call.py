@@ -109,6 +109,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     asked: int = 0  # tokens each sequence may generate, filled in by cost.py
     prompt_tokens: int = 0  # estimate, filled in by cost.py
     output_tokens: int = 0  # estimate, filled in by cost.py
+    expected_tokens: int = 0  # what each sequence will probably write, 0 where nothing is known; filled in by cost.py
     shaped: int = 0  # what `asked` was cut to, 0: as asked
     predicted_wait: float = 0.0  # seconds, where it had to wait
 

@@ -71,6 +71,12 @@ def usable_of(engines: Sequence[Engine], now: float) -> Sequence[Engine]:
     return usable if shut and panicked(shut, len(usable), usable[0].policy.breaker.panic) else allowed
 
 
+def any_idle(engines: Sequence[Engine], call: Call) -> bool:
+    """Whether one of these has nothing to do and takes the call: no prediction refuses it then."""
+    cost = call.cost
+    return any(not engine.in_flight and cost <= engine.largest for engine in engines)
+
+
 def least_ttft(engines: Sequence[Engine], call: Call, now: float) -> tuple[float, float, float]:
     """Of the engine that would answer first, were there room: predicted TTFT, the part of it that is reading the
     call's own prompt, and its time per output token; in seconds. Looks at a few, for calls that have to wait."""

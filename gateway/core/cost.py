@@ -2,8 +2,10 @@
 
 Prompt: a linear model per (model, kind of route) over the prompt's bytes by script, its messages and a constant (the
 chat template), learned from the engines' own usage. Output: what was asked times alpha, the learned 0.9 quantile of
-actual over asked. Only `learn`, which sees answers of real engines, makes entries; an estimate never does, so clients
-cannot fill the tables with invented models. All tables are bounded, oldest use out first.
+actual over asked. That starts high, so that holds are safe. What deadlines are held against, `expected_tokens`, starts
+at nothing instead: no call is refused for a length that nobody has seen. Only `learn`, which sees answers of real
+engines, makes entries; an estimate never does, so clients cannot fill the tables with invented models. All tables are
+bounded, oldest use out first.
 """
 
 from __future__ import annotations
@@ -94,18 +96,22 @@ class Quantile:
     """Running quantile of a ratio 0..1, in its logarithm: Robbins and Monro's stochastic approximation.
 
     A step up weighs `QUANTILE`, a step down the rest, so it rests where that share lies below. Steps start large.
+    `value` comes down from COLD_ALPHA; `most` is the largest ratio that was really seen, 0 before the first.
     """
 
-    __slots__ = ("calls", "log", "seen", "value")
+    __slots__ = ("calls", "log", "most", "seen", "value")
 
     def __init__(self) -> None:
         self.calls = 0
         self.log = math.log(COLD_ALPHA)
         self.value = COLD_ALPHA
+        self.most = 0.0
         self.seen = 0
 
     def learn(self, ratio: float) -> None:
         self.seen += 1
+        if ratio > self.most:
+            self.most = min(1.0, ratio)
         step = 0.05 if self.seen >= 380 else 1.0 / (1.0 + self.seen / 20.0)
         log = self.log + step * (QUANTILE if ratio > self.value else QUANTILE - 1.0)
         if not -12.0 <= log <= 0.0:
@@ -128,7 +134,7 @@ class CostModel:
         self.alpha = None if alpha == "auto" else alpha
 
     def estimate(self, call: Call, context: int | None) -> None:
-        """Fill in `prompt_tokens`, `output_tokens` (of all its sequences) and `asked` (of each).
+        """Fill in `prompt_tokens`, `output_tokens` (of all its sequences), `asked` and `expected_tokens` (of each).
 
         `context` is the longest the model's engines take, in tokens; None: not known.
         """
@@ -143,7 +149,7 @@ class CostModel:
         call.prompt_tokens = int(text + z) + 1 + call.token_ids + call.media * self.media_tokens
 
     def estimate_output(self, call: Call, context: int | None) -> None:
-        """Fill in `asked` and `output_tokens`, which depend on the prompt's tokens and on the class."""
+        """Fill in `asked`, `output_tokens` and `expected_tokens`, which depend on the prompt's tokens and the class."""
         if not call.route.generates:
             return
         asked = call.max_tokens
@@ -154,12 +160,13 @@ class CostModel:
         self.expect(call, asked)
 
     def expect(self, call: Call, asked: int) -> None:
-        """Fill in `output_tokens` for `asked` tokens of each sequence: what the client wants, or what it is cut to."""
+        """Fill in `output_tokens` and `expected_tokens` for `asked` tokens of each sequence."""
         call.asked = asked
         alpha = self.alpha
+        known = self._alphas.get(_bucket(call))
         if alpha is None:
-            known = self._alphas.get(_bucket(call))
             alpha = COLD_ALPHA if known is None else known.value
+        call.expected_tokens = 0 if known is None else int(min(known.value, known.most) * asked)
         call.output_tokens = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
 
     def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:

@@ -1,12 +1,14 @@
 """Predicted wait and predicted service against what was promised: refuse at once, or drop, what cannot make it.
 
     wait    = work that goes first / measured drain rate          (Little's law: L = lambda W)
-    service = ttft + output tokens x time per output token
+    service = ttft + expected output tokens x time per output token
 
 Two promises: the first token by `ttft_by`, the last by `deadline`. A call is refused on arrival when its wait alone
 breaks the first or wait and service break the second; before it runs it is dropped when what is left of its time no
 longer suffices (shed late). An answer that would come late is work taken from calls that could still be in time:
 in simulation dropping it lifts goodput under overload from about half of capacity to nearly all of it.
+
+A guess refuses nobody: expected output is what such calls have really written, and an idle engine takes what comes.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class Drain:
 
 def service(call: Call, ttft: float, tpot: float) -> float:
     """Seconds from dispatch to the last token: sequences of one call are written side by side."""
-    return ttft + call.output_tokens / call.n * tpot
+    return ttft + call.expected_tokens * tpot
 
 
 def too_late(call: Call, start: float, ttft: float, reading: float, tpot: float) -> bool:

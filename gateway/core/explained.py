@@ -119,7 +119,8 @@ def _time(policy: Policy, name: str) -> Iterator[str]:
         for rule, words in ((rules.predict, "refused on arrival"), (rules.shed_late, "dropped before it runs"))
         if rule
     ]
-    yield f"what cannot make it: {' or '.join(early) or 'runs all the same'}"
+    dropped = f"{' or '.join(early)}, unless an engine is idle"
+    yield f"what cannot make it: {dropped if early else 'runs all the same'}"
     yield f"what runs past it: {'cancelled' if rules.on_deadline == 'cancel' else 'finished'}"
 
 

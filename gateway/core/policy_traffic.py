@@ -170,8 +170,9 @@ class ShapingTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that cannot be answered in time. `predict`: refuse on arrival what will miss its target. `shed_late`: drop
-    what no longer can make it before it runs. `on_deadline`: what becomes of a call that runs past it.
+    """Calls that cannot be answered in time. `predict`: refuse on arrival what will miss its target, if no engine of
+    its model is idle. `shed_late`: drop what no longer can make it before it runs. `on_deadline`: what becomes of a
+    call that runs past it.
     """
 
     predict: bool = True

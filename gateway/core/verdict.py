@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.core.breaker import BreakerState
 from gateway.core.call import Call
-from gateway.core.choice import least_ttft
+from gateway.core.choice import any_idle, least_ttft
 from gateway.core.classes import classify
 from gateway.core.deadline import too_late
 from gateway.core.fleet import Engine, Hold
@@ -71,8 +71,8 @@ class Verdict:
     shadow's buckets, if anything: it is settled with the enforced one, and what is left of it ends with the call."""
 
     __slots__ = (
-        "_account", "_at", "_behind", "_call", "_decided", "_engines", "_full", "_mode", "_own", "_refused", "_shadow",
-        "_shed", "_snapshot", "_ttft", "charge",
+        "_account", "_at", "_behind", "_call", "_decided", "_engines", "_full", "_idle", "_mode", "_own", "_refused",
+        "_shadow", "_shed", "_snapshot", "_ttft", "charge",
     )  # fmt: skip
 
     def __init__(self, shadow: Shadow, call: Call, mode: ModelMode, engines: Sequence[Engine], now: float) -> None:
@@ -88,6 +88,7 @@ class Verdict:
         self._refused = NONE
         self._shed = False  # by the enforced policy's mode
         self._behind = False  # others wait already
+        self._idle = False  # so does an engine, for calls
         self._full = False
         self._ttft: tuple[float, float, float] | None = None  # None: nobody waits, so it is asked when this call does
         self._decided = False
@@ -139,18 +140,22 @@ class Verdict:
             self._full = _full(queues, self._own, self._snapshot.policy, known)
             if queues:
                 self._behind = True
+                self._idle = any_idle(self._usable(), self._own)
                 self._ttft = self._least_ttft()
 
     def _hopeless(self) -> bool:
-        if not self._snapshot.policy.deadlines.predict:
+        if not self._snapshot.policy.deadlines.predict or self._idle:
             return False
         start = self._at + self._call.predicted_wait
         return start > self._own.ttft_by or too_late(self._own, start, *(self._ttft or self._least_ttft()))
 
     def _least_ttft(self) -> tuple[float, float, float]:
-        # Their breakers are looked at and not asked: to ask one can move it.
-        usable = [e for e in self._engines if e.up and not e.draining and e.breaker.state is BreakerState.CLOSED]
+        usable = self._usable()
         return least_ttft(usable, self._own, self._at) if usable else (0.0, 0.0, 0.0)
+
+    def _usable(self) -> list[Engine]:
+        # Their breakers are looked at and not asked: to ask one can move it.
+        return [e for e in self._engines if e.up and not e.draining and e.breaker.state is BreakerState.CLOSED]
 
     def _refund(self) -> None:
         if self.charge is not None:

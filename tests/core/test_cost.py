@@ -118,6 +118,31 @@ def test_numbers_that_cannot_be_teach_nothing(tokens: int) -> None:
     assert model._alphas == {}
 
 
+def test_an_expected_length_is_one_that_was_seen_and_never_longer_than_what_is_held() -> None:
+    model = CostModel()
+    one = call(max_tokens=None)
+    model.estimate(one, 32_768)
+    assert (one.expected_tokens, one.output_tokens > 16_000) == (0, True), "nobody has seen such an answer"
+    model.learn(one, one.prompt_tokens, 20)
+    model.estimate(one, 32_768)
+    assert one.expected_tokens in (19, 20)
+    assert one.output_tokens > 14_000, "what is held comes down slowly"
+    for completion in [20] * 60 + [one.asked] * 200:
+        model.learn(one, one.prompt_tokens, completion)
+        model.estimate(one, 32_768)
+        assert one.expected_tokens <= one.output_tokens
+    assert one.expected_tokens > 0.9 * one.asked
+
+
+def test_an_expected_length_is_learned_where_the_share_that_is_held_is_fixed() -> None:
+    model = CostModel(0.25)
+    one = call(max_tokens=400)
+    for _ in range(100):
+        model.estimate(one, None)
+        model.learn(one, one.prompt_tokens, 40)
+    assert (one.output_tokens, one.expected_tokens) == (101, 40)
+
+
 def test_media_and_token_ids_teach_nothing_of_text() -> None:
     model = CostModel()
     model.learn(call(media=1), 300, 0)

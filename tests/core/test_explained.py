@@ -58,7 +58,7 @@ model           llama: one of those it may use
 class           default: clamped from interactive to the best_class of acme
                 asked for with x-weir-class: default, or service_tier: default
 time            first token within 10s, last token within 5m or what x-weir-deadline-ms says
-                what cannot make it: refused on arrival or dropped before it runs
+                what cannot make it: refused on arrival or dropped before it runs, unless an engine is idle
                 what runs past it: cancelled
 order           after all calls of interactive
                 weight 3, 60% of the tokens while long, batch have work too; among tenants weight 2
@@ -85,7 +85,7 @@ model           phi: it may use all
 class           batch: the class of anonymous
                 asked for with x-weir-class: batch, or service_tier: flex
 time            last token within 1h or what x-weir-deadline-ms says
-                what cannot make it: refused on arrival or dropped before it runs
+                what cannot make it: refused on arrival or dropped before it runs, unless an engine is idle
                 what runs past it: cancelled
 order           after all calls of interactive
                 weight 1, 20% of the tokens while default, long have work too; among tenants weight 1
@@ -177,7 +177,7 @@ def test_a_call_that_asks_for_nothing() -> None:
             "top",
             "m",
             [
-                "                what cannot make it: dropped before it runs",
+                "                what cannot make it: dropped before it runs, unless an engine is idle",
                 "order           weight 1; among tenants weight 1",
                 "                20% of each engine's budget is kept for it",
             ],

@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,26 @@ from loadtest.processes import Child, Gateway, answers, get, until
 from tests.e2e.children import ONE_AT_A_TIME, SimEngine, gateway, post
 
 pytestmark = pytest.mark.slow  # a second for each process started
+
+INTERACTIVE = {"x-weir-class": "interactive"}
+
+# -- the first call ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_calls_of_a_fresh_gateway_are_answered(tmp_path: Path) -> None:
+    """The printed curl line once, and then several at once of the class with the shortest deadline: no client tries
+    again."""
+    with Gateway(tmp_path / "log", "--engine", "sim:2", "--log", "none") as running:
+        body = json.loads(running.child.line(r"^  -d '(\{.*\})'$", 10.0))
+        url = running.child.line(r"^curl -N (\S+) ", 10.0)
+        status, _, answer = post(url, body)
+        assert (status, answer.endswith(b"data: [DONE]\n\n")) == (200, True), answer
+    with Gateway(tmp_path / "again", "--engine", "sim:2", "--log", "none") as running:
+        with ThreadPoolExecutor(8) as clients:
+            asked = clients.map(lambda _: post(running.url + urlsplit(url).path, body, **INTERACTIVE), range(8))
+            answers = [(status, answer[-200:]) for status, _, answer in asked]
+        assert [status for status, _ in answers] == [200] * 8, answers
+
 
 # -- engines' keys ----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 
@@ -11,6 +12,7 @@ import uvloop
 from msgspec import structs
 
 from gateway.core.call import Call
+from gateway.core.cost import CostModel
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy import Policy, TrafficClass
@@ -394,6 +396,66 @@ def test_what_cannot_make_it_is_refused_at_the_door_and_told_when_to_come_back()
         await asyncio.gather(*tasks)
 
     virtual(scenario, policy=PROMISES)
+
+
+LENGTHS = (8192, 16_384, 20_480, 32_768, 65_536, 131_072)
+
+
+@pytest.mark.parametrize("class_name", Policy().classes)
+@pytest.mark.parametrize("context", LENGTHS)
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_nobody_is_refused_for_a_length_that_he_did_not_ask_for(context: int, class_name: str, at_once: int) -> None:
+    """A gateway that has seen no answer, two engines of two contexts, and calls without `max_tokens`: each is taken to
+    write half of its context, so what does not fit waits."""
+
+    async def scenario(world: World) -> None:
+        cost, settings = CostModel(), world.dispatch.policy.classes[class_name]
+
+        async def one() -> None:
+            call = world.call(0, class_name, settings.deadline)
+            call.ascii_bytes, call.ttft_by = 10, world.loop.time() + (settings.ttft or math.inf)
+            cost.estimate(call, context)
+            assert call.cost > context / 2 or call.expected_tokens == 20
+            await world.use(call, 0.2)
+            cost.learn(call, call.prompt_tokens, 20)
+
+        for _ in range(3):
+            await asyncio.gather(*[one() for _ in range(at_once)])
+            assert world.dispatch.wait_estimate("m") == 1.0, "nobody waits any more"
+
+    virtual(scenario, engines=2, capacity=2 * context, policy=Policy())
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_an_idle_engine_takes_what_it_cannot_end_in_time(others: bool) -> None:
+    """At once, and also where calls wait that may not have it."""
+
+    async def scenario(world: World) -> None:
+        running: list[asyncio.Task[str]] = []
+        if others:
+            running = [asyncio.create_task(world.use(world.call(100, "batch"), 5.0)) for _ in range(2)]
+            await asyncio.sleep(0)
+            assert world.engine(0).in_flight + world.engine(1).in_flight == 1, "its class runs no more of them"
+        call = promised(world)
+        call.expected_tokens = 100_000
+        call.deadline = world.loop.time() + 1.0
+        await world.use(call, 0.5)
+        assert world.loop.time() == 0.5
+        await asyncio.gather(*running)
+
+    virtual(scenario, engines=2, policy=PROMISES)
+
+
+def test_what_waits_alone_goes_when_an_engine_is_idle_though_it_will_be_late() -> None:
+    async def scenario(world: World) -> None:
+        tasks = await busy(world, 1.0)
+        call = promised(world)
+        call.expected_tokens = 100_000
+        await world.use(call, 0.5)
+        assert world.loop.time() == 1.5
+        await asyncio.gather(*tasks)
+
+    virtual(scenario, policy=BLIND)
 
 
 def test_what_waited_too_long_for_its_target_is_shed_when_its_time_is_up() -> None:

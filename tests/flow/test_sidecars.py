@@ -212,6 +212,20 @@ def test_a_call_that_cannot_wait_so_long_is_told_when_and_the_model_is_made_read
     virtual(scenario)
 
 
+def test_a_call_waits_for_its_model_whatever_it_is_held_for() -> None:
+    """No answer of the model has been seen, so nothing is known of its length."""
+
+    async def scenario(world: World) -> None:
+        sidecar = world.sidecar(takes=3.0)
+        call = world.call(within=120.0, ttft_by=60.0, output_tokens=4091)
+        waiting = world.start(call)
+        await asyncio.sleep(1.0)
+        sidecar.say("p", ready_in=4.0)  # it takes longer
+        assert (await waiting[0])[1] == pytest.approx(3.0, abs=0.02)
+
+    virtual(scenario)
+
+
 def test_what_nobody_can_have_ready_is_refused_in_the_sidecars_words() -> None:
     async def scenario(world: World) -> None:
         sidecar = world.sidecar()

@@ -55,6 +55,11 @@ LOST_WAKE_UP = Mutant(
 # A call whose body took until its deadline goes at once all the same.
 LATE_AT_ONCE = Mutant(Dispatch, "at_once", "if now >= call.deadline:", "if False:")
 
+# What will probably be late does not go at once, whatever engine is idle.
+PREDICTED_AT_ONCE = Mutant(
+    Dispatch, "at_once", "choice is None else", "choice is None or self._is_late(call, choice, now) else"
+)
+
 # Nobody is charged for what waited: tenants go in turn by anything but what they were served.
 UNCHARGED = Mutant(Line, "take", "account.counter += ticket.charge / account.weight", "pass")
 

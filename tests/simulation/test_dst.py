@@ -21,6 +21,7 @@ from tests.simulation.mutants import (
     LEAKED_HOLD,
     LOST_WAKE_UP,
     NEVER_EVICTED,
+    PREDICTED_AT_ONCE,
     UNCHARGED,
     Mutant,
 )
@@ -35,6 +36,7 @@ FOUND = {
     "uncharged": (UNCHARGED, "which is unfair by"),
     "another's account": (ANOTHERS_ACCOUNT, "is the tenant"),
     "never evicted": (NEVER_EVICTED, "are taken for cached"),
+    "predicted at once": (PREDICTED_AT_ONCE, "is not granted at once though"),
 }
 
 
