@@ -344,8 +344,11 @@ def _audio(content_type: bytes, body: bytes, prompt: Prompt) -> Body:
     model = form.get("model") or None
     if model is not None and len(model) > 256:
         raise bad("model: expected `str` of length <= 256", "model")
+    stream = form.get("stream", "false")
+    if stream not in ("true", "false"):  # of the many words for true that engines know, one is enough
+        raise bad(f"stream must be true or false, found {stream[:40]}", "stream")
     prompt.media = prompt.items = 1
-    return Body(model=model, stream=form.get("stream", "").lower() in ("true", "1"), user=form.get("user"))
+    return Body(model=model, stream=stream == "true", user=form.get("user"))
 
 
 def _output(kind: str, fields: Body, prompt: Prompt, settings: CallSettings) -> tuple[int, int | None]:

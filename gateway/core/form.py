@@ -1,36 +1,48 @@
 """multipart/form-data, read only as far as needed: the small fields' values and the size of the rest.
 
 A strict scan (RFC 7578 with RFC 2046's delimiters): what a lenient parser could read in two ways is refused, since the
-engine behind us reads the same bytes. The body is never changed.
+engine behind us reads the same bytes. Of a header only the plainest form is taken: parameters in lower case, each once,
+a token or a quoted string without escapes. The body is never changed.
 """
 
 from __future__ import annotations
 
+import re
+
 from gateway.core.prompt import bad
 
 MAX_PARTS = 64
-MAX_VALUE = 4096  # bytes of a field that is not a file
 MAX_HEAD = 16 * 1024  # bytes of a part's header block
+MAX_VALUE = 4096  # bytes of a field that is not a file
+
+_TYPE = re.compile(
+    rb"[Mm]ultipart/[Ff]orm-[Dd]ata[ \t]*;[ \t]*boundary=(?:\"([\w'()+,./:=? -]*[\w'()+,./:=?-])\"|([\w'+.-]+))"
+)
+# A file's name may hold any character but those that end or escape a quoted string, or a parameter.
+_DISPOSITION = re.compile(
+    rb"[Ff]orm-[Dd]ata[ \t]*;[ \t]*name=(?:\"([\w.\[\]-]{1,64})\"|([\w.-]{1,64}))"
+    rb"(?:[ \t]*;[ \t]*filename=(?:\"([^\"\\;\x00-\x1f\x7f]*)\"|([\w.-]+)))?"
+)
+_HEADER = re.compile(rb"([A-Za-z-]{1,64}):([^\x00-\x08\x0a-\x1f\x7f]*)")
 
 
 def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
-    """Fields that are not files, by name; Refused where the form is malformed or names a field twice."""
-    media, *parameters = content_type.split(b";")
-    if media.strip().lower() != b"multipart/form-data":
-        raise bad(f"content-type must be multipart/form-data, found {content_type[:80].decode('latin-1')}")
-    boundaries = [p.strip()[9:].strip(b'"') for p in parameters if p.strip()[:9].lower() == b"boundary="]
-    if len(boundaries) != 1 or not 1 <= len(boundaries[0]) <= 70:
-        raise bad("content-type must give one boundary of 1 to 70 characters")
-    delimiter = b"\r\n--" + boundaries[0]
+    """Fields that are not files, by name; Refused where the form is malformed or names a field twice.
+
+    A name that ends in `[]` is a list's: it may come again, and its values are not given.
+    """
+    delimiter = b"\r\n--" + _boundary(content_type)
     preamble, *parts = (b"\r\n" + body).split(delimiter, MAX_PARTS + 1)
-    if preamble or not parts or parts[-1].rstrip(b"\r\n") != b"--":
+    if preamble or not parts or parts[-1] not in (b"--", b"--\r\n"):
         raise bad(f"the form does not begin and end with its boundary, or has more than {MAX_PARTS} parts")
     fields: dict[str, str] = {}
     for part in parts[:-1]:
         head, blank, value = part.partition(b"\r\n\r\n")
         if not blank or not head.startswith(b"\r\n") or len(head) > MAX_HEAD:
             raise bad(f"a part of the form has no header block of at most {MAX_HEAD} bytes")
-        name, is_file = _disposition(head)
+        name, is_file = _disposition(head[2:])
+        if name.endswith("[]"):
+            continue
         if name in fields:
             raise bad(f"the form has the field {name} more than once", name)
         if is_file:
@@ -45,13 +57,27 @@ def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
     return fields
 
 
+def _boundary(content_type: bytes) -> bytes:
+    found = _TYPE.fullmatch(content_type)
+    boundary = (found[1] or found[2]) if found else b""
+    if not 1 <= len(boundary) <= 70:
+        raise bad(
+            "content-type must be multipart/form-data with one boundary of 1 to 70 characters and no other parameter, "
+            f"found {content_type[:80].decode('latin-1')}",
+            "content-type",
+        )
+    return boundary
+
+
 def _disposition(head: bytes) -> tuple[str, bool]:
     """The field's name and whether it is a file."""
-    lines = [line for line in head.split(b"\r\n") if line[:20].lower() == b"content-disposition:"]
-    if len(lines) == 1:
-        kind, *parameters = lines[0][20:].split(b";")
-        values = dict(parameter.strip().partition(b"=")[::2] for parameter in parameters)
-        name = values.get(b"name", b"").strip(b'"')
-        if kind.strip().lower() == b"form-data" and name and len(values) == len(parameters):
-            return name.decode(errors="replace"), b"filename" in values or b"filename*" in values
-    raise bad("a part of the form has no content-disposition with one name")
+    headers = [_HEADER.fullmatch(line) for line in head.split(b"\r\n")]
+    values = [header[2].strip(b" \t") for header in headers if header and header[1].lower() == b"content-disposition"]
+    found = _DISPOSITION.fullmatch(values[0]) if len(values) == 1 and all(headers) else None
+    if found is None:
+        raise bad(
+            'a part of the form has no plain `content-disposition: form-data; name="FIELD"`, nor one with '
+            '`; filename="FILE"` after it: in this order and in lower case, without `;`, quotes or backslashes in them'
+        )
+    name = found[1] or found[2]
+    return name.decode(), found[3] is not None or found[4] is not None

@@ -556,7 +556,7 @@ def form(*parts: tuple[str, bytes], boundary: str = "B") -> bytes:
 
 
 FORM = {"content-type": 'multipart/form-data; boundary="B"'}
-FILE = ('form-data; name="file"; filename="a;b.wav"', b"RIFF\x00\xff" * 1000)
+FILE = ('form-data; name="file"; filename="a b.wav"', b"RIFF\x00\xff" * 1000)
 
 
 def test_audio() -> None:
@@ -573,6 +573,10 @@ def test_audio() -> None:
         ([('form-data; name="model"', b"")], "model"),
         ([('form-data; name="model"', b"m" * 257)], "model"),
         ([('form-data; name="model"', b"m"), ('form-data; name="priority"', b"1")], "priority"),
+        *(
+            ([('form-data; name="model"', b"m"), ('form-data; name="stream"', word)], "stream")
+            for word in (b"True", b"1", b"on", b"yes", b"y", b"t", b"0", b"", b" true", b"TRUE")
+        ),
     ],
 )
 def test_bad_audio(parts: list[tuple[str, bytes]], param: str) -> None:
