@@ -25,7 +25,7 @@ from gateway.core.policy import EngineEntry, Policy
 from gateway.core.retries import RetryBudget
 from gateway.core.shadow import Shadow
 from gateway.core.sidecar import Member
-from gateway.core.snapshot import Snapshot
+from gateway.core.snapshot import Snapshot, largest_body
 from gateway.core.vllm import ModelCard
 from gateway.dispatch import Dispatch
 from gateway.loading import Configuration
@@ -334,7 +334,7 @@ def server_settings(policy: Policy) -> ServerSettings:
         headers_timeout=policy.timeouts.headers,
         body_timeout=policy.timeouts.body,
         keep_alive=policy.timeouts.keep_alive,
-        max_body=policy.body.max,
+        max_body=largest_body(policy),
         write_stall=policy.timeouts.write_stall,
         half_open_timeout=policy.timeouts.half_open,
     )

@@ -16,6 +16,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import closing
 from itertools import count
 
@@ -35,7 +36,7 @@ from gateway.core.models import model_list
 from gateway.core.outcome import Outcome, Record, Refused, refusal_headers
 from gateway.core.shadow import Shadow
 from gateway.core.shaping import shaped_header
-from gateway.core.snapshot import Snapshot
+from gateway.core.snapshot import Snapshot, largest_body
 from gateway.core.tenants import Account
 from gateway.core.verdict import Verdict
 from gateway.core.vllm import error_object
@@ -48,6 +49,7 @@ JSON = b"content-type: application/json\r\n"
 
 MERGED = ("embedding", "rerank", "score")  # kinds of route the batcher may merge
 LOGGED_AT_MOST = 64 * 1024  # bytes of a body
+READ_HERE = 64 * 1024  # bytes of a body that is parsed in the event loop itself
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
 PASSED_ON = (b"traceparent", b"tracestate")  # request headers an engine may see, beside those written here
 
@@ -96,6 +98,7 @@ class Pipeline:
         self.batcher = Batcher(lambda: self.snapshot.policy.batching, self._exchange, clock, self._window)
         self.observe = observe
         self.shadow: Shadow | None = None
+        self.parser: Executor | None = None  # where large bodies are parsed; None: in the event loop
         self.clock = clock
         self.rng = rng
         self.tasks: dict[asyncio.Task[None], Live] = {}
@@ -121,6 +124,7 @@ class Pipeline:
             allow = b"allow: %b\r\n" % ", ".join(route.methods).encode()
             refused = Refused(Outcome.METHOD_NOT_ALLOWED, f"{route.path} takes {route.methods[0]}.", headers=allow)
         elif route.kind == "health":
+            request.limit = 0  # nobody has said who he is
             return None
         else:
             try:
@@ -131,6 +135,8 @@ class Pipeline:
                 if self.shadow is not None:
                     self.shadow.unknown(request.fields, request.peer)
             else:
+                if not 0 <= request.length <= snapshot.policy.body.max:
+                    request.limit = largest_body(snapshot.policy, route)
                 return None
         record = Record(request_id=self._request_id(request), route=route.path if route else "other")
         record.method = request.method.decode()
@@ -198,15 +204,12 @@ class Pipeline:
         record, snapshot = live.record, self.snapshot
         account = live.account or snapshot.tenants.identify(request.fields, request.peer)
         record.tenant = account.name
-        call = live.call = parse(
-            route,
-            request.fields,
-            request.body,
-            settings=snapshot.calls,
-            request_id=record.request_id,
-            tenant=account.name,
-            now=request.at,
-        )
+        if self.parser is None or len(request.body) <= READ_HERE:
+            call = self._parse(route, request, snapshot, account, record)
+        else:
+            loop = asyncio.get_running_loop()
+            call = await loop.run_in_executor(self.parser, self._parse, route, request, snapshot, account, record)
+        live.call = call
         if snapshot.policy.logging.prompts:
             record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
         self._judge(call, account, snapshot, record)
@@ -223,6 +226,18 @@ class Pipeline:
                 return
             async with self.dispatch.admitted(call) as grant:
                 await self._granted(request, responder, live, call, charge, grant)
+
+    def _parse(self, route: Route, request: Request, snapshot: Snapshot, account: Account, record: Record) -> Call:
+        """What the client asks for; in a thread of its own where its body is large. Raises Refused."""
+        return parse(
+            route,
+            request.fields,
+            request.body,
+            settings=snapshot.calls,
+            request_id=record.request_id,
+            tenant=account.name,
+            now=request.at,
+        )
 
     async def _granted(
         self, request: Request, responder: Responder, live: Live, call: Call, charge: Charge, grant: Grant

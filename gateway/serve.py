@@ -16,6 +16,7 @@ import signal
 import ssl
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     log: str = "-"
 
 
+SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop waiting for the interpreter
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
 NO_ENGINE = "no engine: give --engine URL, --engine sim, or fleet.engines or fleet.sidecars in the policy"
 
@@ -75,6 +77,7 @@ class StartError(Exception):
 def run(options: Options) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     _allow_open_files()
+    sys.setswitchinterval(SWITCH)
     uvloop.run(serve(options))
 
 
@@ -108,6 +111,7 @@ async def serve(options: Options) -> None:
         except ApplyError as error:
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
+        gateway.pipeline.parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
         if file is not None:
             gateway.metrics.policy_status = lambda: file.status
             file.start(gateway.apply)

@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw
 
 from gateway.core.fields import DECODERS, check_unread
 from gateway.core.form import form_fields
+from gateway.core.outcome import Outcome, Refused
 from gateway.core.prompt import BY_GATEWAY, Body, Prompt, StreamOptions, bad, body_of, chain, reserved, scripts
 
 
@@ -29,12 +30,13 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     methods: tuple[str, ...] = ("POST",)
     generates: bool = False
+    media: bool = True  # its body may carry images, audio or files
 
 
 def _routes() -> dict[bytes, Route]:
     rows = [
         Route(path="/v1/chat/completions", kind="chat", generates=True),
-        Route(path="/v1/completions", kind="completion", generates=True),
+        Route(path="/v1/completions", kind="completion", generates=True, media=False),
         Route(path="/v1/responses", kind="response", generates=True),
         Route(path="/v1/messages", kind="message", generates=True),
         Route(path="/v1/embeddings", kind="embedding"),
@@ -49,15 +51,15 @@ def _routes() -> dict[bytes, Route]:
         Route(path="/detokenize", kind="tokenize"),
         Route(path="/v1/audio/transcriptions", kind="audio"),
         Route(path="/v1/audio/translations", kind="audio"),
-        Route(path="/v1/models", kind="models", methods=("GET", "HEAD")),
-        Route(path="/health", kind="health", methods=("GET", "HEAD")),
-        Route(path="/ping", kind="health", methods=("GET", "HEAD", "POST")),
+        Route(path="/v1/models", kind="models", methods=("GET", "HEAD"), media=False),
+        Route(path="/health", kind="health", methods=("GET", "HEAD"), media=False),
+        Route(path="/ping", kind="health", methods=("GET", "HEAD", "POST"), media=False),
     ]
     return {row.path.encode(): row for row in rows}
 
 
 ROUTES = _routes()
-MODEL_ROUTE = Route(path="/v1/models/{id}", kind="models", methods=("GET", "HEAD"))
+MODEL_ROUTE = Route(path="/v1/models/{id}", kind="models", methods=("GET", "HEAD"), media=False)
 
 
 def route_of(path: bytes) -> Route | None:
@@ -138,7 +140,8 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_n: int = 8
     max_output: int = 2**20  # tokens
     max_depth: int = 64
-    max_containers: int = 100_000  # JSON arrays and objects in a body
+    max_values: int = 100_000  # JSON values and names of fields in a body
+    max_text: int = 2 * 1024**2  # bytes of a body, without its media
     block: int = 512  # bytes
     max_blocks: int = 512
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
@@ -185,10 +188,11 @@ def parse(
             found = content_type[:80].decode("latin-1")
             raise bad(f"content-type must be application/json, found {found}", "content-type")
         decode = DECODERS[route.kind]
-        fields = body_of(decode, body, max_depth=settings.max_depth, max_containers=settings.max_containers)
+        fields = body_of(decode, body, max_depth=settings.max_depth, max_values=settings.max_values)
         if settings.media != "any":
             check_unread(body)
         _READERS[route.kind](fields, prompt)
+        _check_text(len(body) - prompt.media_bytes, settings)
     model = fields.model
     if model is None:
         raise bad("model is required: the name of a model this gateway serves, see /v1/models", "model")
@@ -256,6 +260,15 @@ def _conversation(fields: Body, prompt: Prompt) -> None:
     prompt.messages(fields.messages)
     if fields.chat_template_kwargs is not UNSET:
         prompt.raw(fields.chat_template_kwargs)
+
+
+def _check_text(size: int, settings: CallSettings) -> None:
+    if size > settings.max_text:
+        message = (
+            f"the body has {size} bytes beside its images, audio and files; this gateway takes at most "
+            f"{settings.max_text} (body.max of its policy): send less text, or fewer inputs at once"
+        )
+        raise Refused(Outcome.TOO_LARGE, message)
 
 
 def _chat(fields: Body, prompt: Prompt) -> None:

@@ -118,12 +118,16 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on one request. `max`: its body. `max_messages`: messages, prompts, inputs or documents in it. `max_n`:
-    choices it may ask for. `media`: which images, audio and files its prompt may carry; any: engines fetch URLs.
-    `media_hosts`: with data_urls_only, whom engines may fetch from all the same.
+    """Bounds on one request. `max`: its body, without the images, audio and files in it. `max_media`: its body with
+    them. `max_values`: JSON values and names of fields in it; an array or object is two. `max_messages`: messages,
+    prompts, inputs or documents in it. `max_n`: choices it may ask for. `media`: which images, audio and files its
+    prompt may carry; any: engines fetch URLs. `media_hosts`: with data_urls_only, whom engines may fetch from all the
+    same.
     """
 
-    max: Buffer = 16 * 1024**2
+    max: Buffer = 2 * 1024**2
+    max_media: Buffer = 16 * 1024**2
+    max_values: Annotated[Count, Bounds(ge=1000, le=10_000_000)] = 100_000
     max_messages: Positive = 2000
     max_n: Annotated[Count, Bounds(ge=1, le=1024)] = 8
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"

@@ -98,17 +98,20 @@ def reserved(name: str) -> Refused:
     return bad(f"{name} is set by the gateway only: leave it out of the request", name)
 
 
-def body_of(decode: Callable[[bytes], Body], data: bytes, *, max_depth: int, max_containers: int) -> Body:
-    """`data` as `decode` makes a Body of it, or Refused naming the field: malformed, not UTF-8, too deep, a wrong type,
-    out of range, not for this route."""
+def body_of(decode: Callable[[bytes], Body], data: bytes, *, max_depth: int, max_values: int) -> Body:
+    """`data` as `decode` makes a Body of it, or Refused naming the field: malformed, not UTF-8, too deep, too many
+    values, a wrong type, out of range, not for this route."""
     if not data.isascii():
         try:
             data.decode()
         except UnicodeDecodeError as error:
             raise bad(f"the body is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from None
     # An object opens for each level, so few brackets cannot nest deep; msgspec itself would recurse as far as they go.
-    if data.count(b"{") + data.count(b"[") > max_depth:
-        _check_depth(data, max_depth, max_containers)
+    # A value or a name takes a byte, and another one before it.
+    containers = data.count(b"{") + data.count(b"[")
+    many = len(data) > 2 * max_values and containers + data.count(b",") + data.count(b":") >= max_values
+    if many or containers > max_depth:
+        _check_structure(data, max_depth, max_values)
     try:
         return decode(data)
     except msgspec.ValidationError as error:
@@ -117,20 +120,28 @@ def body_of(decode: Callable[[bytes], Body], data: bytes, *, max_depth: int, max
         raise bad(f"the body is not valid JSON: {error}") from None
 
 
-_BRACKETS = bytes.maketrans(b"[]", b"{}")
-_NOT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b'"{}[]')
+_BRACES = bytes.maketrans(b"[]", b"{}")
+_NOT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b'"{}[],:')
 
 
-def _check_depth(data: bytes, max_depth: int, max_containers: int) -> None:
-    """Refuse what nests deeper than `max_depth`, exactly, in C: every pass removes the innermost pairs."""
+def _check_structure(data: bytes, max_depth: int, max_values: int) -> None:
+    """Refuse what holds more than `max_values` values and names, or nests deeper than `max_depth`, exactly and in C:
+    for the depth every pass removes the innermost pairs."""
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    outside_strings = data.translate(_BRACKETS, _NOT_STRUCTURE).split(b'"')[::2]
-    brackets = b"".join(outside_strings)
-    if len(brackets) > 2 * max_containers:
-        raise bad(f"the body holds more than {max_containers} JSON arrays and objects")
-    for _ in range(max_depth):
-        brackets = brackets.replace(b"{}", b"")
+    structure = data.translate(_BRACES, _NOT_STRUCTURE)
+    values = structure.count(b'"') // 2
+    if values <= max_values:
+        structure = b"".join(structure.split(b'"')[::2])
+        values = 1 + structure.count(b"{") + structure.count(b",") + structure.count(b":")
+    if values > max_values:
+        raise bad(
+            f"the body holds more than {max_values} JSON values and names of fields: body.max_values of the policy"
+        )
+    brackets = structure.translate(None, b",:")
+    if b"{" * (max_depth + 1) not in brackets:  # else every pass may remove a single pair
+        for _ in range(max_depth):
+            brackets = brackets.replace(b"{}", b"")
     if brackets:
         raise bad(f"the body is nested deeper than {max_depth} JSON arrays and objects, or its brackets do not match")
 
@@ -158,8 +169,6 @@ def _explained(error: str, data: bytes) -> Refused:
     return bad(f"{path or 'the body'}: {what[:1].lower()}{what[1:]}{found}", param)
 
 
-MAX_ENTRIES = 10_000  # of one array within a message's content: walking them takes a microsecond each
-
 _URLS = frozenset(("image_url", "video_url", "audio_url", "file_url"))
 _MEDIA_OBJECTS = frozenset(("input_audio", "source", "file"))
 _MEDIA = _URLS | _MEDIA_OBJECTS | {"file_data", "image_embeds", "audio_embeds", "video_embeds"}
@@ -175,6 +184,7 @@ class Prompt(msgspec.Struct, gc=False):
     parts: list[str]
     ids: list[Any]
     media: int = 0
+    media_bytes: int = 0
     media_hosts: Container[str] = ()
     items: int = 0  # messages, prompts, inputs or documents
 
@@ -217,7 +227,7 @@ class Prompt(msgspec.Struct, gc=False):
         for index, one in enumerate(many):
             if isinstance(one, str):
                 self.parts.append(one)
-            elif isinstance(one, list) and one and all(map(_is_id, one)):
+            elif isinstance(one, list) and _are_ids(one):
                 self.ids.extend(one)
             else:
                 where = param if many is not value else f"{param}[{index}]"
@@ -231,15 +241,16 @@ class Prompt(msgspec.Struct, gc=False):
         self.gather(value, param)
 
     def gather(self, value: Any, param: str) -> None:
-        """All text in a tree of content parts, in order. Recursion is bounded: the body's depth was checked."""
-        if isinstance(value, str):
+        """All text in a tree of content parts, in order. Recursion is bounded: the body's depth was checked; and so is
+        their number."""
+        kind = value.__class__
+        if kind is str:
             self.parts.append(value)
-        elif isinstance(value, list):
-            if len(value) > MAX_ENTRIES:
-                raise bad(f"{param} holds an array of {len(value)} entries; at most {MAX_ENTRIES} are read", param)
+        elif kind is list:
             for item in value:
-                self.gather(item, param)
-        elif isinstance(value, dict):
+                if item.__class__ in _WALKED:
+                    self.gather(item, param)
+        elif kind is dict:
             kind = value.get("type")
             if kind == "prompt_embeds" or "prompt_embeds" in value or "uuid" in value:
                 _check_opaque(value, param)
@@ -249,7 +260,7 @@ class Prompt(msgspec.Struct, gc=False):
                     self.parts.append(msgspec.json.encode(item).decode())
                 elif key in _MEDIA and (key not in _MEDIA_OBJECTS or isinstance(item, dict)):
                     self._medium(key, item, param)
-                elif key not in _NOT_TEXT:
+                elif item.__class__ in _WALKED and key not in _NOT_TEXT:
                     self.gather(item, param)
 
     def _medium(self, key: str, item: Any, param: str) -> None:
@@ -262,8 +273,10 @@ class Prompt(msgspec.Struct, gc=False):
                 message = f"{param}: {key} must be a data: URL; this gateway lets no engine fetch from that address"
                 raise bad(message, param)
         self.media += 1
+        data = msgspec.json.encode(item)
+        self.media_bytes += len(data)
         # Equal media must give equal blocks, and count like any other placeholder.
-        self.parts.append(f"{hash(str(item)) & 0xFFFFFFFFFFFFFFFF:016x}")
+        self.parts.append(f"{hash(data) & 0xFFFFFFFFFFFFFFFF:016x}")
 
 
 def _check_opaque(part: dict[str, Any], param: str) -> None:
@@ -278,8 +291,16 @@ def _check_opaque(part: dict[str, Any], param: str) -> None:
 _WEB_URL = re.compile(r"https?://([A-Za-z0-9.-]{1,253})(?::[0-9]{1,5})?(?:[/?#]|$)", re.ASCII)
 
 
+_WALKED = frozenset((str, list, dict))
+
+
 def _is_id(value: Any) -> bool:
     return value.__class__ is int and 0 <= value < 2**31
+
+
+def _are_ids(values: list[Any]) -> bool:
+    """Whether there are any, and all of them are token ids; without a step of Python for each."""
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**31
 
 
 _ASCII = bytes(range(128))

@@ -5,7 +5,7 @@ A reload makes a new one and swaps the pointer; calls under way keep theirs. Cou
 
 from __future__ import annotations
 
-from gateway.core.call import CallSettings
+from gateway.core.call import CallSettings, Route
 from gateway.core.classes import ClassRules
 from gateway.core.policy import Policy
 from gateway.core.tenants import Tenants
@@ -25,12 +25,21 @@ class Snapshot:
         self.within_deadline = policy.deadlines.on_deadline == "cancel"
 
 
+def largest_body(policy: Policy, route: Route | None = None) -> int:
+    """Bytes of the largest body that a route takes; of any route where none is given."""
+    body = policy.body
+    carries = route is None or route.kind == "audio" or (route.media and body.media != "none")
+    return max(body.max, body.max_media) if carries else body.max
+
+
 def call_settings(policy: Policy) -> CallSettings:
     """What the parser needs of the policy."""
     return CallSettings(
         class_deadlines={name: traffic_class.deadline for name, traffic_class in policy.classes.items()},
         default_class="default",
         service_tiers=dict(policy.service_tiers),
+        max_values=policy.body.max_values,
+        max_text=policy.body.max,
         max_messages=policy.body.max_messages,
         max_n=policy.body.max_n,
         media=policy.body.media,

@@ -40,13 +40,25 @@ class CountedBody:
 class ChunkedBody:
     """One chunked body. `data` is what was decoded so far."""
 
-    __slots__ = ("_chunks", "_left", "_settings", "_slack", "_state", "_tail", "_trailer_bytes", "_trailers", "data")
+    __slots__ = (
+        "_chunks",
+        "_left",
+        "_limit",
+        "_settings",
+        "_slack",
+        "_state",
+        "_tail",
+        "_trailer_bytes",
+        "_trailers",
+        "data",
+    )
 
     _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, limit: int) -> None:
         self.data = bytearray()
         self._settings = settings
+        self._limit = limit  # bytes
         self._state = self._SIZE
         self._tail = b""  # an unfinished line, never longer than its limit
         self._left = 0
@@ -109,8 +121,8 @@ class ChunkedBody:
             return 0
         self._left = int(line[1], 16)
         after = line.end()
-        if len(self.data) + self._left > self._settings.max_body:
-            raise WireError(413, f"body is over the limit of {self._settings.max_body} bytes")
+        if len(self.data) + self._left > self._limit:
+            raise WireError(413, f"body is over the limit of {self._limit} bytes")
         self._chunks += 1
         if self._chunks > _CHUNKS + len(self.data) // _CHUNK_MEAN:
             raise WireError(400, f"the body comes in chunks of less than {_CHUNK_MEAN} bytes")

@@ -198,6 +198,8 @@ class Connection(asyncio.Protocol):
         if length == 0:
             self._call(request)
             return data[end:]
+        if length > request.limit:
+            raise WireError(413, f"body of {length} bytes is over the limit of {request.limit}")
         if request.expects:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body_end = end + length
@@ -208,7 +210,10 @@ class Connection(asyncio.Protocol):
             return data[body_end:]
         self._state = _BODY
         self._request = request
-        self._body = ChunkedBody(shared.settings) if length == CHUNKED else CountedBody(length)
+        if length == CHUNKED:
+            self._body = ChunkedBody(shared.settings, min(request.limit, shared.settings.max_body))
+        else:
+            self._body = CountedBody(length)
         self._arm(self._since + shared.settings.body_timeout)
         return data[end:]
 

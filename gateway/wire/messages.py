@@ -40,6 +40,7 @@ class WireError(Exception):
 
 
 CHUNKED: Final = -1
+UNLIMITED: Final = 1 << 62
 
 STATUS_LINES: Final = MappingProxyType({
     status: b"HTTP/1.1 %d %b\r\n" % (status, reason)
@@ -98,10 +99,11 @@ class Request:
     each name to its first value. `body` is
     empty until the request is complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds
     at the first byte (of a pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED.
+    `limit`: bytes that its body may have; the handler may lower it when it sees the head.
     """
 
-    __slots__ = ("at", "body", "expects", "fields", "headers", "keep_alive", "length", "method", "minor", "path",
-                 "peer", "query")  # fmt: skip
+    __slots__ = ("at", "body", "expects", "fields", "headers", "keep_alive", "length", "limit", "method", "minor",
+                 "path", "peer", "query")  # fmt: skip
 
     def __init__(
         self,
@@ -127,6 +129,7 @@ class Request:
         self.body = b""
         self.peer = ""
         self.at = 0.0
+        self.limit = UNLIMITED
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, or None. `name` in lower case."""

@@ -123,7 +123,8 @@ CLASSES = [
     ("classes: {default: {ttft: 1s}, long: {max_queue: 64, when: {prompt_tokens: '> 10000'}}}", []),
     ("classes: {default: {ttft: 8s}, long: {max_queue: 8, when: {prompt_tokens: '> 100000'}}}", []),
     (
-        "fleet: {engines: [{url: 'http://a:1', capacity: 1M}, {url: 'http://b:1'}]}\ntimeouts: {first_byte: 60s}",
+        "fleet: {engines: [{url: 'http://a:1', capacity: 1M}, {url: 'http://b:1'}]}\n"
+        "timeouts: {first_byte: 60s}\nbody: {max: 16MiB}",
         [
             "p:2: warning: timeouts.first_byte: 1m is too short to read the longest prompt: "
             "800k tokens / 10k tokens/s = 80s (80% of an engine's 1M)"

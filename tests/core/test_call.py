@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from gateway.core import prompt
 from gateway.core.call import ROUTES, Call, CallSettings, parse, route_of, time_allowed
 from gateway.core.outcome import Outcome, Refused
+from gateway.core.prompt import Prompt
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 DATA_URL = "data:image/png;base64,aGVsbG8="
@@ -282,9 +284,64 @@ def test_brackets_in_text_do_not_count_as_depth() -> None:
     assert "nested" in refusal({**CHAT, "x": '\\"', "y": json.loads(nested(65))}).message
 
 
-def test_the_number_of_containers_is_bounded() -> None:
-    body = _WITH.encode() % (b'"x":[' + b"[]," * 100_000 + b"[]]")
-    assert "more than 100000 JSON arrays" in refusal(body).message
+def holding(values: int, one: str) -> bytes:
+    """A chat body with so many values and names, of which `one` is repeated: in all its arrays and objects together."""
+    lists = [",".join([one] * 1000)] * (values // 1000) + [",".join([one] * (values % 1000))]
+    return _WITH.encode() % (b'"x":[' + ",".join([f"[{each}]" for each in lists if each]).encode() + b"]")
+
+
+@pytest.mark.parametrize("one", ["0", '""', "[]", "{}", "true", '"\\"[,{"'])
+def test_the_number_of_values_is_bounded_whatever_they_are_and_wherever(one: str) -> None:
+    """Arrays and objects count twice. The body itself and its arrays are some fifty."""
+    settings = CallSettings(max_values=20_000)
+    count = 10_000 if one in {"[]", "{}"} else 20_000
+    with pytest.raises(Refused, match=r"more than 20000 JSON values and names of fields: body\.max_values"):
+        call(holding(count, one) + b" " * 40_000, settings=settings)
+    assert call(holding(count - 100, one) + b" " * 40_000, settings=settings).model == "m"
+
+
+def test_names_of_fields_are_counted_with_the_values() -> None:
+    settings = CallSettings(max_values=20_000)
+    fields = ",".join([f'"{number}":0' for number in range(10_000)]).encode()
+    with pytest.raises(Refused, match="more than 20000"):
+        call(_WITH.encode() % (b'"x":{' + fields + b"}"), settings=settings)
+    fewer = ",".join([f'"{number}":0' for number in range(9_900)]).encode()
+    assert call(_WITH.encode() % (b'"x":{' + fewer + b"}"), settings=settings).model == "m"
+
+
+@pytest.mark.parametrize("text", ["a, b: {c} [d]\n", '\\",:', '","'])
+def test_commas_and_brackets_in_text_are_no_values(text: str) -> None:
+    settings = CallSettings(max_values=1000)
+    assert call({"model": "m", "messages": [{"role": "u", "content": text * 1000}]}, settings=settings).model == "m"
+
+
+def test_quotes_alone_are_too_many_strings() -> None:
+    assert "more than 1000" in refused_by(b'{"x":[' + b'"",' * 10_000, CallSettings(max_values=1000))
+    assert "found `str`" not in refused_by(b'"' * 10_000, CallSettings(max_values=1000))
+
+
+def refused_by(body: bytes, settings: CallSettings) -> str:
+    with pytest.raises(Refused) as caught:
+        call(body, settings=settings)
+    return caught.value.message
+
+
+def test_text_is_bounded_beside_its_media() -> None:
+    settings = CallSettings(max_text=10_000)
+    picture = {"type": "image_url", "image_url": {"url": DATA_URL + "A" * 50_000}}
+    parts = [picture, {"type": "text", "text": "x" * 9000}, picture]
+    assert call({"model": "m", "messages": [{"role": "u", "content": parts}]}, settings=settings).media == 2
+    for body in (
+        {"model": "m", "messages": [{"role": "u", "content": [*parts, {"type": "text", "text": "x" * 1000}]}]},
+        {**CHAT, "unread": "x" * 10_000},
+    ):
+        with pytest.raises(Refused, match=r"bytes beside its images, audio and files; .* at most 10000") as caught:
+            call(body, settings=settings)
+        assert (caught.value.outcome, caught.value.status) == (Outcome.TOO_LARGE, 413)
+    form = b"--B\r\nContent-Disposition: form-data; name=model\r\n\r\nw\r\n--B\r\n"
+    form += b"Content-Disposition: form-data; name=file; filename=a\r\n\r\n" + b"x" * 50_000 + b"\r\n--B--\r\n"
+    headers = {"content-type": "multipart/form-data; boundary=B"}
+    assert call(form, "/v1/audio/transcriptions", headers, settings=settings).model == "w"
 
 
 def test_duplicate_keys_are_read_as_engines_read_them() -> None:
@@ -397,10 +454,31 @@ def test_numbers_in_content_are_not_text() -> None:
     assert call({"model": "m", "messages": [{"role": "u", "content": content}]}).ascii_bytes == len("u\0x")
 
 
-def test_content_arrays_are_bounded() -> None:
-    refused = refusal({"model": "m", "messages": [{"role": "u", "content": [1] * 10_001}]})
-    assert refused.param == "messages[0].content"
-    assert "10001 entries" in refused.message
+@pytest.mark.parametrize(
+    ("path", "body", "steps"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "u", "content": [1] * 90_000}]}, 1),
+        ("/v1/messages", {"max_tokens": 1, "messages": CHAT["messages"], "system": [None] * 90_000}, 1),
+        ("/v1/rerank", {"query": "q", "documents": {"a": [1.5] * 90_000}}, 3),
+        ("/v1/completions", {"prompt": [7] * 90_000}, 0),
+    ],
+)
+def test_what_is_no_text_takes_no_step(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], steps: int
+) -> None:
+    """Steps of Python for each value of a body, bounded as they are, keep the interpreter from other work."""
+    taken = []
+    gather, is_id = Prompt.gather, prompt._is_id
+    monkeypatch.setattr(Prompt, "gather", lambda self, *what: (taken.append(1), gather(self, *what))[1])
+    monkeypatch.setattr(prompt, "_is_id", lambda value: (taken.append(1), is_id(value))[1])
+    call({"model": "m", **body}, path)
+    assert len(taken) <= steps + 1
+
+
+@pytest.mark.parametrize("ids", [[1, True], [1, -1], [1, 2**31], [1, 1.0], [1, "1"], [1, None]])
+def test_what_is_no_token_id(ids: list[Any]) -> None:
+    for given in (ids, [[3], ids]):
+        assert "array of token ids" in refusal({"model": "m", "prompt": given}, "/v1/completions").message
 
 
 def test_prefix_is_a_chain_of_full_blocks() -> None:

@@ -430,11 +430,11 @@ def test_what_comes_in_small_pieces_is_not_copied_for_each() -> None:
 def test_a_body_in_tiny_chunks_is_refused_where_each_costs_more_than_it_brings() -> None:
     """Steps of the parser per byte are bounded; a client that writes small pieces is not refused for a few."""
     one = b"1\r\nx\r\n"
-    body = ChunkedBody(ServerSettings())
+    body = ChunkedBody(ServerSettings(), 10_000_000)
     assert body.feed(one * 16_384) is None
     with pytest.raises(WireError, match="chunks of less than 64 bytes"):
         body.feed(one * 1000)
-    larger = ChunkedBody(ServerSettings())
+    larger = ChunkedBody(ServerSettings(), 10_000_000)
     assert larger.feed((b"40\r\n" + b"x" * 64 + b"\r\n") * 40_000 + b"0\r\n\r\n") == b""
 
 
