@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
-from sidecar.cli import main
+from sidecar.cli import COMMANDS, main
 from sidecar.core.config import decode
 
 EXAMPLE = Path(__file__).parents[2] / "sidecar" / "example.yaml"
@@ -73,9 +73,9 @@ def test_help_teaches_by_example(ran: Ran) -> None:
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ((), "sidecar: the following arguments are required: serve | status | plan | logs | stop | check | ray (see "),
+        ((), f"sidecar: the following arguments are required: {COMMANDS} (see "),
         (("check",), "sidecar check: the following arguments are required: FILE (see sidecar check --help)"),
-        (("start",), "sidecar: argument serve | status | plan | logs | stop | check | ray: invalid choice: 'start' "),
+        (("start",), f"sidecar: argument {COMMANDS}: invalid choice: 'start' "),
         (("check", "x", "--expl"), "sidecar: unrecognized arguments: --expl (see sidecar --help)"),
     ],
 )
