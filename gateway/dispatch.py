@@ -28,6 +28,7 @@ from gateway.core.outcome import Refused
 from gateway.core.policy import Policy
 from gateway.core.pressure import Pressure
 from gateway.core.queues import Queues, Ticket
+from gateway.core.refusals import Foretold
 from gateway.core.shaping import cap, least, shaped
 from gateway.core.sidecar import Outlook
 from gateway.core.sidecars import Registry
@@ -155,7 +156,7 @@ class Dispatch:
         self._sequence = count()
         self._timer: asyncio.Handle | None = None
         self._rings_at = 0.0  # what it is set to: for a time that has passed, uvloop's handle does not say
-        self._late: list[Ticket] = []  # met by the pump, to be shed
+        self._late: list[tuple[Ticket, Choice]] = []  # met by the pump, to be shed
         self.sidecars = Registry()
         self.wake: Callable[[str, float], None] = _ignored  # have a model made ready; for so long though nobody waits
         self.woken: Callable[[str, float], None] = _ignored  # told of each call that was held: its class, and how long
@@ -267,7 +268,7 @@ class Dispatch:
         if outlook is None or outlook.ready_in is None:
             if outlook is None and not engines and not self.sidecars.knows(call.model):
                 raise refusals.unknown_model(call.model, self.fleet)
-            raise _unserved(call, outlook)
+            raise _unserved(call, outlook, engines, now)
         largest = self._largest(call.model, engines)
         if call.cost > largest:
             raise refusals.too_large(call, largest)
@@ -278,10 +279,12 @@ class Dispatch:
             return Ticket(call, now, exclude)
         ready_in = outlook.ready_in
         call.predicted_wait = wait = ready_in + pressure.wait(queues, call, now, until=call.ttft_by, spare=largest)
-        late = now + wait > call.ttft_by or too_late(call, now + wait, *foreseen_ttft(engines, call, now))
+        times = foreseen_ttft(engines, call, now)
+        late = now + wait > call.ttft_by or too_late(call, now + wait, *times)
         if late and self.policy.deadlines.predict:
             self.wake(call.model, ready_in)
-            raise refusals.not_ready(call, ready_in)
+            foretold = Foretold(ready=ready_in, wait=wait - ready_in, ttft=times[0], tpot=times[2])
+            raise refusals.not_ready(call, now, foretold)
         bound = queues.room(call)
         if bound is not None:
             self._make_room(call, queues, pressure, bound)
@@ -313,8 +316,10 @@ class Dispatch:
         call.predicted_wait = wait = pressure.wait(queues, call, now, until=call.ttft_by, spare=spare)
         if not self.policy.deadlines.predict or any_idle(usable, call):
             return
-        if now + wait > call.ttft_by or too_late(call, now + wait, *least_ttft(usable, call, now)):
-            raise refusals.hopeless(call, wait, pressure.place(queues, call, now))
+        ttft, reading, tpot = least_ttft(usable, call, now)
+        if now + wait > call.ttft_by or too_late(call, now + wait, ttft, reading, tpot):
+            foretold = Foretold(wait=wait, ttft=ttft, tpot=tpot)
+            raise refusals.hopeless(call, now, foretold, pressure.place(queues, call, now))
 
     def _make_room(self, call: Call, queues: Queues, pressure: Pressure, bound: str) -> None:
         """A full queue refuses the newcomer, unless it outranks a call that waits."""
@@ -322,7 +327,7 @@ class Dispatch:
         victim = queues.victim(call)
         if victim is None:
             raise refusals.queue_full(call, bound, pressure.place(queues, call, now))
-        self._refuse(victim, refusals.displaced(victim.call, pressure.place(queues, victim.call, now)))
+        self._refuse(victim, refusals.displaced(victim.call, call, pressure.place(queues, victim.call, now)))
 
     # -- the pump -----------------------------------------------------------------------------------------------
 
@@ -373,7 +378,7 @@ class Dispatch:
                 engines = self.fleet.serving(model)
                 for ticket in list(queues):
                     if not ticket.paid and too_late(ticket.call, ready_at, *foreseen_ttft(engines, ticket.call, now)):
-                        self._refuse(ticket, _unserved(ticket.call, outlook))
+                        self._refuse(ticket, _unserved(ticket.call, outlook, engines, now, now - ticket.pushed_at))
         self._pump(model, queues)
 
     def _served(self, model: str) -> bool:
@@ -405,7 +410,7 @@ class Dispatch:
             # takes an idle engine from nobody, if nobody else can have it now.
             weighed = shed_late and not ticket.paid and (choice.engine.in_flight or self._contended(queues))
             if (weighed and self._is_late(ticket.call, choice, now)) or now >= ticket.call.deadline:
-                late.append(ticket)
+                late.append((ticket, choice))
                 return False
             choices.append(choice)
             return True
@@ -424,7 +429,8 @@ class Dispatch:
                     self._wait_for(model, queues, now)
                 break
             while late:
-                self._shed(late.pop(), now)
+                ticket, choice = late.pop()
+                self._shed(ticket, now, choice)
         self._arm()
 
     def _wait_for(self, model: str, queues: Queues, now: float) -> None:
@@ -433,8 +439,9 @@ class Dispatch:
         if outlook is not None and outlook.ready_in is not None:
             self.wake(model, 0.0)
             return
+        engines = self.fleet.serving(model)
         for waiting in list(queues):
-            self._refuse(waiting, _unserved(waiting.call, outlook))
+            self._refuse(waiting, _unserved(waiting.call, outlook, engines, now, now - waiting.pushed_at))
 
     def _choose(self, call: Call, now: float, exclude: frozenset[str]) -> Choice | None:
         limit = self._limited.get(call.class_name)
@@ -496,16 +503,22 @@ class Dispatch:
         if not turn.done():
             turn.set_exception(refused)
 
-    def _shed(self, ticket: Ticket, now: float) -> None:
-        """Refuse what waited too long: for its deadline, or for the target before it."""
+    def _shed(self, ticket: Ticket, now: float, choice: Choice | None = None) -> None:
+        """Refuse what waited too long: for its deadline, or for a target, on the engine that it could have now."""
         call, waited = ticket.call, now - ticket.pushed_at
         if now >= call.deadline:
             self._refuse(ticket, refusals.expired(call, waited))
         elif not self._served(call.model):
-            self._refuse(ticket, _unserved(call, self.sidecars.outlook(call.model, now)))
+            outlook = self.sidecars.outlook(call.model, now)
+            self._refuse(ticket, _unserved(call, outlook, self.fleet.serving(call.model), now, waited))
         else:
+            if choice is None:
+                ttft, _, tpot = least_ttft(self.fleet.serving(call.model), call, now)
+            else:
+                ttft, tpot = choice.ttft, choice.engine.tpot
+            foretold = Foretold(waited=waited, ttft=ttft, tpot=tpot)
             place = self.pressure[call.model].place(self.queues[call.model], call, now)
-            self._refuse(ticket, refusals.shed_late(call, waited, place))
+            self._refuse(ticket, refusals.shed_late(call, now, foretold, place))
 
     def _arm(self) -> None:
         """One timer, on the earliest expiry of a call that still waits."""
@@ -550,13 +563,16 @@ class Dispatch:
         return self.pressure[model].drain.wait(self.queues[model].total_tokens, self.clock()) or refusals.SOON
 
 
-def _unserved(call: Call, outlook: Outlook | None) -> Refused:
-    """What a call is told that no engine can be had for, or not in time."""
+def _unserved(
+    call: Call, outlook: Outlook | None, engines: Sequence[Engine], now: float, waited: float = 0.0
+) -> Refused:
+    """What a call is told that no engine can be had for, or not in time. `engines` serve its model."""
     if outlook is None:
-        return refusals.no_engine(call.model)
+        return refusals.no_engine(call.model, engines)
     if outlook.ready_in is None:
         return refusals.unavailable(call.model, outlook)
-    return refusals.not_ready(call, outlook.ready_in)
+    ttft, _, tpot = foreseen_ttft(engines, call, now)
+    return refusals.not_ready(call, now, Foretold(waited=waited, ready=outlook.ready_in, ttft=ttft, tpot=tpot))
 
 
 def _ignored(_: str, __: float) -> None:

@@ -309,6 +309,7 @@ class Pipeline:
         try:
             return self.limits.charge(account.name, call.class_name, call.model, call.cost, now)
         except Refused as refused:
+            refused.jitter(self.rng)
             if account.refusal is not None:
                 refused.replace(
                     account.refusal.status,

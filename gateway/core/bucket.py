@@ -112,10 +112,7 @@ def refusal(by_request: Buckets, by_token: Buckets, tokens: int, now: float) -> 
             f"{bucket.burst} through at once: make the prompt or max_tokens smaller."
         )
         return Refused(Outcome.RATE_LIMITED, message, headers=lines, retry=False, limit=limit)
-    message = (
-        f"The limit of {bucket.owner} is {limit}: this call needs {amount}, {bucket.left} are left. "
-        f"Try again in {duration(seconds - LATE).decode()}."
-    )
+    message = f"The limit of {bucket.owner} is {limit}: this call needs {amount}, {bucket.left} are left."
     return Refused(Outcome.RATE_LIMITED, message, retry_after=seconds, headers=lines, limit=limit)
 
 

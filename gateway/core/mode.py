@@ -140,11 +140,11 @@ class ModelMode:
             only = order[:1] if rule.only is None else rule.only
             refuse = order[1:][-1:] if rule.refuse is None else rule.refuse
             if class_name in refuse or (only and class_name not in only):
-                return f"mode {_MODES[level]} refuses class {class_name!r}. Retry after the time given"
+                return f"mode {_MODES[level]} refuses class {class_name!r}"
             if rule.max_prompt_tokens is not None and prompt_tokens > rule.max_prompt_tokens:
                 return (
                     f"mode {_MODES[level]} takes prompts of up to {rule.max_prompt_tokens} tokens, and this one has "
-                    f"about {prompt_tokens}. Shorten it, or retry after the time given"
+                    f"about {prompt_tokens}. Shorten it, or come back later"
                 )
         return None
 

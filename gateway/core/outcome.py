@@ -14,6 +14,8 @@ from enum import Enum
 import msgspec
 from msgspec import UNSET, UnsetType
 
+LONGEST = 60.0  # seconds that clients will wait to come back; openai-python's bound
+
 
 class Outcome(Enum):
     """The one label that says how a call ended. Values are the metric label and the log field."""
@@ -102,11 +104,12 @@ def error_body(message: str, type: str, code: str, param: str | None = None) -> 
 class Refused(Exception):
     """A call that will not be answered by an engine.
 
-    `message` says what happened, whose limit it was and what to do. `retry_after` is in seconds, None where a retry
-    cannot help. `code` replaces the table's code where one outcome has several. `headers` are extra answer lines,
-    preformatted as `name: value\\r\\n`. `retry` False: no retry of this call can help, whatever the table says of its
-    outcome. `limit` is the rate limit that was reached, as `600/min requests`. `kept`: at `retry_after` a place is kept
-    for the call, so it is not told a later time. `reason` is a word of our own that says more than the outcome's.
+    `message` says what happened, whose limit it was and what to do; `told` adds when to come back. `retry_after` is in
+    seconds, None where a retry cannot help. `code` replaces the table's code where one outcome has several. `headers`
+    are extra answer lines, preformatted as `name: value\\r\\n`. `retry` False: no retry of this call can help,
+    whatever the table says of its outcome. `limit` is the rate limit that was reached, as `600/min requests`. `kept`:
+    at `retry_after` a place is kept for the call, so it is not told a later time. `reason` is a word of our own that
+    says more than the outcome's.
     """
 
     def __init__(
@@ -135,10 +138,36 @@ class Refused(Exception):
         self.kept = kept
         self.reason = reason or outcome.value
         self._own: tuple[int, bytes] | None = None
+        self._jittered = False
 
     def replace(self, status: int, body: bytes) -> None:
         """Answer this status and JSON instead: a tenant's own words."""
         self._own = status, body
+
+    def jitter(self, rng: random.Random) -> None:
+        """Make `retry_after` the one time that the caller is told, in headers and body: a second at least, and within a
+        minute up to a quarter later, so that callers refused together do not come back together; unless places are kept
+        for them, which are spread already. Without effect the second time."""
+        if self.retry_after is not None and not self._jittered:
+            self._jittered = True
+            seconds = max(1.0, self.retry_after)
+            if not self.kept and seconds <= LONGEST:
+                seconds = min(LONGEST, seconds * rng.uniform(1.0, 1.25))
+            self.retry_after = seconds
+
+    @property
+    def helps(self) -> bool:
+        """Whether a retry can help at all."""
+        return self.retry and STATUS[self.outcome].retry
+
+    @property
+    def told(self) -> str:
+        """The message, with when to come back in whole seconds, as Retry-After has it."""
+        if self.retry_after is None or not self.helps:
+            return self.message
+        seconds = math.ceil(self.retry_after)
+        long = f" ({seconds // 3600} h {seconds % 3600 // 60} min)" if seconds >= 3600 else ""
+        return f"{self.message} Try again in {seconds} s{long}{': a place is kept' if self.kept else ''}."
 
     @property
     def status(self) -> int:
@@ -149,7 +178,7 @@ class Refused(Exception):
         if self._own is not None:
             return self._own[1]
         advice = STATUS[self.outcome]
-        return error_body(self.message, advice.type, self.code or advice.code, self.param)
+        return error_body(self.told, advice.type, self.code or advice.code, self.param)
 
 
 class Record(msgspec.Struct, kw_only=True, gc=False):
@@ -188,18 +217,18 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
 
 
 def refusal_headers(refused: Refused, rng: random.Random) -> bytes:
-    """The answer lines of a refusal: `x-weir-reason`, and either Retry-After (whole seconds, 1..60) or "do not".
+    """The answer lines of a refusal: `x-weir-reason`, and either Retry-After in whole seconds or "do not".
 
-    Jittered upwards by up to a quarter, so that callers refused together do not come back together, unless places are
-    kept for them, which are spread already. openai-python obeys `retry-after-ms` before `retry-after`, and
-    `x-should-retry` before either.
+    openai-python obeys `x-should-retry` before `retry-after-ms`, and that before `retry-after`. It takes no time above
+    a minute for one to wait, and would come back after a second instead: there, both are said.
     """
-    reason = b"x-weir-reason: %b\r\n" % refused.reason.encode()
-    if not (refused.retry and STATUS[refused.outcome].retry):
-        return refused.headers + reason + b"x-should-retry: false\r\n"
-    if refused.retry_after is None:
-        return refused.headers + reason
-    jitter = 1.0 if refused.kept else rng.uniform(1.0, 1.25)
-    seconds = min(60.0, max(1.0, refused.retry_after) * jitter)
-    lines = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(seconds), seconds * 1000)
-    return refused.headers + reason + lines
+    lines = refused.headers + b"x-weir-reason: %b\r\n" % refused.reason.encode()
+    if not refused.helps:
+        return lines + b"x-should-retry: false\r\n"
+    refused.jitter(rng)
+    seconds = refused.retry_after
+    if seconds is None:
+        return lines
+    if seconds > LONGEST:
+        return lines + b"retry-after: %d\r\nx-should-retry: false\r\n" % math.ceil(seconds)
+    return lines + b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(seconds), seconds * 1000)

@@ -54,20 +54,45 @@ def test_no_advice_where_none_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "least", "most"),
-    [(0.0, 1.0, 1.25), (0.3, 1.0, 1.25), (8.0, 8.0, 10.0), (55.0, 55.0, 60.0), (1e9, 60, 60)],
+    [(0.0, 1.0, 1.25), (0.3, 1.0, 1.25), (8.0, 8.0, 10.0), (55.0, 55.0, 60.0), (60.0, 60.0, 60.0)],
 )
 def test_retry_after_is_whole_seconds_within_a_minute_jittered_upwards(
     wanted: float, least: float, most: float
 ) -> None:
     seen = set()
     for seed in range(50):
-        told = headers(Refused(Outcome.QUEUE_FULL, "full", retry_after=wanted), seed)
+        refused = Refused(Outcome.QUEUE_FULL, "full.", retry_after=wanted)
+        told = headers(refused, seed)
+        assert headers(refused, seed + 1) == told, "jittered once"
         seconds, milliseconds = int(told["retry-after"]), int(told["retry-after-ms"])
         assert least * 1000 - 1 <= milliseconds <= most * 1000
         assert 1 <= seconds <= 60
         assert 0 <= seconds * 1000 - milliseconds <= 1000
+        assert json.loads(refused.body())["error"]["message"] == f"full. Try again in {seconds} s."
         seen.add(milliseconds)
-    assert len(seen) > 10 or wanted == 1e9
+    assert len(seen) > 10 or wanted == 60.0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [(60.5, "61 s"), (125.0, "125 s"), (3600.0, "3600 s (1 h 0 min)"), (86_399.2, "86400 s (24 h 0 min)")],
+)
+def test_above_a_minute_the_truth_is_told_and_no_client_waits_for_it(wanted: float, words: str) -> None:
+    refused = Refused(Outcome.RATE_LIMITED, "Too much.", retry_after=wanted)
+    told = headers(refused)
+    assert told == {
+        "x-weir-reason": "rate_limited",
+        "retry-after": words.split(maxsplit=1)[0],
+        "x-should-retry": "false",
+    }
+    assert refused.told == f"Too much. Try again in {words}."
+
+
+def test_a_kept_place_is_told_as_it_is() -> None:
+    refused = Refused(Outcome.QUEUE_FULL, "full.", retry_after=7.25, kept=True)
+    told = headers(refused)
+    assert (told["retry-after"], told["retry-after-ms"]) == ("8", "7250")
+    assert refused.told == "full. Try again in 8 s: a place is kept."
 
 
 def test_a_refusal_in_a_tenants_own_words() -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 
 from gateway.core import refusals
+from gateway.core.breaker import Ending
+from gateway.core.call import Call
 from gateway.core.fleet import Engine
 from gateway.core.outcome import Outcome, Refused, refusal_headers
 from gateway.core.policy import Policy
+from gateway.core.refusals import Foretold
 from tests.calls import a_call
 
+LONG = Foretold(ready=4.0, wait=2000.0, ttft=0.5, tpot=0.01)
 CALL = a_call(class_name="batch", tenant="acme", prompt_tokens=900, output_tokens=100)
 
 
@@ -31,17 +36,18 @@ def engines(*seen: bool) -> list[Engine]:
         (refusals.unknown_model("x", engines(True, False)), Outcome.NO_ENGINE, 503, "Not every engine", 1.0),
         (refusals.unknown_model("x", []), Outcome.NOT_FOUND, 404, "GET /v1/models", None),
         (refusals.forbidden_model(CALL), Outcome.FORBIDDEN, 403, "Tenant 'acme' may not use the model 'm'", None),
-        (refusals.no_engine("m"), Outcome.NO_ENGINE, 503, "No engine that serves 'm'", 2.0),
+        (refusals.no_engine("m"), Outcome.NO_ENGINE, 503, "No engine that serves 'm' can be given calls now.", 2.0),
         (refusals.too_large(CALL, 800), Outcome.TOO_LARGE, 413, "1000 tokens of KV cache", None),
         (refusals.too_large(CALL, 800), Outcome.TOO_LARGE, 413, "more than 800 for 'm'", None),
         (refusals.draining(), Outcome.DRAINING, 503, "shutting down", 1.0),
-        (refusals.queue_full(CALL, "64 calls", 3.0), Outcome.QUEUE_FULL, 503, "'batch' is full (64 calls)", 3.0),
+        (refusals.queue_full(CALL, "64 calls", 3.0), Outcome.QUEUE_FULL, 503, "'batch' for 'm' is full: its lim", 3.0),
         (refusals.queue_full(CALL, "64 calls", None), Outcome.QUEUE_FULL, 503, "will not help", None),
-        (refusals.displaced(CALL, 3.0), Outcome.SHED, 503, "made room for a more important one", 3.0),
+        (refusals.displaced(CALL, a_call(), 3.0), Outcome.SHED, 503, "a call of class 'default', which is more", 3.0),
         (refusals.refused_by_mode(CALL, "mode tight", 4.0), Outcome.SHED, 503, "under pressure: mode tight.", 4.0),
-        (refusals.hopeless(CALL, 12.34, 3.0), Outcome.HOPELESS, 503, "about 12.3 s of work ahead", 3.0),
-        (refusals.hopeless(CALL, 99.0, None), Outcome.HOPELESS, 503, "will not help", None),
-        (refusals.shed_late(CALL, 2.5, 3.0), Outcome.SHED, 503, "After 2.5 s in the queue of class 'batch'", 3.0),
+        (refusals.hopeless(CALL, 0.0, LONG, 3.0), Outcome.HOPELESS, 503, "would be too late: its", 3.0),
+        (refusals.hopeless(CALL, 0.0, LONG, None), Outcome.HOPELESS, 503, "will not help", None),
+        (refusals.shed_late(CALL, 2.5, LONG, 3.0), Outcome.SHED, 503, "has become too late: its", 3.0),
+        (refusals.not_ready(CALL, 0.0, LONG), Outcome.MODEL_UNAVAILABLE, 503, "is being made ready. This call", 4.0),
         (refusals.expired(CALL, 2.5), Outcome.EXPIRED, 504, "passed after 2.5 s in the queue", 1.0),
     ],
 )
@@ -52,13 +58,78 @@ def test_what_a_caller_is_told(
     assert says in refused.message
 
 
-@pytest.mark.parametrize("make", [refusals.displaced, lambda call, place: refusals.hopeless(call, 9.0, place)])
-def test_a_kept_place_is_told_to_the_millisecond_and_none_as_do_not_retry(make: object) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda place: refusals.displaced(CALL, CALL, place),
+        lambda place: refusals.hopeless(CALL, 0.0, LONG, place),
+        lambda place: refusals.shed_late(CALL, 0.0, LONG, place),
+        lambda place: refusals.queue_full(CALL, "1 calls", place),
+    ],
+)
+def test_a_kept_place_is_told_to_the_millisecond_and_none_as_do_not_retry(
+    made: Callable[[float | None], Refused],
+) -> None:
     rng = random.Random(1)
-    kept, none = make(CALL, 7.25), make(CALL, None)  # type: ignore[operator] # of a parametrized function
+    kept, none = made(7.25), made(None)
     assert b"retry-after: 8\r\nretry-after-ms: 7250\r\n" in refusal_headers(kept, rng)
-    assert b"a place is kept" in kept.body()
+    assert b"Try again in 8 s: a place is kept." in kept.body()
     assert b"x-should-retry: false\r\n" in refusal_headers(none, rng)
+
+
+@pytest.mark.parametrize(
+    ("call", "now", "foretold", "says"),
+    [
+        (
+            a_call(arrived=10.0, ttft_by=12.0),
+            10.0,
+            Foretold(wait=2.9, ttft=0.31, tpot=0.01),
+            "its first token would come after 3.2 s (2.9 s until its turn, 0.31 s from there to its first token), and "
+            "class 'default' allows 2.0 s",
+        ),
+        (
+            a_call(arrived=10.0, deadline=310.0, expected_tokens=10_400),
+            10.0,
+            Foretold(wait=0.02, ttft=0.4, tpot=0.03),
+            "its last token would come after 312 s (0.40 s from there to its first token, 312 s to write the 10400 "
+            "tokens that such answers have), and its deadline is 300 s",
+        ),
+        (  # its first token would be in time
+            a_call(arrived=10.0, ttft_by=70.0, deadline=16.0),
+            10.0,
+            Foretold(ready=7.0, ttft=0.01, tpot=0.03),
+            "its last token would come after 7.0 s (7.0 s until its model is ready), and its deadline is 6.0 s",
+        ),
+        (  # its body came slowly, and it has waited
+            a_call(arrived=10.0, ttft_by=12.0),
+            14.0,
+            Foretold(waited=1.0, ttft=0.01, tpot=0.03),
+            "its first token would come after 4.0 s (3.0 s since it began to come in, 1.0 s in the queue so far), and "
+            "class 'default' allows 2.0 s",
+        ),
+        (a_call(ttft_by=0.25), 0.0, Foretold(ttft=0.3, tpot=0.1), "allows 0.25 s"),
+        (
+            a_call(deadline=0.02),
+            0.0,
+            Foretold(ttft=0.03, tpot=0.1),
+            "would come after 0.03 s, and its deadline is 0.02 s",
+        ),
+    ],
+)
+def test_the_times_that_add_up_are_told_beside_the_target_they_break(
+    call: Call, now: float, foretold: Foretold, says: str
+) -> None:
+    assert foretold.late(call, now) == says or says in foretold.late(call, now)
+
+
+def test_an_engine_that_may_be_given_no_calls_is_counted_by_why() -> None:
+    down, drained, failing = engines(False, True, True)
+    drained.draining = True
+    for _ in range(100):
+        failing.breaker.ended(failing.breaker.sent(1.0), Ending.FAILURE, 1.0)
+    told = refusals.no_engine("m", [down, drained, failing])
+    assert told.message == "No engine that serves 'm' can be given calls now (of 3: 1 down, 1 drained, 1 failing)."
+    assert refusals.no_engine("m", engines(True)).message.endswith("calls now.")
 
 
 def test_fields_at_fault_are_named() -> None:

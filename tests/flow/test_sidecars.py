@@ -196,7 +196,7 @@ def test_a_call_that_cannot_wait_so_long_is_told_when_and_the_model_is_made_read
         sidecar = world.sidecar(takes=7.0)
         refused = await world.refused(world.call(within=6.0))
         assert (refused.outcome, refused.status, refused.retry_after) == (Outcome.MODEL_UNAVAILABLE, 503, 7.0)
-        assert "about 7.0 s" in refused.message
+        assert "(7.0 s until its model is ready), and its deadline is 6.0 s" in refused.message
         assert world.loop.time() == 0.0
         await asyncio.sleep(1.0)
         assert sidecar.say()["p"].idle == 1.0, "it was wanted, though nobody waits"
@@ -254,7 +254,7 @@ def test_calls_are_told_when_the_prediction_moves_out_of_their_reach() -> None:
         assert not short.done(), "it is as was foretold"
         sidecar.say("p", ready_in=8.0)
         await asyncio.sleep(0.0)
-        with pytest.raises(Refused, match=r"about 8\.0 s"):
+        with pytest.raises(Refused, match=r"8\.0 s until its model is ready"):
             await short
         assert world.loop.time() == 2.0
         assert (await long)[1] == pytest.approx(10.01)

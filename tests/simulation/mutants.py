@@ -48,8 +48,9 @@ LEAKED_HOLD = Mutant(Dispatch, "enter", "turn.result().close()", "pass")
 LOST_WAKE_UP = Mutant(
     Dispatch,
     "_pump",
-    "        while late:\n            self._shed(late.pop(), now)\n",
-    "        if late:\n            self._shed(late.pop(), now)\n            break\n",
+    "        while late:\n            ticket, choice = late.pop()\n            self._shed(ticket, now, choice)\n",
+    "        if late:\n            ticket, choice = late.pop()\n            self._shed(ticket, now, choice)\n"
+    "            break\n",
 )
 
 # A call whose body took until its deadline goes at once all the same.
