@@ -19,6 +19,7 @@ from gateway.calllog import CallLog
 from gateway.control.calls import CallView
 from gateway.core.cost import CostModel
 from gateway.core.fleet import Engine, Fleet, engine_id
+from gateway.core.health import Announcer
 from gateway.core.limits import LimitBook
 from gateway.core.outcome import Record
 from gateway.core.policy import EngineEntry, Policy
@@ -70,8 +71,10 @@ class Gateway:
         self.policy = policy
         self.log = log
         self.rng = rng
+        self.say = say
         self.clock = asyncio.get_running_loop().time
         self.fleet = Fleet()
+        self._announcer = Announcer()
         self.clients: dict[str, Client] = {}
         self.dispatch = Dispatch(self.fleet, policy, rng, self.clock)
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
@@ -90,6 +93,7 @@ class Gateway:
             self.clock,
             rng,
         )
+        self.pipeline.asked = self.telemetry.asked
         self.server = Server(self.pipeline, server_settings(policy))
         self.metrics = Metrics(
             self.fleet,
@@ -107,7 +111,7 @@ class Gateway:
         self.dispatch.woken = sidecar_metrics.woken
         self.metrics.more = sidecar_metrics.collect
         self._fixed = tuple(entries)
-        self._retired: list[Engine] = []
+        self._retired: dict[Engine, str] = {}  # and why
         self._brought: dict[str, Member] = {}  # by sidecars, by engine id
         self._by_hand: set[str] = set()  # engines that an operator has drained
         self._attentive = False  # the end of a call may be news to somebody
@@ -173,7 +177,7 @@ class Gateway:
                 engine.apply(self.policy)
                 self.clients[engine.id].go_by(settings, None)
             elif engine.id not in entries:
-                self._leaves(engine)
+                self._leaves(engine, "the policy no longer names it")
         for id, entry in entries.items():
             engine = self._engine(id, entry.url)
             engine.apply(self.policy)
@@ -189,23 +193,24 @@ class Gateway:
         """The engine of this id, made if there is none; one that was to be forgotten is wanted again."""
         if id not in self.fleet.engines:
             self.fleet.add(Engine(id, url, self.policy))
-            self.clients[id] = Client(parse_origin(url), client_settings(self.policy))
+            settings = client_settings(self.policy)
+            self.clients[id] = Client(parse_origin(url), settings, names=self.telemetry.names)
         engine = self.fleet.engines[id]
-        if engine in self._retired:
-            self._retired.remove(engine)
+        if self._retired.pop(engine, None) is not None:
             engine.draining = False
         return engine
 
-    def _leaves(self, engine: Engine) -> None:
+    def _leaves(self, engine: Engine, why: str) -> None:
         """It gets no new calls, and is forgotten once it has none."""
         engine.draining = True
-        if engine not in self._retired:
-            self._retired.append(engine)
+        self._retired.setdefault(engine, why)
+        self._tell(engine)
 
     def _retire(self) -> None:
         """Forget the engines that are no longer wanted and have nothing left to do."""
         for engine in [engine for engine in self._retired if not engine.in_flight]:
-            self._retired.remove(engine)
+            del self._retired[engine]
+            self._announcer.forget(engine.id)
             self._by_hand.discard(engine.id)
             self.fleet.remove(engine.id)
             self.telemetry.forget(engine)
@@ -234,13 +239,14 @@ class Gateway:
             engine.expect_sizes(member.kv_tokens, member.max_concurrency)
         else:
             engine.draining = True
+            self._tell(engine)
             self.dispatch.changed(engine)
 
     def leave(self, id: str) -> None:
         """A sidecar no longer has this engine, or may not bring it any more."""
         del self._brought[id]
         engine = self.fleet.engines[id]
-        self._leaves(engine)
+        self._leaves(engine, "its sidecar no longer has it, or may not bring it")
         self.dispatch.changed(engine)
         self._retire()
 
@@ -284,6 +290,7 @@ class Gateway:
         (self._by_hand.add if wanted else self._by_hand.discard)(engine.id)
         brought = self._brought.get(engine.id)
         engine.draining = wanted or engine in self._retired or (brought is not None and not brought.open)
+        self._tell(engine)
         self.dispatch.changed(engine)
 
     # -- what the others tell -----------------------------------------------------------------------------------
@@ -293,6 +300,19 @@ class Gateway:
         if not engine.up and engine.in_flight:
             self.clients[engine.id].abandon()
         self.dispatch.changed(engine)
+        self._tell(engine)
+
+    def _tell(self, engine: Engine) -> None:
+        """The operator, of what has changed since the last line about it."""
+        for line in self._announcer.look(engine, self.clock(), self._drained(engine)):
+            self.say(line)
+
+    def _drained(self, engine: Engine) -> str:
+        """Why it gets no new calls; empty: it gets them."""
+        if not engine.draining:
+            return ""
+        by_hand = "drained by an operator" if engine.id in self._by_hand else ""
+        return self._retired.get(engine) or by_hand or "its sidecar puts it to sleep, or ends it"
 
     def observe(self, record: Record) -> None:
         """The end of every call: counted, and logged by the policy's share."""

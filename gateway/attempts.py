@@ -22,6 +22,7 @@ from gateway.core.outcome import Outcome, Record, Refused
 from gateway.core.policy import Policy
 from gateway.core.retries import RetryBudget
 from gateway.core.shaping import shape_body
+from gateway.core.trouble import OWN, Trouble
 from gateway.dispatch import Dispatch, Grant
 from gateway.wire.client import Client, EngineError, Reply
 
@@ -73,14 +74,15 @@ class Attempts:
                     record.engine = grant.engine.id
             except EngineError as error:
                 kind, message = CAUSES[error.kind], str(error)
-                hurried = kind == "timeout" and self._hurried(call, grant)
-                grant.ending = Ending.NEUTRAL if hurried else Ending.FAILURE
-                if kind == "connect":
-                    grant.engine.down()  # until its health answers again
+                blameless = error.reason == OWN or (kind == "timeout" and self._hurried(call, grant))
+                _judge(grant, Ending.NEUTRAL if blameless else Ending.FAILURE, message)
+                if kind == "connect" and not blameless:
+                    # until its health answers again
+                    grant.engine.down(Trouble(error.reason, f"{message} (a call)", self.clock()))
                     self.dispatch.changed(grant.engine)  # who waits for it may have to go elsewhere
             else:
                 kind, message = str(reply.status), f"it answered {reply.status}"
-                grant.ending = ending_of(reply.status)
+                _judge(grant, ending_of(reply.status), message)
                 if kind not in policy.retries.on:
                     return reply
             failed = set() if failed is None else failed
@@ -202,6 +204,13 @@ async def hedged(
             task.add_done_callback(_drop)
         if other is not None:
             other.close()
+
+
+def _judge(grant: Grant, ending: Ending, met: str) -> None:
+    """What an attempt's end says of its engine; `met`: in words, for whoever asks why its breaker is open."""
+    grant.ending = ending
+    if ending is Ending.FAILURE:
+        grant.engine.failed_call = met
 
 
 def _ending(task: asyncio.Future[Reply]) -> Ending:

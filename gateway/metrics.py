@@ -273,6 +273,13 @@ class Metrics(Collector):
             for engine in self._fleet:
                 family.add_metric((engine.id,), float(read(engine)))
             yield family
+        failures = CounterMetricFamily(
+            "weir_engine_check_failures", "Checks of an engine that failed, by why.", labels=("engine", "reason")
+        )
+        for engine in self._fleet:
+            for reason, count in engine.check_failures.items():
+                failures.add_metric((engine.id, reason), count)
+        yield failures
 
 
 def _shadow_decisions(shadow: Shadow) -> Iterable[Metric]:

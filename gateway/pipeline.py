@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import closing
 from itertools import count
@@ -48,6 +48,9 @@ from gateway.wire.server import Request, Responder, answer
 JSON = b"content-type: application/json\r\n"
 
 MERGED = ("embedding", "rerank", "score")  # kinds of route the batcher may merge
+Asked = Callable[[Callable[[], object], float], Awaitable[None]]
+
+LIST_WITHIN = 10.0  # seconds for engines to be asked what they have, before whoever asks for models
 LOGGED_AT_MOST = 64 * 1024  # bytes of a body
 READ_HERE = 64 * 1024  # bytes of a body that is parsed in the event loop itself
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
@@ -97,11 +100,13 @@ class Pipeline:
         self.attempts = attempts
         self.batcher = Batcher(lambda: self.snapshot.policy.batching, self._exchange, clock, self._window)
         self.observe = observe
+        self.asked: Asked = _asked_already
         self.shadow: Shadow | None = None
         self.parser: Executor | None = None  # where large bodies are parsed; None: in the event loop
         self.clock = clock
         self.rng = rng
         self.tasks: dict[asyncio.Task[None], Live] = {}
+        self._listing: set[asyncio.Task[None]] = set()
         self._whose: Request | None = None  # the request whose head was read last, and its account
         self._account: Account | None = None
         self._id_prefix = secrets.token_hex(6)
@@ -167,11 +172,22 @@ class Pipeline:
     def _answer_here(self, request: Request, responder: Responder, route: Route) -> None:
         if route.kind == "models":
             account = self.snapshot.tenants.identify(request.fields, request.peer)
+            if self.fleet.unasked:
+                task = asyncio.get_running_loop().create_task(self._list_later(request, responder, account))
+                self._listing.add(task)
+                task.add_done_callback(self._listing.discard)
+                return
             status, body = model_list(self.fleet, request.path, account.models)
         else:
             able = self.fleet.expected or any(engine.up for engine in self.fleet)
             up = able and not self.dispatch.leaving
             status, body = (200, b"{}") if up else (503, b'{"status":"no engine is up, or shutting down"}')
+        responder.send(status, JSON + b"x-request-id: %b\r\n" % self._request_id(request).encode(), body)
+
+    async def _list_later(self, request: Request, responder: Responder, account: Account) -> None:
+        """The list of models, once every engine has been asked."""
+        await self.asked(lambda: responder.closed or self.dispatch.draining, LIST_WITHIN)
+        status, body = model_list(self.fleet, request.path, account.models)
         responder.send(status, JSON + b"x-request-id: %b\r\n" % self._request_id(request).encode(), body)
 
     # -- the life of a call -------------------------------------------------------------------------------------
@@ -210,6 +226,8 @@ class Pipeline:
             loop = asyncio.get_running_loop()
             call = await loop.run_in_executor(self.parser, self._parse, route, request, snapshot, account, record)
         live.call = call
+        if self.fleet.unasked:
+            await self._known(call, snapshot)
         if snapshot.policy.logging.prompts:
             record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
         self._judge(call, account, snapshot, record)
@@ -276,6 +294,16 @@ class Pipeline:
                 responder.end()
             finally:
                 self._settle(call, grant, charge, relay, record)
+
+    async def _known(self, call: Call, snapshot: Snapshot) -> None:
+        """Until some engine has the model, or all have been asked what they have; as long as the call's class waits."""
+        fleet, sidecars, model = self.fleet, self.dispatch.sidecars, call.model
+        if fleet.serving(model) or sidecars.knows(model):
+            return
+        each = snapshot.policy.classes[call.class_name]
+        waits = [seconds for seconds in (each.ttft, each.max_wait) if seconds is not None]
+        within = min([call.deadline - self.clock(), *waits])
+        await self.asked(lambda: fleet.serving(model) or sidecars.knows(model) or self.dispatch.draining, within)
 
     def _judge(self, call: Call, account: Account, snapshot: Snapshot, record: Record) -> None:
         """What the call will cost, and which class it is."""
@@ -489,3 +517,7 @@ class Pipeline:
     def _finish(self, record: Record, began: float) -> None:
         record.total = self.clock() - began
         self.observe(record)
+
+
+async def _asked_already(_: Callable[[], object], __: float) -> None:
+    """Nobody is asked for the first time."""

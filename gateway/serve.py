@@ -1,6 +1,6 @@
 """Builds every object once, runs the background tasks, drains on SIGTERM.
 
-Start: embedded engines, engine clients, core, data port, control port, telemetry. End, in this order: `/readyz` fails;
+Start: embedded engines, engine clients, core, telemetry, data port, control port. End, in this order: `/readyz` fails;
 after `timeouts.drain_grace` new connections and what waits are refused; what streams finishes within `timeouts.drain`;
 the rest is told so; then telemetry, clients and embedded engines go. A second signal cuts it short.
 """
@@ -137,12 +137,12 @@ async def serve(options: Options) -> None:
         )
         control = ControlPort(app, options.control)
         stack.push_async_callback(control.aclose)
+        gateway.telemetry.start()  # first: a call that comes now waits until its model's engines are known
         try:
             await _listen(gateway.server, options)
             await control.start()
         except OSError as error:
             raise StartError(f"cannot listen: {error}") from error
-        gateway.telemetry.start()
         await gateway.telemetry.first_contact()
         sidecar = EmbeddedSidecar() if options.demo else None
         if sidecar is not None:

@@ -1,4 +1,4 @@
-"""How the gateway asks engines and sidecars of its own accord: straight, with nothing of its surroundings.
+"""How the gateway asks sidecars of its own accord: straight, with nothing of its surroundings.
 
 No proxy from the environment, no redirects, no compression, and no cookies: one with bytes beyond ASCII would make
 every later request raise. There is no time-out either: httpx's are per read, so each request is bounded as a whole by

@@ -1,8 +1,9 @@
 """Asks every engine how it is, and tells the fleet: /health, /v1/models, /metrics.
 
-Each engine has two loops of its own, so that neither a slow scrape nor a hung neighbour delays a health check. What
-comes back is bounded in time and size; what cannot be read counts as not answered. Nothing is decided here: results
-go to the fleet as they are, then `on_change` lets what waits move.
+Each engine has two loops of its own, so that neither a slow scrape nor a hung neighbour delays a health check. Its
+questions go through a client like the one for its calls: the same names, the same certificates. What comes back is
+bounded in time and size; what cannot be read counts as not answered. Nothing is decided here: results go to the fleet
+as they are, with the reason where one failed, then `on_change` lets what waits move.
 
 An engine is told to be healthy only once its models are known, so no call for one of them is answered with 404.
 With the default interval of 2 s an engine that hangs is out 4.3 s later at the latest: 2 s until the next check, then
@@ -14,20 +15,91 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-
-import httpx
+from contextlib import closing
 
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.policy import FleetPolicy
-from gateway.core.vllm import AnswerError, models_from, sample_from
-from gateway.straight import client
+from gateway.core.trouble import OWN, Trouble
+from gateway.core.vllm import AnswerError, ModelCard, models_from, sample_from
 from gateway.tasks import telling
+from gateway.wire.client import Client, ClientSettings, EngineError, parse_origin
+from gateway.wire.names import Names
 
 MODELS_EVERY = 30.0  # seconds
 MODELS_WITHIN = 2.0  # seconds
 LEAST = 0.25  # seconds any answer may take, however short the intervals are
 HEALTH_LIMIT = 64 * 1024  # bytes
 BODY_LIMIT = 8 * 1024 * 1024  # bytes; vLLM's metrics are about 50 KiB, times data-parallel cores
+LINES = b"user-agent: weir\r\n"
+
+
+class Unanswered(Exception):
+    """A question that an engine did not answer as it should."""
+
+    def __init__(self, reason: str, words: str) -> None:
+        super().__init__(words)
+        self.reason = reason
+
+
+class Questions:
+    """What one engine is asked, each within so many seconds. All raise Unanswered."""
+
+    def __init__(self, url: str, api_key: str | None, names: Names | None = None) -> None:
+        self._url = url
+        self._api_key = api_key
+        self._names = names
+        self._opened: Client | None = None
+
+    async def health(self, within: float) -> None:
+        """Whether it is well."""
+        await self._get("/health", within, HEALTH_LIMIT)
+
+    async def models(self, within: float) -> list[ModelCard]:
+        """Those that it serves."""
+        body = await self._get("/v1/models", within, BODY_LIMIT)
+        try:
+            return list(models_from(body))
+        except AnswerError as error:
+            raise Unanswered("models", f"GET /v1/models was not answered with a list of models: {error}") from error
+
+    async def metrics(self, within: float) -> bytes:
+        return await self._get("/metrics", within, BODY_LIMIT)
+
+    @property
+    def _client(self) -> Client:
+        """Made when it is needed: reading the CA store takes 20 ms, and a simulation of a large fleet needs none."""
+        if self._opened is None:
+            settings = ClientSettings(max_idle=2)
+            self._opened = Client(parse_origin(self._url), settings, api_key=self._api_key, names=self._names)
+        return self._opened
+
+    async def _get(self, path: str, within: float, limit: int) -> bytes:
+        """The body of a 200 of at most `limit` bytes, wholly here `within` seconds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within
+        try:
+            with closing(await self._client.send(b"GET", path.encode(), LINES, b"", timeout=within)) as reply:
+                if reply.status != 200:
+                    raise Unanswered("status", f"GET {path} was answered {reply.status}{_ADVICE.get(reply.status, '')}")
+                async with asyncio.timeout_at(until):
+                    return await reply.read(limit)
+        except EngineError as error:
+            if error.reason == "timeout":
+                raise Unanswered("timeout", f"GET {path} was not answered within {within:g} s ({error})") from error
+            raise Unanswered(error.reason, str(error).removeprefix("cannot connect: ")) from error
+        except TimeoutError:
+            raise Unanswered("timeout", f"the answer to GET {path} did not end within {within:g} s") from None
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+
+_ADVICE = {
+    401: ": it wants its key, see api_key_file",
+    403: ": it wants its key, see api_key_file",
+    404: ": is this a vLLM, and its URL without a path?",
+}
 
 
 class Telemetry:
@@ -37,9 +109,11 @@ class Telemetry:
         self._fleet = fleet
         self._on_change = on_change
         self._clock = clock
+        self.names = Names()
         self._watchers: dict[str, Watcher] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._started = False
+        self._news = asyncio.Event()  # pulses when an engine has been asked for the first time
 
     def watch(self, engine: Engine, api_key: str | None) -> None:
         """Watch an engine, with this key from now on; the intervals are those of its policy."""
@@ -48,9 +122,10 @@ class Telemetry:
             return
         if watcher is not None:
             self.forget(engine)
-        self._watchers[engine.id] = watcher = Watcher(engine, self._fleet, self._on_change, self._clock, api_key)
+        watcher = Watcher(engine, self._fleet, self._on_change, self._clock, api_key, self.names)
+        self._watchers[engine.id] = watcher
         if self._started:
-            watcher.start(0.0)
+            self._start(watcher, 0.0)
 
     def forget(self, engine: Engine) -> None:
         """Watch it no longer."""
@@ -62,7 +137,26 @@ class Telemetry:
         """Begin watching. Checks of different engines are spread over the interval."""
         self._started = True
         for index, watcher in enumerate(self._watchers.values()):
-            watcher.start(index / len(self._watchers))
+            self._start(watcher, index / len(self._watchers))
+
+    def _start(self, watcher: Watcher, share: float) -> None:
+        if not watcher.engine.models:
+            self._fleet.unasked.add(watcher.engine.id)
+        watcher.start(share, self._asked_once)
+
+    def _asked_once(self, engine: Engine) -> None:
+        self._fleet.unasked.discard(engine.id)
+        self._news.set()
+        self._news.clear()  # who waits is woken all the same
+
+    async def asked(self, enough: Callable[[], object], within: float) -> None:
+        """Until every engine has been asked once, or `enough` is true; for `within` seconds at most."""
+        try:
+            async with asyncio.timeout(within):
+                while self._fleet.unasked and not enough():
+                    await self._news.wait()
+        except TimeoutError:
+            return
 
     async def first_contact(self) -> None:
         """Until every engine has been tried once; a few seconds at most, whatever state the fleet is in."""
@@ -83,6 +177,7 @@ class Watcher:
         on_change: Callable[[Engine], None],
         clock: Callable[[], float],
         api_key: str | None,
+        names: Names | None = None,
     ) -> None:
         self.engine = engine
         self.api_key = api_key
@@ -91,35 +186,30 @@ class Watcher:
         self._on_change = on_change
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
-        self._opened: httpx.AsyncClient | None = None
+        self._questions = Questions(engine.url, api_key, names)
         self._models_at = 0.0  # when the list of models was read last; matters only while the engine is up
 
-    def start(self, share: float) -> None:
-        """`share` of the interval passes before the second check, so that engines are not all asked at once."""
+    def start(self, share: float, asked_once: Callable[[Engine], None]) -> None:
+        """`share` of the interval passes before the second check, so that engines are not all asked at once.
+        `asked_once` is told when the first is over."""
         loop = asyncio.get_running_loop()
-        for watch in (self.watch_health(share), self.watch_metrics(share)):
+        for watch in (self.watch_health(share, asked_once), self.watch_metrics(share)):
             task = loop.create_task(watch)
             task.add_done_callback(telling("an engine's telemetry stopped"))
             self._tasks.append(task)
 
     @property
-    def _client(self) -> httpx.AsyncClient:
-        """Made when it is needed: it takes milliseconds, and a simulation of a large fleet needs none."""
-        if self._opened is None:
-            self._opened = _client(self.engine.url, self.api_key)
-        return self._opened
-
-    @property
     def _policy(self) -> FleetPolicy:
         return self.engine.policy.fleet
 
-    async def watch_health(self, share: float) -> None:
+    async def watch_health(self, share: float, asked_once: Callable[[Engine], None]) -> None:
         while True:
             interval = self._policy.health
             well = await self._check_health()
             if not self.tried.is_set():
                 await self._scrape()
                 self.tried.set()
+                asked_once(self.engine)
                 await asyncio.sleep(share * interval)
             for _ in range(5):
                 await asyncio.sleep(interval / 5)
@@ -137,69 +227,47 @@ class Watcher:
     async def _check_health(self) -> bool:
         """Whether the engine is well; where it is not, or that cannot be told, it is asked again soon."""
         engine, within, began = self.engine, max(LEAST, 0.25 * self._policy.health), self._clock()
-        ok = await self._get("/health", within, HEALTH_LIMIT) is not None
-        if not ok and self._clock() - began > 1.5 * within:
-            return False  # our own loop was too busy to end the wait in time, so it may have been to see the answer
-        if ok and (not engine.up or self._clock() - self._models_at >= MODELS_EVERY):
-            ok = await self._ask_models() or engine.up
-        self._fleet.health(engine, ok, self._clock())
+        trouble = await self._well(within)
+        now = self._clock()
+        if trouble is not None and (now - began > 1.5 * within or trouble.reason == OWN):
+            return False  # this process was too busy to end the wait in time, or has no descriptor left to ask with
+        ok = trouble is None
+        if ok and (not engine.up or now - self._models_at >= MODELS_EVERY):
+            trouble = await self._ask_models()
+            now = self._clock()
+            ok = trouble is None or engine.up
+        self._fleet.health(engine, ok, now, trouble)
         self._on_change(engine)
         return ok
 
-    async def _ask_models(self) -> bool:
-        body = await self._get("/v1/models", MODELS_WITHIN, BODY_LIMIT)
+    async def _well(self, within: float) -> Trouble | None:
         try:
-            cards = models_from(body or b"")
-        except AnswerError:
-            return False
+            await self._questions.health(within)
+        except Unanswered as error:
+            return Trouble(error.reason, str(error), self._clock())
+        return None
+
+    async def _ask_models(self) -> Trouble | None:
+        try:
+            cards = await self._questions.models(MODELS_WITHIN)
+        except Unanswered as error:
+            return Trouble(error.reason, str(error), self._clock())
         self._fleet.has_models(self.engine, cards)
         self._models_at = self._clock()
-        return True
+        return None
 
     async def _scrape(self) -> None:
         if not self.engine.up:
             return
-        body = await self._get("/metrics", max(LEAST, 3 * self._policy.poll), BODY_LIMIT)
         try:
-            sample = sample_from(body or b"")
-        except AnswerError:
+            sample = sample_from(await self._questions.metrics(max(LEAST, 3 * self._policy.poll)))
+        except (Unanswered, AnswerError):
             return  # the age of the last good one says it all
         self._fleet.sampled(self.engine, sample, self._clock())
         self._on_change(self.engine)
-
-    async def _get(self, path: str, within: float, limit: int) -> bytes | None:
-        """The body of a 200 of at most `limit` bytes, wholly here `within` seconds; else None."""
-        body = bytearray()
-        try:
-            async with asyncio.timeout(within), self._client.stream("GET", path) as response:
-                if response.status_code != httpx.codes.OK:
-                    return None
-                async for chunk in response.aiter_raw():
-                    body += chunk
-                    if len(body) > limit:
-                        return None
-        except (httpx.HTTPError, TimeoutError):
-            return None
-        return bytes(body)
 
     async def aclose(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._opened is not None:
-            await self._opened.aclose()
-
-
-def _client(url: str, api_key: str | None) -> httpx.AsyncClient:
-    """One connection or two, straight to the engine."""
-    path = url.removeprefix("unix://")
-    transport = httpx.AsyncHTTPTransport(
-        uds=path if path != url else None,
-        verify=url.startswith("https://"),  # reading the CA store takes 20 ms
-        limits=httpx.Limits(max_connections=4, keepalive_expiry=4.0),  # vLLM closes idle connections after 5 s
-        trust_env=False,
-    )
-    made = client(transport, base_url="http://localhost" if path != url else url)
-    if api_key is not None:
-        made.headers["authorization"] = f"Bearer {api_key}"
-    return made
+        self._questions.close()

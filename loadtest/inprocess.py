@@ -199,7 +199,7 @@ class GatewayTarget:
         self.records = Records()
         entries = [EngineEntry(url=f"http://engine-{number}:8000") for number in range(len(engines))]
         rng = random.Random(seed)  # noqa: S311 # a simulation
-        self.gateway = Gateway(self.policy, entries, cast("CallLog", self.records), rng)
+        self.gateway = Gateway(self.policy, entries, cast("CallLog", self.records), rng, say=self._say)
         self._loop = asyncio.get_running_loop()
         self._sent = 0
         self.sends = Sends()
@@ -207,6 +207,9 @@ class GatewayTarget:
             client = MemoryClient(memory, self.policy.timeouts.stall, EngineError, self.sends)
             self.gateway.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
             Watch(self.gateway, engine, memory, client).start(number / len(engines))
+
+    def _say(self, line: str) -> None:
+        """A line for an operator, of whom a simulation has none."""
 
     def send(self, call: Planned, attempt: Life, tried: Try, upload: float = 0.0) -> Callable[[], None]:
         """One request through the gateway's pipeline, as its data port would hand it over; `upload`: the seconds that

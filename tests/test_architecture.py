@@ -62,7 +62,6 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "httptools": ("gateway/wire/", "loadtest/engine/", "loadtest/client.py", "loadtest/stub.py"),
     "httpx": (
         "gateway/straight.py",
-        "gateway/telemetry.py",
         "gateway/top/asking.py",
         "gateway/waking.py",
         "loadtest/dst_sidecars.py",  # in place of a sidecar's socket

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import socket
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.policy import Policy
+from gateway.core.trouble import REASONS
 from gateway.telemetry import Telemetry, Watcher
 
 METRICS = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -333,6 +337,110 @@ def test_garbage_instead_of_http_is_a_miss() -> None:
         await server.wait_closed()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "reason", "words"),
+    [
+        ("/health", (503, b""), "status", "GET /health was answered 503"),
+        ("/health", (404, b""), "status", "answered 404: is this a vLLM, and its URL without a path?"),
+        ("/v1/models", (401, b""), "status", "GET /v1/models was answered 401: it wants its key, see api_key_file"),
+        ("/v1/models", (200, b"{}"), "models", "GET /v1/models was not answered with a list of models"),
+        ("/health", None, "timeout", "GET /health was not answered within 0.25 s"),
+        ("/health", (200, b"#" * (64 * 1024 + 1)), "garbage", "the answer is over 65536 bytes"),
+        ("", None, "refused", "connection refused"),
+    ],
+)
+def test_a_failed_check_has_a_reason_and_words(
+    path: str, answer: tuple[int, bytes] | None, reason: str, words: str
+) -> None:
+    async def scene(engine: FakeEngine) -> None:
+        if not path:
+            await engine.close()
+        elif answer is None:
+            del engine.answers[path]
+        else:
+            engine.answers[path] = answer
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        trouble = its["e0"].trouble
+        assert trouble is not None
+        assert (trouble.reason, reason in REASONS) == (reason, True)
+        assert words in trouble.words
+        assert its["e0"].checked_at >= trouble.at > 0.0
+        before = its["e0"].check_failures[reason]
+        await its.until(lambda: its["e0"].check_failures[reason] > before)
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
+def test_names_that_hang_starve_no_other_engines_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    speak = threading.Event()
+
+    def hangs(host: str, *_: object, **__: object) -> list[object]:
+        if host == "good":
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+        speak.wait(30.0)
+        raise socket.gaierror(socket.EAI_AGAIN, f"no answer about {host}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+
+    async def scene(engine: FakeEngine) -> None:
+        its = Scene(*(f"http://hangs-{number}:1" for number in range(20)), engine.url.replace("127.0.0.1", "good"))
+        good = its["e20"]
+        await its.until(lambda: good.up)
+        checks = [path for path, _ in engine.asked].count("/health")
+        await its.until(lambda: [path for path, _ in engine.asked].count("/health") > checks + 5)
+        assert good.misses == 0
+        await its.until(lambda: all(each.trouble for each in its.fleet if each is not good))
+        first = its["e0"].trouble
+        assert first is not None
+        assert (first.reason, first.words[:40]) == ("name", "the name hangs-0 does not resolve: no an")
+        await its.telemetry.aclose()
+
+    try:
+        play(scene)
+    finally:
+        speak.set()
+
+
+def test_want_of_descriptors_is_no_fault_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(engine: FakeEngine) -> None:
+        fleet = Fleet()
+        fleet.add(Engine("e0", engine.url, FAST))
+        loop = asyncio.get_running_loop()
+
+        async def none_left(*_: object, **__: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(loop, "create_connection", none_left)
+        watcher = Watcher(fleet.engines["e0"], fleet, lambda _: None, loop.time, None)
+        assert not await watcher._check_health()
+        assert fleet.engines["e0"].misses == 0
+        await watcher.aclose()
+
+    play(scene)
+
+
+def test_who_waits_for_a_first_answer_is_woken_by_it_and_not_for_ever() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        silent = FakeEngine()
+        await silent.listen()
+        silent.answers.clear()
+        its = Scene(engine.url, silent.url)
+        assert its.fleet.unasked == {"e0", "e1"}
+        await its.telemetry.asked(lambda: its.fleet.serving("m"), 10.0)
+        assert (its["e0"].up, its.fleet.unasked >= {"e1"}) == (True, True)
+        await its.telemetry.asked(lambda: False, 0.001)
+        assert "e1" in its.fleet.unasked
+        await its.telemetry.asked(lambda: False, 10.0)
+        assert its.fleet.unasked == set()
+        await its.telemetry.asked(lambda: False, 10.0)  # nobody is to be waited for
+        await its.telemetry.aclose()
+        await silent.close()
+
+    play(scene)
 
 
 def test_a_watcher_that_dies_is_reported() -> None:

@@ -33,11 +33,13 @@ from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.reports import Sidecars, take_report
 from gateway.control.view import fleet_view
 from gateway.core.fleet import Engine, Fleet
+from gateway.core.health import state_of
 from gateway.core.policy_status import PolicyStatus
 from gateway.dispatch import Dispatch
 from sidecar.wire import REPORT_PATH
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+TOLD_DOWN = 20  # engines that /readyz names
 SWITCH = ("GET", "POST", "DELETE")
 
 
@@ -130,10 +132,17 @@ class Control:
             return _text("drained by an operator" if by_hand else "shutting down", 503)
         up = sum(engine.up for engine in self._fleet)
         expected = len(self._fleet.expected)
+        down = [f"{engine.id} is {state_of(engine)}" for engine in self._fleet if not engine.up]
+        more = [*down[:TOLD_DOWN], *[f"and {len(down) - TOLD_DOWN} more"] * (len(down) > TOLD_DOWN)]
+        if self._fleet.unasked:
+            return _text(
+                "\n".join([f"starting: {len(self._fleet.unasked)} engines have not been asked yet", *more]), 503
+            )
         if not (up or expected):
-            return _text("no engine is up", 503)
+            return _text("\n".join(["no engine is up", *more]), 503)
         line = f"ok, {up} of {len(self._fleet.engines)} engines are up"
-        return _text(f"{line}, {expected} models can be had from sidecars" if expected else line)
+        line += f", {expected} models can be had from sidecars" if expected else ""
+        return _text("\n".join([line, *more]))
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._exposition(), media_type=None, headers={"content-type": EXPOSITION})

@@ -7,12 +7,15 @@ changes nothing: no breaker is asked whether it lets a call through, for that ma
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from gateway.core.breaker import BreakerState
 from gateway.core.call import ROUTES, Call
 from gateway.core.choice import predicted_ttft
 from gateway.core.fleet import Engine, Fleet
+from gateway.core.health import state_of
 from gateway.core.mode import Mode
 from gateway.core.sidecar import Sidecar, awake
 from gateway.dispatch import Dispatch
@@ -25,7 +28,9 @@ COST = 2 * PROMPT  # KV tokens, with as many of output
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     """One engine. What only a sample tells is null until there is one; `sample_age_s` says how old it is.
 
-    `trim`: the budget over capacity x target, learned. `tpot_s`: seconds per output token, learned.
+    `state`: up, or why not; `checked_s`: since its last check. `last_error`: what the last failed check, or call that
+    could not connect, met, and `last_error_s` since then. `trim`: the budget over capacity x target, learned. `tpot_s`:
+    seconds per output token, learned.
     """
 
     id: str
@@ -33,6 +38,10 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     up: bool
     draining: bool
     breaker: str
+    state: str
+    checked_s: float | None
+    last_error: str | None
+    last_error_s: float | None
     models: list[str]
     capacity_tokens: int
     budget_tokens: int
@@ -161,12 +170,17 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
 
 
 def _engine(engine: Engine, now: float) -> EngineView:
+    trouble = engine.trouble
     view = EngineView(
         id=engine.id,
         url=engine.url,
         up=engine.up,
         draining=engine.draining,
         breaker=engine.breaker.state.value,
+        state=state_of(engine),
+        checked_s=None if math.isinf(engine.checked_at) else round(now - engine.checked_at, 3),
+        last_error=None if trouble is None else trouble.words,
+        last_error_s=None if trouble is None else round(now - trouble.at, 3),
         models=sorted(engine.models),
         capacity_tokens=engine.capacity,
         budget_tokens=engine.budget,

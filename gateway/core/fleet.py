@@ -18,6 +18,7 @@ from typing import Any
 from gateway.core.breaker import CircuitBreaker
 from gateway.core.policy import EngineEntry, Policy
 from gateway.core.residency import Residency
+from gateway.core.trouble import Trouble
 from gateway.core.vllm import EngineSample, ModelCard
 
 FIRST_BYTES_REMEMBERED = 64
@@ -99,8 +100,11 @@ class Engine:
         "back_at",
         "breaker",
         "capacity",
+        "check_failures",
+        "checked_at",
         "draining",
         "excess",
+        "failed_call",
         "fixed_capacity",
         "held",
         "hits",
@@ -122,6 +126,7 @@ class Engine:
         "slots",
         "tpot",
         "trim",
+        "trouble",
         "unseen",
         "up",
         "url",
@@ -151,6 +156,10 @@ class Engine:
         self.draining = False
         self.hits = self.misses = 0
         self.back_at = -math.inf
+        self.checked_at = -math.inf
+        self.trouble: Trouble | None = None  # the last; of an engine that is up too
+        self.check_failures: dict[str, int] = {}  # by reason
+        self.failed_call = ""  # what the last call that failed met
         self.held = self.in_flight = self.prefill_queued = 0
         self.excess = 0
         self.trim = 1.0
@@ -347,8 +356,13 @@ class Engine:
         if tokens >= TPOT_TOKENS:
             self.tpot += TPOT_WEIGHT * (max(0.0, seconds) / tokens - self.tpot)
 
-    def health(self, ok: bool, now: float) -> None:
-        """One answer of GET /health: three misses take the engine out, two hits (one at first contact) bring it in."""
+    def health(self, ok: bool, now: float, trouble: Trouble | None = None) -> None:
+        """One check, which met `trouble` where it is not `ok`: three misses take the engine out, two hits (one at first
+        contact) bring it in."""
+        self.checked_at = now
+        if trouble is not None:
+            self.trouble = trouble
+            self.check_failures[trouble.reason] = self.check_failures.get(trouble.reason, 0) + 1
         if ok:
             self.hits, self.misses = self.hits + 1, 0
             first_contact = self.back_at == -math.inf
@@ -378,9 +392,11 @@ class Engine:
         if self.sample is None and slots and self.max_slots is None:
             self.slots = slots
 
-    def down(self) -> None:
+    def down(self, trouble: Trouble | None = None) -> None:
         """Out of the fleet until health says otherwise. Its cache may be gone, so its prefixes are forgotten."""
         self.up = False
+        if trouble is not None:
+            self.trouble = trouble
         self.hits = 0
         self.excess = 0
         self.forget_cache()
@@ -443,6 +459,7 @@ class Fleet:
     def __init__(self) -> None:
         self.engines: dict[str, Engine] = {}
         self.expected: dict[str, ModelCard] = {}  # models that sidecars have or can have ready
+        self.unasked: set[str] = set()  # engines that are asked for the first time: nobody knows their models
         self._serving: dict[str, tuple[Engine, ...]] = {}
         self._contexts: dict[str, int | None] = {}
 
@@ -458,6 +475,7 @@ class Fleet:
 
     def remove(self, id: str) -> None:
         del self.engines[id]
+        self.unasked.discard(id)
         self._index()
 
     def _index(self) -> None:
@@ -507,5 +525,5 @@ class Fleet:
         engine.models = {card.id: card for card in cards if not allowed or card.id in allowed}
         self._index()
 
-    def health(self, engine: Engine, ok: bool, now: float) -> None:
-        engine.health(ok, now)
+    def health(self, engine: Engine, ok: bool, now: float, trouble: Trouble | None = None) -> None:
+        engine.health(ok, now, trouble)

@@ -12,8 +12,10 @@ import asyncio
 import contextlib
 import ssl as tls
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from gateway.wire.failures import reason_of
+from gateway.wire.names import Names
 from gateway.wire.origin import Origin, parse_origin
 from gateway.wire.upstream import ClientSettings, Connection, EngineError, Kind
 
@@ -21,12 +23,20 @@ __all__ = ["Client", "ClientSettings", "EngineError", "Origin", "Reply", "parse_
 
 
 class Client:
-    """The connections to one engine. `active` counts those with an answer under way, `idle` those in the pool."""
+    """The connections to one engine. `active` counts those with an answer under way, `idle` those in the pool. `names`
+    knows the addresses of its host; clients of one gateway share it."""
 
     def __init__(
-        self, origin: Origin, settings: ClientSettings, *, ssl: tls.SSLContext | None = None, api_key: str | None = None
+        self,
+        origin: Origin,
+        settings: ClientSettings,
+        *,
+        ssl: tls.SSLContext | None = None,
+        api_key: str | None = None,
+        names: Names | None = None,
     ) -> None:
         self.origin = origin
+        self._names = names or Names()
         self.active = 0
         self._ssl = (ssl or tls.create_default_context()) if origin.tls else None
         self._pool: deque[Connection] = deque()
@@ -99,21 +109,48 @@ class Client:
         def made() -> Connection:
             return Connection(self.settings, self._forget, loop)
 
+        resolving = False
         try:
             async with asyncio.timeout(within):
                 if origin.unix is not None:
                     _, connection = await loop.create_unix_connection(
                         made, origin.unix, ssl=self._ssl, server_hostname=origin.host if self._ssl else None
                     )
-                else:
-                    _, connection = await loop.create_connection(made, origin.host, origin.port, ssl=self._ssl)
+                    return connection
+                resolving = True
+                addresses = await self._names.addresses(origin.host)
+                resolving = False
+                return await self._connect_to(addresses, made)
         except TimeoutError:
             # A caller in a hurry is no proof that the engine is down.
             kind: Kind = "timeout" if within == left else "connect"
-            raise EngineError(kind, f"no connection within {max(0.0, within):.1f} s", before_bytes=True) from None
+            self._names.doubt(origin.host)
+            if resolving:
+                words, reason = f"the name {origin.host} does not resolve: no answer", "name"
+            else:
+                words, reason = "no connection", "timeout"
+            words += f" within {max(0.0, within):.1f} s"
+            raise EngineError(kind, words, before_bytes=True, reason=reason) from None
         except OSError as error:
-            raise EngineError("connect", f"cannot connect: {error}", before_bytes=True) from error
-        return connection
+            self._names.doubt(origin.host)
+            reason, words = reason_of(error)
+            raise EngineError("connect", f"cannot connect: {words}", before_bytes=True, reason=reason) from error
+
+    async def _connect_to(self, addresses: Sequence[str], made: Callable[[], Connection]) -> Connection:
+        """To the first address that takes a connection. Raises OSError, the first one's."""
+        loop, origin = asyncio.get_running_loop(), self.origin
+        name = origin.host if self._ssl else None
+        failed: OSError | None = None
+        for address in addresses:
+            try:
+                _, connection = await loop.create_connection(
+                    made, address, origin.port, ssl=self._ssl, server_hostname=name
+                )
+            except OSError as error:
+                failed = failed or error
+            else:
+                return connection
+        raise failed or OSError("no address")
 
     def _returned(self, connection: Connection) -> None:
         """The answer is over, one way or the other."""

@@ -19,6 +19,15 @@ import msgspec
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 Kind = Literal["connect", "reset", "timeout", "garbage", "stall", "truncated", "closed"]
+REASONS_OF: dict[Kind, str] = {
+    "connect": "unreachable",
+    "reset": "reset",
+    "timeout": "timeout",
+    "garbage": "garbage",
+    "stall": "timeout",
+    "truncated": "truncated",
+    "closed": "reset",
+}
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,12 +42,14 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineError(Exception):
-    """The engine failed at the level of HTTP. `before_bytes`: no byte of the answer had come, so it may be repeated."""
+    """The engine failed at the level of HTTP. `before_bytes`: no byte of the answer had come, so it may be repeated.
+    `reason`: one of `core/trouble.py`'s."""
 
-    def __init__(self, kind: Kind, message: str, *, before_bytes: bool = False) -> None:
+    def __init__(self, kind: Kind, message: str, *, before_bytes: bool = False, reason: str = "") -> None:
         super().__init__(message)
         self.kind: Kind = kind
         self.before_bytes = before_bytes
+        self.reason = reason or REASONS_OF[kind]
 
 
 class Connection(asyncio.Protocol):

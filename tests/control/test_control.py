@@ -8,6 +8,7 @@ import pytest
 
 from gateway.control.app import control_app
 from gateway.control.listener import ControlPort, is_loopback, split_address
+from gateway.core.trouble import Trouble
 from tests.control.parts import TOKEN, Parts, play
 
 
@@ -22,10 +23,20 @@ def test_livez_says_that_the_process_answers() -> None:
 def test_readyz_follows_the_engines_and_the_drain() -> None:
     async def scene(gateway: Parts) -> None:
         answer = await gateway.get("/readyz")
-        assert (answer.status_code, answer.text) == (503, "no engine is up\n")
+        expected = "no engine is up\ne0 is not asked yet\ne1 is not asked yet\n"
+        assert (answer.status_code, answer.text) == (503, expected)
         gateway.up("e1")
+        gateway.fleet.health(gateway.fleet.engines["e0"], False, 1.0, Trouble("refused", "connection refused", 1.0))
+        gateway.fleet.unasked.add("e0")
         answer = await gateway.get("/readyz")
-        assert (answer.status_code, answer.text) == (200, "ok, 1 of 2 engines are up\n")
+        expected = "starting: 1 engines have not been asked yet\ne0 is down: connection refused\n"
+        assert (answer.status_code, answer.text) == (503, expected)
+        gateway.fleet.unasked.clear()
+        answer = await gateway.get("/readyz")
+        expected = "ok, 1 of 2 engines are up\ne0 is down: connection refused\n"
+        assert (answer.status_code, answer.text) == (200, expected)
+        first = (await gateway.get("/fleet")).json()["engines"][0]
+        assert (first["state"], first["last_error"]) == ("down: connection refused", "connection refused")
         gateway.dispatch.refuse_waiting()
         answer = await gateway.get("/readyz")
         assert (answer.status_code, answer.text) == (503, "shutting down\n")

@@ -25,13 +25,18 @@ def test_it_tells_what_is_known_and_promised() -> None:
         view = (await gateway.get("/fleet")).json()
         first, second = view["engines"]
         assert (first["up"], first["running"], first["sample_age_s"], first["models"]) == (False, None, None, [])
+        assert (first["state"], first["checked_s"], first["last_error"]) == ("not asked yet", None, None)
         assert 0.5 <= second.pop("sample_age_s") < 30
+        assert 0.0 <= second.pop("checked_s") < 30
         assert second == {
             "id": "e1",
             "url": "http://127.0.0.1:2",
             "up": True,
             "draining": False,
             "breaker": "closed",
+            "state": "up",
+            "last_error": None,
+            "last_error_s": None,
             "models": ["m"],
             "capacity_tokens": 10_000,
             "budget_tokens": 8000,

@@ -113,7 +113,10 @@ def test_the_fleet_and_the_metrics_show_what_sidecars_say() -> None:
             ("s", "error", None, None, "it fails"),
         ]
         assert sidecar["refused"] == {"http://8.8.8.8:1": "not in a network of fleet.sidecars.allow"}
-        assert site.lines == ["sidecar box: 'http://8.8.8.8:1' is not used: not in a network of fleet.sidecars.allow"]
+        assert site.lines == [
+            "engine 127.0.0.1:1 is up; serves m",
+            "sidecar box: 'http://8.8.8.8:1' is not used: not in a network of fleet.sidecars.allow",
+        ]
         assert [engine["id"] for engine in view["engines"]] == ["127.0.0.1:1"]
         assert [(model["id"], model["engines"]) for model in view["models"]] == [("m", ["127.0.0.1:1"]), ("n", [])]
         site.gateway.dispatch.woken("default", 3.0)

@@ -45,7 +45,8 @@ class World:
 
     def __init__(self, first: Policy) -> None:
         self.loop = asyncio.get_running_loop()
-        self.gateway = Gateway(first, (), None, random.Random(1))
+        self.lines: list[str] = []
+        self.gateway = Gateway(first, (), None, random.Random(1), say=self.lines.append)
         self.dispatch = self.gateway.dispatch
         self.ready()
 
@@ -90,7 +91,7 @@ class World:
             assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0), engine
             assert not any(map(any, engine.used.values()))
         assert set(self.gateway.clients) == set(self.gateway.fleet.engines)
-        assert self.gateway._retired == []
+        assert not self.gateway._retired
         assert set(self.gateway.telemetry._watchers) == set(self.gateway.fleet.engines)
         assert not any(self.dispatch.queues.values())
         assert not any(self.dispatch.running.values())
@@ -330,5 +331,31 @@ def test_reloads_under_random_lives_lose_nothing_and_leak_nothing(seed: int) -> 
 def test_ten_thousand_random_lives_under_reloads() -> None:
     async def scenario(world: World) -> None:
         await live(world, 7, 10_000)
+
+    virtual(scenario, policy(0, 1))
+
+
+def test_operators_are_told_of_engines_that_come_are_drained_and_leave() -> None:
+    async def scenario(world: World) -> None:
+        one, two = world.gateway.fleet
+        world.gateway.changed(one)
+        world.gateway.changed(two)
+        assert world.lines == [f"engine {one.id} is up; serves m", f"engine {two.id} is up; serves m"]
+        world.lines.clear()
+        world.gateway.drain_engine(one, True)
+        world.gateway.changed(one)
+        world.gateway.drain_engine(one, False)
+        hold = two.hold(10, 5, world.loop.time())
+        world.apply(policy(0))
+        world.apply(policy(0))
+        hold.release()
+        world.apply(policy(0, 1))
+        world.gateway.changed(world.gateway.fleet.engines[two.id])
+        assert world.lines == [
+            f"engine {one.id} gets no new calls: drained by an operator",
+            f"engine {one.id} gets new calls again",
+            f"engine {two.id} gets no new calls: the policy no longer names it (1 still run)",
+            f"engine {two.id} gets new calls again",
+        ]
 
     virtual(scenario, policy(0, 1))

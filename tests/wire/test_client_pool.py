@@ -363,7 +363,10 @@ def test_a_certificate_nobody_here_trusts_is_no_connection(tls: tuple[ssl.SSLCon
     async def scenario(rig: Rig) -> None:
         error = await failure(rig.sending())
         assert (error.kind, error.before_bytes, rig.client.active) == ("connect", True, 0)
-        assert "CERTIFICATE_VERIFY_FAILED" in str(error)
+        assert (error.reason, str(error)) == (
+            "tls_untrusted",
+            "cannot connect: its TLS certificate is not trusted: self-signed certificate",
+        )
         assert rig.peers.empty()
 
     run(scenario, tls=(tls[0], ssl.create_default_context()))
@@ -375,6 +378,8 @@ def test_a_certificate_for_another_host_is_no_connection(tls: tuple[ssl.SSLConte
         client = Client(parse_origin(url), ClientSettings(), ssl=tls[1])
         error = await failure(client.send(b"POST", b"/", b"", b"", timeout=5))
         assert (error.kind, error.before_bytes, client.active) == ("connect", True, 0)
+        assert error.reason == "tls_name"
+        assert "not valid for '127.0.0.1'" in str(error)
 
     run(scenario, tls=tls)
 
@@ -389,6 +394,7 @@ def test_tls_is_the_default_for_https_and_a_plain_engine_is_no_connection() -> N
         peer.writer.write(PLAIN)
         error = await failure(sending)
         assert (error.kind, error.before_bytes, client.active) == ("connect", True, 0)
+        assert error.reason == "tls"
 
     run(scenario)
 

@@ -1,0 +1,126 @@
+"""An engine's state in operators' words: one line for each change, none for a check that changes nothing.
+
+`Announcer.look` compares an engine with what was last told of it. An engine that flaps gets BURST lines, then one every
+REFILL seconds, which counts the changes that were not told. Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from gateway.core.breaker import BreakerState
+from gateway.core.checked import listed
+from gateway.core.fleet import Engine
+
+BURST = 6.0  # lines of one engine without a pause
+REFILL = 20.0  # seconds until an engine that has used them up gets one more
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a line may tell of. `reason`: why it is not up; `drained`: why it gets no new calls."""
+
+    up: bool = False
+    reason: str = ""
+    tripped: bool = False
+    drained: str = ""
+    models: frozenset[str] = frozenset()
+
+
+NEW = State()
+
+
+class Told(msgspec.Struct):
+    """What was last told of one engine, and what was last seen."""
+
+    told: State = NEW
+    seen: State = NEW
+    changes: int = 0  # seen since the last line
+    was_up: bool = False
+    down_at: float = math.inf
+    tripped_at: float = math.inf
+    left: float = BURST  # lines that may be told
+    left_at: float = -math.inf  # when `left` was reckoned
+
+
+class Announcer:
+    """Lines for operators about the engines of a fleet."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, Told] = {}
+
+    def look(self, engine: Engine, now: float, drained: str) -> list[str]:
+        """The lines that are due: none where everything is as told. `drained`: why it gets no new calls, empty where
+        it gets them."""
+        told = self._engines.get(engine.id)
+        if told is None:
+            told = self._engines[engine.id] = Told()
+        trouble = engine.trouble
+        state = State(
+            up=engine.up,
+            reason="" if engine.up or trouble is None else trouble.reason,
+            tripped=engine.breaker.state is not BreakerState.CLOSED,
+            drained=drained,
+            models=frozenset(engine.models),
+        )
+        if state != told.seen:
+            told.changes += 1
+            if told.seen.up and not state.up:
+                told.down_at = now
+            if state.tripped and not told.seen.tripped:
+                told.tripped_at = now
+            told.seen = state
+        if state == told.told:
+            return []
+        told.left = min(BURST, told.left + (now - told.left_at) / REFILL)
+        told.left_at = now
+        if told.left < 1.0:
+            return []
+        lines = _lines(engine, told, state, now)
+        told.left -= len(lines)
+        if lines and told.changes > len(lines):
+            lines[-1] += f" ({told.changes} changes since the last line: it changes too often to tell each)"
+        told.told, told.changes = state, 0
+        told.was_up = told.was_up or state.up
+        return [f"engine {engine.id} {line}" for line in lines]
+
+    def forget(self, id: str) -> None:
+        """The engine has left the fleet."""
+        self._engines.pop(id, None)
+
+
+def _lines(engine: Engine, told: Told, state: State, now: float) -> list[str]:
+    lines = []
+    before = told.told
+    if state.up and not before.up:
+        again = f" again after {now - told.down_at:.0f} s" if told.was_up else ""
+        lines.append(f"is up{again}; serves {listed(sorted(state.models)) or 'no model'}")
+    elif not state.up and (before.up or state.reason != before.reason):
+        how = "is down" if before.up else "is still down" if before.reason else "is not up yet"
+        checks = f" ({engine.misses} check{'s' * (engine.misses != 1)})" if engine.misses else ""
+        lines.append(f"{how}{_met(engine)}{checks}")
+    elif state.up and state.models != before.models:
+        new, gone = (listed(sorted(names)) for names in (state.models - before.models, before.models - state.models))
+        changes = [f"now serves {new}"] * bool(new) + [f"no longer serves {gone}"] * bool(gone)
+        lines.append(" and ".join(changes))
+    if state.tripped and not before.tripped:
+        met = f": {engine.failed_call}" if engine.failed_call else ""
+        lines.append(f"gets no calls but probes, since its breaker is open{met}")
+    elif before.tripped and not state.tripped:
+        lines.append(f"gets calls again, its breaker is closed after {now - told.tripped_at:.0f} s")
+    if state.drained != before.drained:
+        running = f" ({engine.in_flight} still run)" if engine.in_flight else ""
+        lines.append(f"gets no new calls: {state.drained}{running}" if state.drained else "gets new calls again")
+    return lines
+
+
+def state_of(engine: Engine) -> str:
+    """One engine's state in words; with what was last seen, where it is not up."""
+    if engine.up:
+        return "up"
+    return "not asked yet" if math.isinf(engine.checked_at) else f"down{_met(engine)}"
+
+
+def _met(engine: Engine) -> str:
+    return "" if engine.trouble is None else f": {engine.trouble.words}"

@@ -1,0 +1,33 @@
+"""Why an engine did not answer: a reason of a fixed set, which is a metric's label, and words for operators."""
+
+from __future__ import annotations
+
+import msgspec
+
+# The connection: refused, no way to it, its name, no answer in time, ended. TLS: the certificate, or the rest. The
+# answer: no HTTP, cut off, another status than 200, no list of models. And what is no fault of the engine's.
+REASONS = (
+    "refused",
+    "unreachable",
+    "name",
+    "timeout",
+    "reset",
+    "tls_untrusted",
+    "tls_name",
+    "tls_expired",
+    "tls",
+    "garbage",
+    "truncated",
+    "status",
+    "models",
+    "descriptors",
+)
+OWN = "descriptors"  # the gateway has none left: no fault of the engine's
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """What a check or a call met, `at` monotonic seconds. `reason` is one of REASONS."""
+
+    reason: str
+    words: str
+    at: float = 0.0
