@@ -267,7 +267,7 @@ class Dispatch:
         outlook = self.sidecars.outlook(call.model, now)
         if outlook is None or outlook.ready_in is None:
             if outlook is None and not engines and not self.sidecars.knows(call.model):
-                raise refusals.unknown_model(call.model, self.fleet)
+                raise self.unknown(call.model)
             raise _unserved(call, outlook, engines, now)
         largest = self._largest(call.model, engines)
         if call.cost > largest:
@@ -294,6 +294,10 @@ class Dispatch:
         ticket = Ticket(call, now, exclude, expires)
         self._held[ticket] = now
         return ticket
+
+    def unknown(self, model: str) -> Refused:
+        """What is told of a model that neither an engine nor a sidecar has, as far as is known."""
+        return refusals.unknown_model(model, self.fleet, awaited=self.sidecars.awaited(self.clock()))
 
     def _largest(self, model: str, engines: Sequence[Engine]) -> int:
         """Tokens of the largest call that an engine of the model will take, as far as anybody knows."""

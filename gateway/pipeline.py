@@ -330,7 +330,7 @@ class Pipeline:
         if account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
         if not self.fleet.serving(call.model) and not self.dispatch.sidecars.knows(call.model):
-            raise refusals.unknown_model(call.model, self.fleet)  # before anything is charged for it
+            raise self.dispatch.unknown(call.model)  # before anything is charged for it
 
     def _charge(self, call: Call, account: Account, now: float) -> Charge:
         """Reserve the estimate with the limits. Raises Refused, in the tenant's own words where it has some."""

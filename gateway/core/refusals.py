@@ -58,8 +58,11 @@ def _s(seconds: float) -> str:
     return f"{seconds:.{0 if seconds >= 100 else 1 if seconds >= 1 else 2}f} s"
 
 
-def unknown_model(model: str, engines: Iterable[Engine]) -> Refused:
-    """Nobody has it, or nobody has said yet what it has."""
+def unknown_model(model: str, engines: Iterable[Engine], *, awaited: bool = False) -> Refused:
+    """Nobody has it, or not everybody has said yet what it has. `awaited`: sidecars have not."""
+    if awaited:
+        message = f"This gateway has just begun and awaits its sidecars' reports, so it does not know {model!r} yet."
+        return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)
     if any(math.isinf(engine.back_at) for engine in engines):
         message = "Not every engine has been reached yet, so its models are not known."
         return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)

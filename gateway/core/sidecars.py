@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Sequence
 import msgspec
 
 from gateway.core.addresses import Network, networks_of, refusal
-from gateway.core.sidecar import Member, Outlook, Sidecar, cards_of, members_of
+from gateway.core.sidecar import STALE, Member, Outlook, Sidecar, cards_of, members_of
 from gateway.core.vllm import ModelCard
 from sidecar.wire import CapacityReport, Demand
 
@@ -52,6 +52,7 @@ class Registry:
     """All sidecars. `asked` is, by model, the sidecar and profile that are being asked to have it ready."""
 
     def __init__(self) -> None:
+        self._since: float | None = None  # when it began to go by a policy that has sidecars
         self.sidecars: dict[str, Sidecar] = {}
         self.asked: dict[str, tuple[str, str]] = {}
         self.counts = {"taken": 0, "dropped": 0, "address_refused": 0}
@@ -66,6 +67,7 @@ class Registry:
     def apply(self, allow: Sequence[str], taken: Container[str], now: float) -> list[Changes]:
         """Go by these networks from now on; `taken` are the ids of engines that the policy itself names."""
         self._networks, self._taken = networks_of(allow), taken
+        self._since = now if self._since is None else self._since
         return [self._settle(sidecar, now) for sidecar in list(self.sidecars.values())]
 
     def take(self, report: CapacityReport, now: float, *, local: bool) -> Changes:
@@ -105,6 +107,7 @@ class Registry:
 
     def clear(self) -> Changes:
         """Nothing of them is wanted any more."""
+        self._since = None
         leave = tuple(self._owners)
         for name in list(self.sidecars):
             self._drop(name)
@@ -195,6 +198,11 @@ class Registry:
     def knows(self, model: str) -> bool:
         """Whether any sidecar has it, awake or not, able or not."""
         return model in self._holders
+
+    def awaited(self, now: float) -> bool:
+        """Whether some sidecar may be there that has not had the time to report yet, and so models that nobody knows.
+        After STALE seconds one that is there has: it pauses for less between tries."""
+        return self._since is not None and now - self._since < STALE
 
     def cards(self, now: float) -> dict[str, ModelCard]:
         """The models that can be had from some sidecar, with the longest context any of them gives."""

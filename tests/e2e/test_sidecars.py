@@ -60,6 +60,14 @@ def test_calls_wake_a_model_and_are_answered_as_soon_as_it_is(gateway: Gateway, 
     assert engine["up"]
 
 
+def test_a_gateway_that_was_restarted_knows_its_models_again_without_a_404(gateway: Gateway, tmp_path: Path) -> None:
+    with Gateway(tmp_path / "again", "--policy", str(tmp_path / "policy.yaml"), ready=False) as restarted:
+        early = Call(restarted.url, stream=False)
+        assert (early.read()[0], early.answer.getheader("x-weir-reason")) == (503, "no_engine")
+        assert 1 <= int(early.answer.getheader("retry-after") or 0) <= 2
+        assert early.answer.getheader("x-should-retry") is None
+
+
 def test_an_engine_is_taken_away_under_a_call_that_ends_there(
     gateway: Gateway, sidecar: SmallSidecar, engine: SimEngine
 ) -> None:

@@ -23,6 +23,7 @@ from gateway.core.fleet import engine_id
 from gateway.core.outcome import Outcome, Record, Refused
 from gateway.core.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.core.policy_traffic import Deadlines, TrafficClass
+from gateway.core.sidecar import STALE
 from gateway.core.vllm import EngineSample
 from gateway.loading import Configuration
 from loadtest import vtime
@@ -243,7 +244,13 @@ def test_what_nobody_can_have_ready_is_refused_in_the_sidecars_words() -> None:
         sidecar.say("p", why="error", message="it fails", retry_in=None)
         refused = await world.refused(world.call())
         assert (refused.reason, refused.retry_after) == ("model_unavailable", 5.0)
-        assert (await world.refused(world.call(model="x"))).outcome is Outcome.NOT_FOUND
+        told = await world.refused(world.call(model="x"))
+        assert (told.outcome, told.retry_after) == (Outcome.NO_ENGINE, 1.0), "another sidecar may have it"
+        await asyncio.sleep(STALE)
+        sidecar.say()
+        assert (await world.refused(world.call(model="x"))).outcome is Outcome.NOT_FOUND, "all that are there have said"
+        world.gateway.apply(Configuration(POLICY))
+        assert (await world.refused(world.call(model="x"))).outcome is Outcome.NOT_FOUND, "a reload is no beginning"
 
     virtual(scenario)
 
