@@ -38,6 +38,7 @@ from gateway.core.shadow import Shadow
 from gateway.core.shaping import shaped_header
 from gateway.core.snapshot import Snapshot, largest_body
 from gateway.core.tenants import Account
+from gateway.core.unrouted import canonical, no_method, no_route
 from gateway.core.verdict import Verdict
 from gateway.core.vllm import error_object
 from gateway.dispatch import Dispatch, Grant
@@ -120,14 +121,16 @@ class Pipeline:
         origins = snapshot.policy.cors.origins
         route = route_of(request.path)
         if route is None:
-            refused = Refused(Outcome.NOT_FOUND, "There is no such route here.", code="route_not_found")
+            request.path = canonical(request.path)
+            route = route_of(request.path)
+        if route is None:
+            refused = no_route(request.method, request.path, upgrade=b"upgrade" in request.fields)
         elif request.method.decode() not in route.methods:
             if request.method == b"OPTIONS":
                 allowed = preflight(request.fields, origins, route.methods)
                 if allowed is not None:
                     return answer(204, allowed, b"")
-            allow = b"allow: %b\r\n" % ", ".join(route.methods).encode()
-            refused = Refused(Outcome.METHOD_NOT_ALLOWED, f"{route.path} takes {route.methods[0]}.", headers=allow)
+            refused = no_method(request.method, route)
         elif route.kind == "health":
             request.limit = 0  # nobody has said who he is
             return None

@@ -5,9 +5,11 @@ The numbers at a field's limits are here with their neighbours beyond; what only
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -235,3 +237,28 @@ def test_what_only_answers_carry_means_nothing_in_a_request(site: Site) -> None:
     absent = {"x-weir-max-tokens", "x-weir-reason", "x-weir-class-asked", "x-ratelimit-limit-requests"}
     assert not absent & set(told)
     assert json.loads(text)["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "extra", "status", "says"),
+    [
+        ("POST", "/v1/chat/completions/", {}, 200, '"choices"'),
+        ("GET", "/v1/models/", {}, 200, '"data"'),
+        ("POST", "/v1/batches", {}, 404, "POST /v1/batches is not offered here. This gateway answers /v1/"),
+        ("POST", "/api/chat", {}, 404, "use /v1/chat/completions"),
+        ("POST", "/chat/completions", {}, 404, "Did you mean /v1/chat/completions?"),
+        ("GET", "/v1/realtime", {"connection": "Upgrade", "upgrade": "websocket"}, 404, "(nor are WebSockets)"),
+        ("GET", "/v1/chat/completions/", {}, 405, "it takes POST"),
+    ],
+)
+def test_what_is_no_route_is_told_so(
+    site: Site, method: str, path: str, extra: dict[str, str], status: int, says: str
+) -> None:
+    parts = urlsplit(site.gateway.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json", **extra}
+    connection.request(method, path, json.dumps(body()) if method == "POST" else None, headers)
+    answer = connection.getresponse()
+    found = answer.read().decode()
+    connection.close()
+    assert (answer.status, says in found) == (status, True), found

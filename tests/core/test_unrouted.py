@@ -1,0 +1,73 @@
+"""Requests that no route takes: each caller is told what he asked for, and what there is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.core.call import MODEL_ROUTE, ROUTES
+from gateway.core.unrouted import SHOWN, canonical, no_method, no_route
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_slash_at_the_end_of_a_route_is_forgiven_once(path: bytes) -> None:
+    assert canonical(path) == canonical(path + b"/") == path
+    assert canonical(path + b"//") == path + b"//"
+
+
+@pytest.mark.parametrize("path", [b"/", b"", b"/v1/models/a", b"/v1/models/a/", b"/v1/batches/", b"/v1/"])
+def test_any_other_path_is_as_it_is(path: bytes) -> None:
+    assert canonical(path) == path
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "says"),
+    [
+        (b"POST", b"/v1/batches", "POST /v1/batches is not offered here. This gateway answers /v1/chat/completions, "),
+        (b"GET", b"/bogus/", "GET /bogus/ is not offered here. This gateway answers "),
+        (b"POST", b"/api/chat", "not Ollama's: use /v1/chat/completions, with"),
+        (b"GET", b"/api/tags", "not Ollama's: use /v1/models, with"),
+        (b"POST", b"/chat/completions", "Did you mean /v1/chat/completions? The client's base URL has to end in /v1."),
+        (b"GET", b"/models/org/name", "Did you mean /v1/models/org/name? The client's base URL has to end"),
+        (b"POST", b"/v1/v1/messages", "Did you mean /v1/messages? The client's base URL has /v1 twice."),
+        (b"GET", b"/v1/v1/models/m", "Did you mean /v1/models/m? The client's base URL has /v1 twice."),
+        (b"GET", b"/metrics", "It is a path of the control port, whose address"),
+        (b"GET", b"/", "It is a path of the control port, whose address"),
+        (b"GET", b"/v1", "This gateway answers "),
+        (b"GET", b"/v1/", "This gateway answers "),
+        (b"GET", b"/v1/rerank/x", "This gateway answers "),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_was_probably_meant(method: bytes, path: bytes, says: str) -> None:
+    refused = no_route(method, path)
+    assert says in refused.message
+    error = json.loads(refused.body())["error"]
+    assert (refused.status, error["code"], error["message"]) == (404, "route_not_found", refused.message)
+
+
+def test_every_route_is_named() -> None:
+    message = no_route(b"GET", b"/nothing").message
+    assert all(f"{path.decode()}," in message or message.endswith(f"{path.decode()}.") for path in ROUTES)
+
+
+def test_a_web_socket_is_told_that_there_is_none() -> None:
+    assert no_route(b"GET", b"/v1/realtime", upgrade=True).message.startswith(
+        "GET /v1/realtime is not offered here (nor are WebSockets). This gateway answers"
+    )
+
+
+@pytest.mark.parametrize("path", [b"/" + b"x" * 5000, b"/models/" + b"x" * 5000, b"/v1/v1/models/" + b"x" * 5000])
+def test_a_long_path_is_cut(path: bytes) -> None:
+    assert len(no_route(b"GET", path).message) < 3 * SHOWN + 700
+
+
+def test_bytes_that_are_no_text_are_answered_as_text() -> None:
+    assert json.loads(no_route(b"GET", b"/\xff\x80").body())["error"]["code"] == "route_not_found"
+
+
+def test_a_method_that_a_route_does_not_take_is_named_with_those_it_does() -> None:
+    refused = no_method(b"GET", ROUTES[b"/v1/messages"])
+    assert refused.message == "GET /v1/messages is not offered here: it takes POST."
+    assert (refused.status, refused.headers) == (405, b"allow: POST\r\n")
+    assert no_method(b"PUT", MODEL_ROUTE).headers == b"allow: GET, HEAD\r\n"
