@@ -124,7 +124,7 @@ class Pipeline:
             request.path = canonical(request.path)
             route = route_of(request.path)
         if route is None:
-            refused = no_route(request.method, request.path, upgrade=b"upgrade" in request.fields)
+            refused = no_route(request.method, request.path)
         elif request.method.decode() not in route.methods:
             if request.method == b"OPTIONS":
                 allowed = preflight(request.fields, origins, route.methods)

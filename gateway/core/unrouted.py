@@ -24,11 +24,11 @@ def canonical(path: bytes) -> bytes:
     return path[:-1] if path[-1:] == b"/" and path[:-1] in ROUTES else path
 
 
-def no_route(method: bytes, path: bytes, *, upgrade: bool = False) -> Refused:
-    """`upgrade`: the client wants to go on with another protocol."""
+def no_route(method: bytes, path: bytes) -> Refused:
+    """Nothing is there for any method."""
     shown = path.decode("latin-1")
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-    message = f"{method.decode('latin-1')} {shown} is not offered here{' (nor are WebSockets)' if upgrade else ''}"
+    message = f"{method.decode('latin-1')} {shown} is not offered here"
     return Refused(Outcome.NOT_FOUND, f"{message}. {_hint(canonical(path))}.", code="route_not_found")
 
 

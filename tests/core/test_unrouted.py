@@ -51,12 +51,6 @@ def test_every_route_is_named() -> None:
     assert all(f"{path.decode()}," in message or message.endswith(f"{path.decode()}.") for path in ROUTES)
 
 
-def test_a_web_socket_is_told_that_there_is_none() -> None:
-    assert no_route(b"GET", b"/v1/realtime", upgrade=True).message.startswith(
-        "GET /v1/realtime is not offered here (nor are WebSockets). This gateway answers"
-    )
-
-
 @pytest.mark.parametrize("path", [b"/" + b"x" * 5000, b"/models/" + b"x" * 5000, b"/v1/v1/models/" + b"x" * 5000])
 def test_a_long_path_is_cut(path: bytes) -> None:
     assert len(no_route(b"GET", path).message) < 3 * SHOWN + 700

@@ -247,7 +247,13 @@ def test_what_only_answers_carry_means_nothing_in_a_request(site: Site) -> None:
         ("POST", "/v1/batches", {}, 404, "POST /v1/batches is not offered here. This gateway answers /v1/"),
         ("POST", "/api/chat", {}, 404, "use /v1/chat/completions"),
         ("POST", "/chat/completions", {}, 404, "Did you mean /v1/chat/completions?"),
-        ("GET", "/v1/realtime", {"connection": "Upgrade", "upgrade": "websocket"}, 404, "(nor are WebSockets)"),
+        (
+            "GET",
+            "/v1/realtime",
+            {"connection": "Upgrade", "upgrade": "websocket"},
+            404,
+            "GET /v1/realtime is not offered here. This",
+        ),
         ("GET", "/v1/chat/completions/", {}, 405, "it takes POST"),
     ],
 )
