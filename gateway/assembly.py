@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -66,12 +67,14 @@ class Gateway:
         api_keys: Mapping[str, str] | None = None,
         shadow: Policy | None = None,
         sidecar_token: str | None = None,
+        cache_secret: str | None = None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self.policy = policy
         self.log = log
         self.rng = rng
         self.say = say
+        self._drawn_secret = secrets.token_bytes(32)  # for cache salts, where no file has one
         self.clock = asyncio.get_running_loop().time
         self.fleet = Fleet()
         self._announcer = Announcer()
@@ -83,7 +86,7 @@ class Gateway:
         self.retries = RetryBudget(policy.retries)
         self.attempts = Attempts(policy, self.fleet, self.dispatch, self.retries, self.clients, self.clock, rng)
         self.pipeline = Pipeline(
-            Snapshot(policy),
+            self._snapshot(policy, cache_secret),
             self.fleet,
             self.dispatch,
             self.limits,
@@ -123,7 +126,7 @@ class Gateway:
         """Go by this policy from now on. Raises ApplyError, and then nothing has changed."""
         policy = configuration.policy
         entries = self._entries(policy)
-        snapshot = Snapshot(policy)
+        snapshot = self._snapshot(policy, configuration.cache_secret)
         self.policy = policy
         self.pipeline.snapshot = snapshot
         self.attempts.policy = policy
@@ -133,6 +136,9 @@ class Gateway:
         self._engines(entries, configuration.api_keys, configuration.sidecar_token)
         self.server.settings = server_settings(policy)
         self.dispatch.apply(policy)
+
+    def _snapshot(self, policy: Policy, cache_secret: str | None) -> Snapshot:
+        return Snapshot(policy, self._drawn_secret if cache_secret is None else cache_secret.encode())
 
     def apply_shadow(self, configuration: Configuration) -> None:
         """Ask this policy from now on, where a shadow was wanted at the start. Raises ValueError, and then nothing has

@@ -23,12 +23,13 @@ MAX_SECRET = 4096  # bytes
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """A policy with the keys of its keys file among its tenants', the engines' own API keys by their URL, and what
-    sidecars have to show, if anything."""
+    """A policy with the keys of its keys file among its tenants', the engines' own API keys by their URL, what sidecars
+    have to show, if anything, and what cache salts are made with; null: drawn at each start."""
 
     policy: Policy = Policy()
     api_keys: Mapping[str, str] = {}
     sidecar_token: str | None = None
+    cache_secret: str | None = None
 
 
 class LoadError(Exception):
@@ -54,7 +55,11 @@ def load(path: Path, read: Read) -> Configuration:
     if sidecars is not None and sidecars.token_file is not None:
         where = f"{path}: fleet.sidecars.token_file"
         token = _secret(read, path.parent / sidecars.token_file, where, "token", TOKEN_LENGTH)
-    return Configuration(policy, keys, token)
+    cache_secret = None
+    if policy.routing.cache_secret_file is not None:
+        where = f"{path}: routing.cache_secret_file"
+        cache_secret = _secret(read, path.parent / policy.routing.cache_secret_file, where, "secret", TOKEN_LENGTH)
+    return Configuration(policy, keys, token, cache_secret)
 
 
 def _read(read: Read, path: Path, what: str) -> bytes:

@@ -258,6 +258,7 @@ class Pipeline:
             request_id=record.request_id,
             tenant=account.name,
             now=request.at,
+            cache_salt=account.cache_salt,
         )
 
     async def _granted(

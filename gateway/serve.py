@@ -106,6 +106,7 @@ async def serve(options: Options) -> None:
                 configuration.api_keys,
                 shadow_policy,
                 configuration.sidecar_token,
+                configuration.cache_secret,
                 _say,
             )
         except ApplyError as error:

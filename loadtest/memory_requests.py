@@ -62,6 +62,7 @@ class _Chat(msgspec.Struct, gc=False):
     min_tokens: int = 0
     ignore_eos: bool = False
     stream_options: _Options | None = None
+    cache_salt: str | None = None
 
 
 class _Text(msgspec.Struct, gc=False):
@@ -72,6 +73,7 @@ class _Text(msgspec.Struct, gc=False):
     min_tokens: int = 0
     ignore_eos: bool = False
     stream_options: _Options | None = None
+    cache_salt: str | None = None
 
 
 class _Pooling(msgspec.Struct, gc=False):
@@ -79,6 +81,7 @@ class _Pooling(msgspec.Struct, gc=False):
     input: str | list[str | int | list[int]] | None = None
     query: str | None = None
     documents: list[str] | None = None
+    cache_salt: str | None = None
 
 
 _CHAT = msgspec.json.Decoder(_Chat)
@@ -204,7 +207,9 @@ def _generated(
     room = output_room(limits, length, most, "max_tokens")
     output, reason = tokens.output_length(prompt, 0, room, least=asked.min_tokens, ignore_end=asked.ignore_eos)
     said = WORD * (output - (reason == "stop"))
-    sequence = Sequence(length, output, hashes=tokens.block_hashes(prompt + said, model), reason=reason)
+    sequence = Sequence(
+        length, output, hashes=tokens.block_hashes(prompt + said, (model, asked.cache_salt)), reason=reason
+    )
     options = asked.stream_options
     counts = options is not None and options.include_usage is True
     return Generated((sequence,), form, asked.stream, counts)
@@ -216,5 +221,6 @@ def _pooled(asked: _Pooling, texts: list[bytes], form: tuple[bytes, bytes], limi
     for text in texts:
         length = tokens.count(text)
         output_room(limits, length, None, "input")
-        sequences.append(Sequence(length, 0, hashes=tokens.block_hashes(text, (model, "pooling")), reason="stop"))
+        hashes = tokens.block_hashes(text, (model, "pooling", asked.cache_salt))
+        sequences.append(Sequence(length, 0, hashes=hashes, reason="stop"))
     return Pooled(tuple(sequences), form)

@@ -57,6 +57,16 @@ def test_sidecars_show_the_token_of_their_file(tmp_path: Path) -> None:
     assert load(written(tmp_path, p_yaml="fleet: {sidecars: {}}\n"), Path.read_bytes).sidecar_token is None
 
 
+def test_cache_salts_are_made_with_the_secret_of_a_file(tmp_path: Path) -> None:
+    policy, word = "routing: {cache_secret_file: c.secret}\n", "0123456789abcdef"
+    path = written(tmp_path, p_yaml=policy, c_secret=f"{word}\n")
+    assert load(path, Path.read_bytes).cache_secret == word
+    path = written(tmp_path, p_yaml=policy, c_secret=word[:15])
+    with pytest.raises(LoadError, match=r"routing\.cache_secret_file: .*c\.secret: expected one secret of at least 16"):
+        load(path, Path.read_bytes)
+    assert load(written(tmp_path, p_yaml="{}\n"), Path.read_bytes).cache_secret is None
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, p_yaml=ENGINES)
     with pytest.raises(LoadError, match=r"api_key_file: .*a\.key: No such file"):

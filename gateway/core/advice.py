@@ -259,6 +259,11 @@ def _sidecars(policy: Policy) -> Found:
 
 
 def _doors(policy: Policy) -> Found:
+    routing = policy.routing
+    salted = len(policy.tenants) > 1 and routing.cache_isolation == "tenant"
+    if salted and routing.gateways > 1 and routing.cache_secret_file is None:
+        text = f"each of {routing.gateways} gateways draws its own: none finds what another has had cached"
+        yield ("routing", "cache_secret_file"), text
     if policy.body.media == "any":
         yield ("body", "media"), "engines fetch whatever URL a client names, also from hosts that only they can reach"
     for index, address in enumerate(policy.trusted_proxies.addresses):

@@ -155,7 +155,8 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_options = msgspec.json.Decoder(dict[str, Raw] | None).decode
-_INCLUDE_USAGE = b',"stream_options":{"include_usage":true}}'
+_INCLUDE_USAGE = b',"stream_options":{"include_usage":true}'
+_UNCACHED = ("audio", "tokenize")
 
 
 def parse(
@@ -168,17 +169,18 @@ def parse(
     tenant: str,
     now: float,
     salt: str | None = None,
+    cache_salt: bytes = b"",
 ) -> Call:
     """The call a client made on a forwarded route, or Refused (400) naming the header or field at fault.
 
     `headers` maps lower-cased names to their first value. `salt` separates prefix hashes and sessions; None: the
-    tenant. The routes answered here (`models`, `health`) have no body to parse and are not accepted.
+    tenant. `cache_salt` is a field for the body of a call that an engine keeps blocks of, with a comma before it. The
+    routes answered here (`models`, `health`) have no body to parse and are not accepted.
     """
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise bad("content-encoding: this gateway reads uncompressed bodies only", "content-encoding")
     content_type = headers.get(b"content-type", b"application/json")
-    if salt is None:
-        salt = tenant
+    salt = tenant if salt is None else salt
 
     prompt = Prompt(settings.media, settings.max_messages, [], [], media_hosts=settings.media_hosts)
     if route.kind == "audio":
@@ -203,6 +205,7 @@ def parse(
     data = "\0".join(prompt.parts).encode()
     stream = fields.stream is True
     wants_usage = False
+    added = b"" if route.kind in _UNCACHED else cache_salt
     if route.generates:
         n, max_tokens = _output(route.kind, fields, prompt, settings)
         hashed = data + msgspec.json.encode(prompt.ids) if prompt.ids else data
@@ -211,10 +214,12 @@ def parse(
             options = fields.stream_options
             wants_usage = options.__class__ is StreamOptions and options.include_usage is True
             if options is UNSET:
-                # A body that was parsed is an object with at least a model: the comma is always right.
-                body = body.rstrip(b" \t\r\n")[:-1] + _INCLUDE_USAGE
+                added += _INCLUDE_USAGE
             elif not wants_usage:
                 body = _with_usage(body)
+    if added:
+        # A body that was parsed is an object with at least a model: the comma is always right.
+        body = body.rstrip(b" \t\r\n")[:-1] + added + b"}"
     ascii_bytes, cjk_bytes, other_bytes = scripts(data)
 
     asked_class = _class_asked(headers.get(b"x-weir-class"), fields.service_tier, settings)

@@ -70,7 +70,9 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     call. `block`: bytes of prompt per prefix block. `affinity_ttl`: how long a cached beginning is believed in.
     `imbalance`: how far above the mean one engine may be held. `slow_start`: until an engine that has come back gets
     its full share. `gateways`: how many share these engines; with more than one, the better of two engines drawn at
-    random.
+    random. `cache_isolation`: who may find a prompt's beginning in an engine's prefix cache: the tenant that sent it,
+    or anybody (none). `cache_secret_file`: what tenants' cache salts are made with, alone in a file, relative to this
+    one; null: drawn at each start.
     """
 
     affinity: Literal["prefix", "session", "none"] = "prefix"
@@ -79,6 +81,8 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     imbalance: Annotated[Factor, Bounds(ge=1, le=1000)] = 1.5
     slow_start: Annotated[Seconds, Bounds(ge=0, le=3600)] = 30.0
     gateways: Annotated[Count, Bounds(ge=1, le=1000)] = 1
+    cache_isolation: Literal["tenant", "none"] = "tenant"
+    cache_secret_file: FileName | None = None
 
 
 RetryCause = Literal["connect", "reset", "timeout", "429", "502", "503", "504"]

@@ -12,16 +12,17 @@ from gateway.core.tenants import Tenants
 
 
 class Snapshot:
-    """Raises ValueError for a policy that only looks right; see Tenants."""
+    """`cache_secret`: what tenants' cache salts are made with; empty: none are. Raises ValueError for a policy that
+    only looks right; see Tenants."""
 
     __slots__ = ("calls", "classes", "order", "policy", "tenants", "within_deadline")
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, cache_secret: bytes = b"") -> None:
         self.policy = policy
         self.calls = call_settings(policy)
         self.classes = ClassRules(policy)
         self.order = self.classes.order
-        self.tenants = Tenants(policy)
+        self.tenants = Tenants(policy, cache_secret=cache_secret)
         self.within_deadline = policy.deadlines.on_deadline == "cancel"
 
 

@@ -7,6 +7,7 @@ key and a missing one are answered alike. A header may name the tenant only wher
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import ipaddress
@@ -107,12 +108,14 @@ def _of_key(file: str, digest: str, found: str, expected: str, hint: str | None 
 
 class Account:
     """A tenant as one call needs it. `best` is the place in the policy's classes of the most important class it may ask
-    for, 0: any. `models`: what it may use, empty: all."""
+    for, 0: any. `models`: what it may use, empty: all. `cache_salt`: a field for the body of each of its calls, with a
+    comma before it; empty: none."""
 
-    __slots__ = ("best", "default_class", "models", "name", "refusal", "weight")
+    __slots__ = ("best", "cache_salt", "default_class", "models", "name", "refusal", "weight")
 
-    def __init__(self, name: str, tenant: Tenant, classes: list[str]) -> None:
+    def __init__(self, name: str, tenant: Tenant, classes: list[str], cache_salt: bytes) -> None:
         self.name = name
+        self.cache_salt = cache_salt
         self.default_class = tenant.class_
         self.best = 0 if tenant.best_class is None else classes.index(tenant.best_class)
         self.weight = tenant.weight
@@ -132,11 +135,18 @@ class Tenants:
     Raises ValueError where `trusted_proxies.addresses` holds something that is no address.
     """
 
-    def __init__(self, policy: Policy, keys: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self, policy: Policy, keys: Mapping[str, str] = MappingProxyType({}), *, cache_secret: bytes = b""
+    ) -> None:
         """`keys`: more of them, SHA-256 in hexadecimal -> tenant, as a keys file has them. Those of a tenant that the
-        policy does not have are nobody's; of two tenants with one key the policy's own, or its first, has it."""
+        policy does not have are nobody's; of two tenants with one key the policy's own, or its first, has it.
+        `cache_secret`: what cache salts are made with; empty: none are."""
         classes = list(policy.classes)
-        self.accounts = {name: Account(name, tenant, classes) for name, tenant in policy.tenants.items()}
+        isolated = policy.routing.cache_isolation == "tenant" and len(policy.tenants) > 1
+        secret = cache_secret if isolated else b""
+        self.accounts = {
+            name: Account(name, tenant, classes, _cache_salt(secret, name)) for name, tenant in policy.tenants.items()
+        }
         own = [(key, name) for name, tenant in policy.tenants.items() for key in tenant.keys]
         self._by_digest: dict[bytes, tuple[bytes, Account | None]] = {}
         for key, name in (*own, *keys.items()):
@@ -203,6 +213,14 @@ class Tenants:
             if len(self._peers) < PEERS_REMEMBERED:
                 self._peers[peer] = trusted
         return trusted
+
+
+def _cache_salt(secret: bytes, tenant: str) -> bytes:
+    """vLLM's `cache_salt` of a tenant: not to be guessed, the same as long as the secret is."""
+    if not secret:
+        return b""
+    digest = hmac.digest(secret, b"cache_salt of " + tenant.encode(), "sha256")
+    return b',"cache_salt":"%b"' % base64.urlsafe_b64encode(digest).rstrip(b"=")
 
 
 def _unauthorized() -> NoReturn:

@@ -46,6 +46,7 @@ class PoolingBody(msgspec.Struct):
     data_2: Any = None
     items: Any = None
     priority: int = 0
+    cache_salt: str | None = None
 
 
 class TokenizeBody(msgspec.Struct):
@@ -65,13 +66,14 @@ DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
 def _gather(
-    connection: Connection, limits: Limits, model: str, texts: list[bytes], priority: int, whole: Whole
+    connection: Connection, limits: Limits, model: str, texts: list[bytes], asked: PoolingBody, whole: Whole
 ) -> Gathered:
     gathered = Gathered(connection, texts, whole)
     for index, data in enumerate(texts):
         prompt = tokens.count(data)
         output_room(limits, prompt, None, "input")
-        sequence = Sequence(prompt, 0, hashes=tokens.block_hashes(data, (model, "pooling")), priority=priority)
+        hashes = tokens.block_hashes(data, (model, "pooling", asked.cache_salt))
+        sequence = Sequence(prompt, 0, hashes=hashes, priority=asked.priority)
         sequence.reason = "stop"
         gathered.choices.append(Choice(index, [], sequence, gathered))
     return gathered
@@ -117,7 +119,7 @@ def _vectors(connection: Connection, body: bytes, request_id: str, limits: Limit
         head = {"id": f"{prefix}-{request_id}", "object": "list", "created": created, "model": model}
         return encode(head | {"data": rows, "usage": _usage(gathered)})
 
-    return _gather(connection, limits, model, _inputs(asked), asked.priority, whole)
+    return _gather(connection, limits, model, _inputs(asked), asked, whole)
 
 
 def embeddings(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
@@ -146,7 +148,7 @@ def classify(connection: Connection, body: bytes, request_id: str, limits: Limit
         head = {"id": f"classify-{request_id}", "object": "list", "created": created, "model": model}
         return encode(head | {"data": rows, "usage": _usage(gathered)})
 
-    return _gather(connection, limits, model, _inputs(asked), asked.priority, whole)
+    return _gather(connection, limits, model, _inputs(asked), asked, whole)
 
 
 def score(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
@@ -165,7 +167,7 @@ def score(connection: Connection, body: bytes, request_id: str, limits: Limits, 
         head = {"id": f"score-{request_id}", "object": "list", "created": created, "model": model}
         return encode(head | {"data": rows, "usage": _usage(gathered)})
 
-    return _gather(connection, limits, model, pairs, asked.priority, whole)
+    return _gather(connection, limits, model, pairs, asked, whole)
 
 
 def rerank(connection: Connection, body: bytes, request_id: str, limits: Limits, plan: Plan | None) -> Gathered:
@@ -186,7 +188,7 @@ def rerank(connection: Connection, body: bytes, request_id: str, limits: Limits,
         usage = {"prompt_tokens": gathered.prompt, "total_tokens": gathered.prompt}
         return encode({"id": f"rerank-{request_id}", "model": model, "usage": usage, "results": results})
 
-    return _gather(connection, limits, model, pairs, asked.priority, whole)
+    return _gather(connection, limits, model, pairs, asked, whole)
 
 
 def tokenize(body: bytes, limits: Limits) -> bytes:

@@ -442,6 +442,19 @@ REST = [
             "they can reach",
         ],
     ),
+    (
+        "keys_file: k.txt\ntenants: {acme: {}, globex: {}}\nrouting: {gateways: 2}",
+        [
+            "p:3: warning: routing.cache_secret_file: each of 2 gateways draws its own: none finds what another has "
+            "had cached",
+        ],
+    ),
+    (
+        "keys_file: k.txt\ntenants: {acme: {}, globex: {}}\nrouting: {gateways: 2, cache_secret_file: s.txt}",
+        [],
+    ),
+    ("keys_file: k.txt\ntenants: {acme: {}, globex: {}}\nrouting: {gateways: 2, cache_isolation: none}", []),
+    ("routing: {gateways: 2}", []),
     ("body: {media: none}\ntrusted_proxies: {addresses: [10.0.0.0/8, unix]}", []),
     (
         'trusted_proxies: {addresses: [unix, 0.0.0.0/0, "::/0"]}',

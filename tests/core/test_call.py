@@ -737,3 +737,52 @@ def _timed(data: bytes) -> float:
     for _ in range(500):
         call(data, headers={"content-type": "application/json"})
     return (time.perf_counter() - began) / 500
+
+
+# -- cache salts --------------------------------------------------------------------------------------------------
+
+SALT = b',"cache_salt":"s"'
+
+
+def salted(path: str, body: dict[str, Any], end: bytes = b"") -> Call:
+    data = json.dumps(body).encode() + end
+    headers = {b"content-type": b"application/json"}
+    settings = CallSettings()
+    return parse(
+        ROUTES[path.encode()], headers, data, settings=settings, request_id="r", tenant="t", now=0.0, cache_salt=SALT
+    )
+
+
+@pytest.mark.parametrize("end", [b"", b" \r\n\t"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"model": "m", "prompt": "x"}),
+        ("/v1/responses", {"model": "m", "input": "x"}),
+        ("/v1/messages", {**CHAT, "max_tokens": 1}),
+        ("/v1/embeddings", {"model": "m", "input": "x"}),
+        ("/pooling", {"model": "m", "input": "x"}),
+        ("/classify", {"model": "m", "input": "x"}),
+        ("/rerank", {"model": "m", "query": "x", "documents": ["y"]}),
+        ("/score", {"model": "m", "text_1": "x", "text_2": "y"}),
+    ],
+)
+def test_a_salt_is_put_into_what_an_engine_caches(path: str, body: dict[str, Any], end: bytes) -> None:
+    assert json.loads(salted(path, body, end).body) == body | {"cache_salt": "s"}
+
+
+def test_a_salt_and_the_wish_for_usage_go_together() -> None:
+    body = {**CHAT, "stream": True}
+    both = {"cache_salt": "s", "stream_options": USAGE}
+    assert salted("/v1/chat/completions", body).body == json.dumps(body).encode()[:-1] + SALT + (
+        b',"stream_options":{"include_usage":true}}'
+    )
+    for options in (None, {}, USAGE):
+        made = salted("/v1/chat/completions", body | {"stream_options": options})
+        assert json.loads(made.body) == body | both
+    assert json.loads(salted("/v1/chat/completions", {**CHAT, "cache_salt": None}).body)["cache_salt"] == "s"
+
+
+def test_what_is_not_cached_is_not_salted() -> None:
+    assert json.loads(salted("/tokenize", {"model": "m", "prompt": "x"}).body) == {"model": "m", "prompt": "x"}

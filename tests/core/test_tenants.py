@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from gateway.core import tenants
 from gateway.core.checked import InvalidFile
 from gateway.core.outcome import Outcome, Refused
-from gateway.core.policy import Policy, TrustedProxies
+from gateway.core.policy import Policy, Routing, TrustedProxies
 from gateway.core.policy_file import decode
 from gateway.core.policy_traffic import Refusal, Tenant
 from gateway.core.tenants import Account, Tenants, keys_from, with_keys
@@ -265,3 +266,27 @@ def test_whether_a_key_is_a_tenants() -> None:
 
 def test_a_key_is_asked_for_where_nobody_is_anonymous() -> None:
     refused(Tenants(CLOSED, KEYS), {})
+
+
+# -- cache salts ------------------------------------------------------------------------------------------------------
+
+
+def salts(policy: Policy, secret: bytes = b"secret") -> dict[str, bytes]:
+    return {name: account.cache_salt for name, account in Tenants(policy, cache_secret=secret).accounts.items()}
+
+
+def test_each_tenant_has_a_salt_of_its_own_that_lasts_as_long_as_the_secret() -> None:
+    made = salts(POLICY)
+    assert len(set(made.values())) == 3
+    assert salts(CLOSED) == {name: salt for name, salt in made.items() if name != "anonymous"}
+    assert not set(made.values()) & set(salts(POLICY, b"another").values())
+    for salt in made.values():
+        (name, value), *more = msgspec.json.decode(b"{" + salt[1:] + b"}").items()
+        assert (name, len(value), more) == ("cache_salt", 43, [])
+        assert value.isascii()
+
+
+def test_who_is_alone_or_shares_has_none() -> None:
+    assert set(salts(Policy()).values()) == {b""}
+    assert set(salts(Policy(tenants=POLICY.tenants, routing=Routing(cache_isolation="none"))).values()) == {b""}
+    assert set(salts(POLICY, b"").values()) == {b""}

@@ -83,9 +83,9 @@ BAD = {
     "stream_options": ["1", '"x"'],
     "model": ["5", '""', "null", "[]", json.dumps("x" * 257)],
     "messages": ['"hello"', "{}", "[]", "null"],
-    "priority": ["0", "1", "null", '"high"'],
-    "cache_salt": ["null", '"mine"', "{}"],
-    "kv_transfer_params": ["null", "{}", '{"do_remote_decode": true}'],
+    "priority": ["0", "1", '"high"'],
+    "cache_salt": ['""', '"mine"', "{}"],
+    "kv_transfer_params": ["{}", '{"do_remote_decode": true}'],
 }
 
 

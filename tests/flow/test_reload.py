@@ -260,6 +260,28 @@ def test_who_waits_for_a_model_that_no_engine_may_serve_any_more_is_told() -> No
     virtual(scenario, policy(0))
 
 
+def test_salts_of_caches_outlast_a_reload_unless_the_secret_is_another() -> None:
+    tenants = {"acme": Tenant(), "globex": Tenant()}
+    first = structs.replace(policy(0), tenants=tenants)
+
+    async def main(world: World) -> None:
+        def salt() -> bytes:
+            return world.gateway.pipeline.snapshot.tenants.accounts["acme"].cache_salt
+
+        drawn = salt()
+        assert drawn
+        word = "0123456789abcdef"
+        world.apply(structs.replace(first, limits=first.limits))
+        assert salt() == drawn
+        world.gateway.apply(Configuration(first, cache_secret=word))
+        of_file = salt()
+        assert of_file not in (b"", drawn)
+        world.gateway.apply(Configuration(first, cache_secret=word))
+        assert salt() == of_file
+
+    virtual(main, first)
+
+
 def test_a_policy_that_cannot_be_used_changes_nothing() -> None:
     async def scenario(world: World) -> None:
         before, snapshot = world.gateway.policy, world.gateway.pipeline.snapshot
