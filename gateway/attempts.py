@@ -32,6 +32,7 @@ CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(
 )
 SLOWER = 3.0  # than its usual pace an engine may be with a whole answer
 FAIR = 1.0  # seconds that any engine should need at most for a first byte, however little is predicted
+EARLY = 0.005  # seconds that a time-out may come before its time: loops count milliseconds, and timers have slack
 QUANTILES = {"p90": 0.90, "p95": 0.95, "p99": 0.99}  # the policy's words
 
 
@@ -92,7 +93,7 @@ class Attempts:
                     return reply  # nobody else can be asked: let the client hear it
                 reply.close()
             if not again:
-                if self.clock() >= call.deadline:
+                if self._over(call):
                     raise Refused(Outcome.EXPIRED, "The deadline passed before the engine's first byte.")
                 raise Refused(Outcome.UPSTREAM, f"Engine {grant.engine.id} failed: {message}.", retry_after=1.0)
             failed.add(grant.engine.id)
@@ -117,7 +118,7 @@ class Attempts:
     def _again(self, kind: str, call: Call, grant: Grant, record: Record, failed: set[str]) -> bool:
         """Whether there may be another attempt; if so it is taken from the budget. A 429 goes elsewhere or nowhere."""
         now = self.clock()
-        if now >= call.deadline or record.attempts > self.retries.policy.per_call:
+        if self._over(call) or record.attempts > self.retries.policy.per_call:
             return False
         if kind == "429" and not self._others(call, grant, failed):
             return False
@@ -128,7 +129,11 @@ class Attempts:
         no client may open a breaker by asking for the impossible."""
         now = self.clock()
         usual = grant.expected if call.stream else grant.expected + (call.shaped or call.asked) * grant.engine.tpot
-        return now >= call.deadline and now - grant.hold.taken_at < max(FAIR, SLOWER * usual)
+        return self._over(call) and now - grant.hold.taken_at < max(FAIR, SLOWER * usual)
+
+    def _over(self, call: Call) -> bool:
+        """Whether the call's deadline is why an attempt has ended now, or leaves no time for another."""
+        return self.clock() + EARLY >= call.deadline
 
     def _others(self, call: Call, grant: Grant, failed: set[str]) -> list[Engine]:
         """Engines that could take the call and have not failed it."""

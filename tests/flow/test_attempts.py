@@ -19,6 +19,7 @@ from gateway.core.breaker import Ending
 from gateway.core.outcome import Record
 from gateway.core.policy import Policy, Retries, Routing, Timeouts
 from gateway.core.policy_traffic import Breaker, Hedging
+from gateway.wire.client import EngineError
 from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, request, settled
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -133,6 +134,30 @@ def test_no_move_is_free_while_the_others_fail_too() -> None:
 
     none = Retries(at_least=0, budget=0.01)
     scenario(["die_before_headers", "good"], body, Policy(retries=none, **PLAIN))  # type: ignore[arg-type]
+
+
+def test_a_time_out_at_the_deadline_is_the_deadlines_though_it_comes_a_moment_early() -> None:
+    """Nobody is asked again in the last millisecond, and no engine is blamed."""
+
+    class Early:
+        def __init__(self, gateway: Gateway) -> None:
+            self.gateway = gateway
+            self.real = gateway.attempts.clock
+
+        async def send(self, *_: object, timeout: float) -> None:  # noqa: ASYNC109 # as the real one
+            early = self.real() + timeout - 0.002
+            self.gateway.attempts.clock = lambda: early
+            raise EngineError("timeout", "no answer in time")
+
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        gateway.attempts.clients = dict.fromkeys(gateway.clients, Early(gateway))  # type: ignore[arg-type]
+        hurried = request().replace(b"host: x", b"host: x\r\nx-weir-deadline-ms: 900")
+        answer = await ask(port_of(gateway), hurried)
+        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (504, "deadline_exceeded")
+        assert gateway.retries.retries == 0
+        assert [engine.breaker.failures for engine in gateway.fleet] == [0, 0]
+
+    scenario(["good", "good"], body)
 
 
 def test_a_cause_that_the_policy_does_not_name_is_not_tried_again() -> None:
