@@ -15,34 +15,40 @@ import asyncio
 import math
 import socket
 import struct
+from collections.abc import Callable
 from typing import Final, cast
 
 from gateway.wire.body import ChunkedBody, CountedBody
 from gateway.wire.http1 import HeadReader
-from gateway.wire.messages import CHUNKED, Request, WireError, refusal
+from gateway.wire.messages import CHUNKED, HTTP_1_1_REQUIRED, PREFACE, Request, WireError, refusal
 from gateway.wire.responder import Responder
-from gateway.wire.shared import Shared
+from gateway.wire.shared import UNIX, Shared
+from gateway.wire.taken import taken
 
 _HEAD, _BODY, _ANSWER, _LINGER, _CLOSED = range(5)  # what the connection does; _HEAD with an empty buffer is idle
 
 _BLANK: Final = (b"", b"\r\n")  # a buffer that holds nothing of a request: old clients end a body with an empty line
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _TIMER_SLACK: Final = 0.002  # the loop's clock counts milliseconds
+_STALLS: Final = 20  # times write_stall in which a slow client has to take a buffer of the high-water mark
 _REFUSED_AT_ONCE: Final = 256  # connections over the limit that are answered 503; beyond, they are only reset
 
 
 class Connection(asyncio.Protocol):
-    """The protocol of one accepted socket."""
+    """The protocol of one accepted socket. `before` is called when it is connected, and may say why it is refused: it
+    ends a handshake, whose seat the connection takes."""
 
-    __slots__ = ("_body", "_buffer", "_burst", "_last", "_loop", "_peer", "_reader", "_request",
-                 "_responder", "_running", "_scanned", "_shared", "_since", "_stall_at", "_stall_size", "_state",
-                 "_timer", "_timer_at", "_transport", "write_paused")  # fmt: skip
+    __slots__ = ("_before", "_body", "_buffer", "_burst", "_last", "_loop", "_owed_since", "_owed_taken", "_reader",
+                 "_request", "_responder", "_running", "_scanned", "_seated", "_shared", "_since", "_stall_at",
+                 "_stall_taken", "_state", "_timer", "_timer_at", "_transport", "peer", "write_paused")  # fmt: skip
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, before: Callable[[], WireError | None] | None = None) -> None:
         self._shared = shared
+        self._before = before
+        self._seated = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set before anything else happens
-        self._peer = ""
+        self.peer = ""
         self._state = _HEAD
         self._reader: HeadReader | None = None
         self._buffer: bytes | bytearray = b""  # not yet consumed: an incomplete head, or what follows a request
@@ -55,14 +61,15 @@ class Connection(asyncio.Protocol):
         self._burst = 0  # requests served since the buffer was last empty
         self._since = 0.0  # last progress of what the state waits for
         self.write_paused = False
-        self._stall_at = math.inf
-        self._stall_size = 0
+        self._stall_at = math.inf  # when a client that does not take what is written is looked at again
+        self._stall_taken = self._owed_taken = 0  # what it had taken at the last look; when it began to owe a buffer
+        self._owed_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
     def __repr__(self) -> str:
         state = ("reading head", "reading body", "answering", "lingering", "closed")[self._state]
-        return f"<Connection from {self._peer}: {state}, {len(self._buffer)} bytes held>"
+        return f"<Connection from {self.peer}: {state}, {len(self._buffer)} bytes held>"
 
     # -- the transport's side
 
@@ -71,17 +78,18 @@ class Connection(asyncio.Protocol):
         shared = self._shared
         settings = shared.settings
         address = transport.get_extra_info("peername")
-        self._peer = address[0] if isinstance(address, tuple) else "unix"
-        shared.open.add(self)
-        shared.empty.clear()
+        self.peer = address[0] if isinstance(address, tuple) else UNIX
+        refused = None if self._before is None else self._before()
+        full = refused or shared.full_for(self.peer)
+        self._seated = full is None
+        shared.joins(self, seated=self._seated)
         self._since = self._loop.time()
-        over = len(shared.open) - settings.max_connections
-        if over > _REFUSED_AT_ONCE:
+        if len(shared.open) - shared.seats > _REFUSED_AT_ONCE:
             self._reset()
         elif shared.draining:
             self._close()
-        elif over > 0:
-            self._refuse(WireError(503, "too many connections; try again shortly"))
+        elif full is not None:
+            self._refuse(full)
         else:
             high = settings.write_high_water
             self._transport.set_write_buffer_limits(high, high // 2)
@@ -94,10 +102,7 @@ class Connection(asyncio.Protocol):
             self._timer = None
         self._reader = self._request = self._body = None
         self._buffer = b""
-        shared = self._shared
-        shared.open.discard(self)
-        if not shared.open:
-            shared.empty.set()
+        self._shared.leaves(self, seated=self._seated)
         self._leave("client_gone")
 
     def eof_received(self) -> bool:
@@ -125,9 +130,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.write_paused = True
-        self._stall_size = self._transport.get_write_buffer_size()
-        self._stall_at = self._loop.time() + self._shared.settings.write_stall
-        self._arm(self._stall_at)
+        self._expect_reading()
         if self._responder is not None:
             self._responder.paused()
 
@@ -155,7 +158,7 @@ class Connection(asyncio.Protocol):
                 else:
                     break
         except WireError as error:
-            self._refuse(error)
+            self._refuse(error, HTTP_1_1_REQUIRED if data.startswith(PREFACE) else None)
         except BaseException:  # a bug of the handler's: the client must not wait for an answer that never comes
             self._leave("client_gone")
             self._reset()
@@ -184,7 +187,7 @@ class Connection(asyncio.Protocol):
         end += 4
         data = bytes(data)
         request = reader.read(data[start:end])
-        request.peer = self._peer
+        request.peer = self.peer
         request.at = self._since
         shared = self._shared
         self._burst += 1
@@ -282,10 +285,11 @@ class Connection(asyncio.Protocol):
         if close:
             self._close(unread=request.length != 0 or self._last)
 
-    def _refuse(self, error: WireError) -> None:
+    def _refuse(self, error: WireError, told: bytes | None = None) -> None:
+        """`told`: these bytes in place of an answer, for a client that would not understand one."""
         refusals = self._shared.refusals
         refusals[error.status] = refusals.get(error.status, 0) + 1
-        self._transport.write(refusal(error))
+        self._transport.write(told or refusal(error))
         self._close(unread=True)
 
     # -- the end of the connection
@@ -305,9 +309,7 @@ class Connection(asyncio.Protocol):
         else:
             self._state = _CLOSED
             self._transport.close()
-            self._stall_size = self._transport.get_write_buffer_size()
-            self._stall_at = self._since + settings.write_stall
-            self._arm(self._stall_at)
+            self._expect_reading()
 
     def _reset(self) -> None:
         """Close at once, with a TCP RST."""
@@ -324,8 +326,14 @@ class Connection(asyncio.Protocol):
             self._responder = None
             responder.left(reason)
 
+    @property
+    def idle_since(self) -> float:
+        """The loop's time of its last answer, or of its beginning; infinity with a request, or an answer not taken."""
+        idle = self._state == _HEAD and self._buffer in _BLANK and not self._transport.get_write_buffer_size()
+        return self._since if idle else math.inf
+
     def close_if_idle(self) -> None:
-        """Draining: a connection without a request has no reason to stay."""
+        """A connection without a request has no reason to stay, when draining or where another needs its seat."""
         if self._state == _HEAD and self._buffer in _BLANK:
             self._close()
 
@@ -382,16 +390,27 @@ class Connection(asyncio.Protocol):
             self._close()
         else:  # lingering, and the answer itself is not taken: from here on it is a slow client
             self._since = math.inf
-            self._stall_size = self._transport.get_write_buffer_size()
-            self._stall_at = self._loop.time() + self._shared.settings.write_stall
+            self._expect_reading()
+
+    def _expect_reading(self) -> None:
+        """From now on the client has to take what was written, or is cut off as too slow."""
+        self._owed_since = now = self._loop.time()
+        self._owed_taken = self._stall_taken = taken(self._transport)
+        self._stall_at = now + self._shared.settings.write_stall
+        self._arm(self._stall_at)
 
     def _stalled(self, now: float) -> None:
+        """A client that takes anything is no stalled one; but a whole buffer may not take it for ever."""
         settings = self._shared.settings
-        size = self._transport.get_write_buffer_size()
-        if self._stall_size - size >= settings.write_high_water // 2:
-            self._stall_size = size
-            self._stall_at = now + settings.write_stall
-            return
+        have = taken(self._transport)
+        if have != self._stall_taken:
+            self._stall_taken = have
+            in_time = now - self._owed_since < _STALLS * settings.write_stall
+            if not in_time and abs(have - self._owed_taken) >= settings.write_high_water:
+                self._owed_since, self._owed_taken, in_time = now, have, True
+            if in_time:
+                self._stall_at = now + settings.write_stall
+                return
         self._leave("slow_client")
         self._reset()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final
 
@@ -14,6 +15,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the data port. Times in seconds, sizes in bytes."""
 
     max_connections: int = 10_000
+    max_per_peer: int = 10_000  # of these, from one address
+    exempt: Callable[[str], bool] = lambda _: False  # whether the share of an address does not hold for this one
     max_request_line: int = 8192
     max_headers: int = 16384  # all header lines together, without the request line; trailers likewise
     max_header_fields: int = 100
@@ -22,7 +25,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: float = 75.0
     max_body: int = 16 * 1024 * 1024
     write_high_water: int = 256 * 1024
-    write_stall: float = 15.0  # a client over high water must take half of it in this time
+    write_stall: float = (
+        15.0  # a client over high water must take something in this time, and all of it in 20 times that
+    )
     max_pipelined: int = 16  # requests waiting behind the one being answered
     max_pipelined_bytes: int = 64 * 1024
     half_open_timeout: float = 15.0
@@ -90,6 +95,14 @@ def refusal(error: WireError) -> bytes:
     type_, code, advice = _REFUSALS[error.status]
     body = error_body(error.message, type_, code)
     return answer(error.status, b"content-type: application/json\r\n" + advice, body, close=True)
+
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"  # the first bytes of an HTTP/2 client (RFC 9113, 3.4)
+_DEBUG: Final = b"this port speaks HTTP/1.1"
+# The end of an HTTP/2 connection: an empty SETTINGS frame, then GOAWAY with HTTP_1_1_REQUIRED (RFC 9113, 6.5, 6.8, 7).
+HTTP_1_1_REQUIRED: Final = (
+    b"\0\0\0\4\0\0\0\0\0" + (8 + len(_DEBUG)).to_bytes(3, "big") + b"\7\0\0\0\0\0\0\0\0\0\0\0\0\x0d" + _DEBUG
+)
 
 
 class Request:

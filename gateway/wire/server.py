@@ -1,4 +1,4 @@
-"""The data port: accepts connections and drains them. What happens on one is in `connection.py`.
+"""The data port: accepts connections and drains them. What happens on one is in `connection.py`, TLS in `handshake.py`.
 
 Listening sockets carry the TCP options; Linux hands them on to every accepted socket, so they cost nothing per
 connection.
@@ -7,11 +7,14 @@ connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl as tls
+import stat
 
 from gateway.wire.connection import Connection
+from gateway.wire.handshake import TlsListener
 from gateway.wire.messages import Request, ServerSettings, answer
 from gateway.wire.responder import Responder
 from gateway.wire.shared import Handler, Shared
@@ -25,8 +28,9 @@ class Server:
     """Serves one handler on any number of listeners."""
 
     def __init__(self, handler: Handler, settings: ServerSettings) -> None:
-        self._shared = Shared(handler, settings)
-        self._listeners: list[asyncio.Server] = []
+        self._shared = Shared(handler, settings, asyncio.get_running_loop().time)
+        self._listeners: list[asyncio.Server | TlsListener] = []
+        self._context: tls.SSLContext | None = None
         self._unix_paths: list[tuple[str, int]] = []  # path and inode: a successor may have bound the path anew
         self.addresses: list[str] = []
 
@@ -64,30 +68,34 @@ class Server:
     ) -> None:
         """Listen on TCP, on a unix socket at `path`, or on a bound `sock`. Raises OSError if that is not possible."""
         loop = asyncio.get_running_loop()
-        settings = self._shared.settings
-        handshake = settings.headers_timeout if ssl is not None else None
-        shutdown = settings.linger if ssl is not None else None
-        if path is not None:
-            listener = await loop.create_unix_server(
-                self._connection, path, ssl=ssl, backlog=_BACKLOG,
-                ssl_handshake_timeout=handshake, ssl_shutdown_timeout=shutdown,
-            )  # fmt: skip
-            self._unix_paths.append((path, os.stat(path).st_ino))
-        elif sock is not None:
-            listener = await loop.create_server(
-                self._connection, sock=sock, ssl=ssl, backlog=_BACKLOG,
-                ssl_handshake_timeout=handshake, ssl_shutdown_timeout=shutdown,
-            )  # fmt: skip
+        if ssl is not None:
+            self.go_by(ssl)
+            bound = [sock] if sock is not None else [_unix(path)] if path is not None else await _tcp(host, port or 0)
+            listening = tuple(bound)
+            self._listeners += [TlsListener(self._shared, each, self._next_context) for each in listening]
         else:
-            listener = await loop.create_server(
-                self._connection, host, port or 0, ssl=ssl, backlog=_BACKLOG,
-                ssl_handshake_timeout=handshake, ssl_shutdown_timeout=shutdown,
-            )  # fmt: skip
-        self._listeners.append(listener)
-        for listening in listener.sockets:
-            if listening.family in (socket.AF_INET, socket.AF_INET6):
-                _find_half_open(listening, settings.half_open_timeout)
-            self.addresses.append(_address(listening, ssl is not None))
+            if path is not None:
+                listener = await loop.create_unix_server(self._connection, path, backlog=_BACKLOG)
+            elif sock is not None:
+                listener = await loop.create_server(self._connection, sock=sock, backlog=_BACKLOG)
+            else:
+                listener = await loop.create_server(self._connection, host, port or 0, backlog=_BACKLOG)
+            listening = tuple(listener.sockets)
+            self._listeners.append(listener)
+        if path is not None:
+            self._unix_paths.append((path, os.stat(path).st_ino))
+        for each in listening:
+            if each.family in (socket.AF_INET, socket.AF_INET6):
+                _find_half_open(each, self._shared.settings.half_open_timeout)
+            self.addresses.append(_address(each, ssl is not None))
+
+    def go_by(self, context: tls.SSLContext) -> None:
+        """Use this certificate for handshakes that begin from now on."""
+        self._context = context
+
+    def _next_context(self) -> tls.SSLContext:
+        assert self._context is not None  # noqa: S101 # listen() has set it
+        return self._context
 
     def stop_accepting(self) -> None:
         """Close the listeners; connections stay."""
@@ -133,6 +141,35 @@ class Server:
         except TimeoutError:
             return False
         return True
+
+
+async def _tcp(host: str | None, port: int) -> list[socket.socket]:
+    """Listening sockets on every address that a name stands for. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    bound: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            bound.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+    except OSError:
+        for each in bound:
+            each.close()
+        raise
+    return bound
+
+
+def _unix(path: str) -> socket.socket:
+    """A listening unix socket, in place of one that an earlier process left. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(path)
+        bound.listen(_BACKLOG)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def _find_half_open(listening: socket.socket, timeout: float) -> None:

@@ -1,12 +1,26 @@
-"""What a server and its connections know of each other."""
+"""State that all connections of one server share: who is there, and who may still come.
+
+A connection takes a seat. Seats are bounded in all and for each address, so that no client keeps the others out. Where
+none is left, the connection that has been idle for longest gives up its own; only then is a newcomer refused. Those
+refused hold no seat while they read why.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from gateway.wire.messages import Request, ServerSettings
+from gateway.wire.messages import Request, ServerSettings, WireError
 from gateway.wire.responder import Responder
+
+UNIX: Final = "unix"  # the address of every client of a unix socket
+IDLE_AT_LEAST: Final = 1.0  # seconds before a connection is given up for another: a flood must not evict newcomers
+LOOK_EVERY: Final = 0.1  # seconds at least between two searches for idle connections
+FOUND_AT_ONCE: Final = 64  # idle connections that one search yields
 
 
 class Handler(Protocol):
@@ -20,7 +34,13 @@ class Handler(Protocol):
 
 
 class Member(Protocol):
-    """A connection, as its server sees it."""
+    """A connection, as its server sees it. `peer`: its client's address, or `unix`."""
+
+    peer: str
+
+    @property
+    def idle_since(self) -> float:
+        """The loop's time since when nothing is under way on it; infinity where something is."""
 
     def close_if_idle(self) -> None:
         """Draining: a connection without a request has no reason to stay."""
@@ -33,9 +53,9 @@ class Member(Protocol):
 
 
 class Shared:
-    """What all connections of one server share."""
+    """What all connections of one server share. `clock` gives the loop's time."""
 
-    def __init__(self, handler: Handler, settings: ServerSettings) -> None:
+    def __init__(self, handler: Handler, settings: ServerSettings, clock: Callable[[], float]) -> None:
         self.handler = handler
         self.settings = settings
         self.open: set[Member] = set()
@@ -43,3 +63,59 @@ class Shared:
         self.empty.set()
         self.draining = False
         self.refusals: dict[int, int] = {}
+        self.seats = 0  # taken
+        self._clock = clock
+        self._peers: dict[str, int] = {}  # seats taken by address
+        self._idle: deque[tuple[Member, float]] = deque()  # found by the last search, the longest idle first
+        self._searched: tuple[str | None, float] = (None, -math.inf)  # for whom, when
+
+    def joins(self, member: Member, *, seated: bool) -> None:
+        """A connection is there."""
+        self.open.add(member)
+        self.empty.clear()
+        if seated:
+            self.seats += 1
+            self._peers[member.peer] = self._peers.get(member.peer, 0) + 1
+
+    def leaves(self, member: Member, *, seated: bool) -> None:
+        """A connection is gone."""
+        self.open.discard(member)
+        if seated:
+            self.seats -= 1
+            left = self._peers[member.peer] - 1
+            if left:
+                self._peers[member.peer] = left
+            else:
+                del self._peers[member.peer]
+        if not self.open:
+            self.empty.set()
+
+    def full_for(self, peer: str) -> WireError | None:
+        """The refusal of one more connection of this peer; None: a seat is there, or an idle one was given up."""
+        settings = self.settings
+        of_peer = self._peers.get(peer, 0)
+        if of_peer >= settings.max_per_peer and peer != UNIX and not settings.exempt(peer) and not self._freed(peer):
+            return WireError(503, "too many connections from your address; close some, or try again shortly")
+        if self.seats >= settings.max_connections and not self._freed(None):
+            return WireError(503, "too many connections; try again shortly")
+        return None
+
+    def _freed(self, peer: str | None) -> bool:
+        """Close the connection that has been idle for longest, of this peer or (None) of any. False: none is idle."""
+        whose, at = self._searched
+        if whose != peer or not self._idle:
+            now = self._clock()
+            if now < at + LOOK_EVERY:
+                return False
+            self._searched = (peer, now)
+            self._idle.clear()
+            idle = ((member.idle_since, id(member), member) for member in self.open if peer in (None, member.peer))
+            for since, _, member in heapq.nsmallest(FOUND_AT_ONCE, idle):
+                if since <= now - IDLE_AT_LEAST:
+                    self._idle.append((member, since))
+        while self._idle:
+            member, since = self._idle.popleft()
+            if member in self.open and member.idle_since == since:
+                member.close_if_idle()
+                return True
+        return False

@@ -159,14 +159,20 @@ class Rig:
         self.handler = handler
         self.clients: list[Client] = []
 
-    async def client(self, *, ssl: ssl.SSLContext | None = None, limit: int = 1 << 24) -> Client:
+    async def client(
+        self, *, ssl: ssl.SSLContext | None = None, limit: int = 1 << 24, source: str | None = None
+    ) -> Client:
+        """`source`: the loopback address that it comes from."""
         address = self.server.addresses[-1]
         if address.startswith("unix:"):
             reader, writer = await asyncio.open_unix_connection(address[5:], limit=limit)
         else:
             host, _, port = address.split("//")[1].rpartition(":")
             name = "localhost" if ssl else None
-            reader, writer = await asyncio.open_connection(host, int(port), limit=limit, ssl=ssl, server_hostname=name)
+            local = None if source is None else (source, 0)
+            reader, writer = await asyncio.open_connection(
+                host, int(port), limit=limit, ssl=ssl, server_hostname=name, local_addr=local
+            )
         client = Client(reader, writer)
         self.clients.append(client)
         return client

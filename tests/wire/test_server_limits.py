@@ -8,6 +8,7 @@ import math
 import random
 import socket
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -208,6 +209,46 @@ def test_client_that_reads_steadily_is_not_slow() -> None:
         assert await client.is_alive()
 
     serve(scenario, write_stall=0.2, keep_alive=5)
+
+
+def test_a_client_that_takes_little_is_not_slow() -> None:
+    """Its kernel's buffer and ours hold so much that ours does not move for many times the stall."""
+
+    async def scenario(rig: Rig) -> None:
+        client = await narrow(rig)
+        await client.send(HOLD)
+        responder = await rig.handler.holding()
+        await fill(responder, 16 << 20)
+        await client.reader.readuntil(b"\r\n\r\n")
+        start = now()
+        while now() - start < 1.5:
+            await client.reader.read(8192)
+            await asyncio.sleep(0.01)
+        assert rig.handler.gone == []
+        client.reset()
+        await rig.quiet()
+
+    serve(scenario, write_stall=0.25, write_high_water=256 * 1024)
+
+
+@pytest.mark.parametrize("unix", [False, True])
+def test_a_client_that_takes_too_little_for_too_long_is_slow(
+    monkeypatch: pytest.MonkeyPatch, unix: bool, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gateway.wire.connection._STALLS", 4)
+
+    async def scenario(rig: Rig) -> None:
+        client = await narrow(rig)
+        await client.send(HOLD)
+        await fill(await rig.handler.holding(), 16 << 20)
+        while not rig.handler.gone:
+            await client.reader.read(8192)
+            await asyncio.sleep(0.01)
+        assert rig.handler.gone == ["slow_client"]
+        await rig.quiet()
+
+    path = str(tmp_path / "s") if unix else None
+    serve(scenario, path=path, write_stall=0.1, write_high_water=8 << 20)
 
 
 def test_backpressure_is_told() -> None:

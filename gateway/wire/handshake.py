@@ -1,0 +1,159 @@
+"""TLS listener: accepts, waits for the first byte, shakes hands, and only then makes a connection of it.
+
+A client in its handshake has a seat like any other: it counts against `max_connections` and its address's share. It has
+`headers_timeout` in all, its first byte included. One that speaks plain HTTP is told so in plain HTTP, as nginx does. A
+new context is for handshakes that begin from then on; connections that are there keep theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import ssl as tls
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from gateway.wire.connection import Connection
+from gateway.wire.messages import WireError
+from gateway.wire.shared import Shared
+
+_AT_ONCE: Final = 64  # accepted in a row; others get their turn in between
+_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS client
+_PLAIN: Final = "this port speaks HTTPS, and the request came as plain HTTP: use https://"
+_PAUSE: Final = 0.1  # seconds without accepting, where no descriptor was left
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+
+class TlsListener:
+    """Accepts on one bound socket. `context` gives the TLS context of the next handshake."""
+
+    def __init__(self, shared: Shared, listening: socket.socket, context: Callable[[], tls.SSLContext]) -> None:
+        self._shared = shared
+        self._listening = listening
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._paused: asyncio.TimerHandle | None = None
+        listening.setblocking(False)
+        self._loop.add_reader(listening, self._accept)
+
+    def close(self) -> None:
+        """Accept no more. Handshakes under way may end; their connections find the server draining."""
+        if self._paused is not None:
+            self._paused.cancel()
+        self._loop.remove_reader(self._listening)
+        self._listening.close()
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                sock, address = self._listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptor is left: the listener stays readable, and must not spin
+                self._loop.remove_reader(self._listening)
+                self._paused = self._loop.call_later(_PAUSE, self._loop.add_reader, self._listening, self._accept)
+                return
+            sock.setblocking(False)
+            peer = address[0] if isinstance(address, tuple) else "unix"
+            if self._shared.draining or self._shared.full_for(peer) is not None:
+                _reset(sock)
+            else:
+                _Handshake(self._shared, sock, peer, self._context)
+
+
+class _Handshake:
+    """One accepted socket, up to the end of its handshake. It is a member of the server's until then."""
+
+    def __init__(self, shared: Shared, sock: socket.socket, peer: str, context: Callable[[], tls.SSLContext]) -> None:
+        self._shared = shared
+        self._sock = sock
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self.peer = peer
+        self._task: asyncio.Task[None] | None = None
+        self._until = self._loop.time() + shared.settings.headers_timeout
+        self._timer = self._loop.call_at(self._until, self.expel)
+        self._loop.add_reader(sock, self._begun)
+        self._seated = True
+        shared.joins(self, seated=True)
+
+    # -- the server's side
+
+    @property
+    def idle_since(self) -> float:
+        """It is not idle: it has a limit of its own, which is short."""
+        return math.inf
+
+    def close_if_idle(self) -> None:
+        """Draining: nothing was asked yet."""
+        self.expel()
+
+    def warn(self) -> None:
+        """Nobody here knows HTTP yet."""
+
+    def expel(self) -> None:
+        """Out of time, or the drain is over."""
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._leave()
+            _reset(self._sock)
+
+    # -- its one life
+
+    def _begun(self) -> None:
+        try:
+            first = self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        if not first:
+            self._leave()
+            self._sock.close()
+            return
+        self._loop.remove_reader(self._sock)
+        self._task = self._loop.create_task(self._shake(first == _HANDSHAKE))
+
+    async def _shake(self, secure: bool) -> None:
+        shared, sock = self._shared, self._sock
+
+        def before() -> WireError | None:
+            self._leave()
+            return None if secure else WireError(400, _PLAIN)
+
+        def made() -> Connection:
+            return Connection(shared, before)
+
+        try:
+            if secure:
+                await self._loop.connect_accepted_socket(
+                    made,
+                    sock,
+                    ssl=self._context(),
+                    ssl_handshake_timeout=max(0.001, self._until - self._loop.time()),
+                    ssl_shutdown_timeout=shared.settings.linger,
+                )
+            else:
+                await self._loop.connect_accepted_socket(made, sock)
+        except (OSError, asyncio.CancelledError):
+            sock.close()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Its place is free; more than once is once."""
+        if self._seated:
+            self._seated = False
+            self._timer.cancel()
+            if self._task is None:
+                self._loop.remove_reader(self._sock)
+            self._shared.leaves(self, seated=True)
+
+
+def _reset(sock: socket.socket) -> None:
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    sock.close()
