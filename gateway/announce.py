@@ -45,9 +45,14 @@ def _demo(address: str, models: Sequence[str], watch: str) -> list[str]:
     ]
 
 
-def _curl(address: str, model: str) -> list[str]:
-    path = address.removeprefix("unix:")
-    where = address if path == address else f"--unix-socket {shlex.quote(path)} http://localhost"
+def _reachable(address: str) -> str:
+    """Where this machine reaches a port that listens on every address: 0.0.0.0 and [::] are no place to connect to."""
+    return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+def _curl(given: str, model: str) -> list[str]:
+    address, path = _reachable(given), given.removeprefix("unix:")
+    where = address if path == given else f"--unix-socket {shlex.quote(path)} http://localhost"
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Say hello."}]}
     return [
         f"curl -N {where}/v1/chat/completions -H 'content-type: application/json' \\",
@@ -58,7 +63,7 @@ def _curl(address: str, model: str) -> list[str]:
 def _python(address: str, model: str) -> list[str]:
     return [
         "from openai import OpenAI  # pip install openai",
-        f'client = OpenAI(base_url="{address}/v1", api_key="none")',
+        f'client = OpenAI(base_url="{_reachable(address)}/v1", api_key="none")',
         'messages = [{"role": "user", "content": "Say hello."}]',
         f"answer = client.chat.completions.create(model={json.dumps(model)}, messages=messages)",
         "print(answer.choices[0].message.content)",

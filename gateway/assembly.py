@@ -54,8 +54,8 @@ class Gateway:
     """What `serve` runs, and what a test or a simulation drives.
 
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `shadow` is a
-    second policy that is asked about every call and never obeyed. `say` takes lines for the operator. Raises ValueError
-    for a policy that only looks right.
+    second policy that is asked about every call and never obeyed. `say` takes lines for the operator. `most_clients`:
+    connections that the process can afford. Raises ValueError for a policy that only looks right.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Gateway:
         sidecar_token: str | None = None,
         cache_secret: str | None = None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        most_clients: int = sys.maxsize,
     ) -> None:
         self.policy = policy
         self.log = log
@@ -97,7 +98,8 @@ class Gateway:
             rng,
         )
         self.pipeline.asked = self.telemetry.asked
-        self.server = Server(self.pipeline, server_settings(policy))
+        self._most_clients = most_clients
+        self.server = Server(self.pipeline, self._server_settings())
         self.metrics = Metrics(
             self.fleet,
             self.dispatch,
@@ -134,7 +136,7 @@ class Gateway:
         self.pipeline.cost.fix(policy.budget.alpha)
         self.limits.apply(policy, self.clock())
         self._engines(entries, configuration.api_keys, configuration.sidecar_token)
-        self.server.settings = server_settings(policy)
+        self.server.settings = self._server_settings()
         self.dispatch.apply(policy)
 
     def _snapshot(self, policy: Policy, cache_secret: str | None) -> Snapshot:
@@ -194,6 +196,28 @@ class Gateway:
             if self.kv_events is not None:
                 self.kv_events.listen(engine, entry.kv_events)
         self._retire()
+
+    def _server_settings(self) -> ServerSettings:
+        """What the data port needs of the policy."""
+        policy = self.policy
+        connections = min(policy.server.max_connections, self._most_clients)
+        return ServerSettings(
+            max_connections=connections,
+            max_per_peer=max(1, int(connections * policy.server.max_per_peer)),
+            refused_at_once=max(4, min(256, connections // 16)),  # they need descriptors too
+            exempt=self.pipeline.snapshot.tenants.trusts,
+            max_request_line=policy.server.max_request_line,
+            max_headers=policy.server.max_headers,
+            max_header_fields=policy.server.max_header_fields,
+            max_pipelined=policy.server.max_pipelined,
+            write_high_water=policy.server.write_high_water,
+            headers_timeout=policy.timeouts.headers,
+            body_timeout=policy.timeouts.body,
+            keep_alive=policy.timeouts.keep_alive,
+            max_body=largest_body(policy),
+            write_stall=policy.timeouts.write_stall,
+            half_open_timeout=policy.timeouts.half_open,
+        )
 
     def _engine(self, id: str, url: str) -> Engine:
         """The engine of this id, made if there is none; one that was to be forgotten is wanted again."""
@@ -346,21 +370,3 @@ class Gateway:
 def client_settings(policy: Policy) -> ClientSettings:
     """What a pool of connections to an engine needs of the policy."""
     return ClientSettings(connect_timeout=policy.timeouts.connect, stall_timeout=policy.timeouts.stall)
-
-
-def server_settings(policy: Policy) -> ServerSettings:
-    """What the data port needs of the policy."""
-    return ServerSettings(
-        max_connections=policy.server.max_connections,
-        max_request_line=policy.server.max_request_line,
-        max_headers=policy.server.max_headers,
-        max_header_fields=policy.server.max_header_fields,
-        max_pipelined=policy.server.max_pipelined,
-        write_high_water=policy.server.write_high_water,
-        headers_timeout=policy.timeouts.headers,
-        body_timeout=policy.timeouts.body,
-        keep_alive=policy.timeouts.keep_alive,
-        max_body=largest_body(policy),
-        write_stall=policy.timeouts.write_stall,
-        half_open_timeout=policy.timeouts.half_open,
-    )

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from gateway import __version__, checking, starter
 from gateway.announce import announcement
+from gateway.certificate import Certificate
 from gateway.checking import Mistake, checked, read
 from gateway.control.listener import is_loopback, split_address
 from gateway.core.checked import InvalidFile
@@ -160,6 +161,9 @@ def _parser() -> Parser:
     )
     serve.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this PEM certificate chain")
     serve.add_argument("--tls-key", metavar="FILE", help="its private key, if not in the same file")
+    serve.add_argument(
+        "--tls-client-ca", metavar="FILE", help="clients must show a certificate that one of these has signed"
+    )
     serve.add_argument(
         "--admin-token-file",
         metavar="FILE",
@@ -356,8 +360,8 @@ def _serve(given: argparse.Namespace) -> int:
     twice = [id for id, times in ids.items() if times > 1]
     if twice:
         raise Mistake(f"--engine: {twice[0]} is there twice")
-    if given.tls_key and not given.tls_cert:
-        raise Mistake("--tls-key: there is no --tls-cert for it")
+    if not given.tls_cert and (given.tls_key or given.tls_client_ca):
+        raise Mistake(f"{'--tls-key' if given.tls_key else '--tls-client-ca'}: there is no --tls-cert for it")
     token = _admin_token(given.admin_token_file)
     if token is None and not is_loopback(given.control):
         raise Mistake(
@@ -374,13 +378,19 @@ def _serve(given: argparse.Namespace) -> int:
             demo=demo,
             listen=given.listen,
             control=given.control,
-            tls_cert=given.tls_cert,
-            tls_key=given.tls_key,
+            certificate=_certificate(given),
             admin_token=token,
             log=given.log,
         )
     )
     return 0
+
+
+def _certificate(given: argparse.Namespace) -> Certificate | None:
+    if not given.tls_cert:
+        return None
+    key, client_ca = given.tls_key, given.tls_client_ca
+    return Certificate(Path(given.tls_cert), Path(key) if key else None, Path(client_ca) if client_ca else None)
 
 
 def _announce(running: Running) -> None:

@@ -91,8 +91,8 @@ class PolicyFile:
     """One policy file, from its first reading to the end of the process.
 
     `load` makes a policy, and whatever belongs to it, of files it reads with the function it is given, which is how it
-    is known which files these are. It runs in a thread. `log` takes lines for people. `failures` are what `load` and
-    `apply` may raise for files that cannot be used. `poll` and `settle` are seconds.
+    is known which files these are. It runs in a thread. `log` takes lines for people, which begin with `name`.
+    `failures` are what `load` and `apply` may raise for files that cannot be used. `poll` and `settle` are seconds.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class PolicyFile:
         failures: tuple[type[Exception], ...] = (InvalidFile, OSError, ValueError),
         poll: float = POLL,
         settle: float = SETTLE,
+        name: str = "policy",
     ) -> None:
         self.status = PolicyStatus(file=str(path))
         self._path = path
@@ -112,6 +113,7 @@ class PolicyFile:
         self._failures = failures
         self._poll = poll
         self._settle = settle
+        self._name = name
         self._apply: Callable[[Loaded], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._digest = ""
@@ -229,7 +231,7 @@ class PolicyFile:
         elif reading.digest == self._digest:
             if before.error is not None:
                 self._bad, self.status = None, before.mended()
-                self._log(f"policy: {self._path} is again what is active (version {before.version})")
+                self._log(f"{self._name}: {self._path} is again what is active (version {before.version})")
         else:
             assert self._apply is not None  # noqa: S101 # start() has set it
             self.status = before.failed(UNFORESEEN, _now())  # until it is known better
@@ -241,14 +243,14 @@ class PolicyFile:
             else:
                 self._bad, self._digest = None, reading.digest
                 self.status = before.applied(reading.digest[:12], _now())
-                self._log(f"policy: version {self.status.version} is active ({self.status.digest}, {self._path})")
+                self._log(f"{self._name}: version {self.status.version} is active ({self.status.digest}, {self._path})")
 
     def _failed(self, digest: str, error: str) -> None:
         if self._bad == (digest, error):
             return
         self._bad = (digest, error)
         self.status = self.status.failed(error, _now())
-        self._log(f"policy: version {self.status.version} stays active, as the file cannot be used:\n{error}")
+        self._log(f"{self._name}: version {self.status.version} stays active, as the file cannot be used:\n{error}")
 
     def _answer(self, asked: int) -> None:
         """Wake those who had asked before the reading began."""

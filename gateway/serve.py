@@ -8,14 +8,14 @@ the rest is told so; then telemetry, clients and embedded engines go. A second s
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import random
-import resource
 import signal
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -26,11 +26,13 @@ import uvloop
 
 from gateway.assembly import ApplyError, Gateway
 from gateway.calllog import CallLog
+from gateway.certificate import Certificate
 from gateway.control.app import control_app
 from gateway.control.listener import ControlPort
 from gateway.core.checked import InvalidFile
-from gateway.core.policy import EngineEntry, SidecarsPolicy
+from gateway.core.policy import EngineEntry, Policy, SidecarsPolicy
 from gateway.core.policy_status import PolicyStatus
+from gateway.descriptors import raised, shared_out, warning
 from gateway.embedded import READY_WITHIN, Embedded, EmbeddedFleet
 from gateway.embedded_sidecar import EmbeddedSidecar
 from gateway.loading import Configuration, LoadError, load
@@ -59,8 +61,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     demo: bool = False  # a sidecar of our own
     listen: str = "127.0.0.1:8000"
     control: str = "127.0.0.1:8001"
-    tls_cert: str | None = None
-    tls_key: str | None = None
+    certificate: Certificate | None = None  # of the data port; None: plain HTTP
     admin_token: str | None = None
     log: str = "-"
 
@@ -76,13 +77,12 @@ class StartError(Exception):
 
 def run(options: Options) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
-    _allow_open_files()
     sys.setswitchinterval(SWITCH)
-    uvloop.run(serve(options))
+    uvloop.run(serve(options, raised()))
 
 
-async def serve(options: Options) -> None:
-    """The whole life of a gateway process, from first object to last."""
+async def serve(options: Options, open_files: int) -> None:
+    """The whole life of a gateway process, which may have so many files open, from first object to last."""
     async with AsyncExitStack() as stack:
         signals = Signals(asyncio.get_running_loop())
         stack.callback(signals.close)
@@ -108,10 +108,12 @@ async def serve(options: Options) -> None:
                 configuration.sidecar_token,
                 configuration.cache_secret,
                 _say,
+                shared_out(open_files).clients,
             )
         except ApplyError as error:
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
+        _warn(open_files, configuration.policy)
         gateway.pipeline.parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
         if file is not None:
             gateway.metrics.policy_status = lambda: file.status
@@ -120,7 +122,8 @@ async def serve(options: Options) -> None:
         if shadow_file is not None:
             shadow_file.start(gateway.apply_shadow)
             stack.push_async_callback(shadow_file.aclose)
-        signals.on_hangup(partial(_reload, [each for each in (file, shadow_file) if each is not None]))
+        secure, context = _certificate(options, gateway.server.go_by, stack)
+        signals.on_hangup(partial(_reload, [each for each in (file, shadow_file, secure) if each is not None]))
         app = control_app(
             gateway.fleet,
             gateway.dispatch,
@@ -136,14 +139,11 @@ async def serve(options: Options) -> None:
             policy_status=PolicyStatus if file is None else lambda: file.status,
             reload=None if file is None else file.reload_now,
         )
-        control = ControlPort(app, options.control)
+        control = ControlPort(app, options.control, shared_out(open_files).control)
         stack.push_async_callback(control.aclose)
         gateway.telemetry.start()  # first: a call that comes now waits until its model's engines are known
-        try:
-            await _listen(gateway.server, options)
-            await control.start()
-        except OSError as error:
-            raise StartError(f"cannot listen: {error}") from error
+        await _listening(f"--listen {options.listen}", _listen(gateway.server, options, context))
+        await _listening(f"--control {options.control}", control.start())
         await gateway.telemetry.first_contact()
         sidecar = EmbeddedSidecar() if options.demo else None
         if sidecar is not None:
@@ -155,6 +155,12 @@ async def serve(options: Options) -> None:
         options.announce(Running(gateway.server.addresses, control.address, urls, models, file_of_sidecar))
         await signals.first.wait()
         await _drain(gateway, signals)
+
+
+def _warn(open_files: int, policy: Policy) -> None:
+    few = warning(open_files, policy.server.max_connections)
+    if few is not None:
+        _say(few)
 
 
 def _drained_by_hand(gateway: Gateway, signals: Signals, wanted: bool) -> None:
@@ -277,26 +283,43 @@ def _call_log(where: str) -> CallLog | None:
         raise StartError(f"--log: {error}") from error
 
 
-async def _listen(server: Server, options: Options) -> None:
-    context = None
-    if options.tls_cert:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            context.load_cert_chain(options.tls_cert, options.tls_key)
-        except (OSError, ssl.SSLError) as error:
-            raise StartError(f"--tls-cert, --tls-key: {error}") from error
+def _certificate(
+    options: Options, apply: Callable[[ssl.SSLContext], None], stack: AsyncExitStack
+) -> tuple[PolicyFile | None, ssl.SSLContext | None]:
+    """The certificate's files, watched until the stack ends, and the context of what they hold. Raises StartError."""
+    certificate = options.certificate
+    if certificate is None:
+        return None, None
+    watched = PolicyFile(certificate.chain, certificate.context, _say, name="tls")
+    try:
+        context = watched.first()
+    except OSError as error:
+        raise StartError(f"--tls-cert, --tls-key, --tls-client-ca: {error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise StartError(f"--tls-cert, --tls-key, --tls-client-ca: {error}") from error
+    watched.start(apply)
+    stack.push_async_callback(watched.aclose)
+    return watched, context
+
+
+async def _listening(flag: str, start: Awaitable[None]) -> None:
+    """Begin to listen. Raises StartError, which names the flag."""
+    try:
+        await start
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        hint = (
+            "; another process listens there: end it, or give another port" if error.errno == errno.EADDRINUSE else ""
+        )
+        raise StartError(f"{flag}: {why}{hint}") from error
+
+
+async def _listen(server: Server, options: Options, context: ssl.SSLContext | None) -> None:
     if options.listen.startswith("unix:"):
         await server.listen(None, None, path=options.listen.removeprefix("unix:"), ssl=context)
     else:
         host, _, port = options.listen.rpartition(":")
         await server.listen(host.strip("[]"), int(port), ssl=context)
-
-
-def _allow_open_files() -> None:
-    """Every connection is an open file, and the usual soft limit of 1,024 is there for programs that use select()."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _freeze() -> None:

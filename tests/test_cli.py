@@ -16,6 +16,7 @@ import pytest
 import gateway
 from gateway import cli
 from gateway.announce import announcement
+from gateway.certificate import Certificate
 from gateway.core.policy import EngineEntry
 from gateway.core.policy_file import decode
 from gateway.embedded import EmbeddedFleet
@@ -93,7 +94,7 @@ def test_the_defaults(ran: Ran) -> None:
     assert options.policy is None
     assert options.engines == (EngineEntry(url="http://127.0.0.1:9"),)
     assert (options.embedded, options.listen, options.control) == ((), "127.0.0.1:8000", "127.0.0.1:8001")
-    assert (options.tls_cert, options.tls_key, options.admin_token, options.log) == (None, None, None, "-")
+    assert (options.certificate, options.admin_token, options.log) == (None, None, "-")
 
 
 def test_every_flag(ran: Ran, tmp_path: Path) -> None:
@@ -103,13 +104,14 @@ def test_every_flag(ran: Ran, tmp_path: Path) -> None:
         *("--policy", str(ROOT / "policies" / "demo.yaml")),
         *("--engine", "unix:///run/a.sock", "--engine", "sim", "--engine", "sim:3", "--engine", "sim:4:a100-8b"),
         *("--listen", "unix:/run/weir.sock", "--control", "0.0.0.0:8001", "--admin-token-file", str(token)),
-        *("--tls-cert", "c.pem", "--tls-key", "k.pem", "--log", "none"),
+        *("--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-client-ca", "ca.pem", "--log", "none"),
     )
     assert options.policy == ROOT / "policies" / "demo.yaml"
     assert options.engines == (EngineEntry(url="unix:///run/a.sock"),)
     assert options.embedded == (EmbeddedFleet(), EmbeddedFleet(3), EmbeddedFleet(4, "a100-8b"))
     assert (options.listen, options.control, options.admin_token) == ("unix:/run/weir.sock", "0.0.0.0:8001", TOKEN)
-    assert (options.tls_cert, options.tls_key, options.log) == ("c.pem", "k.pem", "none")
+    assert options.certificate == Certificate(Path("c.pem"), Path("k.pem"), Path("ca.pem"))
+    assert options.log == "none"
 
 
 def test_the_demo(ran: Ran) -> None:
@@ -189,10 +191,10 @@ def test_what_keeps_the_gateway_from_starting_is_told_in_the_same_way(
     ran: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_: Options) -> None:
-        raise StartError("cannot listen: address in use")
+        raise StartError("it cannot start")
 
     monkeypatch.setattr(cli, "run", fails)
-    assert ran("serve", *ENGINE) == (2, "", "gateway: cannot listen: address in use\n")
+    assert ran("serve", *ENGINE) == (2, "", "gateway: it cannot start\n")
 
 
 def test_check_names_what_is_good_and_every_problem_of_what_is_not(ran: Ran, tmp_path: Path) -> None:
@@ -302,6 +304,11 @@ def test_the_announcement_has_commands_for_what_listens() -> None:
     compile(text[text.index("from openai") :], "snippet", "exec")
     unix = announcement(["unix:/run/w.sock"], "http://127.0.0.1:8001", ["http://e:1"], ["m"])
     assert "curl -N --unix-socket /run/w.sock http://localhost/v1/chat/completions" in unix
+    for listens, reached in (("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")):  # noqa: S104 # what it listens on is said
+        text = announcement([f"https://{listens}:8000"], "http://127.0.0.1:8001", ["http://e:1"], ["m"])
+        assert text.startswith(f"data port https://{listens}:8000\n")
+        assert f"curl -N https://{reached}:8000/v1" in text
+        assert f'base_url="https://{reached}:8000/v1"' in text
     assert "readyz tells when" in announcement(["http://127.0.0.1:8000"], "http://c", ["http://e:1"], [])
 
 
@@ -330,10 +337,12 @@ def test_a_real_process_serves_announces_and_drains() -> None:
 
 
 @pytest.mark.slow
-def test_a_real_process_ends_with_status_2_where_its_address_is_taken() -> None:
+@pytest.mark.parametrize(("flag", "other"), [("--listen", "--control"), ("--control", "--listen")])
+def test_a_real_process_ends_with_status_2_where_its_address_is_taken(flag: str, other: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = [sys.executable, "-m", "gateway.cli", "serve", *ENGINE, "--control", "127.0.0.1:0", "--listen", where]
+        command = [sys.executable, "-m", "gateway.cli", "serve", *ENGINE, other, "127.0.0.1:0", flag, where]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert re.fullmatch(r"gateway: cannot listen: .*in use\n", ended.stderr), ended.stderr
+    hint = "another process listens there: end it, or give another port"
+    assert ended.stderr.splitlines()[-1] == f"gateway: {flag} {where}: Address already in use; {hint}"

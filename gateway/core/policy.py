@@ -175,12 +175,14 @@ class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on the data port. `max_connections`: of clients, at once. `max_request_line`: method, path and query.
-    `max_headers`: all headers of a request. `max_header_fields`: their number. `max_pipelined`: requests waiting in
-    line on one connection. `write_high_water`: unread bytes of one client before its engine is paused.
+    """Bounds on the data port. `max_connections`: of clients, at once. `max_per_peer`: the share of them that one
+    address may have, unless it is a trusted proxy's. `max_request_line`: method, path and query. `max_headers`: all
+    headers of a request. `max_header_fields`: their number. `max_pipelined`: requests waiting in line on one
+    connection. `write_high_water`: unread bytes of one client before its engine is paused.
     """
 
     max_connections: Positive = 10_000
+    max_per_peer: Annotated[Share, Bounds(ge=0.01, le=1)] = 0.50
     max_request_line: Buffer = 8 * 1024
     max_headers: Buffer = 16 * 1024
     max_header_fields: Positive = 100

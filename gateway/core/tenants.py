@@ -175,7 +175,7 @@ class Tenants:
         """
         if self._open is not None:
             return self._open
-        if self._proxies and self._header in headers and self._trusts(peer):
+        if self._proxies and self._header in headers and self.trusts(peer):
             account = self.accounts.get(headers[self._header].decode("latin-1"))
             return account or _unauthorized()
         given = headers.get(b"authorization")
@@ -199,7 +199,7 @@ class Tenants:
         known, account = self._by_digest.get(digest, _UNKNOWN)
         return hmac.compare_digest(known, digest) and account is not None
 
-    def _trusts(self, peer: str) -> bool:
+    def trusts(self, peer: str) -> bool:
         """Whether `peer` is a front proxy of ours. Answers are remembered, for so many peers."""
         trusted = self._peers.get(peer)
         if trusted is None:

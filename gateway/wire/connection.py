@@ -31,7 +31,6 @@ _BLANK: Final = (b"", b"\r\n")  # a buffer that holds nothing of a request: old 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _TIMER_SLACK: Final = 0.002  # the loop's clock counts milliseconds
 _STALLS: Final = 20  # times write_stall in which a slow client has to take a buffer of the high-water mark
-_REFUSED_AT_ONCE: Final = 256  # connections over the limit that are answered 503; beyond, they are only reset
 
 
 class Connection(asyncio.Protocol):
@@ -84,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._seated = full is None
         shared.joins(self, seated=self._seated)
         self._since = self._loop.time()
-        if len(shared.open) - shared.seats > _REFUSED_AT_ONCE:
+        if len(shared.open) - shared.seats > settings.refused_at_once:
             self._reset()
         elif shared.draining:
             self._close()

@@ -16,6 +16,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     max_connections: int = 10_000
     max_per_peer: int = 10_000  # of these, from one address
+    refused_at_once: int = 256  # connections without a seat that are answered 503; beyond, they are only reset
     exempt: Callable[[str], bool] = lambda _: False  # whether the share of an address does not hold for this one
     max_request_line: int = 8192
     max_headers: int = 16384  # all header lines together, without the request line; trailers likewise

@@ -116,7 +116,6 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "http/1.1": (get(b"GET /g http/1.1"), 400),
     "RTSP": (get(b"DESCRIBE /g RTSP/1.0"), 400),
     "ICE": (get(b"SOURCE /g ICE/1.0"), 400),
-    "HTTP/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     # Host
     "host missing": (b"GET /g HTTP/1.1\r\n\r\n", 400),
     "host repeated": (get(b"GET /g HTTP/1.1", b"host: a"), 400),

@@ -1,0 +1,48 @@
+"""Open files of the process, shared out: clients may have what engines, the control port and files leave.
+
+A call that runs needs a descriptor for its client and one for its engine: engines have half of what is left, up to
+`ENGINES`, which is more than most fleets run at once. Beyond their own share clients are refused in words, as over
+`server.max_connections`; a process without descriptors can only reset them, and reaches no engine either.
+"""
+
+from __future__ import annotations
+
+import resource
+
+import msgspec
+
+FILES = 64  # the log, the policy and its keys, look-ups, engines' health checks
+ENGINES = 4096  # connections
+CONTROL = 256  # connections of the control port, and an eighth of all at most
+
+
+class Descriptors(msgspec.Struct, frozen=True):
+    """Connections that the limit of open files allows."""
+
+    clients: int
+    control: int
+
+
+def shared_out(limit: int) -> Descriptors:
+    """The shares of a process that may have `limit` files open."""
+    control = max(1, min(CONTROL, limit // 8))
+    rest = limit - FILES - control
+    return Descriptors(clients=max(1, rest - min(ENGINES, rest // 2)), control=control)
+
+
+def raised() -> int:
+    """The hard limit of open files, which is then the soft one too: the usual 1,024 is there for users of select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def warning(limit: int, wanted: int) -> str | None:
+    """What the operator should know of a limit that leaves fewer clients than the policy's `wanted`."""
+    clients = shared_out(limit).clients
+    if clients >= wanted:
+        return None
+    return (
+        f"open files: the hard limit of {limit} leaves room for {clients} client connections, and the policy has "
+        f"server.max_connections: {wanted}; raise it, as with LimitNOFILE= or ulimit -Hn, or lower that"
+    )
