@@ -34,6 +34,7 @@ from gateway.core.sidecar import Outlook
 from gateway.core.sidecars import Registry
 
 NOBODY: frozenset[str] = frozenset()
+LARGE = 1 / 8  # of what an engine can hold: to keep more than that free for one call would idle too much
 MOVED = 0.25  # seconds that a prediction must move for calls that are held to be looked at again
 
 
@@ -238,9 +239,10 @@ class Dispatch:
         largest = max(engine.largest for engine in engines)
         if call.cost > largest:
             raise refusals.too_large(call, largest)
+        large = call.cost > LARGE * largest
         queues, pressure = self._state(call.model)
         if front:
-            return Ticket(call, now, exclude)
+            return Ticket(call, now, exclude, large=large)
         why = pressure.refuses(call) if pressure.level else None
         if why is not None:
             raise refusals.refused_by_mode(call, why, self.wait_estimate(call.model))
@@ -252,8 +254,8 @@ class Dispatch:
             self._make_room(call, queues, pressure, bound)
         expires = min(call.deadline, call.ttft_by) if self.policy.deadlines.shed_late else call.deadline
         if place is None:
-            return Ticket(call, now, exclude, expires)
-        ticket = Ticket(call, now, exclude, expires, place.since, place.deadline)
+            return Ticket(call, now, exclude, expires, large=large)
+        ticket = Ticket(call, now, exclude, expires, place.since, place.deadline, large=large)
         call.predicted_wait = pressure.wait(queues, call, now, ticket)
         return ticket
 
@@ -272,11 +274,12 @@ class Dispatch:
         largest = self._largest(call.model, engines)
         if call.cost > largest:
             raise refusals.too_large(call, largest)
+        large = call.cost > LARGE * largest
         self.sidecars.wanted(outlook, now)
         queues, pressure = self._state(call.model)
         if front:
             self.wake(call.model, 0.0)
-            return Ticket(call, now, exclude)
+            return Ticket(call, now, exclude, large=large)
         ready_in = outlook.ready_in
         call.predicted_wait = wait = ready_in + pressure.wait(queues, call, now, until=call.ttft_by, spare=largest)
         times = foreseen_ttft(engines, call, now)
@@ -291,7 +294,7 @@ class Dispatch:
         self.wake(call.model, 0.0)
         self._foreseen[call.model] = min(now + ready_in, self._foreseen.get(call.model, math.inf))
         expires = min(call.deadline, call.ttft_by) if self.policy.deadlines.shed_late else call.deadline
-        ticket = Ticket(call, now, exclude, expires)
+        ticket = Ticket(call, now, exclude, expires, large=large)
         self._held[ticket] = now
         return ticket
 
@@ -464,7 +467,9 @@ class Dispatch:
 
     def _is_late(self, call: Call, choice: Choice, now: float) -> bool:
         engine = choice.engine
-        return too_late(call, now, choice.ttft, choice.prefill / engine.prefill_rate, engine.tpot)
+        spread = engine.ttft_spread  # a promise is kept by those that are slower than usual too
+        reading = spread * choice.prefill / engine.prefill_rate
+        return too_late(call, now, spread * choice.ttft, reading, engine.tpot)
 
     def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Grant:
         watermark, pressure = choice.engine.watermark, self.pressure[call.model]

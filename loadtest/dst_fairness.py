@@ -79,12 +79,17 @@ class Fairness:
         waiting = {_who(ticket) for ticket in queues if ticket not in paid}
         order = [(line.head(now), line) for line in queues._order(now, paused)]
         starving = [head for head, line in order if line.starving(head, now)]
+        blocking = [head for head, _ in order if not head.large]
+        reserved = {head for head, line in order if line.settings.reserve}.__contains__
         heads = [head for head, _ in order]
         ticket = type(queues).pop(queues, fits, now, paused)
         self._length = len(queues)
         if ticket is not None:
             if starving and ticket in heads and heads.index(starving[0]) < heads.index(ticket):
                 self._wrong(f"call {ticket.call.request_id} passes {starving[0].call.request_id}, which is starving")
+            before = heads[: heads.index(ticket)] if ticket in heads and not reserved(ticket) else []
+            if blocking and blocking[0] in before:
+                self._wrong(f"call {ticket.call.request_id} passes {blocking[0].call.request_id}, which is not large")
             if ticket not in paid:
                 self._serves(ticket, _who(ticket), waiting)
         return ticket

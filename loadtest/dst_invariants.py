@@ -181,13 +181,17 @@ class Invariants:
             self._wrong(f"{len(queues)} calls wait for {model}, which nobody has or can have")
         if any(engine.breaker.state is not BreakerState.CLOSED for engine in engines):
             return
+        held_up = False
         for line in queues._order(at, dispatch._paused()):  # as the pump looks at them
+            if held_up and not line.settings.reserve:
+                continue
             ticket = line.head(at)
             choice = self._choice(ticket, engines, at)
             if choice is not None and not self._late(ticket, choice, now):
                 self._wrong(f"call {ticket.call.request_id} waits though {choice.engine!r} has room: a lost wake-up")
             if choice is not None or line.starving(ticket, at):
                 return
+            held_up = held_up or not ticket.large
 
     def _choice(self, ticket: Ticket, engines: tuple[Engine, ...], at: float) -> Choice | None:
         routing = self._dispatch.policy.routing
@@ -197,7 +201,9 @@ class Invariants:
         engine, dispatch = choice.engine, self._dispatch
         if not engine.in_flight and not dispatch._contended(dispatch.queues[ticket.call.model]):
             return False
-        return too_late(ticket.call, now, choice.ttft, choice.prefill / engine.prefill_rate, engine.tpot)
+        spread = engine.ttft_spread
+        reading = spread * choice.prefill / engine.prefill_rate
+        return too_late(ticket.call, now, spread * choice.ttft, reading, engine.tpot)
 
     def _compare(self) -> None:
         """The ledgers against the books."""

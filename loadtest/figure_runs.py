@@ -95,16 +95,20 @@ class Place(Protocol):
 
 
 class InMemory(msgspec.Struct, frozen=True):
-    """In this process and in virtual time. `without`: who carries calls where there is no gateway."""
+    """In this process and in virtual time. `without`: who carries calls where there is no gateway; `made`: an engine,
+    of its number, a shape and a seed."""
 
     without: Callable[[Sequence[MemoryEngine]], Where] = RoundRobin
+    made: Callable[[int, Shape, int], MemoryEngine] = lambda number, shape, seed: an_engine(
+        seed, shape.size, shape.blocks
+    )
 
     def run(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
         return vtime.run(main)
 
     @asynccontextmanager
     async def stage(self, shape: Shape, policy: bytes, seed: int) -> AsyncIterator[Stage]:
-        engines = [an_engine(seed * 100 + number, shape.size, shape.blocks) for number in range(shape.engines)]
+        engines = [self.made(number, shape, seed * 100 + number) for number in range(shape.engines)]
         if not shape.gateway:
             yield Stage(engines, self.without(engines))
             return

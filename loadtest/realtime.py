@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
     late = f"{1000 * quantile(lags, 0.5):.1f} ms (p50), {1000 * quantile(lags, 0.99):.1f} ms (p99)"
     seconds = time.perf_counter() - began
     summary = f"{setting.tries} calls in {seconds:.0f} s of real time; our own sending was late by {late}"
-    return report(console, setting, rows, summary, details=options.details)
+    return report(console, setting, rows, summary, details=options.details, gate=options.gate)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Which engine: the one with the least predicted time to first token.
 
-    ttft = (prefill tokens queued on it + prompt - cached) / prefill_rate x (1 + load / budget)  [+ slow start]
+    ttft = a step + (prefill tokens queued on it + prompt - cached) / prefill_rate x (1 + load / budget)  [+ slow start]
 
 Prefix affinity needs no rule of its own: it wins exactly while cached work is worth more than the queue. The load
 factor is there because chunked prefill shares every step of the engine with the sequences it is decoding, so a
-prompt is read the slower the fuller the engine is; among idle engines it makes the emptiest win.
+prompt is read the slower the fuller the engine is; among idle engines it makes the emptiest win. A step takes as long
+as an output token (`tpot`): what comes waits for the one that is under way, on any engine, so it does not choose.
 Synchronous and pure; ties are broken by `rng`.
 """
 
@@ -48,7 +49,7 @@ def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) 
 
     An engine just back from failure or sleep counts as slower, falling linearly to nothing over `slow_start`.
     """
-    seconds = (engine.prefill_ahead(now) + prefill) / engine.prefill_rate * (1.0 + engine.load / max(1, engine.budget))
+    seconds = engine.tpot + engine.reading(prefill, now) / engine.prefill_rate
     young = slow_start - (now - engine.back_at)
     if young > 0:
         seconds += 10.0 * seconds * young / slow_start
@@ -127,10 +128,12 @@ def choose(
         open_ = open_[first:] + open_[:first]
     affine = (routing.affinity == "prefix" and bool(call.prefix)) or (routing.affinity == "session" and call.session)
     best: Choice | None = None
+    least = math.inf
     for engine in open_:
         cached = cached_tokens(engine, call, now) if affine else 0
         prefill = max(1, call.prompt_tokens - cached)
         ttft = predicted_ttft(engine, prefill, now, routing.slow_start)
-        if best is None or ttft < best.ttft:
-            best = Choice(engine, prefill, cached, ttft)
+        beyond = ttft - engine.tpot  # a step is longer by chance here, and costs more cached tokens than it is worth
+        if beyond < least:
+            best, least = Choice(engine, prefill, cached, ttft), beyond
     return best

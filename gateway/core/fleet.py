@@ -33,6 +33,8 @@ TPOT_WEIGHT = 0.1  # of one answer in the mean
 SENT_REMEMBERED = 128  # calls
 STEPS = 2.0  # of an engine, in which what was sent may wait for the next; one is not always as long as the mean
 RATE_TOKENS = 64  # prompt tokens to be read; fewer teach nothing
+MOST_SPREAD = 3.0  # one that stalls is no reason to doubt all
+LEAST_READING = 0.25  # of the time to a first token, whatever a step takes
 RATE_BELIEVED = 30.0  # seconds without a first byte after which a low rate is doubted
 STALE_POLLS = 3
 HITS_IN = 2  # good health checks that bring an engine back
@@ -47,13 +49,16 @@ def engine_id(url: str) -> str:
 class Hold:
     """KV tokens reserved on one engine for one call. `release` gives them back, once; more calls change nothing."""
 
-    __slots__ = ("class_name", "engine", "live", "prefill", "taken_at", "tokens")
+    __slots__ = ("class_name", "engine", "live", "prefill", "reading", "taken_at", "tokens")
 
-    def __init__(self, engine: Engine, tokens: int, prefill: int, taken_at: float, class_name: str) -> None:
+    def __init__(
+        self, engine: Engine, tokens: int, prefill: int, reading: float, taken_at: float, class_name: str
+    ) -> None:
         self.engine = engine
         self.tokens = tokens
         self.class_name = class_name
         self.prefill = prefill  # prompt tokens the engine has yet to read for this call; 0 after the first byte
+        self.reading = reading  # `Engine.reading` of it, when it was taken
         self.taken_at = taken_at
         self.live = True
 
@@ -62,7 +67,7 @@ class Hold:
         stream; a whole answer's comes after its last token), it teaches the engine's prefill rate."""
         if self.prefill:
             if teach:
-                self.engine.learn_first_byte(self.prefill, now - self.taken_at)
+                self.engine.learn_first_byte(self.reading, now - self.taken_at)
             self.prefill_done()
 
     def prefill_done(self) -> None:
@@ -92,6 +97,7 @@ class Engine:
 
     __slots__ = (
         "_first_bytes",
+        "_full_at",
         "_pressed_slots",
         "_pressed_tokens",
         "_sent",
@@ -127,6 +133,7 @@ class Engine:
         "tpot",
         "trim",
         "trouble",
+        "ttft_spread",
         "unseen",
         "up",
         "url",
@@ -166,11 +173,13 @@ class Engine:
         self.sample: EngineSample | None = None
         self.sampled_at = -math.inf
         self.prefill_rate = PREFILL_RATE
+        self.ttft_spread = 1.0  # how many times its prediction the slowest first token of ten takes
         self.unseen: deque[tuple[float, Hold]] = deque()  # in order of their predicted first bytes, roughly
         self._untaught = 0  # samples since a first byte taught the rate
         self._unsorted = 0  # first bytes since the rate was last computed
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_REMEMBERED)
         self._pressed_tokens = self._pressed_slots = False
+        self._full_at = math.inf  # slots at which there was a queue in the engine last
         self._sent: deque[float] = deque(maxlen=SENT_REMEMBERED)  # when the last holds were taken
         self.prefixes: dict[int, float] = {}  # block hash -> last use; insertion order is LRU order
         self.sessions: dict[int, tuple[int, float]] = {}  # session -> tokens of its last prompt, when; in LRU order
@@ -252,6 +261,7 @@ class Engine:
 
     def hold(self, cost: int, prefill: int, now: float, class_name: str = "") -> Hold:
         """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read. The caller asked `fits`."""
+        reading = self.reading(prefill, now)
         self.held += cost
         self.in_flight += 1
         self._sent.append(now)
@@ -263,7 +273,7 @@ class Engine:
         self.prefill_queued += prefill
         if self.in_flight >= self.slots:
             self._pressed_slots = True
-        return Hold(self, cost, prefill, now, class_name)
+        return Hold(self, cost, prefill, reading, now, class_name)
 
     def expect_first_byte(self, hold: Hold, at: float) -> None:
         """A call whose first byte will not tell when its prompt was read: it counts as read at the predicted time."""
@@ -275,6 +285,11 @@ class Engine:
         while unseen and (unseen[0][0] <= now or not unseen[0][1].prefill):
             unseen.popleft()[1].prefill_done()
         return self.prefill_queued
+
+    def reading(self, prefill: int, now: float) -> float:
+        """Work until `prefill` tokens more are read: prompt tokens, those that wait to be read included, and more of
+        them the fuller the engine is, since every step that reads is shared with the sequences that write."""
+        return (self.prefill_ahead(now) + prefill) * (1.0 + self.load / max(1, self.budget))
 
     # -- what the engine tells ----------------------------------------------------------------------------------
 
@@ -297,6 +312,7 @@ class Engine:
         if self._untaught * self.policy.fleet.poll > RATE_BELIEVED:
             # A rate learned in a bad moment would keep every call away, and so would never be mended.
             self.prefill_rate = max(self.prefill_rate, PREFILL_RATE)
+            self.tpot = min(self.tpot, TPOT)
         self._pressed_tokens = self._pressed_slots = False
 
     def _adapt_trim(self, sample: EngineSample, preempted: bool, since: float) -> None:
@@ -320,13 +336,12 @@ class Engine:
         if self.max_slots is not None:
             return
         waiting = sample.waiting
-        if not self._pressed_slots:
-            since = now - STEPS * self.tpot
-            waiting -= sum(1 for at in self._sent if at > since)
+        since = now - STEPS * self.tpot
+        waiting -= sum(1 for at in self._sent if at > since)
         if waiting > self.policy.budget.engine_backlog:
-            self.slots = max(1, sample.running + self.policy.budget.engine_backlog)
-        elif self._pressed_slots and not sample.waiting and sample.kv_usage < self.policy.budget.kv_target:
-            far = sample.kv_usage < self.policy.budget.kv_target / 2
+            self.slots = self._full_at = max(1, sample.running + self.policy.budget.engine_backlog)
+        elif self._pressed_slots and waiting <= 0 and sample.kv_usage < self.policy.budget.kv_target:
+            far = sample.kv_usage < self.policy.budget.kv_target / 2 and self.slots < self._full_at
             self.slots += max(1, self.slots // 10) if far else 1
 
     def forget_stale(self, now: float) -> None:
@@ -334,21 +349,24 @@ class Engine:
         if self.excess and not self.fresh(now):
             self.excess = 0
 
-    def learn_first_byte(self, prefill: int, seconds: float) -> None:
-        """prefill_rate = p90 of tokens/s over the last 64 first bytes, once there are 8.
+    def learn_first_byte(self, reading: float, seconds: float) -> None:
+        """prefill_rate = median of tokens/s over the last 64 first bytes, once there are 8.
 
-        High on purpose: a first byte that waited behind others understates what the engine can do. A short prompt says
-        more of the step it had to wait for than of the rate.
+        Of the same work as `predicted_ttft` has it, what was ahead included, less the step that each waits for: so a
+        prediction is right also where what is ahead does not wait to be read, but for a place in the batch. Little
+        work says more of that step than of the rate.
         """
-        if prefill < RATE_TOKENS:
+        if reading < RATE_TOKENS:
             return
         rates = self._first_bytes
         self._untaught = 0
-        rates.append(prefill / max(seconds, 1e-4))
+        rates.append(reading / max(seconds - self.tpot, seconds * LEAST_READING, 1e-4))
         self._unsorted += 1
         if self._unsorted >= FIRST_BYTES_NEEDED:
             self._unsorted = 0
-            self.prefill_rate = max(1.0, sorted(rates)[int(len(rates) * 0.9)])
+            known = sorted(rates)
+            self.prefill_rate = max(1.0, known[len(known) // 2])
+            self.ttft_spread = min(MOST_SPREAD, self.prefill_rate / known[len(known) // 10])
 
     def learn_tpot(self, tokens: float, seconds: float) -> None:
         """`tokens` of one sequence took `seconds` to write: a mean over answers, weights falling by a tenth. Below zero

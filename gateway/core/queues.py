@@ -7,10 +7,12 @@ saves up credit by staying away. Two backlogged classes stay within one call's t
 (Start-time Fair Queueing, Goyal 1996). These are estimates for good: they are what is held on the engines.
 
 Bands: a strict class ends its band. Classes of one band share by weight; a later band gets what they leave.
-Work-conserving: a head that does not fit lets other classes' heads pass, until it has waited half of its time
-(`max_wait`, else until its deadline); then, in its turn, nothing passes it, and the engine drains until it fits. A head
-whose class was not served for as long either (only strict classes or a tiny weight can do that) is next, whatever the
-order. That is one call per class in half its time: a class of old calls does not turn importance upside down.
+A head that does not fit is not passed: the engines drain until it does, which for a call of usual size is a moment.
+Were it passed, small calls would take all room as it comes, whatever the weights, and nobody's wait could be foretold.
+Two may pass: the head of a class with a `reserve`, and anybody a `large` head, which would keep too much idle, until
+that has waited half of its time (`max_wait`, else until its deadline). A head that has, and whose class was not served
+for as long either (only strict classes or a tiny weight can do that), is next, whatever the order. That is one call per
+class in half its time: a class of old calls does not turn importance upside down.
 
 Room: `max_queue` and `max_queued_tokens` are places that a class always has. Where they are taken, a newcomer may take
 the place of a waiting call of a less important class that has taken more than half of its own, so the least important
@@ -126,7 +128,10 @@ class Queues:
         `paused` are classes that may not start a call whatever room there is (their `max_concurrency`): they are left
         out, and a head of theirs holds nobody up.
         """
+        held_up = False
         for line in self._order(now, paused):
+            if held_up and not line.settings.reserve:
+                continue
             ticket = line.head(now)
             if fits(ticket):
                 line.take(ticket, now)
@@ -134,6 +139,7 @@ class Queues:
                 return ticket
             if line.starving(ticket, now):
                 return None
+            held_up = held_up or not ticket.large
         return None
 
     def heads(self, now: float) -> Iterator[Ticket]:

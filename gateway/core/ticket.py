@@ -16,11 +16,12 @@ class Ticket:
 
     Absolute seconds: `expires`, when its owner gives it up; `place`, its age and its order among equal deadlines,
     which is `pushed_at` unless a place was booked earlier; `deadline`, its order within its tenant, which is the call's
-    unless it was booked with another.
+    unless it was booked with another. `large`: it needs so much that others may pass it while it does not fit.
     """
 
     __slots__ = (
-        "call", "charge", "cost", "deadline", "exclude", "expires", "paid", "place", "pushed_at", "sequence", "waiting",
+        "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "place", "pushed_at", "sequence",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -31,6 +32,8 @@ class Ticket:
         expires: float | None = None,
         place: float | None = None,
         deadline: float | None = None,
+        *,
+        large: bool = False,
     ) -> None:
         prompt, output = call.prompt_tokens, call.output_tokens
         self.call = call
@@ -41,6 +44,7 @@ class Ticket:
         self.expires = call.deadline if expires is None else expires
         self.place = pushed_at if place is None else place
         self.deadline = call.deadline if deadline is None else deadline
+        self.large = large
         self.paid = False  # its class and tenant have been charged for it
         self.sequence = 0  # of its push
         self.waiting = True

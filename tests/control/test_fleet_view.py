@@ -53,7 +53,9 @@ def test_it_tells_what_is_known_and_promised() -> None:
         (model,) = view["models"]
         spare = 8000 - 3000 - engine.excess
         # 2,000 prompt tokens ahead and 500 of its own, on an engine whose budget is 3/8 (and the excess) full.
-        assert model.pop("predicted_ttft_s") == pytest.approx(2500 / 10_000 * (1 + engine.load / 8000), abs=0.001)
+        assert model.pop("predicted_ttft_s") == pytest.approx(
+            engine.tpot + 2500 / 10_000 * (1 + engine.load / 8000), abs=0.001
+        )
         assert model == {
             "id": "m",
             "max_model_len": 4096,
@@ -80,7 +82,7 @@ def test_the_best_engine_s_prediction_and_everyone_s_room() -> None:
         busy, idle = gateway.up("e0"), gateway.up("e1")
         hold = busy.hold(50_000, 20_000, now)
         (model,) = (await gateway.get("/fleet")).json()["models"]
-        assert model["predicted_ttft_s"] == PROMPT / 10_000
+        assert model["predicted_ttft_s"] == idle.tpot + PROMPT / 10_000
         assert model["headroom_calls"] == (80_000 - 50_000) // COST + 80_000 // COST
         idle.slots = 3
         (model,) = (await gateway.get("/fleet")).json()["models"]

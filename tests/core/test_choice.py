@@ -198,7 +198,7 @@ def test_least_ttft_is_of_the_engine_that_would_answer_first_were_there_room() -
     slow, fast = engine("slow"), engine("fast", 79_900)
     slow.prefill_rate, fast.prefill_rate, fast.tpot = 100.0, 1_000_000.0, 0.01
     ttft, reading, tpot = least_ttft([slow, fast], call(), NOW)
-    assert ttft == pytest.approx((79_900 + 1000) / 1e6 * (1 + 79_900 / 80_000))
+    assert ttft == pytest.approx(0.01 + (79_900 + 1000) / 1e6 * (1 + 79_900 / 80_000))
     assert (reading, tpot) == (0.001, 0.01)
     assert least_ttft([slow] * LOOKED_AT + [fast], call(), NOW)[1] == 10.0, "a few say enough"
     assert least_ttft([], call(), NOW) == (math.inf, 0.0, 0.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.core.choice import predicted_ttft
 from gateway.core.fleet import (
+    MOST_SPREAD,
     PREFILL_RATE,
     PREFIX_BLOCKS_REMEMBERED,
     RATE_TOKENS,
@@ -175,7 +177,7 @@ def test_slots_are_learned_from_the_engines_own_queue() -> None:
     assert e.slots == 11, "not in use: does not grow"
 
 
-def test_what_was_just_sent_is_no_queue_where_there_is_room() -> None:
+def test_what_was_just_sent_is_no_queue() -> None:
     """It waits for the step that is under way, in any engine, and the faster it is the more do."""
     e = engine(100_000)
     most = e.slots
@@ -188,7 +190,29 @@ def test_what_was_just_sent_is_no_queue_where_there_is_room() -> None:
     for _ in range(4):
         e.hold(10, 1, 1.3)
     e.sampled(sample(running=2, waiting=4), 1.3)
-    assert e.slots == 4, "as many as may be are there: whatever waits is a queue"
+    assert e.slots == 7, "all four of two steps: a full bound without a queue grows"
+    e.sampled(sample(running=2, waiting=4), 1.4)
+    assert e.slots == 4
+    assert not e.fits(10)
+    e.sampled(sample(running=4, waiting=0, kv_usage=0.1), 1.5)
+    for _ in range(3):
+        assert not e.fits(10)
+        e.sampled(sample(running=4, waiting=0, kv_usage=0.1), 1.6)
+    assert e.slots == 8
+
+
+def test_slots_grow_fast_only_until_a_queue_was_seen() -> None:
+    """A tenth at a time beyond what it was full with would be a queue inside the engine again and again."""
+    e = engine(1_000_000)
+    steps = []
+    for waiting in (0, 3, 0, 0):
+        holds = [e.hold(1, 1, 0.0) for _ in range(e.slots)]
+        before = e.slots
+        e.sampled(sample(running=before - waiting, waiting=waiting, kv_usage=0.1), 1.0)
+        steps.append(e.slots - before)
+        for hold in holds:
+            hold.release()
+    assert steps == [25, -1, 1, 1]
 
 
 def test_slots_of_the_policy_are_kept() -> None:
@@ -197,14 +221,31 @@ def test_slots_of_the_policy_are_kept() -> None:
     assert e.slots == 4
 
 
-def test_prefill_rate_is_the_ninetieth_percentile_of_the_last_first_bytes() -> None:
+def test_prefill_rate_is_the_median_of_the_last_first_bytes_less_a_step() -> None:
     e = engine(1_000_000)
     before = e.prefill_rate
     for number in range(1, 8):
-        e.hold(100, 100, 0.0).first_byte(100 / (number * 100), teach=True)
+        e.learn_first_byte(100, e.tpot + 100 / (number * 100))
         assert e.prefill_rate == before
-    e.hold(100, 100, 0.0).first_byte(100 / 800, teach=True)
-    assert e.prefill_rate == pytest.approx(800)
+    e.learn_first_byte(100, e.tpot + 100 / 800)
+    assert e.prefill_rate == pytest.approx(500)
+    assert e.ttft_spread == MOST_SPREAD, "the slowest of ten took five times as long"
+    for number in range(72):
+        e.learn_first_byte(100, e.tpot + (0.1 if number % 5 else 0.2))
+    assert e.ttft_spread == pytest.approx(2.0)
+
+
+def test_what_was_ahead_of_a_first_byte_was_read_too() -> None:
+    """Calls that come together on an engine of 1,000 tokens/s: each has its first byte when its turn comes, and what is
+    predicted is what they have seen, not the queue counted twice."""
+    e = engine(1_000_000_000)
+    holds = [e.hold(100, 100, 0.0) for _ in range(8)]
+    for number, hold in enumerate(holds, 1):
+        hold.first_byte(e.tpot + number * 0.1, teach=True)
+    assert e.prefill_rate == pytest.approx(1000, rel=0.001)
+    for _ in range(8):
+        e.hold(100, 100, 1.0)
+    assert predicted_ttft(e, 100, 1.0, 0.0) == pytest.approx(e.tpot + 0.9, rel=0.001)
 
 
 def test_health_takes_three_misses_out_and_two_hits_in() -> None:
@@ -430,5 +471,5 @@ def test_short_prompts_teach_no_rate() -> None:
         e.learn_first_byte(RATE_TOKENS - 1, 9.0)
     rate = e.prefill_rate
     for _ in range(8):
-        e.learn_first_byte(RATE_TOKENS, 1.0)
+        e.learn_first_byte(RATE_TOKENS, 1.0 + e.tpot)
     assert (rate, e.prefill_rate) == (PREFILL_RATE, RATE_TOKENS)

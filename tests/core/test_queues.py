@@ -20,10 +20,10 @@ NEVER = 1e9  # so late that nothing starves
 
 
 def ticket(class_name: str = "default", tokens: int = 100, at: float = 0.0, **fields: Any) -> Ticket:
-    """Its call's `fields`, and `place`."""
-    place = fields.pop("place", None)
+    """Its call's `fields`, `place` and `large`."""
+    place, large = fields.pop("place", None), fields.pop("large", False)
     call = a_call(**{"class_name": class_name, "arrived": at, "prompt_tokens": tokens, "deadline": 1000.0, **fields})
-    return Ticket(call, at, place=place)
+    return Ticket(call, at, place=place, large=large)
 
 
 def yes(_: Ticket) -> bool:
@@ -96,9 +96,18 @@ def test_a_class_that_comes_back_first_to_an_empty_band_saves_no_credit_either(a
     assert Counter(each.call.class_name for each in popped(queues, 20)) == {"batch": 10, "default": 10}
 
 
-def test_a_head_that_does_not_fit_lets_others_pass_until_half_its_time() -> None:
+@pytest.mark.parametrize(("large", "reserve", "passes"), [(False, 0.0, False), (False, 0.1, True), (True, 0.0, True)])
+def test_a_head_that_does_not_fit_is_passed_if_it_is_large_or_by_a_class_with_a_reserve(
+    large: bool, reserve: float, passes: bool
+) -> None:
+    queues = Queues(CLASSES | {"batch": TrafficClass(weight=1, reserve=reserve)})
+    pushed(queues, ticket("interactive", 1000, large=large), ticket("batch", 1))
+    assert (queues.pop(lambda each: each.cost < 100, 0.0) is not None) is passes
+
+
+def test_a_large_head_that_does_not_fit_lets_others_pass_until_half_its_time() -> None:
     queues = Queues(CLASSES)
-    pushed(queues, ticket("interactive", 1000, deadline=10.0))
+    pushed(queues, ticket("interactive", 1000, deadline=10.0, large=True))
     (small,) = pushed(queues, ticket("batch", 1))
 
     def fits(each: Ticket) -> bool:
@@ -114,7 +123,7 @@ def test_max_wait_and_a_booked_place_say_when_half_its_time_is_over(
     place: float | None, now: float, passes: bool
 ) -> None:
     queues = Queues({"default": TrafficClass(weight=9, max_wait=4.0), "batch": TrafficClass()})
-    pushed(queues, ticket(tokens=1000, place=place), ticket("batch", 1))
+    pushed(queues, ticket(tokens=1000, place=place, large=True), ticket("batch", 1))
     assert (queues.pop(lambda each: each.cost < 100, now) is not None) is passes
 
 
@@ -157,7 +166,7 @@ def test_a_class_under_a_strict_one_gets_a_call_in_half_its_time() -> None:
 
 def test_heads_are_those_that_pop_would_ask() -> None:
     queues = Queues(CLASSES)
-    tickets = pushed(queues, ticket("batch", 1), ticket("interactive"), ticket())
+    tickets = pushed(queues, ticket("batch", 1), ticket("interactive"), ticket(large=True))
     popped(queues, 1)
     asked: list[Ticket] = []
 

@@ -644,14 +644,17 @@ def test_a_call_of_a_class_that_is_gone_goes_on_as_default() -> None:
 
 
 def not_idle(world: World) -> None:
-    """No head of a class waits while an engine has room for it, unless one before it starves."""
+    """No head of a class waits while an engine has room for it, unless one before it starves or is not to be passed."""
     now, dispatch = world.loop.time(), world.dispatch
     paused = dispatch._paused()
     for model, queues in dispatch.queues.items():
         engines = [engine for engine in world.fleet.serving(model) if engine.up and not engine.draining]
+        held_up = False
         for ticket in queues.heads(now):
-            if ticket.call.class_name in paused or not ticket.waiting:
+            name = ticket.call.class_name
+            if name in paused or not ticket.waiting or (held_up and not dispatch.policy.classes[name].reserve):
                 continue
+            held_up = held_up or not ticket.large
             usable = [engine for engine in engines if engine.id not in ticket.exclude] or engines
             pressed = [(engine._pressed_slots, engine._pressed_tokens) for engine in usable]
             fits = [engine for engine in usable if engine.fits(ticket.call.cost, ticket.call.class_name)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from loadtest.figure_runs import Capacity, Outcome, Setting, in_time
-from loadtest.figure_table import Row, details_of, percent, table_of
+from loadtest.figure_table import Row, details_of, percent, report, table_of
 from loadtest.figures import ROWS, main
 from loadtest.figures_load import goodput, late, retry_after, throughput, wait
+from loadtest.figures_waits import foretold, row_of, waits
 from loadtest.inprocess import Target
 from loadtest.simulated_client import Try
 from loadtest.simulation import Result
@@ -74,6 +76,39 @@ def test_goodput_is_tokens_in_time_over_the_capacity_and_only_of_the_measured_pa
     assert late(setting, outcome) == pytest.approx(1 / 3), "of those an engine was given"
 
 
+@pytest.mark.parametrize(
+    ("met", "gate", "left_over", "status"),
+    [
+        (True, True, [], 0),
+        (None, True, [], 0),
+        (False, False, [], 0),
+        (False, True, [], 1),
+        (True, False, ["a queue is not empty"], 1),
+    ],
+)
+def test_a_figure_below_its_milestone_is_told_and_only_a_gate_fails_for_it(
+    met: bool | None, gate: bool, left_over: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting = Setting(known={"a run": Outcome(outcome_of().result, left_over, 0)})
+    rows = [Row(name="16", what="speed", value="188000", milestone=">= 200,000", met=met)]
+    assert report(Console(), setting, rows, "all", details=False, gate=gate) == status
+    told = capsys.readouterr().out
+    assert ("--gate" in told) is (met is False and not gate)
+    assert all(wrong in told for wrong in left_over)
+
+
+def test_the_error_of_a_wait_is_a_share_of_the_real_one_or_of_seconds() -> None:
+    def met(*waits: tuple[float, float]) -> bool | None:
+        return row_of("w", [a_try(predicted=predicted, queue=real) for predicted, real in waits]).met
+
+    assert met((0.1, 0.3), (9.0, 11.0), (0.0, 0.2))
+    assert not met((0.1, 0.31), (9.0, 11.5), (0.0, 0.21)), "at the median"
+    assert met(*[(1.0, 1.0)] * 96, *[(1.0, 99.0)] * 4)
+    assert not met(*[(1.0, 1.0)] * 94, *[(0.9, 2.0)] * 6)
+    tries = (a_try(predicted=0.0, queue=0.0), a_try(predicted=0.2, queue=0.0), a_try(predicted=0.2, upstream=0))
+    assert foretold(outcome_of(*tries), "chat", 60.0, 240.0) == [tries[1]], "those that met a queue and were served"
+
+
 def test_numbers_as_they_are_written() -> None:
     assert [percent(share) for share in (0.0, 0.05, 0.5, 0.999, 1.0)] == [
         "0.00 %",
@@ -113,7 +148,7 @@ def test_bad_arguments_are_status_2(
 @pytest.mark.timeout(300)
 def test_every_row_can_be_measured() -> None:
     setting = Setting(engines=2, warm=3.0, measured=3.0)
-    rows: list[Row] = [row for measure in (*ROWS.values(), retry_after, wait) for row in measure(setting)]
+    rows: list[Row] = [row for measure in (*ROWS.values(), retry_after, wait, waits) for row in measure(setting)]
     assert {row.name for row in rows} >= set(ROWS)
     assert table_of(rows).row_count == len(rows)
     assert details_of(setting).row_count > 0

@@ -169,6 +169,7 @@ class Model:
             name: TrafficClass(
                 weight=self.rng.choice([1.0, 8.0]),
                 strict=self.rng.random() < 0.2,
+                reserve=self.rng.choice([0.0, 0.0, 0.1]),
                 max_wait=self.rng.choice([None, None, 5.0]),
                 overload=self.rng.choice(["edf", "edf", "lifo"]),
             )
@@ -198,7 +199,8 @@ class Model:
             output_tokens=self.rng.randint(0, 200),
             deadline=self.now + self.rng.choice([1.0, 10.0, 60.0]),
         )
-        self.inside.append(Ticket(call, self.now, place=self.now - self.rng.choice([0.0, 0.0, 2.0])))
+        place, large = self.now - self.rng.choice([0.0, 0.0, 2.0]), call.cost > self.largest
+        self.inside.append(Ticket(call, self.now, place=place, large=large))
         self.queues.push(self.inside[-1])
 
     def again(self) -> None:
@@ -221,10 +223,12 @@ class Model:
         ticket = self.queues.pop(lambda each: each.cost <= size, self.now, paused)
         if ticket is None:
             fits = any(each.cost <= size for each in heads)
-            assert not fits or any(self.starves(each) for each in heads if each.cost > size)
+            assert not fits or any(self.starves(each) or not each.large for each in heads if each.cost > size)
             return
         assert ticket in heads
         assert ticket.cost <= size
+        reserved = self.queues.classes[ticket.call.class_name].reserve
+        assert reserved or all(each.large for each in heads[: heads.index(ticket)])
         self.leave(ticket)
         self.popped.append(ticket)
 
