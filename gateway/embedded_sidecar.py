@@ -36,7 +36,8 @@ CONFIG = """\
 version: 1
 id: demo
 gateways: ["{gateway}"]
-{token}listen: {listen}
+token_file: token
+listen: {listen}
 engine_addresses: unix:{folder}/engines
 
 # Simulated: Llama 3 8B in 8 bits on an NVIDIA L4, at twice its speed. The others are taken to be as fast.
@@ -65,8 +66,9 @@ class EmbeddedSidecar:
         self.config = self._folder / "sidecar.yaml"
         self._child: asyncio.subprocess.Process | None = None
 
-    async def start(self, control: str, token: str | None = None) -> None:
-        """Start it, to report to the gateway whose control port is `control`. Raises RuntimeError."""
+    async def start(self, control: str, token: str) -> None:
+        """Start it, to report to the gateway whose control port is `control`, and that wants to be shown `token`.
+        Raises RuntimeError."""
         gpus = self._folder / "gpus"
         gpus.mkdir()
         for index, size in enumerate(GPUS):  # sidecar/fake_gpu.py says what is in such a folder
@@ -74,13 +76,11 @@ class EmbeddedSidecar:
         speed = os.environ.get(SPEED_VARIABLE, SPEED)
         # What a sidecar would know of its models after the first day: else it expects a minute, as of real engines.
         (self._folder / "sidecar.state").write_bytes(_known(float(speed)))
-        if token is not None:
-            (self._folder / "token").write_text(token)
+        _write_for_us_alone(self._folder / "token", token)
         gateway = _reachable(control)
         self.config.write_text(
             CONFIG.format(
                 gateway=gateway,
-                token="" if token is None else "token_file: token\n",
                 listen=f"127.0.0.1:{_free_port(urlsplit(gateway).port or 0)}",
                 folder=self._folder,
             )
@@ -115,6 +115,11 @@ class EmbeddedSidecar:
                 argv = (*COMMAND, "stop", "--all", "--config", str(self.config))
                 await _ended(await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL))
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _write_for_us_alone(path: Path, text: str) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
 
 
 async def _ended(child: asyncio.subprocess.Process) -> int:

@@ -50,15 +50,15 @@ def load(path: Path, read: Read) -> Configuration:
         except ValueError as error:
             raise LoadError(f"{where}.url: {error}") from error
         if engine.api_key_file is not None:
-            keys[engine.url] = _secret(read, path.parent / engine.api_key_file, f"{where}.api_key_file", "key")
+            keys[engine.url] = secret(read, path.parent / engine.api_key_file, f"{where}.api_key_file", "key")
     sidecars, token = policy.fleet.sidecars, None
     if sidecars is not None and sidecars.token_file is not None:
         where = f"{path}: fleet.sidecars.token_file"
-        token = _secret(read, path.parent / sidecars.token_file, where, "token", TOKEN_LENGTH)
+        token = secret(read, path.parent / sidecars.token_file, where, "token", TOKEN_LENGTH)
     cache_secret = None
     if policy.routing.cache_secret_file is not None:
         where = f"{path}: routing.cache_secret_file"
-        cache_secret = _secret(read, path.parent / policy.routing.cache_secret_file, where, "secret", TOKEN_LENGTH)
+        cache_secret = secret(read, path.parent / policy.routing.cache_secret_file, where, "secret", TOKEN_LENGTH)
     return Configuration(policy, keys, token, cache_secret)
 
 
@@ -79,7 +79,7 @@ def _keys(read: Read, path: Path) -> bytes:
         raise LoadError(f"keys_file: {path}: {error.strerror or error}") from error
 
 
-def _secret(read: Read, path: Path, what: str, kind: str, least: int = 1) -> str:
+def secret(read: Read, path: Path, what: str, kind: str, least: int = 1) -> str:
     """The one word in a file."""
     secret = _read(read, path, what)
     secret = secret.strip() if len(secret) <= MAX_SECRET else b""

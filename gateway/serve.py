@@ -30,12 +30,13 @@ from gateway.certificate import Certificate
 from gateway.control.app import control_app
 from gateway.control.listener import ControlPort
 from gateway.core.checked import InvalidFile
-from gateway.core.policy import EngineEntry, Policy, SidecarsPolicy
+from gateway.core.policy import EngineEntry, Policy
 from gateway.core.policy_status import PolicyStatus
 from gateway.descriptors import raised, shared_out, warning
 from gateway.embedded import READY_WITHIN, Embedded, EmbeddedFleet
 from gateway.embedded_sidecar import EmbeddedSidecar
 from gateway.loading import Configuration, LoadError, load
+from gateway.own_token import OwnToken
 from gateway.reload import PolicyFile
 from gateway.wire.server import Server
 
@@ -86,7 +87,8 @@ async def serve(options: Options, open_files: int) -> None:
     async with AsyncExitStack() as stack:
         signals = Signals(asyncio.get_running_loop())
         stack.callback(signals.close)
-        file, configuration = _configuration(options.policy, hears=options.demo)
+        own_token = OwnToken(options.policy, _say, demo=options.demo)
+        file, configuration = _configuration(options.policy, complete=own_token.complete)
         shadow_file, shadow = _configuration(options.shadow, "shadow ")
         shadow_policy = None if shadow_file is None else shadow.policy
         entries = list(options.engines)
@@ -148,7 +150,7 @@ async def serve(options: Options, open_files: int) -> None:
         sidecar = EmbeddedSidecar() if options.demo else None
         if sidecar is not None:
             stack.push_async_callback(sidecar.stop)
-            await _embedded_sidecar(sidecar, control.address, configuration.sidecar_token, gateway)
+            await _embedded_sidecar(sidecar, control.address, configuration.sidecar_token or "", gateway)
         _freeze()
         urls, models = [engine.url for engine in gateway.fleet], sorted(gateway.fleet.models)
         file_of_sidecar = None if sidecar is None else sidecar.config
@@ -184,34 +186,25 @@ async def _drain(gateway: Gateway, signals: Signals) -> None:
         await server.drain(0.0)
 
 
+def _as_it_is(configuration: Configuration) -> Configuration:
+    return configuration
+
+
 def _configuration(
-    path: Path | None, which: str = "", *, hears: bool = False
+    path: Path | None, which: str = "", *, complete: Callable[[Configuration], Configuration] = _as_it_is
 ) -> tuple[PolicyFile | None, Configuration]:
-    """The policy file, to be watched, and what it says now; its log lines begin with `which`. `hears`: sidecars of this
-    machine are heard also where it says nothing of them. Raises StartError."""
-    hearing = _hearing if hears else _as_it_is
+    """The policy file, to be watched, and what it says now; its log lines begin with `which`. `complete` adds what it
+    leaves out. Raises StartError."""
     if path is None:
-        return None, hearing(Configuration())
+        return None, complete(Configuration())
     failures = (InvalidFile, LoadError, ApplyError, OSError, ValueError)
-    file = PolicyFile(path, lambda read: hearing(load(path, read)), lambda line: _say(which + line), failures=failures)
+    file = PolicyFile(path, lambda read: complete(load(path, read)), lambda line: _say(which + line), failures=failures)
     try:
         return file, file.first()
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}") from error
     except (InvalidFile, LoadError, ValueError) as error:
         raise StartError(str(error)) from error
-
-
-def _as_it_is(configuration: Configuration) -> Configuration:
-    return configuration
-
-
-def _hearing(configuration: Configuration) -> Configuration:
-    policy = configuration.policy
-    if policy.fleet.sidecars is not None:
-        return configuration
-    fleet = msgspec.structs.replace(policy.fleet, sidecars=SidecarsPolicy())
-    return msgspec.structs.replace(configuration, policy=msgspec.structs.replace(policy, fleet=fleet))
 
 
 def _reload(files: list[PolicyFile]) -> None:
@@ -259,7 +252,7 @@ async def _embedded(embedded: Embedded, group: EmbeddedFleet) -> list[str]:
         raise StartError(str(error)) from error
 
 
-async def _embedded_sidecar(sidecar: EmbeddedSidecar, control: str, token: str | None, gateway: Gateway) -> None:
+async def _embedded_sidecar(sidecar: EmbeddedSidecar, control: str, token: str, gateway: Gateway) -> None:
     """Back when it has started and its models can be asked for. Raises StartError."""
     try:
         await sidecar.start(control, token)

@@ -10,13 +10,14 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Protocol
 
 from gateway.core.policy import SidecarsPolicy
 from gateway.core.sidecar import STALE, Member
 from gateway.core.sidecars import Changes, Untrusted
 from gateway.dispatch import Dispatch
+from gateway.engine_sockets import socket_refusal
 from sidecar.wire import DemandReport, capacity_report
 
 AGAIN = 60.0  # seconds between two looks at sidecars that are all silent
@@ -34,13 +35,20 @@ class Members(Protocol):
 
 class Sidecars:
     """`say` takes lines for the operator. `heard` is told after each report, and when some sidecar has fallen silent:
-    what was foretold may be otherwise."""
+    what was foretold may be otherwise. `socket_refusal`: see core.sidecars.Registry."""
 
     def __init__(
-        self, dispatch: Dispatch, members: Members, heard: Callable[[], None], say: Callable[[str], None]
+        self,
+        dispatch: Dispatch,
+        members: Members,
+        heard: Callable[[], None],
+        say: Callable[[str], None],
+        *,
+        socket_refusal: Callable[[str], str] = socket_refusal,
     ) -> None:
         self._dispatch = dispatch
         self._registry = dispatch.sidecars
+        self._registry.socket_refusal = socket_refusal
         self._members = members
         self._heard = heard
         self._say = say
@@ -60,19 +68,23 @@ class Sidecars:
             for changes in self._registry.apply(policy.allow, taken, self._dispatch.clock()):
                 self._carry_out(changes)
 
-    def admit(self, token: bytes | None, *, local: bool) -> None:
-        """Whether reports are taken from who shows `token`; `local`: it is on this machine. Raises Untrusted. Digests
-        are compared, so that time tells neither content nor length."""
+    @property
+    def hosts(self) -> Collection[str]:
+        """Names of this gateway, beside its addresses, by which sidecars may call it."""
+        return () if self._policy is None else self._policy.hosts
+
+    def admit(self, token: bytes | None) -> None:
+        """Whether reports are taken from who shows `token`. Raises Untrusted. Digests are compared, so that time tells
+        neither content nor length."""
         if self._policy is None:
             raise Untrusted("This gateway's policy has no fleet.sidecars: no sidecar is heard.")
         if self._token is None:
-            if not local:
-                raise Untrusted("Without fleet.sidecars.token_file only sidecars on this machine are heard.")
-        elif token is None or not hmac.compare_digest(hashlib.sha256(token).digest(), self._token):
+            raise Untrusted("This gateway's policy has no fleet.sidecars.token_file: no sidecar is heard.")
+        if token is None or not hmac.compare_digest(hashlib.sha256(token).digest(), self._token):
             raise Untrusted("A sidecar shows the token of fleet.sidecars.token_file: Authorization: Bearer TOKEN.")
 
     def report(self, body: bytes, *, local: bool) -> DemandReport:
-        """Take a report in; `local`: it came from this machine. Raises sidecar.wire.WireError and Overfull."""
+        """Take a report in; `local`: it came from this machine. Raises sidecar.wire.WireError, Overfull, Impostor."""
         report = capacity_report(body)
         registry, now = self._registry, self._dispatch.clock()
         before = registry.sidecars.get(report.sidecar)

@@ -2,7 +2,7 @@
 
 What the gateway relies on is kept: an engine is put to sleep only once an answer has said that its calls are withdrawn
 and none is in flight. Everything else goes wrong as it may: reports stop, come late, are of another start, leave out
-what runs.
+what runs, are forged by somebody who has the token and not this sidecar's key.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ class PlayedSidecar:
         self.say()
         self._loop.call_later(EVERY, self.start)
 
-    def say(self) -> None:
-        """A report, if it speaks; what the answer allows is done."""
+    def say(self) -> bool:
+        """A report, if it speaks; what the answer allows is done. Whether it was heard."""
         if self._loop.time() < self._silent_until:
-            return
+            return False
         self._sequence += 1
         self._last = encode(
             CapacityReport(
                 sidecar=self._name,
                 boot=f"boot-{self._boot}",
+                key=self._name,
                 sequence=self._sequence,
                 control=f"http://127.0.0.1:{self.port}",
                 models=tuple([each for index, each in enumerate(self.models) if index not in self._hidden]),
@@ -85,6 +86,15 @@ class PlayedSidecar:
             index = int(demand.profile[1:])
             if self.models[index].pending in ("sleep", "stop", "drain") and demand.withdrawn and not demand.in_flight:
                 self._rests(index)
+        return answer is not None
+
+    def _forged(self) -> None:
+        """Somebody says that all its models are gone."""
+        forged = CapacityReport(
+            sidecar=self._name, boot="another", key="guessed", sequence=2**53, control="http://[::1]:1"
+        )
+        if self.say() and self._report(encode(forged)) is not None:
+            self._wrong(f"a forged report of {self._name} was taken")
 
     def hear(self, word: Word) -> None:
         """Do what the case says."""
@@ -95,6 +105,7 @@ class PlayedSidecar:
             self._deaf_until = now + word.seconds
         elif word.what == "late":
             self._report(self._last)
+            self._forged()
         elif word.what in ("reboot", "lost"):
             self._boot, self._sequence = self._boot + 1, 0
             if word.what == "lost":  # the machine is gone for a while, and comes back without its engines

@@ -16,7 +16,7 @@ import httpx
 from gateway.assembly import ApplyError
 from gateway.core.fleet import Engine, engine_id
 from gateway.core.shadow import Shadow
-from gateway.core.sidecars import Untrusted
+from gateway.core.sidecars import Impostor, Untrusted
 from gateway.loading import Configuration
 from gateway.wire.client import EngineError
 from loadtest.dst_books import Charges
@@ -34,6 +34,7 @@ from sidecar.wire import DemandReport
 if TYPE_CHECKING:
     from gateway.wire.client import Client
 
+TOKEN = "what every sidecar shows"  # noqa: S105 # in memory alone
 LONGEST = 600.0  # seconds after the last thing happened by which every call must have ended
 QUIET = 120.0  # seconds in which what calls wanted is no longer asked for
 
@@ -53,7 +54,7 @@ class World:
         self.memories = {f"engine-{number}:8000": memory for number, memory in enumerate(fixed)}
         for number, machine in enumerate(case.extra):
             self.memories[f"extra-{number}:8000"] = engine_of(machine, 10 + number)
-        self.target = GatewayTarget(case.policy.encode(), fixed, seed=case.seed)
+        self.target = GatewayTarget(case.policy.encode(), fixed, seed=case.seed, sidecar_token=TOKEN)
         self.gateway = gateway = self.target.gateway
         gateway.waking.transport = httpx.MockTransport(self._order)
         gateway.sidecars._say = gateway.waking._say = self.tell
@@ -184,7 +185,7 @@ class World:
     def _reload(self, reload: Reload) -> None:
         gateway, before = self.gateway, list(self.gateway.fleet)
         try:
-            gateway.apply(Configuration(policy_of(reload.policy.encode())))
+            gateway.apply(Configuration(policy_of(reload.policy.encode()), {}, TOKEN))
         except ApplyError as error:
             if not reload.bad or list(gateway.fleet) != before:
                 self.found(f"a reload failed: {error}")
@@ -198,10 +199,10 @@ class World:
 
     def _report(self, body: bytes) -> DemandReport | None:
         try:
-            self.gateway.sidecars.admit(None, local=True)
-        except Untrusted:
+            self.gateway.sidecars.admit(TOKEN.encode())
+            answer = self.gateway.sidecars.report(body, local=True)
+        except (Untrusted, Impostor):
             return None
-        answer = self.gateway.sidecars.report(body, local=True)
         self._attend()
         return answer
 

@@ -187,10 +187,16 @@ def policy_for(text: bytes, tenants: Iterable[str], name: str = "policy") -> Pol
 
 class GatewayTarget:
     """A gateway over simulated engines. `policy` is YAML, as an operator writes it; b"" is the default policy;
-    `tenants`: who calls with a key, of `policy_for`."""
+    `tenants`: who calls with a key, of `policy_for`; `sidecar_token`: what sidecars show."""
 
     def __init__(
-        self, policy: bytes, engines: Sequence[MemoryEngine], *, seed: int = 0, tenants: Iterable[str] = ()
+        self,
+        policy: bytes,
+        engines: Sequence[MemoryEngine],
+        *,
+        seed: int = 0,
+        tenants: Iterable[str] = (),
+        sidecar_token: str | None = None,
     ) -> None:
         parsed = policy_for(policy, tenants)
         self.keys = {name: key_of(name) for name in tenants if name != ANONYMOUS and name in parsed.tenants}
@@ -199,7 +205,8 @@ class GatewayTarget:
         self.records = Records()
         entries = [EngineEntry(url=f"http://engine-{number}:8000") for number in range(len(engines))]
         rng = random.Random(seed)  # noqa: S311 # a simulation
-        self.gateway = Gateway(self.policy, entries, cast("CallLog", self.records), rng, say=self._say)
+        log = cast("CallLog", self.records)
+        self.gateway = Gateway(self.policy, entries, log, rng, sidecar_token=sidecar_token, say=self._say)
         self._loop = asyncio.get_running_loop()
         self._sent = 0
         self.sends = Sends()

@@ -33,12 +33,14 @@ class ChildError(Exception):
     """A child ended, or did not get ready in time. The message quotes the end of its output."""
 
 
-def get(url: str, *, timeout: float = 5.0, method: str = "GET") -> tuple[int, bytes]:
-    """Status and body of one request on a connection of its own. OSError or HTTPException where there is no answer."""
+def get(url: str, *, timeout: float = 5.0, method: str = "GET", token: str = "") -> tuple[int, bytes]:
+    """Status and body of one request on a connection of its own, that shows the token if there is one. OSError or
+    HTTPException where there is no answer."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     try:
-        connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""))
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), headers=headers)
         response = connection.getresponse()
         return response.status, response.read()
     finally:

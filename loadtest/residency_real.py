@@ -32,10 +32,11 @@ NAMES = "abcd"
 SPEED = "3"  # of the simulated engines: a start takes six seconds, far longer than a wake
 IDLE = 30.0  # seconds
 TRIES = 20
-POLICY = "fleet: {sidecars: {}}\n"
+POLICY = "fleet: {sidecars: {}}\n"  # with the token that the gateway makes
 SIDECAR = """
 id: box
 gateways: ["%s"]
+token_file: sidecar.token
 listen: 127.0.0.1:0
 engine_addresses: unix:%s
 engine: {simulated: h100-8b}
@@ -68,6 +69,7 @@ class Machine:
         )
         try:
             self.control = self.sidecar.line(r"^control API (http://\S+)", 30.0)
+            self._token = _token(folder)
         except BaseException:
             self.__exit__()
             raise
@@ -83,11 +85,11 @@ class Machine:
 
     def models(self) -> dict[str, str]:
         """The state of each."""
-        told = json.loads(get(f"{self.control}/status")[1])
+        told = json.loads(get(f"{self.control}/status", token=self._token)[1])
         return {model["profile"]: f"{model['state']} {model['pending'] or ''}".strip() for model in told["models"]}
 
     def order(self, name: str, what: str) -> None:
-        get(f"{self.control}/models/{name}/{what}", method="POST")
+        get(f"{self.control}/models/{name}/{what}", method="POST", token=self._token)
 
     def settled(self, name: str, state: str, within: float = 60.0) -> None:
         """Wait until it is in this state with nothing pending. Raises ChildError."""
@@ -108,12 +110,13 @@ def chat(model: str) -> bytes:
     return json.dumps({"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}).encode()
 
 
-def post(url: str, path: str, body: bytes) -> tuple[int, bytes]:
-    """One request on a connection of its own."""
+def post(url: str, path: str, body: bytes, token: str = "") -> tuple[int, bytes]:
+    """One request on a connection of its own, that shows the token if there is one."""
     parts = urlsplit(url)
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120.0)
     try:
-        connection.request("POST", path, body, {"content-type": "application/json"})
+        connection.request("POST", path, body, headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
@@ -233,9 +236,10 @@ def _decision(folder: Path, progress: Progress) -> Row:
         engine = stack.enter_context(Engine())
         gateway = Gateway(folder / "decision.log", "--policy", str(folder / "policy.yaml"), ready=False)
         stack.enter_context(gateway)
+        token = _token(folder)
         for number in range(TRIES):
             asleep = ModelReport(profile="p", model="m", state="sleeping", pending="wake", url=engine.url, ready_in=1.0)
-            _report(gateway, 2 * number, asleep)
+            _report(gateway, token, 2 * number, asleep)
             call = threading.Thread(target=post, args=(gateway.url, "/v1/chat/completions", chat("m")))
             call.start()
             time.sleep(0.3)
@@ -244,6 +248,7 @@ def _decision(folder: Path, progress: Progress) -> Row:
             began = time.monotonic()
             _report(
                 gateway,
+                token,
                 2 * number + 1,
                 ModelReport(profile="p", model="m", state="running", url=engine.url, ready_in=0.0),
             )
@@ -260,10 +265,14 @@ def _decision(folder: Path, progress: Progress) -> Row:
     )
 
 
-def _report(gateway: Gateway, sequence: int, model: ModelReport) -> None:
+def _token(folder: Path) -> str:
+    return (folder / "sidecar.token").read_text().strip()
+
+
+def _report(gateway: Gateway, token: str, sequence: int, model: ModelReport) -> None:
     report = CapacityReport(
         sidecar="measured", boot="b", sequence=sequence, control="http://127.0.0.1:9", models=(model,)
     )
-    status, body = post(gateway.control, REPORT_PATH, encode(report))
+    status, body = post(gateway.control, REPORT_PATH, encode(report), token)
     if status != 200:
         raise gateway.child.failure(f"answered a report with {status}: {body[:500]!r}")

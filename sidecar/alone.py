@@ -88,7 +88,7 @@ async def ended(config: SidecarConfig, folder: Path) -> list[str]:
         engines = engines_of(config, folder, known)
         stopped = await asyncio.gather(*(_stop(engines, name, record) for name, record in known.engines.items()))
         await engines.sweep(())  # what could not be taken over, and what the state file does not know
-        state.save(State(measured=known.measured, times=known.times))
+        state.save(State(key=known.key, measured=known.measured, times=known.times))
         await state.flush()
     finally:
         state.close()

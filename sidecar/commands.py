@@ -17,7 +17,7 @@ from sidecar import alone
 from sidecar.api import Stopping
 from sidecar.asking import Asking, NoSidecar, Said
 from sidecar.assembly import say
-from sidecar.core.config import SidecarConfig, explain
+from sidecar.core.config import SidecarConfig, explain, warnings
 from sidecar.files import Mistake, checked, token_of
 from sidecar.serve import Options, StartError, run
 from sidecar.state import Locked, StateFile
@@ -187,6 +187,8 @@ def check(names: Sequence[str], *, full: bool) -> int:
             print("\n".join(f"sidecar: {line}" for line in str(mistake).splitlines()), file=sys.stderr)
             continue
         print(explain(config) if full else f"{name}: ok", end="" if full else "\n")
+        for line in warnings(config):
+            print(f"sidecar: {name}: {line}", file=sys.stderr)
     return 2 if bad else 0
 
 

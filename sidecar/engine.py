@@ -6,6 +6,7 @@ What a model will take of a GPU is in sizing.py, what is done to an engine in vl
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,17 +18,18 @@ from typing import Literal
 import msgspec
 
 from sidecar.adoption import end_orphans
-from sidecar.core.addresses import Place
+from sidecar.core.addresses import Place, Places
 from sidecar.core.arguments import command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.inventory import Size
 from sidecar.core.measured import Measured
 from sidecar.effects import EngineFailed, EngineRecord, Told
 from sidecar.installed import Installed
-from sidecar.ports import clear_socket, free_port
+from sidecar.ports import AddressTaken, clear_socket, free_port
 from sidecar.process import Process
 from sidecar.sizing import Sizing
 from sidecar.vllm_engine import FAILURES, Identity, VllmEngine
+from sidecar.wire import SOCKETS_MARK
 
 FLAGS_LOG = "_flags.log"  # no profile's name begins so
 HELP_WITHIN = 120.0  # seconds for one help; as long as vLLM's import takes
@@ -62,6 +64,7 @@ class VllmEngines:
         self._say = say
         self._own = own
         self._logs = folder / config.log_dir
+        self._pool = config.pool(str(folder.resolve()))
         self._taken: set[Place] = set()
         self._installed = Installed(sidecar, own, self._logs / FLAGS_LOG, folder, say, within=HELP_WITHIN)
         self._sizing = Sizing(config, folder, environment)
@@ -89,7 +92,7 @@ class VllmEngines:
         By the file alone: a sidecar that is started from another shell must be able to adopt its engines. Which port
         an engine has got does not count.
         """
-        given, pool = self._config.models[profile], self._config.engine_addresses
+        given, pool = self._config.models[profile], self._config.pool(str(self._folder.resolve()))
         engine = self._config.engine_of(profile)
         told = (
             command(given, engine, self._config.served_name(profile), Place(), own=self._own),
@@ -102,6 +105,14 @@ class VllmEngines:
 
     async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> VllmEngine:
         """Start its process; it is not ready yet. Raises EngineFailed, and KeyError."""
+        try:
+            return await self._start(profile, gpus, size)
+        except _NoSockets as error:
+            self._pool = Places()
+            self._say(f"{profile}: {error}: engines listen on ports, {self._pool}, which every user here can reach")
+            return await self._start(profile, gpus, size)
+
+    async def _start(self, profile: str, gpus: tuple[int, ...], size: Size) -> VllmEngine:
         given, engine = self._config.models[profile], self._config.engine_of(profile)
         with self._failing():
             place = self._place(profile)
@@ -114,6 +125,8 @@ class VllmEngines:
                 env = environment(given, gpus, self._environment)
                 self._make(self._logs, "engines' output is kept in memory alone")
                 lacking = await self._installed.lacking(engine, argv, env)
+                if lacking == ("--uds",) and self._config.engine_addresses is None:
+                    raise _NoSockets("the installed vLLM is too old for unix sockets")
                 if lacking:
                     raise EngineFailed(
                         f"the installed {'engine' if engine.simulated else 'vLLM'} does not know {', '.join(lacking)}: "
@@ -182,14 +195,26 @@ class VllmEngines:
 
     def _place(self, profile: str) -> Place:
         """One that nobody has. Raises AddressTaken."""
-        pool = self._config.engine_addresses
+        pool = self._pool
         if pool.sockets is None:
             taken = {place.port for place in self._taken if place.uds is None}
             return pool.on_port(free_port(pool.ports, host=pool.host, taken=taken))
-        place = pool.on_socket(profile)
-        self._make(Path(pool.sockets), "engines have nowhere to listen")
+        place = msgspec.structs.replace(pool, sockets=self._sockets(Path(pool.sockets))).on_socket(profile)
         clear_socket(Path(str(place.uds)))
         return place
+
+    def _sockets(self, folder: Path) -> str:
+        """The folder of sockets, without links on the way there: made for this user alone, and with the mark by which
+        gateways know it. Raises OSError, AddressTaken."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = folder.resolve()
+        seen = folder.stat()
+        if seen.st_uid != os.geteuid():
+            raise AddressTaken(f"{folder} belongs to another user: give engine_addresses a folder of this one's")
+        if seen.st_mode & 0o027:
+            self._say(f"{folder} is open to other users, so gateways do not send calls there: chmod 700 {folder}")
+        (folder / SOCKETS_MARK).touch(mode=0o600)
+        return str(folder)
 
     def _make(self, folder: Path, otherwise: str) -> None:
         try:
@@ -203,6 +228,10 @@ class VllmEngines:
             yield
         except FAILURES as error:
             raise EngineFailed(str(error)) from error
+
+
+class _NoSockets(Exception):
+    """The installed engine can listen on ports alone."""
 
 
 def measurement(settings: str, peak: int, settled: int, kv: int, asleep: int | None) -> Measured | None:

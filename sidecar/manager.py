@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import secrets
 from collections.abc import Callable
 from typing import Literal
 
@@ -92,6 +93,7 @@ class Manager:
         self._engines = engines
         self._state = state
         self._known = known
+        self._key = known.key or secrets.token_urlsafe(32)  # by which gateways know this sidecar's reports
         self._host_memory = host_memory
         self._hot = hot
         self._warmth = warmth
@@ -158,7 +160,7 @@ class Manager:
         records = {name: self.operations.record(entry) for name, entry in self.entries.items()}
         times = {name: Times(**entry.times()) for name, entry in self.entries.items()}
         engines = {name: record for name, record in records.items() if record is not None}
-        self._state.save(State(engines=engines, measured=self._known.measured, times=times))
+        self._state.save(State(key=self._key, engines=engines, measured=self._known.measured, times=times))
 
     # -- the turn ---------------------------------------------------------------------------------------------------
 
@@ -420,6 +422,7 @@ class Manager:
             boot=boot,
             sequence=self.sequence,
             control=control,
+            key=self._key,
             gpus=self.gpus(),
             models=self.models(),
         )

@@ -24,7 +24,7 @@ import uvloop
 from sidecar import __version__
 from sidecar.api import control_app
 from sidecar.assembly import gpus_of, managed, say, sidecar_id
-from sidecar.core.config import SidecarConfig
+from sidecar.core.config import SidecarConfig, warnings
 from sidecar.core.gpus import GPUError, GPUs, Unselectable
 from sidecar.listener import ControlPort
 from sidecar.manager import Manager
@@ -106,6 +106,8 @@ async def serve(options: Options) -> None:
         )
         stack.push_async_callback(view.reporter.aclose)
         view.reporter.start()
+        for line in warnings(config):
+            say(line)
         running = asyncio.get_running_loop().create_task(manager.run())
         options.announce(view.status())
         await ending.or_done(running)

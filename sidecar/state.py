@@ -33,6 +33,7 @@ AGAIN = 10.0  # seconds until what could not be written is tried again
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+_Key = Annotated[str, msgspec.Meta(max_length=128)]
 
 
 class StateError(ValueError):
@@ -55,8 +56,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is kept, by profile."""
+    """Everything that is kept, by profile; and the `key` that this sidecar's reports show, empty: it has none yet."""
 
+    key: _Key = ""
     engines: dict[_Name, EngineRecord] = {}
     measured: dict[_Name, Measured] = {}
     times: dict[_Name, Times] = {}
@@ -64,6 +66,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int
+    key: _Key = ""
     engines: dict[_Name, EngineRecord] = {}
     measured: dict[_Name, Measured] = {}
     times: dict[_Name, Times] = {}
@@ -84,7 +87,7 @@ def decode(data: bytes) -> State:
         raise StateError(str(error)) from None
     if file.version != VERSION:
         raise StateError(f"it is of version {file.version}, expected {VERSION}")
-    return State(engines=file.engines, measured=file.measured, times=file.times)
+    return State(key=file.key, engines=file.engines, measured=file.measured, times=file.times)
 
 
 class StateFile:

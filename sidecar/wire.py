@@ -3,7 +3,8 @@
 A sidecar POSTs a `CapacityReport` to `/sidecars/report` on the control port of each gateway, every second and at once
 when something changed; the answer is a `DemandReport`. A gateway that cannot wait for the next report (a call wants a
 model that is not awake) POSTs `/models/PROFILE/ensure` to the sidecar's `control` address. Both sides show the same
-token. JSON, at most MAX_BYTES, unknown fields ignored, so that either side may be upgraded first.
+token, and a sidecar's report its own `key`: who else has the token cannot speak for it. JSON, at most MAX_BYTES,
+unknown fields ignored, so that either side may be upgraded first.
 
 Nobody trusts a word of it: texts and lists are bounded here, and whether an engine's URL may be used at all is the
 gateway's to decide by its allowed networks.
@@ -21,6 +22,8 @@ T = TypeVar("T")
 VERSION = 1
 MAX_BYTES = 1024 * 1024
 REPORT_PATH = "/sidecars/report"
+# A folder of unix sockets has this file where a sidecar made it for its engines, and is its own user's alone.
+SOCKETS_MARK = ".weir-engines"
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -71,10 +74,12 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one sidecar has. `boot` is another with every start of the sidecar, `sequence` counts its reports: one that
-    arrives out of order is dropped. `control` is where it takes orders, as the gateways reach it."""
+    arrives out of order is dropped. `control` is where it takes orders, as the gateways reach it. `key`: a secret of
+    this sidecar's that outlives its restarts; a gateway that hears it takes its name from nobody with another."""
 
     sidecar: Id
     boot: Id
+    key: Annotated[str, Meta(max_length=128)] = ""
     sequence: Annotated[int, Meta(ge=0, le=2**53)]
     control: Url
     gpus: Annotated[tuple[GPUReport, ...], Meta(max_length=64)] = ()

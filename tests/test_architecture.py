@@ -50,7 +50,8 @@ LEVELS = {
         ),
         2,
     ),
-    **dict.fromkeys(("dispatch", "straight", "tasks", "wire"), 1),
+    "own_token": 3,
+    **dict.fromkeys(("dispatch", "engine_sockets", "straight", "tasks", "wire"), 1),
     "core": 0,
     "__version__": 0,
 }

@@ -12,6 +12,7 @@ import pytest
 from gateway import embedded_sidecar
 from gateway.core.policy import SidecarsPolicy
 from gateway.embedded_sidecar import CONFIG, GPUS, MODELS, EmbeddedSidecar
+from gateway.own_token import OwnToken
 from gateway.serve import _configuration
 from loadtest.engine.latency import profiles
 from loadtest.engine.residency import RESIDUE, start_seconds, wake_seconds
@@ -40,10 +41,6 @@ def test_the_models_fit_in_pairs_and_not_all() -> None:
         simulated = given.engine_of(name).simulated
         assert simulated in profiles()
         assert profiles()[simulated].weights < given.models[name].gpu_memory * GPUS[0]  # type: ignore[operator]
-
-
-def test_a_token_is_shown() -> None:
-    assert (config().token_file, config("token_file: token\n").token_file) == (None, "token")
 
 
 @pytest.mark.parametrize("speed", [1.0, 2.0, 50.0])
@@ -90,12 +87,17 @@ def test_a_gateway_with_one_hears_it_whatever_its_policy_says(tmp_path: Path, te
     file = None if text is None else tmp_path / "p.yaml"
     if file is not None and text is not None:
         file.write_text(text)
-    watched, configuration = _configuration(file, hears=True)
+    own = OwnToken(file, print, demo=True)
+    watched, configuration = _configuration(file, complete=own.complete)
     assert configuration.policy.fleet.sidecars == SidecarsPolicy()
+    assert len(configuration.sidecar_token or "") > 40
+    assert not list(tmp_path.glob("*token*")), "it is in memory"
     assert _configuration(file)[1].policy.fleet.sidecars is None
     if watched is not None and file is not None:
         assert watched.first().policy.fleet.sidecars == SidecarsPolicy()
         file.write_text("version: 1\nfleet: {sidecars: {allow: [10.0.0.0/8]}}\n")
-        sidecars = _configuration(file, hears=True)[1].policy.fleet.sidecars
+        reloaded = _configuration(file, complete=own.complete)[1]
+        sidecars = reloaded.policy.fleet.sidecars
         assert sidecars is not None
+        assert reloaded.sidecar_token == configuration.sidecar_token, "its sidecar goes on being heard"
         assert sidecars.allow == ("10.0.0.0/8",)

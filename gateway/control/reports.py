@@ -1,12 +1,16 @@
 """POST /sidecars/report: what a sidecar says of its machine, answered with the demand for its models.
 
 Who sends is judged by the head alone; only then is the body read, of at most MAX_BYTES. The sidecar's own token takes
-the place of the admin token here (see guard.py), and gives nothing else.
+the place of the admin token here (see guard.py), and gives nothing else. The Host must be an address, localhost or a
+name that the policy has: a page whose own name was made to point here (DNS rebinding) is answered 421.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
+from collections.abc import Collection
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
@@ -15,29 +19,38 @@ from starlette.types import Scope
 
 from gateway.control.guard import JSON, error
 from gateway.core.addresses import is_loopback
-from gateway.core.sidecars import Overfull, Untrusted
+from gateway.core.sidecars import Impostor, Overfull, Untrusted
 from sidecar.wire import MAX_BYTES, DemandReport, WireError, encode
 
 BODY_WITHIN = 5.0  # seconds for all of it
+HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?")  # an IPv6 address, or a name or an IPv4 address
 
 
 class Sidecars(Protocol):
     """Who takes reports. `local`: the sender is on this machine."""
 
-    def admit(self, token: bytes | None, *, local: bool) -> None:
+    @property
+    def hosts(self) -> Collection[str]:
+        """Names by which this gateway may be called."""
+
+    def admit(self, token: bytes | None) -> None:
         """Raises Untrusted."""
 
     def report(self, body: bytes, *, local: bool) -> DemandReport:
-        """Raises WireError and Overfull."""
+        """Raises WireError, Overfull and Impostor."""
 
 
 async def take_report(request: Request, sidecars: Sidecars | None) -> Response:
     """The answer to one report; `sidecars` None: nobody takes any."""
     if sidecars is None:
         return error(404, "no_sidecars", "This gateway takes no reports of sidecars.")
-    local = is_local(request.scope)
+    if not _is_named(request, sidecars.hosts):
+        message = (
+            "Reports are sent to an address of this gateway's, or to a name in fleet.sidecars.hosts of its policy."
+        )
+        return error(421, "misdirected_request", message, {"connection": "close"})
     try:
-        sidecars.admit(_token(request), local=local)
+        sidecars.admit(_token(request))
     except Untrusted as refused:
         return error(401, "invalid_token", str(refused), {"www-authenticate": "Bearer", "connection": "close"})
     body = bytearray()
@@ -53,9 +66,11 @@ async def take_report(request: Request, sidecars: Sidecars | None) -> Response:
     except ClientDisconnect:
         return error(400, "cut_off", "The report ended early.")
     try:
-        answer = sidecars.report(bytes(body), local=local)
+        answer = sidecars.report(bytes(body), local=is_local(request.scope))
     except WireError as bad:
         return error(400, "bad_report", f"The report cannot be read: {bad}")
+    except Impostor as impostor:
+        return error(409, "id_taken", f"The report is not taken: {impostor}.")
     except Overfull as full:
         return error(503, "too_many_sidecars", f"The report is not taken: {full}.")
     return Response(encode(answer), media_type=JSON)
@@ -67,6 +82,21 @@ def is_local(scope: Scope) -> bool:
     if client is None:
         return False
     return is_loopback(client[0]) or (server is not None and client[0] == server[0])
+
+
+def _is_named(request: Request, hosts: Collection[str]) -> bool:
+    """Whether every Host is an IP address, localhost or one of `hosts`."""
+    return all(_is_ours(value, hosts) for value in request.headers.getlist("host"))
+
+
+def _is_ours(host: str, hosts: Collection[str]) -> bool:
+    found = HOST.fullmatch(host)
+    name = (found[1] or found[2]).lower() if found else ""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in ("localhost", *hosts)
+    return True
 
 
 def _token(request: Request) -> bytes | None:

@@ -253,9 +253,6 @@ def _sidecars(policy: Policy) -> Found:
         if not network.prefixlen:
             text = f"{block} is everywhere: who knows the token has prompts sent to any address"
             yield ("fleet", "sidecars", "allow", index), text
-        elif not network.is_loopback and sidecars.token_file is None:
-            text = f"{block} is of no use without a token_file: only sidecars on this machine are heard"
-            yield ("fleet", "sidecars", "allow", index), text
 
 
 def _doors(policy: Policy) -> Found:

@@ -155,11 +155,13 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Sidecars that may bring their engines. `token_file`: what they show, alone in a file, relative to this one; null:
-    only those on this machine are heard. `allow`: networks that their engines, and they themselves, may be in.
+    sidecar.token beside this one, which is made where it is not there. `allow`: networks that their engines, and they
+    themselves, may be in. `hosts`: names of this gateway by which they call it; its addresses always count.
     """
 
     token_file: FileName | None = None
     allow: tuple[Block, ...] = ("127.0.0.0/8", "::1")
+    hosts: tuple[HostName, ...] = ()
 
 
 class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,12 +54,13 @@ class Sidecar:
     """One sidecar: its last report, when that came, and how asking it goes."""
 
     __slots__ = (
-        "_pause_until", "answers", "askable", "boots", "cards", "failures", "heard_at", "local", "members", "models",
-        "refused", "report", "used",
+        "_pause_until", "answers", "askable", "boots", "cards", "failures", "heard_at", "key", "local", "members",
+        "models", "refused", "report", "used",
     )  # fmt: skip
 
-    def __init__(self, report: CapacityReport, now: float, *, local: bool) -> None:
+    def __init__(self, report: CapacityReport, key: bytes, now: float, *, local: bool) -> None:
         self.report = report
+        self.key = key  # digest of the one that its reports show
         self.heard_at = now
         self.local = local
         self.boots: deque[str] = deque(maxlen=BOOTS)  # earlier ones

@@ -5,13 +5,15 @@ its caller's business. Engines leave with the report that no longer has them.
 
 A sidecar unheard for STALE seconds is stale: its engines go on serving as their own health says, but nothing is asked
 of it, and what it could have had ready no longer counts. Of two that claim one engine the first keeps it until it is
-stale.
+stale; so it is with two that claim one name: a report that shows another key is refused, whatever its boot and number.
 
 Synchronous, no I/O; `now` is monotonic seconds.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 from collections.abc import Callable, Container, Sequence
 
@@ -25,6 +27,7 @@ from sidecar.wire import CapacityReport, Demand
 FORGOTTEN = 600.0  # seconds after which a sidecar without an engine that serves is no longer thought of
 MOST = 1000  # sidecars
 MOST_MODELS = 10_000  # profiles of all sidecars together
+UNIX = "unix://"
 SAME = 0.5  # seconds: who is ready within that of each other is as good
 
 
@@ -44,18 +47,24 @@ class Untrusted(Exception):
     """Who sent a report is not to be heard; the message says why."""
 
 
+class Impostor(Exception):
+    """A report in the name of another sidecar, which is heard; the message says so."""
+
+
 class Overfull(Exception):
     """More sidecars or models than can be kept; the message says which."""
 
 
 class Registry:
-    """All sidecars. `asked` is, by model, the sidecar and profile that are being asked to have it ready."""
+    """All sidecars. `asked` is, by model, the sidecar and profile that are being asked to have it ready.
+    `socket_refusal` says why a unix socket, by its path, may not be used; empty: it may."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # when it began to go by a policy that has sidecars
+        self.socket_refusal: Callable[[str], str] = lambda _: ""
         self.sidecars: dict[str, Sidecar] = {}
         self.asked: dict[str, tuple[str, str]] = {}
-        self.counts = {"taken": 0, "dropped": 0, "address_refused": 0}
+        self.counts = {"taken": 0, "dropped": 0, "refused": 0, "address_refused": 0}
         self._networks: tuple[Network, ...] = ()
         self._taken: Container[str] = ()
         self._owners: dict[str, Sidecar] = {}  # of engines, by engine id
@@ -71,9 +80,17 @@ class Registry:
         return [self._settle(sidecar, now) for sidecar in list(self.sidecars.values())]
 
     def take(self, report: CapacityReport, now: float, *, local: bool) -> Changes:
-        """A report came; `local`: from this machine. Raises Overfull."""
+        """A report came; `local`: from this machine. Raises Overfull and Impostor."""
         sidecar = self.sidecars.get(report.sidecar)
-        if sidecar is not None:
+        key = hashlib.sha256(report.key.encode()).digest()
+        report = msgspec.structs.replace(report, key="")
+        if sidecar is not None and not hmac.compare_digest(sidecar.key, key):
+            if not sidecar.stale(now):
+                self.counts["refused"] += 1
+                raise Impostor(f"another sidecar is heard as {report.sidecar}: give each an `id` of its own")
+            sidecar.key = key
+            sidecar.boots.clear()
+        elif sidecar is not None:
             late = sidecar.late(report)
             if late:
                 self.counts["dropped"] += 1
@@ -82,7 +99,7 @@ class Registry:
         self.counts["taken"] += 1
         was_stale = sidecar is not None and sidecar.stale(now)
         if sidecar is None:
-            sidecar = self.sidecars[report.sidecar] = Sidecar(report, now, local=local)
+            sidecar = self.sidecars[report.sidecar] = Sidecar(report, key, now, local=local)
         elif report.boot != sidecar.report.boot:
             sidecar.boots.append(sidecar.report.boot)
             sidecar.failures = 0
@@ -182,6 +199,8 @@ class Registry:
     def _refusal(self, member: Member, sidecar: Sidecar, before: Container[str], now: float) -> str:
         """Why the fleet may not have the engine, in words; empty: it may."""
         why = refusal(member.url, self._networks, local=sidecar.local)
+        if not why and member.url.startswith(UNIX):
+            why = self.socket_refusal(member.url.removeprefix(UNIX))
         if why:
             return why
         if member.id in self._taken:

@@ -5,8 +5,10 @@ The Structs with `parse` are how the file writes them; `parse` and `str` are eac
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
+from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
@@ -14,8 +16,18 @@ import msgspec
 LOOPBACK = "127.0.0.1"
 LONGEST_SOCKET = 107  # bytes of a unix socket's path
 SUFFIX = ".sock"
+SOCKETS = "sidecar-engines"  # the folder of engines' sockets, where nothing else is asked for
+ELSEWHERE = "/tmp/weir-engines-"  # noqa: S108 # such folders are made for one user, and refused if they are another's
 
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]"
+
+
+def own_sockets(folder: str, profiles: Iterable[str]) -> Places:
+    """The pool of sockets of a sidecar whose file is in `folder`: beside it, or in /tmp where paths get too long."""
+    beside = Places(sockets=f"{folder.rstrip('/')}/{SOCKETS}")
+    if all(len(str(beside.on_socket(name).uds).encode()) <= LONGEST_SOCKET for name in profiles):
+        return beside
+    return Places(sockets=ELSEWHERE + hashlib.sha256(folder.encode()).hexdigest()[:8])
 
 
 def is_loopback(host: str) -> bool:

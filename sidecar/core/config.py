@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,7 +17,7 @@ from gateway.core.checked import Fault, InvalidFile, refuse
 from gateway.core.kinds import Text
 from gateway.core.units import Bytes
 from gateway.core.yaml_file import MAX_BYTES, read_file, written
-from sidecar.core.addresses import LONGEST_SOCKET, Address, Places, is_loopback
+from sidecar.core.addresses import LONGEST_SOCKET, Address, Places, is_loopback, own_sockets
 from sidecar.core.profile import Bounds, Engine, FileName, GpuIndex, Profile, engine_faults, faults
 
 __all__ = ["MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
@@ -41,8 +42,9 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     `version`: of this format. `id`: how gateways and metrics call this machine; null: its host name. `gpus`: those it
     may use, numbered as nvidia-smi does. `gateways`: the control ports it reports to. `token_file`: the token that it
     shows gateways, and that its control API asks for, alone in a file. `listen`: of the control API.
-    `engine_addresses`: the pool that engines listen on. Whoever reaches an engine can put it to sleep, so ports that
-    other machines reach belong on a network of gateways and engines alone. `engine`: what runs the models.
+    `engine_addresses`: the pool that engines listen on; null: unix sockets in a folder that is this user's alone, or,
+    where a gateway is on another machine, ports 8100-8199. Whoever reaches an engine's port can put it to sleep, so
+    ports belong on a network of gateways and engines alone. `engine`: what runs the models.
     `host_memory_for_sleep`: how much host memory the weights of sleeping models may fill; auto: half of the machine's.
     `state_file`: what it must know after a restart: which engines are its own, what each model was measured to take.
     `log_dir`: a file per model, of what its engine writes. `models`: what may run, by profile name.
@@ -54,12 +56,18 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     gateways: tuple[GatewayUrl, ...] = ()
     token_file: FileName | None = None
     listen: Address = Address("127.0.0.1", 8002)
-    engine_addresses: Places = Places()
+    engine_addresses: Places | None = None
     engine: Engine = Engine()
     host_memory_for_sleep: Literal["auto"] | Annotated[Bytes, Bounds(ge=0, le=1024**5)] = "auto"
     state_file: FileName = "sidecar.state"
     log_dir: FileName = "sidecar-logs"
     models: Mapping[ProfileName, Profile]
+
+    def pool(self, folder: str) -> Places:
+        """What engines listen on; `folder`: of the sidecar's file."""
+        if self.engine_addresses is not None:
+            return self.engine_addresses
+        return Places() if _far(self) else own_sockets(folder, self.models)
 
     def served_name(self, profile: str) -> str:
         """What calls name the model of a profile. Raises KeyError where there is none."""
@@ -139,13 +147,36 @@ def _reach(config: SidecarConfig) -> Iterator[Fault]:
         first = seen.setdefault(url.rstrip("/"), index)
         if first != index:
             yield Fault(("gateways", index), f"{url} again (as in gateways[{first}])", "each gateway once")
-    if config.token_file is None and not is_loopback(config.listen.host):
+    if config.token_file is None and config.gateways:
+        yield Fault(("token_file",), "nothing", "the token of its gateways: sidecar.token, which `sidecar init` writes")
+    elif config.token_file is None and not is_loopback(config.listen.host):
         yield Fault(("listen",), f"{config.listen}, which other machines can reach", "a token_file beside it")
+
+
+def _far(config: SidecarConfig) -> list[str]:
+    """The gateways that may be on other machines."""
+    return [url for url in config.gateways if not is_loopback(urlsplit(url).hostname or "")]
+
+
+def warnings(config: SidecarConfig) -> Iterator[str]:
+    """What is legal and unwise."""
+    pool = config.pool("/")
+    if pool.sockets is not None:
+        return
+    if config.engine_addresses is None:
+        yield f"engine_addresses: {_far(config)[0]} may be another machine's, so engines listen on ports, {pool}"
+    here = "every user of this machine, and every web page in a browser on it,"
+    who = here if is_loopback(pool.host) else "whoever reaches them"
+    yield f"engine_addresses: {who} can use engines at {pool} without a key: let a firewall keep all but gateways away"
+    sleepers = ", ".join(name for name, profile in config.models.items() if profile.sleep is not None)
+    if sleepers:
+        routes = "vLLM's development routes (VLLM_SERVER_DEV_MODE) are open there too"
+        yield f"engine_addresses: {sleepers} may sleep, so {routes}: for sleep, and for any method of its workers"
 
 
 def _pool(config: SidecarConfig) -> Iterator[Fault]:
     """Every model needs an address of its own, for one that sleeps keeps its."""
-    pool = config.engine_addresses
+    pool = config.pool("/")
     if pool.sockets is None:
         if len(pool.ports) < len(config.models):
             found = f"fewer ports ({len(pool.ports)}) than models ({len(config.models)})"

@@ -17,7 +17,7 @@ from gateway.core.checked import Fault, Value, nearest, refuse
 from gateway.core.kinds import Text
 from gateway.core.units import Count
 from gateway.core.yaml_file import read_file, written
-from sidecar.core.addresses import LOOPBACK
+from sidecar.core.addresses import LOOPBACK, Places
 from sidecar.core.config import ProfileName, SidecarConfig, faults_of
 from sidecar.core.profile import Bounds, FileName, Profile
 
@@ -111,7 +111,7 @@ def for_node(pool: PoolConfig, node: str, address: str) -> SidecarConfig:
         id=node,
         token_file=f"{node}/token",
         listen=msgspec.structs.replace(config.listen, host=host),
-        engine_addresses=msgspec.structs.replace(config.engine_addresses, host=host),
+        engine_addresses=msgspec.structs.replace(config.engine_addresses or Places(), host=host),
         state_file=f"{node}/{config.state_file}",
         log_dir=f"{node}/{config.log_dir}",
         models=models,
@@ -163,7 +163,7 @@ def _of_nodes(config: SidecarConfig) -> Iterator[Fault]:
     if config.listen.host not in ANY:
         expected = f"0.0.0.0:{config.listen.port}: each listens at its node's own address"
         yield Fault(("sidecar", "listen"), str(config.listen), expected)
-    places = config.engine_addresses
+    places = config.engine_addresses or Places()
     if places.sockets is not None or places.host != LOOPBACK:
         yield Fault(("sidecar", "engine_addresses"), str(places), "ports alone: they are of each node's own address")
     for field, name in (("state_file", config.state_file), ("log_dir", config.log_dir)):

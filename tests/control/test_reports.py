@@ -17,7 +17,6 @@ from gateway.control.listener import ControlPort
 from gateway.control.reports import is_local
 from gateway.core.outcome import Record
 from gateway.core.policy import FleetPolicy, Policy, SidecarsPolicy
-from gateway.core.sidecars import Untrusted
 from gateway.loading import Configuration
 from sidecar.wire import MAX_BYTES, CapacityReport, GPUReport, ModelReport, demand_report, encode
 
@@ -50,8 +49,11 @@ class Site:
         self.port = ControlPort(app, "127.0.0.1:0")
         self.client = httpx.AsyncClient(trust_env=False)
 
-    async def post(self, body: bytes, token: str | None = None, path: str = "/sidecars/report") -> httpx.Response:
+    async def post(
+        self, body: bytes, token: str | None = TOKEN, path: str = "/sidecars/report", host: str = ""
+    ) -> httpx.Response:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        headers |= {"host": host} if host else {}
         return await self.client.post(self.port.address + path, content=body, headers=headers)
 
     async def get(self, path: str) -> httpx.Response:
@@ -61,7 +63,7 @@ class Site:
 def play(
     scene: Callable[[Site], Awaitable[None]],
     policy: SidecarsPolicy | None = SidecarsPolicy(),  # noqa: B008 # it is frozen
-    token: str | None = None,
+    token: str | None = TOKEN,
     admin: str | None = None,
 ) -> None:
     async def main() -> None:
@@ -196,18 +198,67 @@ def test_no_sidecar_is_heard_unless_the_policy_says_so() -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_token")
         assert "no fleet.sidecars" in answer.json()["error"]["message"]
         site.gateway.apply(Configuration(Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy())), {}, TOKEN))
-        assert (await site.post(report())).status_code == 401
-        site.gateway.sidecars.admit(TOKEN.encode(), local=False)
+        assert (await site.post(report(), None)).status_code == 401
+        site.gateway.sidecars.admit(TOKEN.encode())
         assert (await site.post(report(), TOKEN)).status_code == 200, "the token is reloaded with the policy"
 
     play(scene, None)
 
 
-def test_without_a_token_only_this_machine_is_heard() -> None:
+def test_without_a_token_nobody_is_heard() -> None:
     async def scene(site: Site) -> None:
-        site.gateway.sidecars.admit(None, local=True)
-        with pytest.raises(Untrusted, match="only sidecars on this machine"):
-            site.gateway.sidecars.admit(None, local=False)
+        for token in (None, TOKEN):
+            answer = await site.post(report(), token)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_token")
+            assert "no fleet.sidecars.token_file" in answer.json()["error"]["message"]
+        assert not site.gateway.fleet.engines
+
+    play(scene, token=None)
+
+
+@pytest.mark.parametrize("admin", [None, ADMIN])
+def test_a_page_whose_name_was_made_to_point_here_sends_no_reports(admin: str | None) -> None:
+    async def scene(site: Site) -> None:
+        for host in ("evil.example", "evil.example:8001", "127.0.0.1.evil.example", "[::1].evil.example", "gateway"):
+            answer = await site.post(report(), host=host)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (421, "misdirected_request"), host
+        assert not site.gateway.fleet.engines
+        for number, host in enumerate(("127.0.0.1", "localhost:8001", "[::1]:8001", "LOCALHOST")):
+            assert (await site.post(report(sequence=number), host=host)).status_code == 200, host
+        if admin is not None:  # the control port may then listen for other machines
+            assert (await site.post(report(sequence=8), host="10.0.0.5:8001")).status_code == 200, (
+                "no name, no rebinding"
+            )
+            assert (await site.post(report(sequence=9), host="gateway.internal:8001")).status_code == 200
+
+    play(scene, SidecarsPolicy(hosts=("gateway.internal",)), admin=admin)
+
+
+def test_a_name_that_is_taken_is_refused_and_said_to_be_so() -> None:
+    async def scene(site: Site) -> None:
+        assert (await site.post(report(key="own"))).status_code == 200
+        forged = encode(
+            CapacityReport(sidecar="box", boot="z", sequence=2**53, control="http://127.0.0.1:2", key="guess")
+        )
+        answer = await site.post(forged)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "id_taken")
+        assert [engine.id for engine in site.gateway.fleet] == ["127.0.0.1:1"]
+        assert (await site.post(report(key="own", boot="restarted"))).status_code == 200
+        text = (await site.get("/metrics")).text
+        assert 'weir_sidecar_reports_total{result="refused"} 1.0' in text
+
+    play(scene)
+
+
+def test_sockets_are_used_only_in_a_folder_that_a_sidecar_has_made() -> None:
+    async def scene(site: Site) -> None:
+        urls = ["unix:///run/docker.sock", "unix:///proc/self/fd/1", "http://127.0.0.1:1"]
+        models = [
+            ModelReport(profile=f"p{n}", model="m", state="running", url=u, ready_in=0.0) for n, u in enumerate(urls)
+        ]
+        assert (await site.post(report(*models))).status_code == 200
+        assert [engine.id for engine in site.gateway.fleet] == ["127.0.0.1:1"]
+        assert len(site.lines) == 2
 
     play(scene)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.sidecar import BOOTS, STALE
-from gateway.core.sidecars import FORGOTTEN, MOST, MOST_MODELS, Changes, Overfull, Registry
+from gateway.core.sidecars import FORGOTTEN, MOST, MOST_MODELS, Changes, Impostor, Overfull, Registry
 from sidecar.wire import CapacityReport, Demand, GPUReport, ModelReport
 
 ALLOW = ("10.0.0.0/8",)
@@ -96,9 +96,45 @@ def test_reports_out_of_order_count_for_nothing(told: Told) -> None:
         assert told(sequence=sequence).dropped == f"report {sequence} after 5"
     assert told(sequence=1, boot="c").leave == ("10.0.0.1:8000",), "another start counts anew"
     assert told(sequence=9).dropped == "a report of an earlier start, b"
-    assert told.registry.counts == {"taken": 2, "dropped": 3, "address_refused": 0}
+    assert told.registry.counts == {"taken": 2, "dropped": 3, "refused": 0, "address_refused": 0}
     for number in range(BOOTS + 1):
         assert not told(sequence=0, boot=f"d{number}").dropped
+
+
+def test_nobody_speaks_for_a_sidecar_that_is_heard_without_its_key(told: Told) -> None:
+    told(model(**AWAKE), key="own", sequence=5)
+    for forged in ({"key": "guessed", "boot": "z", "sequence": 2**53}, {"key": ""}, {"key": "own "}):
+        with pytest.raises(Impostor, match="another sidecar is heard as a: give each an `id` of its own"):
+            told(now=109.0, **forged)
+    assert told.registry.counts == {"taken": 1, "dropped": 0, "refused": 3, "address_refused": 0}
+    assert ids(told(model(**AWAKE), key="own", boot="c", sequence=1)) == ([], [], []), "a restart needs no more"
+    assert told.registry.sidecars["a"].report.key == "", "it is kept nowhere"
+
+
+def test_one_that_has_lost_its_key_is_heard_once_the_other_has_fallen_silent(told: Told) -> None:
+    told(model(**AWAKE), key="own", sequence=5)
+    told(key="own", boot="c", sequence=1)
+    assert ids(told(model(**AWAKE), key="new", boot="b", sequence=1, now=100.0 + STALE)) == (["10.0.0.1:8000"], [], [])
+    with pytest.raises(Impostor):
+        told(key="own", now=111.0)
+
+
+def test_a_socket_is_used_if_its_folder_is_a_sidecars_own(told: Told) -> None:
+    asked = []
+
+    def socket_refusal(path: str) -> str:
+        asked.append(path)
+        return "no" if path == "/run/docker.sock" else ""
+
+    told.registry.socket_refusal = socket_refusal
+    paths = {"p": "/e/p.sock", "q": "/run/docker.sock"}
+    models = [model(name, **AWAKE | {"url": f"unix://{path}"}) for name, path in paths.items()]
+    changes = told(*models, local=True)
+    assert [member.url for member in changes.join] == ["unix:///e/p.sock"]
+    assert changes.said == ("sidecar a: 'unix:///run/docker.sock' is not used: no",)
+    assert asked == ["/e/p.sock", "/run/docker.sock"]
+    assert told(*models, sidecar="b").join == (), "nor anybody's who is not on this machine"
+    assert len(asked) == 2
 
 
 def test_a_sidecar_that_restarts_keeps_the_engines_it_has_taken_over(told: Told) -> None:

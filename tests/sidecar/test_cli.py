@@ -80,7 +80,7 @@ def test_mistakes_are_one_line(ran: Ran, tmp_path: Path, monkeypatch: pytest.Mon
     assert ran("status")[2] == "sidecar: token_file token: No such file or directory\n"
     (tmp_path / "token").write_text("short\n")
     assert ran("status")[2] == "sidecar: token_file token: a token is at least 16 visible ASCII characters\n"
-    machine.file.write_text(text + 'gateways: ["http://h:99999"]\n')
+    machine.file.write_text(text + 'token_file: t\ngateways: ["http://h:99999"]\n')
     assert ran("check", "sidecar.yaml")[2].startswith("sidecar: sidecar.yaml: gateways[0]: http://h:99999: Port out of")
 
 

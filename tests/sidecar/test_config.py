@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sidecar.core.addresses import Address, Place, Places, is_loopback
-from sidecar.core.config import MAX_BYTES, SidecarConfig, decode, explain
+from sidecar.core.addresses import ELSEWHERE, Address, Place, Places, is_loopback
+from sidecar.core.config import MAX_BYTES, SidecarConfig, decode, explain, warnings
 from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
 from sidecar.core.profile import Engine, KvMemory, Profile, Sleep, Warmup
 from tests.config_files import problems_of, structs_of
@@ -33,7 +33,7 @@ def problems(text: str | bytes) -> list[str]:
 def test_models_alone_are_a_file() -> None:
     config = decode(A.encode())
     assert config == SidecarConfig(models={"a": Profile(model_path="/m")})
-    assert (str(config.listen), str(config.engine_addresses), config.gpus) == ("127.0.0.1:8002", "8100-8199", "all")
+    assert (str(config.listen), config.engine_addresses, config.gpus) == ("127.0.0.1:8002", None, "all")
     assert config.models["a"].sleep == Sleep(level=1, after=None)
     assert (config.models["a"].load_stall, config.models["a"].load_timeout) == (300.0, None)
 
@@ -93,6 +93,38 @@ def test_engines_on_sockets_and_simulated_ones() -> None:
     config = decode(f"{A}engine_addresses: unix:/run/weir\nengine: {{simulated: h100-8b}}".encode())
     assert (config.engine_addresses, config.engine) == (Places(sockets="/run/weir"), Engine(simulated="h100-8b"))
     assert decode(explain(config).encode()) == config
+
+
+def test_engines_listen_on_sockets_of_this_user_where_all_gateways_are_here() -> None:
+    local = 'token_file: t\ngateways: ["http://127.0.0.1:8001", "https://localhost", "http://[::1]:8001/"]\n'
+    for text in (A, A + local):
+        config = decode(text.encode())
+        assert config.pool("/etc/weir") == Places(sockets="/etc/weir/sidecar-engines")
+        assert list(warnings(config)) == []
+    long = config.pool("/" + "d" * 90)
+    assert (long.sockets or "").startswith(ELSEWHERE)
+    assert long == config.pool("/" + "d" * 90) != config.pool("/" + "d" * 91)
+
+
+def test_ports_are_warned_of_and_most_where_models_may_sleep() -> None:
+    far = decode(f'{A}token_file: t\ngateways: ["http://127.0.0.1:1", "http://10.0.0.9:8001"]\n'.encode())
+    assert far.pool("/etc/weir") == Places()
+    told, who, sleeps = warnings(far)
+    assert told.startswith("engine_addresses: http://10.0.0.9:8001 may be another machine's")
+    assert "every user of this machine" in who
+    assert "a may sleep" in sleeps
+    assert "VLLM_SERVER_DEV_MODE" in sleeps
+    awake = "models: {a: {model_path: /a, sleep: null}}\nengine_addresses: 10.0.0.5:8100-8199"
+    (who,) = warnings(decode(awake.encode()))
+    assert "whoever reaches them can use engines at 10.0.0.5:8100-8199 without a key" in who
+    assert list(warnings(decode(f"{A}engine_addresses: unix:/run/weir".encode()))) == []
+
+
+def test_reports_need_a_token() -> None:
+    (found,) = problems(A + 'gateways: ["http://127.0.0.1:1"]')
+    assert found.endswith(
+        "token_file: found nothing, expected the token of its gateways: sidecar.token, which `sidecar init` writes"
+    )
 
 
 def test_the_commented_example_is_good_and_shows_every_field() -> None:
@@ -288,8 +320,8 @@ TOP = (
             ["2: listen: found 0.0.0.0:8002, which other machines can reach, expected a token_file beside it"],
         ),
         (
-            A + 'gateways: ["http://h:1", "http://h:1/"]',
-            ["2: gateways[1]: found http://h:1/ again (as in gateways[0]), expected each gateway once"],
+            A + 'token_file: t\ngateways: ["http://h:1", "http://h:1/"]',
+            ["3: gateways[1]: found http://h:1/ again (as in gateways[0]), expected each gateway once"],
         ),
         (
             A + "engine_addresses: 8000-8099\nlisten: 127.0.0.1:8002",

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import socket
+import stat
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from sidecar.core.addresses import SOCKETS
 from sidecar.core.config import decode
 from sidecar.core.inventory import Size
 from sidecar.core.measured import Measured
@@ -24,6 +26,7 @@ from sidecar.core.vllm import Said
 from sidecar.effects import Engine, EngineFailed, Engines, Told
 from sidecar.engine import VllmEngines, measurement
 from sidecar.fake_gpu import FakeGPUs, lay_out
+from sidecar.wire import SOCKETS_MARK
 from tests.sidecar.nothing_left import children, gone, nothing_left
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -121,12 +124,13 @@ class Box:
         engine: str,
         *,
         models: str = "m: {model_path: x}",
-        pool: str = "",
+        pool: str | None = "",
         variables: Mapping[str, str] | None = None,
         measured: Mapping[str, Measured] | None = None,
     ) -> None:
         self.said: list[str] = []
-        text = f"engine: {engine}\nengine_addresses: {pool or free_ports()}\nmodels:\n  " + models.replace("\n", "\n  ")
+        where = "" if pool is None else f"engine_addresses: {pool or free_ports()}\n"
+        text = f"engine: {engine}\n{where}models:\n  " + models.replace("\n", "\n  ")
         self.engines = VllmEngines(
             decode(text.encode()),
             folder,
@@ -211,7 +215,7 @@ def test_the_life_of_an_engine(tmp_path: Path) -> None:
         await engine.stop()
         assert "exit status 0" in await ended
         assert held() == 0
-        assert list((tmp_path / "s").iterdir()) == []
+        assert list((tmp_path / "s").glob("*.sock")) == []
         assert gone(record.process.pid)
         assert "startup complete" in (tmp_path / "sidecar-logs" / "m.log").read_text()
         await engine.stop()  # again
@@ -408,6 +412,49 @@ def test_flags_that_the_installed_vllm_does_not_have_are_named_before_the_start(
         engine = await box.start("n")
         await engine.stop()
         assert (tmp_path / "asked").read_text() == "--help=all\n", "once for each interpreter"
+
+    run(scenario)
+
+
+def test_engines_listen_where_nobody_else_can_go_unless_told_otherwise(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        box = Box(tmp_path, "{simulated: h100-8b}", models="m: {model_path: x, sleep: null}", pool=None)
+        engine = await box.start()
+        folder = tmp_path / SOCKETS
+        assert engine.url == f"unix://{folder}/m.sock"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert (folder / SOCKETS_MARK).is_file(), "by which gateways know it"
+        assert "--uds" in (Path("/proc") / str(pid_of(engine)) / "cmdline").read_text().split("\0")
+        await engine.stop()
+        assert box.said == []
+        folder.chmod(0o755)
+        await (await box.start()).stop()
+        assert box.said == [f"{folder} is open to other users, so gateways do not send calls there: chmod 700 {folder}"]
+
+    run(scenario)
+
+
+def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        box = Box(tmp_path, "{simulated: h100-8b}", pool=None)
+        stranger = os.geteuid() + 1
+        monkeypatch.setattr("sidecar.engine.os.geteuid", lambda: stranger)
+        assert "belongs to another user: give engine_addresses a folder of this one's" in str(
+            await box.failed(box.start)
+        )
+
+    run(scenario)
+
+
+def test_a_vllm_without_sockets_gets_ports_and_that_is_said(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        old = vllm(tmp_path, SERVES, answers_help=HELP.replace(" uds ", " "))
+        box = Box(tmp_path, old, pool=None)
+        engine = await box.start()
+        assert engine.url.startswith("http://127.0.0.1:81")
+        (said,) = box.said
+        assert said.startswith("m: the installed vLLM is too old for unix sockets: engines listen on ports, 8100-8199")
+        await engine.stop()
 
     run(scenario)
 

@@ -1,0 +1,72 @@
+"""What sidecars have to show where the policy names no token_file: no report is ever taken without a token.
+
+With `--engine demo` it is made in memory, for the one sidecar that the gateway starts itself. Else it is in a file
+beside the policy, which `sidecar init` makes too, or the gateway where nobody has.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gateway.core.policy import SidecarsPolicy
+from gateway.loading import MAX_SECRET, TOKEN_LENGTH, Configuration, LoadError, secret
+
+FILE = "sidecar.token"
+
+
+class OwnToken:
+    """Completes configurations with it. `path`: the policy's file, None: there is none. `demo`: the sidecar is our own,
+    and is heard also where the policy says nothing of sidecars. `say` takes a line for the operator."""
+
+    def __init__(self, path: Path | None, say: Callable[[str], None], *, demo: bool) -> None:
+        self._file = None if path is None else path.parent / FILE
+        self._demo = demo
+        self._say = say
+        self._made = secrets.token_urlsafe(32)
+        self._said = False
+
+    def complete(self, configuration: Configuration) -> Configuration:
+        """Raises LoadError."""
+        policy = configuration.policy
+        if self._demo and policy.fleet.sidecars is None:
+            fleet = msgspec.structs.replace(policy.fleet, sidecars=SidecarsPolicy())
+            configuration = msgspec.structs.replace(configuration, policy=msgspec.structs.replace(policy, fleet=fleet))
+        elif policy.fleet.sidecars is None:
+            return configuration
+        if configuration.sidecar_token is not None:
+            return configuration
+        token = self._made if self._demo or self._file is None else self._read(self._file)
+        return msgspec.structs.replace(configuration, sidecar_token=token)
+
+    def _read(self, file: Path) -> str:
+        where = "fleet.sidecars without a token_file"
+        try:
+            created = self._make(file)
+            with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as opened:
+                seen = os.fstat(opened.fileno())
+                if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+                    raise LoadError(f"{where}: {file}: expected a file of this user's alone: chmod 600 {file}")
+                token = secret(lambda _: opened.read(MAX_SECRET + 1), file, where, "token", TOKEN_LENGTH)
+        except OSError as error:
+            raise LoadError(f"{where}: {file}: {error.strerror}: name a token_file") from error
+        if not self._said:
+            self._said = True
+            done = "was made" if created else "is used"
+            self._say(f"{file} {done}: a sidecar on this machine needs `token_file: {file.absolute()}`")
+        return token
+
+    def _make(self, file: Path) -> bool:
+        """Make the file; False: it is there. Raises OSError."""
+        try:
+            made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return False
+        with open(made, "w") as opened:
+            opened.write(self._made + "\n")
+        return True
