@@ -75,6 +75,8 @@ class Attempts:
                     record.engine = grant.engine.id
             except EngineError as error:
                 kind, message = CAUSES[error.kind], str(error)
+                at_work = kind == "timeout" and self._over(call)
+                call.sent_at = call.sent_at if at_work else None
                 blameless = error.reason == OWN or (kind == "timeout" and self._hurried(call, grant))
                 _judge(grant, Ending.NEUTRAL if blameless else Ending.FAILURE, message)
                 if kind == "connect" and not blameless:
@@ -86,6 +88,7 @@ class Attempts:
                 _judge(grant, ending_of(reply.status), message)
                 if kind not in policy.retries.on:
                     return reply
+                call.sent_at = None
             failed = set() if failed is None else failed
             again = kind in policy.retries.on and self._again(kind, call, grant, record, failed)
             if reply is not None:
@@ -105,14 +108,16 @@ class Attempts:
         self, path: bytes, headers: bytes, call: Call, record: Record, grant: Grant
     ) -> Coroutine[Any, Any, Reply]:
         """One attempt, on the grant's engine."""
-        engine = grant.engine
+        engine, now = grant.engine, self.clock()
         record.attempts += 1
+        if call.sent_at is None:
+            call.sent_at = now
         record.engine = engine.id
         body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
         patience = self.policy.timeouts.first_byte
         if not call.stream:  # a whole answer's first byte comes with its last
             patience += SLOWER * (call.shaped or call.asked) * engine.tpot
-        timeout = min(patience, call.deadline - self.clock())
+        timeout = min(patience, call.deadline - now)
         return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
 
     def _again(self, kind: str, call: Call, grant: Grant, record: Record, failed: set[str]) -> bool:

@@ -26,6 +26,8 @@ HURRY = 10.0  # a call with less time than this many windows does not wait: nobo
 AGAIN_AT_ONCE = 8  # calls of one refused batch that are with engines at the same time
 KEPT = 2.0  # seconds a key's pace is remembered, longer than any window: a policy's is 1 s at most
 REASONS = ("alone", "window", "items", "tokens")
+# Refusals that depend on a call's size, or keep a place for it: each call of the batch is told its own.
+OF_THE_WHOLE = frozenset({Outcome.HOPELESS, Outcome.QUEUE_FULL, Outcome.SHED})
 
 
 class Exchanged(msgspec.Struct, kw_only=True, gc=False):
@@ -73,7 +75,7 @@ class _Place:
 class _Batch:
     """Calls that wait to be sent (`timer`), or have been (`sent`)."""
 
-    __slots__ = ("again", "items", "line", "places", "sent", "task", "timer", "tokens")
+    __slots__ = ("again", "items", "line", "places", "request", "sent", "task", "timer", "tokens")
 
     def __init__(self, line: _Line, wait: float, send: Callable[[_Batch, str], None]) -> None:
         self.line = line
@@ -82,6 +84,7 @@ class _Batch:
         self.items = 0
         self.tokens = 0
         self.sent = False
+        self.request: Call | None = None  # what is sent for all of them
         self.task: asyncio.Task[None] | None = None
         self.again = asyncio.Semaphore(AGAIN_AT_ONCE)
 
@@ -195,8 +198,13 @@ class Batcher:
             batch.remove(place)
             if not batch.places:
                 self._close(batch)
-        elif batch.task is not None and all(other.part.done() for other in batch.places):
-            batch.task.cancel()
+        elif batch.task is not None:
+            sent_at = None if batch.request is None else batch.request.sent_at
+            if all(other.part.done() for other in batch.places):
+                batch.task.cancel()
+            elif sent_at is None:
+                sent_at = self._clock()  # it will be sent with its part, for the others
+            place.piece.call.sent_at = sent_at
 
     @staticmethod
     def _close(batch: _Batch) -> None:
@@ -222,9 +230,11 @@ class Batcher:
         pieces = [place.piece for place in batch.places]
         parts: list[Part] | None
         if len(pieces) == 1:
-            parts = [await self._alone(pieces[0].call)]
+            batch.request = pieces[0].call
+            parts = [await self._alone(batch.request)]
         else:
-            parts = await self._together(pieces)
+            batch.request = merge(pieces)
+            parts = await self._together(batch.request, pieces)
         for number, place in enumerate(batch.places):
             if not place.part.done():
                 place.part.set_result(None if parts is None else parts[number])
@@ -238,7 +248,8 @@ class Batcher:
             if error is None:
                 place.part.cancel()
             else:
-                place.part.set_exception(_own(error))
+                place.piece.call.sent_at = None if batch.request is None else batch.request.sent_at
+                place.part.set_exception(error.copy() if isinstance(error, Refused) else error)
 
     async def _alone(self, call: Call) -> Part:
         exchanged = await self._exchange(call)
@@ -246,14 +257,12 @@ class Batcher:
         usage.whole(exchanged.body)
         return Part(exchanged=exchanged, body=exchanged.body, prompt_tokens=usage.prompt_tokens)
 
-    async def _together(self, pieces: list[Piece]) -> list[Part] | None:
+    async def _together(self, merged: Call, pieces: list[Piece]) -> list[Part] | None:
         """The parts of a merged call, or None where each is to go by itself. Raises Refused."""
-        merged = merge(pieces)
         try:
             exchanged = await self._exchange(merged)
         except Refused as refused:
-            # The prediction may have been of the merged call's own size.
-            if refused.outcome is Outcome.HOPELESS or _for_what_was_sent(refused.status):
+            if refused.outcome in OF_THE_WHOLE or _for_what_was_sent(refused.status):
                 return None
             raise
         if _for_what_was_sent(exchanged.status):
@@ -264,6 +273,7 @@ class Batcher:
         try:
             parts = split(exchanged.body, merged, pieces)
         except SplitError as error:
+            merged.sent_at = None  # the engine has failed it
             message = f"Engine {exchanged.engine} was asked for {calls} merged calls, and {error}."
             raise Refused(Outcome.UPSTREAM, message, retry_after=1.0) from error
         self.merged += calls
@@ -276,17 +286,3 @@ def _for_what_was_sent(status: int) -> bool:
     500 is one: vLLM answers it to some inputs, and to send them singly is what there would be without merging.
     """
     return status == 500 or (400 <= status < 500 and status not in {408, 429, 499})
-
-
-def _own(error: BaseException) -> BaseException:
-    """An exception for one more caller: each raises its own, with its own traceback. A bug is everybody's."""
-    if not isinstance(error, Refused):
-        return error
-    return Refused(
-        error.outcome,
-        error.message,
-        param=error.param,
-        code=error.code,
-        retry_after=error.retry_after,
-        headers=error.headers,
-    )

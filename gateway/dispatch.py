@@ -80,10 +80,9 @@ class Grant:
         if self.ticket is not None:
             self._dispatch.queues[self.call.model].correct(self.ticket, prompt_tokens, completion_tokens)
         tokens = completion_tokens / self.call.n
-        if self.call.stream:
-            self.engine.learn_tpot(tokens, now - self._first_at)
-        else:
-            self.engine.learn_tpot(tokens, now - self.hold.taken_at - self.expected)
+        began = self._first_at if self.call.stream else self.hold.taken_at + self.expected
+        self.engine.learn_tpot(tokens, now - began)
+        self.engine.learn_pace(tokens, now - began)
 
     async def move(self, exclude: frozenset[str]) -> None:
         """Give the hold back and take one elsewhere, waiting at the head of the line where there is no room."""

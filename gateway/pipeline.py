@@ -34,6 +34,7 @@ from gateway.core.limits import Charge, LimitBook, refusal_body
 from gateway.core.mode import Mode
 from gateway.core.models import model_list
 from gateway.core.outcome import Outcome, Record, Refused, refusal_headers
+from gateway.core.settlement import believed, written
 from gateway.core.shadow import Shadow
 from gateway.core.shaping import shaped_header
 from gateway.core.snapshot import Snapshot, largest_body
@@ -243,7 +244,12 @@ class Pipeline:
         with charged as charge:
             piece = self.batcher.piece(call) if call.route.kind in MERGED else None
             if piece is not None:
-                self._answer_part(await self.batcher.answer(piece), call, charge, responder, record)
+                try:
+                    part = await self.batcher.answer(piece)
+                except (asyncio.CancelledError, Refused):
+                    self._unanswered(call, charge, record, 0)
+                    raise
+                self._answer_part(part, call, charge, responder, record)
                 return
             async with self.dispatch.admitted(call) as grant:
                 await self._granted(request, responder, live, call, charge, grant)
@@ -259,6 +265,7 @@ class Pipeline:
             tenant=account.name,
             now=request.at,
             cache_salt=account.cache_salt,
+            metered=self.limits.counts_tokens(account.name),
         )
 
     async def _granted(
@@ -277,9 +284,11 @@ class Pipeline:
         headers = self._engine_headers(request, call)
         try:
             reply = await self.attempts.first_byte(request.path, headers, call, grant, record)
-        except asyncio.CancelledError:
-            if record.reason == "client_gone":  # an engine had the prompt: leaving is no way around a limit
-                charge.settle(call.prompt_tokens, self.clock())
+        except (asyncio.CancelledError, Refused):
+            # A stream's first token is its first byte; of a whole answer nothing is seen before its last.
+            since = None if call.stream else call.sent_at
+            wrote = 0 if since is None else written(call, 0, self.clock() - since, grant.engine.pace)
+            self._unanswered(call, charge, record, wrote)
             raise
         with closing(reply):
             now = self.clock()
@@ -297,7 +306,7 @@ class Pipeline:
                     raise
                 responder.end()
             finally:
-                self._settle(call, grant, charge, relay, record)
+                self._settle(call, grant, charge, relay, reply, record)
 
     async def _known(self, call: Call, snapshot: Snapshot) -> None:
         """Until some engine has the model, or all have been asked what they have; as long as the call's class waits."""
@@ -369,6 +378,7 @@ class Pipeline:
                     body = await reply.read(WHOLE_AT_MOST)
                 except EngineError as error:
                     grant.ending = Ending.FAILURE
+                    call.sent_at = None
                     raise Refused(
                         Outcome.UPSTREAM, f"Engine {record.engine} failed: {error}.", retry_after=1.0
                     ) from error
@@ -424,7 +434,14 @@ class Pipeline:
         finally:
             timer.cancel()
 
-    def _settle(self, call: Call, grant: Grant, charge: Charge, relay: Relay, record: Record) -> None:
+    def _unanswered(self, call: Call, charge: Charge, record: Record, wrote: int) -> None:
+        """Nothing came of the call. What an engine was made to do is charged all the same, however it was ended; if
+        that was by the engine's failure, or none had it, the charge is left to be refunded."""
+        if call.sent_at is not None:
+            record.completion_tokens = wrote
+            charge.settle(call.prompt_tokens + wrote, self.clock())
+
+    def _settle(self, call: Call, grant: Grant, charge: Charge, relay: Relay, reply: Reply, record: Record) -> None:
         """The engine's own numbers replace the estimate, and teach it; a failed answer teaches nothing."""
         now = self.clock()
         record.outcome = relay.outcome
@@ -434,18 +451,29 @@ class Pipeline:
         elif relay.outcome is not Outcome.OK and relay.status < 400:
             grant.ending = Ending.NEUTRAL  # the client left
         usage = relay.usage
-        if usage.prompt_tokens is None:
-            # Cut off before it could tell: it has read the prompt, and each read of ours was a token at least.
-            charge.settle(call.prompt_tokens + min(relay.reads, call.asked * call.n), now)
+        if not relay.told:
+            record.completion_tokens = 0 if relay.status >= 400 else self._written(call, grant, relay, reply, record)
+            charge.settle(call.prompt_tokens + record.completion_tokens, now)
             return
         record.settled = True
-        record.prompt_tokens = usage.prompt_tokens
-        record.completion_tokens = usage.completion_tokens or 0
+        record.prompt_tokens, record.completion_tokens = believed(
+            call, usage.prompt_tokens or 0, usage.completion_tokens or 0, self.fleet.context(call.model)
+        )
         record.cached_tokens = usage.cached_tokens or 0
         charge.settle(record.prompt_tokens + record.completion_tokens, now)
         if relay.outcome is Outcome.OK:
             self.cost.learn(call, record.prompt_tokens, record.completion_tokens)
             grant.finished(now, record.prompt_tokens, record.completion_tokens)
+
+    def _written(self, call: Call, grant: Grant, relay: Relay, reply: Reply, record: Record) -> int:
+        """Tokens that the engine can have written of an answer it did not tell the whole of."""
+        now, pace, known = self.clock(), grant.engine.pace, relay.usage.completion_tokens
+        if not call.stream:
+            return written(call, 0, now - grant.hold.taken_at, pace)
+        began = call.arrived + record.ttft
+        if known is None or relay.held_up:  # what was read last may have been written long before
+            return max(written(call, 0, now - began, pace), written(call, max(known or 0, relay.reads), 0.0, pace))
+        return written(call, known, now - max(began, reply.heard_at), pace)
 
     # -- headers ------------------------------------------------------------------------------------------------
 

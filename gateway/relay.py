@@ -23,10 +23,13 @@ ERROR_BODY_AT_MOST = 256 * 1024
 class Relay:
     """One answer. After `finished`: `outcome`, `status`, and `usage` (the engine's own token numbers, if it told).
 
-    `reads` counts what came of a body, in pieces: in a stream about one per token.
+    `reads` counts what came of a body, in pieces: in a stream no more than one per token. `held_up`: the engine was not
+    read for a while, since the client did not read.
     """
 
-    __slots__ = ("_call", "_end", "_headers", "_reply", "_responder", "error", "outcome", "reads", "status", "usage")
+    __slots__ = (
+        "_call", "_end", "_headers", "_reply", "_responder", "error", "held_up", "outcome", "reads", "status", "usage",
+    )  # fmt: skip
 
     def __init__(self, call: Call, reply: Reply, responder: Responder, headers: bytes) -> None:
         self._call = call
@@ -37,9 +40,14 @@ class Relay:
         self.error: EngineError | None = None
         self.status = reply.status
         self.reads = 0
+        self.held_up = False
         self.outcome = Outcome.BUG
         generates = call.route.kind in ("chat", "completion")
-        self.usage = SSEUsage(hide=generates and not call.wants_usage) if call.stream else JSONUsage()
+        self.usage = (
+            SSEUsage(hide=generates and not call.wants_usage, cut=call.usage_cut, single=call.n == 1)
+            if call.stream
+            else JSONUsage()
+        )
 
     async def finished(self) -> None:
         """Relay to the end of the answer, whichever way it ends. Cancellation leaves the reply to its owner."""
@@ -56,13 +64,22 @@ class Relay:
             self.outcome = Outcome.OK
             return
         self._end = asyncio.get_running_loop().create_future()
-        responder.flow(reply.pause, reply.resume)
+        responder.flow(self._hold_up, reply.resume)
         responder.start(reply.status, self._headers, None if self._call.stream else reply.length)
         # Anthropic's streams end without [DONE]: their last event is told by what was read, so all of it is read.
         whole = self.chunk if isinstance(usage, SSEUsage) and self._call.route.kind != "message" else None
         reply.relay(self.data, self._done, whole)
         await self._end
         self._finish()
+
+    @property
+    def told(self) -> bool:
+        """Whether the engine has told its own numbers of the whole answer."""
+        usage = self.usage
+        if isinstance(usage, SSEUsage):
+            usage.sum_up()
+            return usage.whole and usage.prompt_tokens is not None
+        return usage.prompt_tokens is not None
 
     def delivered(self) -> bool:
         """Whether the client has the whole stream, though its body has not been ended: then that is its outcome."""
@@ -71,6 +88,10 @@ class Relay:
             self.outcome = Outcome.OK
             return True
         return False
+
+    def _hold_up(self) -> None:
+        self.held_up = True
+        self._reply.pause()
 
     def data(self, data: bytes) -> None:
         """Body bytes from the engine: the hot path."""

@@ -47,14 +47,14 @@ class Batches:
                 self._wrong(f"call {place.piece.call.request_id} has waited {waited:.4f} s for company")
         await type(self._batcher)._run(self._batcher, batch)
 
-    async def _together(self, pieces: list[Any]) -> Any:
+    async def _together(self, merged: Any, pieces: list[Any]) -> Any:
         calls = [piece.call for piece in pieces]
         kinds = {(call.route.path, call.model, call.class_name, call.tenant) for call in calls}
         items = sum(piece.items for piece in pieces)
         times = [call.deadline - call.arrived for call in calls]
         if len(kinds) > 1 or items > self._items or max(times) > ALIKE * min(times):
             self._wrong(f"{items} items of {kinds} are merged, with {min(times):.4f} to {max(times):.4f} s of time")
-        parts = await type(self._batcher)._together(self._batcher, pieces)
+        parts = await type(self._batcher)._together(self._batcher, merged, pieces)
         if parts is not None and parts[0].exchanged.status in FOR_WHAT_WAS_SENT:
             self._wrong(f"{len(calls)} calls are told what may be the fault of one: {parts[0].exchanged.status}")
         if parts is not None and parts[0].exchanged.status == 200:

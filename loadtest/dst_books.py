@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from gateway.assembly import Gateway
 from gateway.core.bucket import Kind
 from gateway.core.limits import Charge, LimitBook
 from gateway.core.outcome import Outcome, Record
 from gateway.core.retries import WINDOW, RetryBudget
+
+# How a call ends by its client's doing, or the gateway's; else an engine has failed it, and it is not paid for.
+THEIRS = (Outcome.OK, Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT, Outcome.EXPIRED, Outcome.DRAINING)
+# Of the tokens written, where their number is estimated: a stream in memory tells nothing between its first and last
+# event, and a pace that was seen a few times only is not yet the fastest.
+SHARE = 0.5
+SLACK = 0.001  # seconds
+IN_FLIGHT = 2  # tokens of steps that have begun
 
 
 class Retries:
@@ -55,56 +63,71 @@ class Retries:
 
 
 class Charges:
-    """Every charge of a book of limits ends, once."""
+    """Every charge of a book of limits ends, once. `whose` gives the id of the call that is being charged."""
 
-    def __init__(self, book: LimitBook) -> None:
+    def __init__(self, book: LimitBook, whose: Callable[[], str] = str) -> None:
+        self.made: dict[str, Charge] = {}  # by call, the last of each
         self._book = book
-        self._made: list[Charge] = []
+        self._whose = whose
+        self._all: list[Charge] = []
         vars(book)["charge"] = self.charge
 
     def charge(self, *given: Any) -> Charge:
         """As `LimitBook.charge`. Raises Refused."""
-        charge = type(self._book).charge(self._book, *given)
-        self._made.append(charge)
+        charge = self.made[self._whose()] = type(self._book).charge(self._book, *given)
+        self._all.append(charge)
         return charge
 
     @property
     def left(self) -> int:
         """Charges that have no end yet."""
-        return sum([charge._live for charge in self._made])
+        return sum([charge._live for charge in self._all])
+
+    def compare(self, wrong: Callable[[str], None]) -> None:
+        """What was settled, against the buckets that bind nobody and drain nothing."""
+        settled = [charge.settled for charge in self._all if charge.settled is not None]
+        kinds: tuple[tuple[Kind, int], ...] = (("requests", len(settled)), ("tokens", sum(settled)))
+        for kind, counted in kinds:
+            bucket = self._book._buckets.get((kind, "", "", ""))
+            level = 0.0 if bucket is None else bucket.level
+            if abs(level - counted) > 0.5:
+                wrong(f"{level:.1f} {kind} are charged, and {counted} were settled")
 
 
 class Ledger:
-    """What the limits must have counted, from the records of calls: requests, and at least and at most tokens."""
+    """What engines were made to write, and who paid for it. A tenant's bucket is charged at least that much of each
+    call, whoever left it, but for what an engine failed."""
 
-    def __init__(self) -> None:
-        self.requests = 0
-        self.least = self.most = 0
+    def __init__(self, charges: Charges, wrong: Callable[[str], None]) -> None:
+        self._charges = charges
+        self._wrong = wrong
+        self._loop = asyncio.get_running_loop()
+        self._written: dict[str, int] = {}  # by calls that were left, as of then
+        self._late: dict[str, tuple[float, int]] = {}  # when one was given up, and what was written
 
-    def count(self, record: Record, asked: int) -> None:
-        """A call has ended; it had asked for so many tokens at most."""
-        prompt = record.prompt_tokens
-        if record.settled:
-            least = most = prompt + record.completion_tokens
-        elif record.ttft or (record.attempts and not record.reason):  # an error is answered in no time at all
-            least, most = prompt, prompt + asked  # cut off: each read was a token at least
-        elif record.attempts and record.outcome is Outcome.CLIENT_GONE:
-            least = most = prompt  # an engine had it
-        else:
-            return  # refunded
-        self.requests += 1
-        self.least += least
-        self.most += most
+    def left(self, taker: Any, tokens: int) -> None:
+        """An engine's request was closed by the gateway before its end."""
+        self._written[taker.request_id.decode()] = tokens
 
-    def compare(self, gateway: Gateway, wrong: Callable[[str], None]) -> None:
-        """Against the buckets that bind nobody and drain nothing."""
-        buckets = {key: bucket for key, bucket in gateway.limits._buckets.items() if not any(key[1:])}
-        kinds: tuple[tuple[Kind, int, int], ...] = (
-            ("requests", self.requests, self.requests),
-            ("tokens", self.least, self.most),
-        )
-        for kind, least, most in kinds:
-            bucket = buckets.get((kind, "", "", ""))
-            level = 0.0 if bucket is None else bucket.level
-            if not least - 0.5 <= level <= most + 0.5:
-                wrong(f"{level:.1f} {kind} were settled, the records say {least} to {most}")
+    def failed(self, request_id: bytes) -> None:
+        """It was given up for the time its engine took; that may be the call's own."""
+        id = request_id.decode()
+        self._late[id] = self._loop.time(), self._written.pop(id, 0)
+
+    def count(self, record: Record) -> None:
+        """A call has ended."""
+        charge, written = self._charges.made.get(record.request_id), self._written.get(record.request_id, 0)
+        if charge is None:
+            return
+        paid = charge.settled
+        if record.settled and paid != record.prompt_tokens + record.completion_tokens:
+            self._wrong(f"call {record.request_id} was told {record!r}, and {paid} tokens were settled")
+        late_at, late = self._late.get(record.request_id, (0.0, 0))
+        if record.outcome is Outcome.EXPIRED and self._loop.time() - late_at < SLACK:
+            written = late  # the time it took was the call's own
+        if record.outcome not in THEIRS or written <= 0:
+            return
+        if paid is None:
+            self._wrong(f"call {record.request_id} had {written} tokens written for it, and nothing was charged")
+        elif paid < record.prompt_tokens + int(SHARE * (written - IN_FLIGHT)):
+            self._wrong(f"call {record.request_id} had {written} tokens written for it: {paid} were charged")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from gateway.core.outcome import Record
 from loadtest.dst_answers import Reader
-from loadtest.dst_books import Ledger
+from loadtest.dst_books import Charges, Ledger
 from loadtest.dst_case import KEYS, Call, Case
 from loadtest.dst_invariants import BACKOFF, SLACK, Invariants
 from loadtest.dst_parts import planned
@@ -48,11 +48,13 @@ class Callers:
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
         self._flighty: dict[str, Life] = {}  # by request id: clients that leave as soon as it is their turn
         self._sent: set[bytes] = set()  # request ids that an engine was sent
-        self._ledger = Ledger()
+        self.charges = Charges(target.gateway.limits, self._whose)
+        self.ledger = Ledger(self.charges, wrong)
         self.invariants = Invariants(target.gateway, wrong, self._granted)
         target.gateway.log = cast("CallLog", self)  # it has all of the surface that is used
         self._counted = target.sends.sent
         vars(target.sends)["sent"] = self._count
+        target.sends.failed = self.ledger.failed
 
     # -- what they do -------------------------------------------------------------------------------------------
 
@@ -99,6 +101,12 @@ class Callers:
         if life is not None:
             self._loop.call_soon(self._leave, life)
 
+    def _whose(self) -> str:
+        """The id of the call whose task runs."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 # calls are charged in their own
+        return self._target.gateway.pipeline.tasks[task].record.request_id
+
     def _count(self, request_id: bytes) -> None:
         """An engine is sent a request."""
         self.invariants.retries.sends += request_id in self._sent
@@ -125,7 +133,7 @@ class Callers:
         if record.attempts > 1 + retries + 1:  # the last of them may have been hedged
             self._wrong(f"call {record.request_id} was sent {record.attempts} times")
         self.invariants.ended(record.request_id)
-        self._ledger.count(record, call.asked)
+        self.ledger.count(record)
 
     async def aclose(self) -> None:
         """Nothing to flush."""
@@ -135,7 +143,7 @@ class Callers:
         self.invariants.idle()
         for left in self._target.left_over():
             self._wrong(left)
-        self._ledger.compare(self._target.gateway, self._wrong)
+        self.charges.compare(self._wrong)
         for tried, call in self._asked.values():
             may = AGREES.get(tried.outcome, {tried.outcome})
             if tried.recorded not in may and not (call.upload and tried.outcome == "left" and not tried.recorded):

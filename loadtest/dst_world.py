@@ -61,7 +61,7 @@ class World:
         self.callers = Callers(case, self.target, self.tell, self.found, self._end_if_all)
         self.invariants = self.callers.invariants
         self._telling: list[Telling] = []
-        self._charges = [Charges(gateway.limits)]
+        self._charges = [self.callers.charges]
         if case.shadow:
             shadow = gateway.pipeline.shadow = gateway.metrics.shadow = Shadow(
                 policy_of(case.shadow.encode()), self._shadow_failed
@@ -76,6 +76,8 @@ class World:
             sidecar = PlayedSidecar(number, engines, helper.running, helper.takes, self._report, self.found)
             self.sidecars[sidecar.port] = sidecar
             self.memories |= {engine_id(sidecar.url(index)): memory for index, memory in enumerate(engines)}
+        for memory in self.memories.values():
+            memory.left = self.callers.ledger.left
 
     def tell(self, line: str) -> None:
         """Something happened."""

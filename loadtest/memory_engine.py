@@ -52,6 +52,7 @@ class MemoryEngine:
         self.status = 503
         self.posts = 0
         self.posted_at = -1.0
+        self.left: Callable[[Taker, int], None] = _ignored  # told of who leaves, and the tokens written by then
         self.open: dict[Taker, Work | None] = {}  # unanswered, or not wholly; None: it came while stopped
         self._rng = random.Random(seed)  # noqa: S311 # draws faults
         self._loop = asyncio.get_running_loop()
@@ -141,6 +142,7 @@ class MemoryEngine:
             for sequence in work.asked.sequences:
                 self.engine.abort(sequence)
                 sequence.owner = None  # a circle less for the garbage collector, here and below
+            self.left(taker, sum([sequence.generated for sequence in work.asked.sequences]))
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -248,4 +250,8 @@ class MemoryEngine:
 
 
 def _nothing() -> None:
+    return None
+
+
+def _ignored(taker: Taker, tokens: int) -> None:
     return None

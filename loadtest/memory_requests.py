@@ -35,6 +35,7 @@ TEXT = (
     b'{"object":"text_completion","choices":[{"index":0,"text":"%b","finish_reason":"%b"}],"usage":%b}',
 )
 USAGE = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
+SO_FAR = b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}}\n\n'
 COUNTED = b'data: {"choices":[],"usage":%b}\n\n'
 # Of embeddings and of a rerank: one piece of the answer, and the whole of it.
 VECTORS = (
@@ -49,6 +50,7 @@ RANKS = (
 
 class _Options(msgspec.Struct, gc=False):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class _Chat(msgspec.Struct, gc=False):
@@ -90,17 +92,25 @@ _POOLING = msgspec.json.Decoder(_Pooling)
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """A request that generates. `counts`: a stream that ends with its usage."""
+    """A request that generates. `counts`: a stream that ends with its usage; `always`: usage is in every event."""
 
     sequences: tuple[Sequence]
     form: tuple[bytes, bytes, bytes]
     stream: bool
     counts: bool
+    always: bool = False
 
     @property
     def first(self) -> bytes:
         """The first event of its stream."""
-        return self.form[0] % WORD
+        return self._counted(self.form[0] % WORD, 1)
+
+    def _counted(self, event: bytes, output: int) -> bytes:
+        """The event with the usage so far, where that is told."""
+        if not self.always:
+            return event
+        prompt = self.sequences[0].prompt
+        return event[:-3] + SO_FAR % (prompt, prompt + output, output)
 
     def answer(self) -> bytes:
         """What there is to say at its end: what is left of the stream, or all."""
@@ -110,7 +120,7 @@ class Generated(msgspec.Struct, frozen=True):
         usage = USAGE % (prompt, output, prompt + output, max(0, sequence.cached))
         if not self.stream:
             return self.form[2] % (WORD * said, reason, usage)
-        last = self.form[1] % (WORD * max(0, said - 1), reason)
+        last = self._counted(self.form[1] % (WORD * max(0, said - 1), reason), output)
         return last + (COUNTED % usage if self.counts else b"") + DONE
 
 
@@ -212,7 +222,8 @@ def _generated(
     )
     options = asked.stream_options
     counts = options is not None and options.include_usage is True
-    return Generated((sequence,), form, asked.stream, counts)
+    always = counts and options is not None and options.continuous_usage_stats is True
+    return Generated((sequence,), form, asked.stream, counts, always)
 
 
 def _pooled(asked: _Pooling, texts: list[bytes], form: tuple[bytes, bytes], limits: Limits) -> Pooled:

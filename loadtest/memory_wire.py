@@ -27,10 +27,12 @@ class Failure(Protocol):
 
 class Sends:
     """What one gateway sent, over all its engines. `again`: calls sent again though an answer had been begun; only the
-    last REMEMBERED of those are known."""
+    last REMEMBERED of those are known. `failed` is told of each that was given up as its engine's failure, or for the
+    time it took."""
 
     def __init__(self) -> None:
         self.again = 0
+        self.failed: Callable[[bytes], None] = _ignored
         self._relayed: dict[bytes, None] = {}
 
     def sent(self, request_id: bytes) -> None:
@@ -44,17 +46,22 @@ class Sends:
                 del self._relayed[oldest]
 
 
+def _ignored(request_id: bytes) -> None:
+    return None
+
+
 class MemoryReply:
     """An engine's answer, as `gateway.wire.client.Reply` shows it."""
 
     __slots__ = ("_data", "_done", "_early", "_error", "_failure", "_leave", "_sends", "_waiter", "complete", "headers",
-                 "length", "request_id", "status")  # fmt: skip
+                 "heard_at", "length", "request_id", "status")  # fmt: skip
 
     def __init__(self, waiter: asyncio.Future[None], failure: Failure, request_id: bytes, sends: Sends) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.length: int | None = None
         self.complete = False
+        self.heard_at = 0.0
         self._waiter = waiter
         self._failure = failure
         self.request_id = request_id
@@ -71,11 +78,13 @@ class MemoryReply:
         self.status = status
         self.headers = {b"content-type": content_type}
         self.length = length
+        self.heard_at = self._waiter.get_loop().time()
         self._early.append(data)
         if not self._waiter.done():
             self._waiter.set_result(None)
 
     def data(self, data: bytes) -> None:
+        self.heard_at = self._waiter.get_loop().time()
         if self._data is not None:
             self._data(data)
         else:
@@ -196,9 +205,9 @@ class MemoryClient:
             self._unanswered.discard(reply)
         return reply
 
-    @staticmethod
-    def _late(reply: MemoryReply) -> None:
+    def _late(self, reply: MemoryReply) -> None:
         reply.close()
+        self._sends.failed(reply.request_id)
         reply.failed("timeout", "the engine did not begin its answer in time")
 
     def check(self, now: float) -> None:
@@ -213,6 +222,7 @@ class MemoryClient:
         """As `Client.abandon`: what has not begun to be answered fails now."""
         for reply in list(self._unanswered):
             reply.close()
+            self._sends.failed(reply.request_id)
             reply.failed("reset", "the engine no longer answers its health checks")
 
     def go_by(self, settings: object, api_key: str | None) -> None:

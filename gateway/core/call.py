@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from gateway.core.fields import DECODERS, check_unread
 from gateway.core.form import form_fields
@@ -114,6 +114,9 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     expected_tokens: int = 0  # what each sequence will probably write, 0 where nothing is known; filled in by cost.py
     shaped: int = 0  # what `asked` was cut to, 0: as asked
     predicted_wait: float = 0.0  # seconds, where it had to wait
+    usage_cut: bool = False  # its engine tells usage in every event, and the client did not ask for that
+    merged: bool = False  # made by the batcher of several clients' calls: nobody can send it again
+    sent_at: float | None = None  # when an engine was given it; None: no engine has it, or the one that had it failed
 
     @property
     def cost(self) -> int:
@@ -156,6 +159,7 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_options = msgspec.json.Decoder(dict[str, Raw] | None).decode
 _INCLUDE_USAGE = b',"stream_options":{"include_usage":true}'
+_USAGE_IN_EVERY_EVENT = b',"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
 _UNCACHED = ("audio", "tokenize")
 
 
@@ -170,12 +174,14 @@ def parse(
     now: float,
     salt: str | None = None,
     cache_salt: bytes = b"",
+    metered: bool = False,
 ) -> Call:
     """The call a client made on a forwarded route, or Refused (400) naming the header or field at fault.
 
     `headers` maps lower-cased names to their first value. `salt` separates prefix hashes and sessions; None: the
-    tenant. `cache_salt` is a field for the body of a call that an engine keeps blocks of, with a comma before it. The
-    routes answered here (`models`, `health`) have no body to parse and are not accepted.
+    tenant. `cache_salt` is a field for the body of a call that an engine keeps blocks of, with a comma before it.
+    `metered`: a limit counts its tokens, so its engine is to tell them in every event of a stream. The routes answered
+    here (`models`, `health`) have no body to parse and are not accepted.
     """
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise bad("content-encoding: this gateway reads uncompressed bodies only", "content-encoding")
@@ -204,19 +210,15 @@ def parse(
     prefix: tuple[int, ...] = ()
     data = "\0".join(prompt.parts).encode()
     stream = fields.stream is True
-    wants_usage = False
+    wants_usage = usage_cut = False
     added = b"" if route.kind in _UNCACHED else cache_salt
     if route.generates:
         n, max_tokens = _output(route.kind, fields, prompt, settings)
         hashed = data + msgspec.json.encode(prompt.ids) if prompt.ids else data
         prefix = chain(hashed, hash((model, salt)), settings.block, settings.max_blocks)
         if stream and route.kind in {"chat", "completion"}:
-            options = fields.stream_options
-            wants_usage = options.__class__ is StreamOptions and options.include_usage is True
-            if options is UNSET:
-                added += _INCLUDE_USAGE
-            elif not wants_usage:
-                body = _with_usage(body)
+            body, asking, wants_usage, usage_cut = _asking_usage(body, fields.stream_options, metered)
+            added += asking
     if added:
         # A body that was parsed is an object with at least a model: the comma is always right.
         body = body.rstrip(b" \t\r\n")[:-1] + added + b"}"
@@ -239,6 +241,7 @@ def parse(
         deadline=now + time_allowed(within, patience, settings.class_deadlines[class_name]),
         stream=stream,
         wants_usage=wants_usage,
+        usage_cut=usage_cut,
         max_tokens=max_tokens,
         n=n,
         ascii_bytes=ascii_bytes,
@@ -397,11 +400,29 @@ def _shown(value: int) -> str:
     return str(value) if value.bit_length() <= 64 else f"an integer of {value.bit_length()} bits"
 
 
-def _with_usage(body: bytes) -> bytes:
-    """`body` with stream_options.include_usage true, where the client wrote stream_options without it."""
+def _asking_usage(
+    body: bytes, options: StreamOptions | UnsetType | None, metered: bool
+) -> tuple[bytes, bytes, bool, bool]:
+    """The body and a field to add to it that ask the engine for usage; whether the client asked for it; and whether it
+    is to be taken out of the events that the client sees."""
+    if options is UNSET:
+        return body, _USAGE_IN_EVERY_EVENT if metered else _INCLUDE_USAGE, False, metered
+    wants = each = False
+    if isinstance(options, StreamOptions):
+        wants, each = options.include_usage is True, options.continuous_usage_stats is True
+    if not wants or (metered and not each):
+        body = _with_usage(body, every_event=metered)
+    return body, b"", wants, metered and not (wants and each)
+
+
+def _with_usage(body: bytes, *, every_event: bool) -> bytes:
+    """`body` with stream_options.include_usage true, where the client wrote stream_options without it; and with
+    vLLM's continuous_usage_stats, if it is to be told in every event."""
     fields = _decode_fields(body)
     options = _decode_options(fields["stream_options"]) or {}
     options["include_usage"] = Raw(b"true")
+    if every_event:
+        options["continuous_usage_stats"] = Raw(b"true")
     fields["stream_options"] = Raw(msgspec.json.encode(options))
     return msgspec.json.encode(fields)
 

@@ -51,7 +51,7 @@ def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) 
     """
     seconds = engine.tpot + engine.reading(prefill, now) / engine.prefill_rate
     young = slow_start - (now - engine.back_at)
-    if young > 0:
+    if young > 0 < slow_start:  # the asker may have looked at the clock before the engine came back
         seconds += 10.0 * seconds * young / slow_start
     return seconds
 

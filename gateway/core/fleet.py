@@ -28,6 +28,9 @@ SESSIONS_REMEMBERED = 50_000  # per engine
 PREFILL_RATE = 10_000.0  # tokens/s until first bytes teach better
 UNUSED = (0, 0)
 TPOT = 0.03  # seconds per output token until answers teach better
+PACE = 0.005  # seconds per output token at its fastest, until it is known
+FASTEST = 0.0005  # seconds per output token of any sequence
+PACE_WEIGHT = 0.02  # of one slower answer
 TPOT_TOKENS = 8  # fewer say more of the network than of the engine
 TPOT_WEIGHT = 0.1  # of one answer in the mean
 SENT_REMEMBERED = 128  # calls
@@ -120,6 +123,7 @@ class Engine:
         "misses",
         "models",
         "only_models",
+        "pace",
         "policy",
         "prefill_queued",
         "prefill_rate",
@@ -185,6 +189,7 @@ class Engine:
         self.sessions: dict[int, tuple[int, float]] = {}  # session -> tokens of its last prompt, when; in LRU order
         self.residency: Residency | None = None  # where the engine publishes what becomes of its cache
         self.tpot = TPOT
+        self.pace = PACE  # seconds per output token of its fastest answers of late: what it can have written
         self.breaker = CircuitBreaker(policy.breaker)
         self.used: dict[str, list[int]] = {}  # class -> tokens and calls that are held
         self.reserves: tuple[tuple[str, float], ...] = ()
@@ -373,6 +378,14 @@ class Engine:
         is an answer that was whole before its first token was expected."""
         if tokens >= TPOT_TOKENS:
             self.tpot += TPOT_WEIGHT * (max(0.0, seconds) / tokens - self.tpot)
+
+    def learn_pace(self, tokens: float, seconds: float) -> None:
+        """`tokens` of one sequence took `seconds` to write: the least of late, which a slower answer lifts a little. An
+        answer that came to us all at once says little: it is taken for four times as fast as the mean."""
+        if tokens >= TPOT_TOKENS:
+            each = max(seconds / tokens, self.tpot / 4, FASTEST)
+            lower = each < self.pace or self.pace == PACE
+            self.pace = each if lower else self.pace + PACE_WEIGHT * (each - self.pace)
 
     def health(self, ok: bool, now: float, trouble: Trouble | None = None) -> None:
         """One check, which met `trouble` where it is not `ok`: three misses take the engine out, two hits (one at first

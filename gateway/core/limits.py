@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -32,15 +33,16 @@ class Charge:
     """One call, taken from every bucket that counts it: 1 request each, and its estimated tokens.
 
     It ends once, by `settle`, `refund` or `keep`, whichever is first; the others then do nothing. Left as a context
-    manager without an end it is refunded: a call that nobody ran costs nothing.
+    manager without an end it is refunded: a call that nobody ran costs nothing. `settled`: tokens, once they are known.
     """
 
-    __slots__ = ("_live", "_requests", "_tokens", "beside", "reserved")
+    __slots__ = ("_live", "_requests", "_tokens", "beside", "reserved", "settled")
 
     def __init__(self, requests: Buckets, tokens: Buckets, reserved: int, *, live: bool = True) -> None:
         self._requests = requests
         self._tokens = tokens
         self.reserved = reserved
+        self.settled: int | None = None
         self.beside: Charge | None = None  # another policy's, settled as this one is
         self._live = live
 
@@ -55,6 +57,7 @@ class Charge:
         """Real usage in place of the estimate: the rest is given back, what was used beyond it becomes debt."""
         if self._live:
             self._live = False
+            self.settled = tokens
             for bucket in self._tokens:
                 bucket.add(tokens - self.reserved, now)
             if self.beside is not None:
@@ -100,13 +103,13 @@ class LimitBook:
         """Another policy. Limits that still exist keep what was taken (see Bucket.change), and calls in flight settle
         on them as if nothing had happened."""
         self._policy = policy
-        limits, tenants = policy.limits, [tenant.limits for tenant in policy.tenants.values()]
-        every: list[Limit | TenantLimits] = [limits.global_, limits.per_tenant, limits.per_class, limits.per_model]
-        every += [*limits.classes.values(), *limits.models.values()]
-        for own in tenants:
-            every += [own, *own.classes.values(), *own.models.values()]
-        self._limited = any(map(_limits, every))
-        self._named = {*limits.models, *(model for own in tenants for model in own.models)}
+        limits, tenants = policy.limits, {name: _own(tenant.limits) for name, tenant in policy.tenants.items()}
+        shared: list[Limit | TenantLimits] = [limits.global_, limits.per_tenant, limits.per_class, limits.per_model]
+        shared += [*limits.classes.values(), *limits.models.values()]
+        self._limited = any(map(_limits, [*shared, *chain.from_iterable(tenants.values())]))
+        self._counts_tokens = any(map(_counts_tokens, shared))
+        self._metered = {name for name, own in tenants.items() if any(map(_counts_tokens, own))}
+        self._named = {*limits.models, *(model for tenant in policy.tenants.values() for model in tenant.limits.models)}
         self._counts_others = _limits(limits.per_model)
         self._routes.clear()
         self._others.clear()
@@ -119,6 +122,10 @@ class LimitBook:
         for _, tenant, _, model in list(self._buckets):
             if model and not tenant and model not in self._named:
                 self._others[model] = self._at(("", "", model))
+
+    def counts_tokens(self, tenant: str) -> bool:
+        """Whether a limit counts tokens of this tenant's calls, of some class and model at least."""
+        return self._counts_tokens or tenant in self._metered
 
     def charge(self, tenant: str, class_name: str, model: str, tokens: int, now: float) -> Charge:
         """Take 1 request and `tokens` (the estimate, at least 0) from every bucket that counts the call, or from none.
@@ -219,8 +226,17 @@ class LimitBook:
         return quota if isinstance(quota, Quota) else None
 
 
+def _own(limits: TenantLimits) -> list[Limit | TenantLimits]:
+    """A tenant's own limits, at every level."""
+    return [limits, *limits.classes.values(), *limits.models.values()]
+
+
 def _limits(limit: Limit | TenantLimits) -> bool:
-    return isinstance(limit.requests, Quota) or isinstance(limit.tokens, Quota)
+    return isinstance(limit.requests, Quota) or _counts_tokens(limit)
+
+
+def _counts_tokens(limit: Limit | TenantLimits) -> bool:
+    return isinstance(limit.tokens, Quota)
 
 
 # -- a tenant's own words -------------------------------------------------------------------------------------------

@@ -169,6 +169,7 @@ def merge(pieces: Sequence[Piece]) -> Call:
         deadline=min([call.deadline for call in calls]),
         ttft_by=min([call.ttft_by for call in calls]),
         session=0,
+        merged=True,
         body=msgspec.json.encode(body),
         **{name: sum([getattr(call, name) for call in calls]) for name in _SUMMED},
     )

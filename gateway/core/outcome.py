@@ -140,6 +140,12 @@ class Refused(Exception):
         self._own: tuple[int, bytes] | None = None
         self._jittered = False
 
+    def copy(self) -> Refused:
+        """The same refusal for one more caller, with a traceback of its own."""
+        other = Refused(self.outcome, self.message)
+        vars(other).update(vars(self))
+        return other
+
     def replace(self, status: int, body: bytes) -> None:
         """Answer this status and JSON instead: a tenant's own words."""
         self._own = status, body

@@ -133,7 +133,10 @@ class Pressure:
         return min(1.0, max(0.0, (offered.rate(now) / served - UNCROWDED) / (1.0 - UNCROWDED)))
 
     def place(self, queues: Queues, call: Call, now: float) -> float | None:
-        """Seconds after which a call that is refused may come back and find a place; None: there is none."""
+        """Seconds after which a call that is refused may come back and find a place; None: there is none, as for a
+        merged call, which no client can repeat."""
+        if call.merged:
+            return None
         places = self.places[call.class_name]
         own, fair = queues.own_ahead(call, now)
         booked = (places.ahead(now) + call.cost) / SHARE

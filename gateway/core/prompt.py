@@ -30,6 +30,7 @@ class Message(msgspec.Struct, gc=False):
 
 class StreamOptions(msgspec.Struct, gc=False):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Body(msgspec.Struct, gc=False):

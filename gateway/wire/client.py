@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import ssl as tls
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -195,6 +196,11 @@ class Reply:
         self.status = connection.status
         self.headers = connection.headers
         self.length = connection.length
+
+    @property
+    def heard_at(self) -> float:
+        """When its last bytes came, in seconds of the loop's clock; -inf once closed."""
+        return -math.inf if self._connection is None else self._connection.heard_at
 
     @property
     def complete(self) -> bool:

@@ -345,6 +345,11 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     @property
+    def heard_at(self) -> float:
+        """When bytes came last, or reading was taken up again."""
+        return self._progress_at
+
+    @property
     def reusable(self) -> bool:
         """Whether another request may follow: both directions are over, and nothing else has come."""
         return (

@@ -29,6 +29,12 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
+def so_far(choice: Choice, generation: Generation) -> dict[str, Any]:
+    """What vLLM tells in every event, if asked to: the usage of the one choice."""
+    prompt, completion = generation.prompt, choice.sent
+    return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+
 def usage(generation: Generation) -> dict[str, Any]:
     """OpenAI's usage object, in tokens."""
     prompt, completion, cached = generation.prompt, generation.completion, generation.cached
@@ -78,27 +84,25 @@ class OpenAIForm:
         events = []
         for choice in generation.choices:
             delta: dict[str, Any] = {"role": "assistant", "content": ""}
-            events.append(self._event(choice.index, encode(delta), b"null", generation if self.continuous else None))
+            events.append(self._event(choice, encode(delta), b"null"))
             if self.call is not None:
                 function = {"name": self.call, "arguments": ""}
                 call = {"id": tools.call_id(self.id, choice.index), "type": "function", "index": 0}
                 delta = {"tool_calls": [call | {"function": function}]}
-                events.append(self._event(choice.index, encode(delta), b"null", None))
+                events.append(self._event(choice, encode(delta), b"null"))
         return b"".join(events)
 
     def delta(self, choice: Choice, word: bytes) -> bytes:
         if self.call is None and len(word) == tokens.BYTES and not self.continuous and self.logprobs is None:
             frame = self._frames.get(choice.index)
             if frame is None:
-                before, _, after = self._event(choice.index, self._said(PLACE), b"null", None).rpartition(PLACE)
+                before, _, after = self._event(choice, self._said(PLACE), b"null").rpartition(PLACE)
                 frame = self._frames[choice.index] = (before, after)
             return frame[0] + word + frame[1]
-        generation = choice.answer
-        told = generation if self.continuous and isinstance(generation, Generation) else None
-        return self._event(choice.index, self._said(word), b"null", told, [word])
+        return self._event(choice, self._said(word), b"null", [word])
 
     def last(self, choice: Choice, word: bytes) -> bytes:
-        return self._event(choice.index, self._said(word), encode(self.reason(choice)), None, [word])
+        return self._event(choice, self._said(word), encode(self.reason(choice)), [word])
 
     def closing(self, generation: Generation) -> bytes:
         if not self.usage:
@@ -165,16 +169,14 @@ class OpenAIForm:
             "top_logprobs": [{word.decode(): even for word in tokens.WORDS[:most]} for _ in texts],
         }
 
-    def _event(
-        self, index: int, said: bytes, reason: bytes, told: Generation | None, words: list[bytes] | None = None
-    ) -> bytes:
+    def _event(self, choice: Choice, said: bytes, reason: bytes, words: list[bytes] | None = None) -> bytes:
         field = b"delta" if self.chat else b"text"
         probable = b"null" if words is None or self.logprobs is None else encode(self._told(words))
         data = b'%b,"choices":[{"index":%d,"%b":%b,"logprobs":%b,"finish_reason":%b}]' % (
-            *(self._start, index, field, said, probable, reason),
+            *(self._start, choice.index, field, said, probable, reason),
         )
-        if told is not None:
-            data += b',"usage":' + encode(usage(told))
+        if self.continuous and isinstance(choice.answer, Generation):
+            data += b',"usage":' + encode(so_far(choice, choice.answer))
         return chunk(data + b"}\n\n")
 
 

@@ -25,6 +25,7 @@ def call(
     settings: CallSettings | None = None,
     tenant: str = "t",
     salt: str | None = None,
+    metered: bool = False,
 ) -> Call:
     data = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
     fields = {name.encode(): value.encode("latin-1") for name, value in (headers or {}).items()}
@@ -37,6 +38,7 @@ def call(
         tenant=tenant,
         now=100.0,
         salt=salt,
+        metered=metered,
     )
 
 
@@ -691,6 +693,27 @@ def test_the_clients_own_stream_options_are_kept(options: Any, sent: dict[str, A
     made = call(body)
     assert json.loads(made.body) == {**body, "stream_options": sent}
     assert not made.wants_usage
+
+
+EACH = {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "wants"),
+    [("", False), ({}, False), (None, False), (USAGE, True), ({"continuous_usage_stats": True}, False), (EACH, True)],
+)
+def test_where_tokens_are_limited_usage_is_asked_of_every_event(options: Any, wants: bool) -> None:
+    body = {**CHAT, "stream": True} | ({} if options == "" else {"stream_options": options})
+    made = call(body, metered=True)
+    assert json.loads(made.body)["stream_options"] == EACH
+    assert (made.wants_usage, made.usage_cut) == (wants, options is not EACH)
+    for path, plain in (
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", {"model": "m", "input": "x", "stream": True}),
+        ("/v1/messages", {**CHAT, "max_tokens": 5, "stream": True}),
+    ):
+        data = json.dumps(plain).encode()
+        assert call(data, path, metered=True).body is data
 
 
 def test_a_body_that_asks_for_usage_is_untouched() -> None:

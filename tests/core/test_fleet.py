@@ -6,7 +6,9 @@ import pytest
 
 from gateway.core.choice import predicted_ttft
 from gateway.core.fleet import (
+    FASTEST,
     MOST_SPREAD,
+    PACE,
     PREFILL_RATE,
     PREFIX_BLOCKS_REMEMBERED,
     RATE_TOKENS,
@@ -448,6 +450,23 @@ def test_time_per_token_is_a_mean_over_answers_that_are_long_enough() -> None:
     for _ in range(200):
         e.learn_tpot(100, -3.0)  # the first token was expected later than the last one came
     assert 0.0 <= e.tpot < 1e-6
+
+
+def test_the_pace_is_of_the_fastest_answers_of_late() -> None:
+    e = engine()
+    e.learn_pace(TPOT_TOKENS - 1, 1.0)
+    assert e.pace == PACE
+    e.learn_pace(100, 4.0)
+    assert e.pace == 0.04, "the first that is known"
+    e.learn_pace(100, 2.0)
+    assert e.pace == 0.02
+    e.learn_pace(100, 4.0)
+    assert 0.02 < e.pace < 0.021
+    e.learn_pace(100, 0.0)
+    assert e.pace == TPOT / 4, "it came all at once"
+    e.tpot = 0.0
+    e.learn_pace(100, -1.0)
+    assert e.pace == FASTEST
 
 
 def test_sessions_are_trusted_for_a_time_and_bounded() -> None:

@@ -431,3 +431,21 @@ def test_the_model_that_makes_room_is_the_one_unused_for_longest(monkeypatch: py
         take(it, ("a", "default", model))
     take(it, ("a", "default", "z"), now=100.6)
     assert list(it._others) == ["x", "z"], "y had drained, x had not"
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_a", "expected"),
+    [
+        ("{}", "{}", (False, False)),
+        ("{per_tenant: {requests: 1/s}}", "{requests: 1/s}", (False, False)),
+        ("{}", "{tokens: 1/s}", (True, False)),
+        ("{}", "{models: {m: {tokens: 1/s}}}", (True, False)),
+        ("{}", "{classes: {default: {tokens: 1/s}}}", (True, False)),
+        ("{per_tenant: {tokens: 1/s}}", "{}", (True, True)),
+        ("{global: {tokens: 1/s}}", "{}", (True, True)),
+        ("{classes: {default: {tokens: 1/s}}}", "{}", (True, True)),
+    ],
+)
+def test_whose_tokens_are_counted(of_all: str, of_a: str, expected: tuple[bool, bool]) -> None:
+    it = book(of_all, f"{{a: {{limits: {of_a}}}, b: {{}}}}")
+    assert (it.counts_tokens("a"), it.counts_tokens("b")) == expected

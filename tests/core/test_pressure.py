@@ -134,6 +134,14 @@ def test_a_place_is_not_due_before_what_waits_has_drained_and_never_at_once() ->
     assert pressure.place(queues, call(body=b"2"), 1.0) == pytest.approx(8.0)
 
 
+def test_no_place_for_what_no_client_can_repeat() -> None:
+    pressure, queues = draining(), Queues(POLICY.classes)
+    merged = call(body=b"1")
+    merged.merged = True
+    assert pressure.place(queues, merged, 1.0) is None
+    assert not len(pressure.places["default"])
+
+
 def test_no_place_beyond_a_minute() -> None:
     pressure, queues = draining(), Queues(POLICY.classes)
     for _ in range(61):

@@ -260,3 +260,105 @@ def test_a_chunk_passes_unread_only_if_nothing_in_it_concerns_us(event: bytes, h
     reader = SSEUsage(hide=True)
     reader.feed(held)
     assert reader.passes(b"%x\r\n%b\r\n" % (len(event), event)) is expected
+
+
+# -- usage in every event ---------------------------------------------------------------------------------------------
+
+
+def counted(prompt: int, completion: int, **more: Any) -> dict[str, Any]:
+    return {
+        "usage": {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion},
+        **more,
+    }
+
+
+def every(text: str, completion: int, index: int = 0, **more: Any) -> bytes:
+    """An event as vLLM writes it with continuous_usage_stats, which tells what its choice has."""
+    choice = {"index": index, "delta": {"content": text}}
+    return event({"id": "c", "choices": [choice], **counted(12, completion, **more)})
+
+
+def bare(text: str, index: int = 0) -> bytes:
+    return event({"id": "c", "choices": [{"index": index, "delta": {"content": text}}]})
+
+
+def meter(n: int = 1, **how: Any) -> SSEUsage:
+    return SSEUsage(hide=True, cut=True, single=n == 1, **how)
+
+
+def test_the_usage_of_every_event_is_taken_out_and_the_last_is_known_when_a_stream_is_left() -> None:
+    reader = meter()
+    for number in range(1, 6):
+        assert reader.feed(every(f"w{number}", number)) == bare(f"w{number}")
+    reader.sum_up()
+    assert (numbers(reader), reader.whole) == ((12, 5, None), False)
+    assert reader.feed(event({"choices": [], **counted(12, 6)})) == b""
+    reader.sum_up()
+    assert (numbers(reader), reader.whole) == ((12, 6, None), True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        every("x", 3) + every("y", 4),  # two at once
+        every("x", 4, system_fingerprint="f"),  # another field after it
+        event(delta("usage", usage={"prompt_tokens": 12, "completion_tokens": 4, "prompt_tokens_details": {"a": 1}})),
+        event(delta('","usage":{"', **counted(12, 4))),
+        event({"usage": counted(12, 4)["usage"], "choices": [{"index": 0, "delta": {"name": "usage"}}]}),
+        event(delta("x", **counted(12, 4)), end="\r\n"),
+        event(delta("x", **counted(12, 4)), name="chunk"),
+    ],
+)
+@pytest.mark.parametrize("single", [True, False])
+def test_it_is_taken_out_however_it_is_written(said: bytes, single: bool) -> None:
+    reader = SSEUsage(hide=True, cut=True, single=single)
+    shown = reader.feed(said[:20]) + reader.feed(said[20:])
+    reader.sum_up()
+    assert numbers(reader) == (12, 4, None)
+    for before, after in zip(said.splitlines(), shown.splitlines(), strict=True):
+        if before.startswith(b"data: "):
+            expected = json.loads(before[6:])
+            del expected["usage"]
+            assert json.loads(after[6:]) == expected
+        else:
+            assert before == after
+
+
+def test_what_each_of_several_sequences_has_is_summed() -> None:
+    reader = meter(n=3)
+    for completion in range(1, 8):
+        for index in range(3):
+            assert reader.feed(every("x", completion + index, index)) == bare("x", index)
+    reader.sum_up()
+    assert numbers(reader) == (12, 7 + 8 + 9, None)
+
+
+def test_choices_without_end_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "MAX_CHOICES", 2)
+    reader = meter(n=3)
+    for index in range(9):
+        reader.feed(every("x", 1, index))
+    assert reader.completion_tokens == 2
+
+
+def test_whoever_wants_the_usage_of_every_event_gets_it() -> None:
+    reader = SSEUsage(hide=False)
+    assert reader.feed(every("x", 3)) == every("x", 3)
+    assert (numbers(reader), reader.whole) == ((12, 3, None), False)
+
+
+def test_a_usage_that_cannot_be_read_goes_on_as_it_came() -> None:
+    reader = meter()
+    said = b'data: {"choices":[{"index":0}],"usage":{"prompt_tokens":-1}}\n\n'
+    assert reader.feed(said) == said
+    reader.sum_up()
+    assert numbers(reader) == (None, None, None)
+
+
+def test_the_beginning_of_a_message_does_not_tell_of_its_whole() -> None:
+    reader = SSEUsage(hide=False)
+    message = {"type": "message", "usage": {"input_tokens": 9, "output_tokens": 1}}
+    reader.feed(event({"type": "message_start", "message": message}, "message_start"))
+    assert (numbers(reader), reader.whole) == ((9, 1, None), False)
+    reader.feed(event({"type": "message_delta", "usage": {"input_tokens": 9, "output_tokens": 40}}, "message_delta"))
+    assert (numbers(reader), reader.whole) == ((9, 40, None), True)

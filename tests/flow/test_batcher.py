@@ -329,14 +329,19 @@ def test_what_no_input_is_the_cause_of_is_everybodys(status: int) -> None:
 def refusing(outcome: Outcome) -> Callable[[Call], Exchanged | None]:
     def fails(call: Call) -> Exchanged | None:
         if "+" in call.request_id:
-            raise Refused(outcome, "no", param="p", code="c", retry_after=3.0, headers=b"x: y\r\n")
+            raise Refused(
+                outcome, "no", param="p", code="c", retry_after=3.0, headers=b"x: y\r\n",
+                retry=False, limit="1/h requests", kept=True, reason="no_memory",
+            )  # fmt: skip
         return None
 
     return fails
 
 
-@pytest.mark.parametrize("outcome", [Outcome.TOO_LARGE, Outcome.HOPELESS, Outcome.BAD_REQUEST])
-def test_what_is_refused_for_its_size_goes_singly(outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    "outcome", [Outcome.TOO_LARGE, Outcome.HOPELESS, Outcome.BAD_REQUEST, Outcome.QUEUE_FULL, Outcome.SHED]
+)
+def test_what_is_refused_for_its_size_or_told_a_time_goes_singly(outcome: Outcome) -> None:
     async def scenario(world: World) -> None:
         await world.warm()
         world.fails = refusing(outcome)
@@ -347,7 +352,7 @@ def test_what_is_refused_for_its_size_goes_singly(outcome: Outcome) -> None:
     virtual(scenario)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.QUEUE_FULL, Outcome.EXPIRED, Outcome.UPSTREAM, Outcome.DRAINING])
+@pytest.mark.parametrize("outcome", [Outcome.MODEL_UNAVAILABLE, Outcome.EXPIRED, Outcome.UPSTREAM, Outcome.DRAINING])
 def test_any_other_refusal_is_everybodys_own(outcome: Outcome) -> None:
     async def scenario(world: World) -> None:
         await world.warm()
@@ -358,6 +363,7 @@ def test_any_other_refusal_is_everybodys_own(outcome: Outcome) -> None:
             assert isinstance(error, Refused)
             assert (error.outcome, error.message, error.param, error.code) == (outcome, "no", "p", "c")
             assert (error.retry_after, error.headers) == (3.0, b"x: y\r\n")
+            assert (error.retry, error.limit, error.kept, error.reason) == (False, "1/h requests", True, "no_memory")
         assert len(world.sent) == 1
 
     virtual(scenario)
@@ -453,6 +459,45 @@ def test_after_it_was_sent_the_rest_go_on_and_the_last_takes_the_request_along()
         await asyncio.wait(tasks)
         await asyncio.sleep(0)
         assert (world.open, world.cancelled) == (0, 1)
+
+    virtual(scenario)
+
+
+def test_who_leaves_is_known_to_have_been_with_an_engine_or_not() -> None:
+    async def scenario(world: World) -> None:
+        calls = [world.call(text) for text in "abcd"]
+
+        async def asks(call: Call) -> None:
+            piece = world.batcher.piece(call)
+            assert piece is not None
+            await world.batcher.answer(piece)
+
+        async def left(tasks: list[asyncio.Task[None]], leaving: int) -> None:
+            tasks[leaving].cancel()
+            await asyncio.wait((tasks[leaving],))
+
+        await world.warm()
+        tasks = [asyncio.create_task(asks(call)) for call in calls]
+        await asyncio.sleep(0.001)
+        await left(tasks, 0)
+        assert calls[0].sent_at is None, "its batch was still open"
+        await asyncio.sleep(0.05)
+        await left(tasks, 1)
+        assert calls[1].sent_at == world.loop.time(), "no engine has it yet, and one will: for the others"
+        world.sent[0][1].sent_at = 7.0
+        await left(tasks, 2)
+        await left(tasks, 3)
+        assert (calls[2].sent_at, calls[3].sent_at) == (7.0, 7.0)
+        await asyncio.sleep(0)
+
+        await world.warm()
+        calls = [world.call(text) for text in "ab"]
+        tasks = [asyncio.create_task(asks(call)) for call in calls]
+        await asyncio.sleep(0.05)
+        await left(tasks, 0)
+        await left(tasks, 1)
+        assert calls[1].sent_at is None, "it was the last, and no engine had it"
+        await asyncio.sleep(0)
 
     virtual(scenario)
 

@@ -67,5 +67,8 @@ UNCHARGED = Mutant(Line, "take", "account.counter += ticket.charge / account.wei
 # Whose head was read last pays, though its body is still coming and this one's has come.
 ANOTHERS_ACCOUNT = Mutant(Pipeline, "call", "if self._whose is request:", "if True:")
 
+# A call that its own deadline ends before the first byte is refunded, though an engine was made to work for it.
+REFUNDED_EXPIRY = Mutant(Pipeline, "_granted", "except (asyncio.CancelledError, Refused):", "except ZeroDivisionError:")
+
 # What an engine has evicted stays in the picture of its cache.
 NEVER_EVICTED = Mutant(Residency, "_removed", "stored.pop(", "stored.get(")

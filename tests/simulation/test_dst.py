@@ -22,6 +22,7 @@ from tests.simulation.mutants import (
     LOST_WAKE_UP,
     NEVER_EVICTED,
     PREDICTED_AT_ONCE,
+    REFUNDED_EXPIRY,
     UNCHARGED,
     Mutant,
 )
@@ -35,6 +36,7 @@ FOUND = {
     "late at once": (LATE_AT_ONCE, "past its deadline"),
     "uncharged": (UNCHARGED, "which is unfair by"),
     "another's account": (ANOTHERS_ACCOUNT, "is the tenant"),
+    "refunded expiry": (REFUNDED_EXPIRY, "tokens written for it, and nothing was charged"),
     "never evicted": (NEVER_EVICTED, "are taken for cached"),
     "predicted at once": (PREDICTED_AT_ONCE, "is not granted at once though"),
 }
