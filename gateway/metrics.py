@@ -73,6 +73,7 @@ class Metrics(Collector):
         self._batcher = batcher
         self.shadow: Shadow | None = None
         self.more: Callable[[], Iterable[Metric]] = tuple  # what others have counted
+        self.lost_lines: Callable[[], int] = int  # of the log and of standard error
         self.policy_status: Callable[[], PolicyStatus] = PolicyStatus
         self._waits: dict[str, tuple[Histogram, Histogram]] = {}  # class -> predicted wait, its error
         self._cancelled: dict[str, int] = {}
@@ -150,6 +151,11 @@ class Metrics(Collector):
         for status, count in self._refusals().items():
             refusals.add_metric((str(status),), count)
         yield refusals
+        yield CounterMetricFamily(
+            "weir_log_lines_lost",
+            "Lines of the call log and of standard error that were lost.",
+            value=self.lost_lines(),
+        )
         yield from self._decisions()
         if self.shadow is not None:
             yield from _shadow_decisions(self.shadow)

@@ -35,6 +35,7 @@ from gateway.core.policy_status import PolicyStatus
 from gateway.descriptors import raised, shared_out, warning
 from gateway.embedded import READY_WITHIN, Embedded, EmbeddedFleet
 from gateway.embedded_sidecar import EmbeddedSidecar
+from gateway.lines import LineWriter, standard_error
 from gateway.loading import Configuration, LoadError, load
 from gateway.own_token import OwnToken
 from gateway.reload import PolicyFile
@@ -79,11 +80,13 @@ class StartError(Exception):
 def run(options: Options) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     sys.setswitchinterval(SWITCH)
-    uvloop.run(serve(options, raised()))
+    with standard_error() as errors:
+        uvloop.run(serve(options, raised(), errors))
 
 
-async def serve(options: Options, open_files: int) -> None:
-    """The whole life of a gateway process, which may have so many files open, from first object to last."""
+async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
+    """The whole life of a gateway process, from first object to last. `open_files`: how many it may have; `errors`
+    writes to standard error."""
     async with AsyncExitStack() as stack:
         signals = Signals(asyncio.get_running_loop())
         stack.callback(signals.close)
@@ -99,7 +102,7 @@ async def serve(options: Options, open_files: int) -> None:
                 entries += [EngineEntry(url=url) for url in await _embedded(embedded, group)]
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
         try:
-            log = _call_log(options.log)
+            log = _call_log(options.log, errors)
             gateway = Gateway(
                 configuration.policy,
                 entries,
@@ -115,6 +118,7 @@ async def serve(options: Options, open_files: int) -> None:
         except ApplyError as error:
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
+        gateway.metrics.lost_lines = partial(_lost_lines, errors, log)
         _warn(open_files, configuration.policy)
         gateway.pipeline.parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
         if file is not None:
@@ -125,7 +129,7 @@ async def serve(options: Options, open_files: int) -> None:
             shadow_file.start(gateway.apply_shadow)
             stack.push_async_callback(shadow_file.aclose)
         secure, context = _certificate(options, gateway.server.go_by, stack)
-        signals.on_hangup(partial(_reload, [each for each in (file, shadow_file, secure) if each is not None]))
+        signals.on_hangup(partial(_reload, [each for each in (file, shadow_file, secure) if each is not None], log))
         app = control_app(
             gateway.fleet,
             gateway.dispatch,
@@ -207,10 +211,16 @@ def _configuration(
         raise StartError(str(error)) from error
 
 
-def _reload(files: list[PolicyFile]) -> None:
-    """Read them now, changed or not."""
+def _reload(files: list[PolicyFile], log: CallLog | None) -> None:
+    """Read them now, changed or not, and open the log anew if it was moved."""
     for file in files:
         file.ask()
+    if log is not None:
+        log.lines.look()
+
+
+def _lost_lines(errors: LineWriter, log: CallLog | None) -> int:
+    return errors.lost + (log.lines.lost if log is not None and log.lines is not errors else 0)
 
 
 def _say(line: str) -> None:
@@ -265,13 +275,13 @@ async def _embedded_sidecar(sidecar: EmbeddedSidecar, control: str, token: str, 
         raise StartError(str(error)) from error
 
 
-def _call_log(where: str) -> CallLog | None:
+def _call_log(where: str, errors: LineWriter) -> CallLog | None:
     if where == "none":
         return None
     if where == "-":
-        return CallLog(2)
+        return CallLog(errors)
     try:
-        return CallLog(os.open(where, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
+        return CallLog(LineWriter.at(Path(where), _say))
     except OSError as error:
         raise StartError(f"--log: {error}") from error
 

@@ -1,0 +1,242 @@
+"""Lines on their way to a file, a pipe or a terminal, which may be full, slow or gone: whoever writes one never waits.
+
+One daemon thread per output writes what has gathered. Memory is bounded: beyond `LIMIT` bytes lines are dropped. A line
+that cannot be written is lost, too. Both are counted (`lost`), and told in one line when writing works again. A line
+that a full disk has torn is ended first, so that the next one begins where readers expect it. The thread does not keep
+the process from ending: the last lines get `CLOSE_WITHIN` seconds.
+
+A file that was moved or deleted, as log rotation does, is opened anew under its path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO, cast
+
+EVERY = 0.25  # seconds between writes of what is in no hurry
+LIMIT = 8 * 1024 * 1024  # bytes waiting to be written
+CLOSE_WITHIN = 2.0  # seconds
+FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+MODE = 0o640
+
+
+class LineWriter:
+    """Writes to the descriptor `fd`, which was opened at `path` if it is a file that may be moved. `say` takes lines
+    for the operator about this output, and has another one. Every method may be called from any thread."""
+
+    def __init__(self, fd: int, path: Path | None = None, say: Callable[[str], None] = lambda _: None) -> None:
+        self.lost = 0  # lines, since the start
+        self._fd = fd
+        self._path = path
+        self._say = say
+        self._lock = threading.Lock()
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._taken = self._done = 0  # lines that came, and those of them that are written or lost
+        self._untold = 0  # lost lines that no line has told of
+        self._wanted = threading.Event()  # there is something to do
+        self._hurry = threading.Event()
+        self._thread: threading.Thread | None = None
+        # The thread's own from here on.
+        self._error = ""
+        self._failed = False
+        self._stuck = False
+        self._torn = path is not None and _ends_torn(path)
+
+    @classmethod
+    def at(cls, path: Path, say: Callable[[str], None]) -> LineWriter:
+        """Append to a file, made if need be. Raises OSError."""
+        return cls(os.open(path, FLAGS, MODE), path, say)
+
+    def write(self, line: bytes, *, hurry: bool = False) -> None:
+        """Take a line with its end. `hurry`: write it now, and not with others that gather meanwhile."""
+        with self._lock:
+            if self._size > LIMIT:
+                self.lost += 1
+                self._untold += 1
+                return
+            self._lines.append(line)
+            self._size += len(line)
+            self._taken += 1
+        self._wake(hurry=hurry)
+
+    def look(self) -> None:
+        """See now whether the file has been moved."""
+        if self._path is not None:
+            self._wake(hurry=True)
+
+    def drain(self) -> None:
+        """Write what is left, in bounded time."""
+        for pause in self._pauses():
+            time.sleep(pause)
+
+    async def adrain(self) -> None:
+        """`drain`, in a running loop."""
+        for pause in self._pauses():
+            await asyncio.sleep(pause)
+
+    def _pauses(self) -> Iterator[float]:
+        """Times to wait until everything that has come is written, or the patience ends."""
+        wanted, until = self._taken, time.monotonic() + CLOSE_WITHIN
+        while self._done < wanted and time.monotonic() < until:
+            self._wake(hurry=True)
+            yield 0.002
+
+    def _wake(self, *, hurry: bool) -> None:
+        if hurry:
+            self._hurry.set()
+        if not self._wanted.is_set():
+            self._wanted.set()
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="weir-lines", daemon=True)
+                    self._thread.start()
+
+    # -- in the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._hurry.wait(EVERY)
+            self._wanted.clear()
+            self._hurry.clear()
+            with self._lock:
+                lines, self._lines, self._size = self._lines, [], 0
+            self._find_again()
+            if lines:
+                data = b"".join(lines)
+                left = self._write(data) if self._told() else len(data)
+                with self._lock:
+                    lost = data[-left:].count(b"\n") if left else 0
+                    self.lost += lost
+                    self._untold += lost
+                    self._done += len(lines)
+
+    def _told(self) -> bool:
+        """Tell of lost lines, if there are any. False: that line cannot be written either."""
+        untold = self._untold
+        if not untold:
+            return True
+        error = b',"error":"%b"' % self._error.encode() if self._error else b""
+        if self._write(b'{"ts":%.3f,"dropped_lines":%d%b}\n' % (time.time(), untold, error)):
+            return False
+        with self._lock:
+            self._untold -= untold
+        if self._failed:
+            self._say(f"{self._path}: can be written again; {untold} lines were lost")
+        self._failed, self._error = False, ""
+        return True
+
+    def _write(self, data: bytes) -> int:
+        """Write all of it, however long that takes. How many bytes could not be written."""
+        if self._torn:
+            data = b"\n" + data
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except BlockingIOError:  # whoever shares the descriptor has made it so
+                _wait_until_writable(self._fd)
+            except OSError as error:
+                written = len(data) - len(view)
+                if written:
+                    self._torn = data[written - 1 : written] != b"\n"
+                self._failing(error.strerror or str(error))
+                return len(view)
+        self._torn = False
+        return 0
+
+    def _failing(self, error: str) -> None:
+        self._error = error
+        if not self._failed:
+            self._failed = True
+            self._say(f"{self._path}: cannot be written: {error}; lines are lost until it can")
+
+    def _find_again(self) -> None:
+        """Open the path anew where it is no longer the file that is open."""
+        if self._path is None:
+            return
+        try:
+            now, own = os.stat(self._path), os.fstat(self._fd)
+            if (now.st_dev, now.st_ino) == (own.st_dev, own.st_ino):
+                return
+        except OSError:  # it is not there: it is made again
+            pass
+        try:
+            opened = os.open(self._path, FLAGS, MODE)
+        except OSError as error:
+            if not self._stuck:
+                self._stuck = True
+                self._say(
+                    f"{self._path}: cannot be opened again: {error.strerror}; lines go into the file that was moved"
+                )
+            return
+        os.close(self._fd)
+        self._fd, self._torn, self._stuck = opened, _ends_torn(self._path), False
+
+
+class ErrorOutput:
+    """Standard error as a text stream that blocks nobody: prints, logs and tracebacks go through a LineWriter."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, lines: LineWriter) -> None:
+        self._lines = lines
+        self._part = threading.local()
+
+    def write(self, text: str) -> int:
+        """Gather text of this thread up to the end of its line."""
+        gathered = getattr(self._part, "text", "") + text
+        whole, end, self._part.text = gathered.rpartition("\n")
+        if end:
+            self._lines.write((whole + end).encode(self.encoding, self.errors), hurry=True)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing to do: the thread writes at once."""
+
+    def isatty(self) -> bool:
+        return os.isatty(self.fileno())
+
+    def fileno(self) -> int:
+        return 2
+
+
+@contextlib.contextmanager
+def standard_error() -> Iterator[LineWriter]:
+    """`sys.stderr` through a LineWriter, until the end of the block; what is left is written then, in bounded time."""
+    lines, before = LineWriter(2), sys.stderr
+    sys.stderr = cast(TextIO, ErrorOutput(lines))
+    try:
+        yield lines
+    finally:
+        sys.stderr = before
+        lines.drain()
+
+
+def _wait_until_writable(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    poll.poll(1000)
+
+
+def _ends_torn(path: Path) -> bool:
+    """Whether a file ends in the middle of a line, as after a full disk. What cannot be read is taken for whole."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size  # 0 of a pipe or a device
+            return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
