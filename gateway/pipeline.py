@@ -43,12 +43,15 @@ from gateway.core.unrouted import canonical, no_method, no_route
 from gateway.core.verdict import Verdict
 from gateway.core.vllm import error_object
 from gateway.dispatch import Dispatch, Grant
+from gateway.outcome_help import outcome_help
 from gateway.relay import Relay
 from gateway.wire.client import EngineError, Reply
 from gateway.wire.server import Request, Responder, answer
 
 JSON = b"content-type: application/json\r\n"
+TEXT = b"content-type: text/plain; charset=utf-8\r\n"
 
+ANSWERED_HERE = ("models", "health", "help")
 MERGED = ("embedding", "rerank", "score")  # kinds of route the batcher may merge
 Asked = Callable[[Callable[[], object], float], Awaitable[None]]
 
@@ -111,6 +114,7 @@ class Pipeline:
         self._listing: set[asyncio.Task[None]] = set()
         self._whose: Request | None = None  # the request whose head was read last, and its account
         self._account: Account | None = None
+        self._help = outcome_help()
         self._id_prefix = secrets.token_hex(6)
         self._ids = count(1)
 
@@ -132,7 +136,7 @@ class Pipeline:
                 if allowed is not None:
                     return answer(204, allowed, b"")
             refused = no_method(request.method, route)
-        elif route.kind == "health":
+        elif route.kind in ("health", "help"):
             request.limit = 0  # nobody has said who he is
             return None
         else:
@@ -160,7 +164,7 @@ class Pipeline:
         origins = self.snapshot.policy.cors.origins
         if origins:
             responder.lines = shared_lines(request.fields, origins)
-        if route.kind in ("models", "health"):
+        if route.kind in ANSWERED_HERE:
             self._answer_here(request, responder, route)
             return
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
@@ -174,6 +178,14 @@ class Pipeline:
         responder.watch(live.leave)
 
     def _answer_here(self, request: Request, responder: Responder, route: Route) -> None:
+        id = b"x-request-id: %b\r\n" % self._request_id(request).encode()
+        if route.kind == "help":
+            page = self._help.get(request.path.rstrip(b"/"))
+            if page is None:
+                responder.send(404, JSON + id, no_route(request.method, request.path).body())
+            else:
+                responder.send(200, TEXT + id, page)
+            return
         if route.kind == "models":
             account = self.snapshot.tenants.identify(request.fields, request.peer)
             if self.fleet.unasked:
@@ -186,7 +198,7 @@ class Pipeline:
             able = self.fleet.expected or any(engine.up for engine in self.fleet)
             up = able and not self.dispatch.leaving
             status, body = (200, b"{}") if up else (503, b'{"status":"no engine is up, or shutting down"}')
-        responder.send(status, JSON + b"x-request-id: %b\r\n" % self._request_id(request).encode(), body)
+        responder.send(status, JSON + id, body)
 
     async def _list_later(self, request: Request, responder: Responder, account: Account) -> None:
         """The list of models, once every engine has been asked."""

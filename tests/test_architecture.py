@@ -41,6 +41,7 @@ LEVELS = {
             "kv_events",
             "loading",
             "metrics",
+            "outcome_help",
             "relay",
             "reload",
             "sidecar_metrics",

@@ -23,7 +23,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the fixed route table.
 
     `kind` is `chat`, `completion`, `response`, `message` (these generate tokens), `embedding`, `rerank`, `score`,
-    `pooling`, `classify`, `tokenize`, `audio` (these do not), or `models`, `health` (answered here).
+    `pooling`, `classify`, `tokenize`, `audio` (these do not), or `models`, `health`, `help` (answered here).
     """
 
     path: str
@@ -54,12 +54,14 @@ def _routes() -> dict[bytes, Route]:
         Route(path="/v1/models", kind="models", methods=("GET", "HEAD"), media=False),
         Route(path="/health", kind="health", methods=("GET", "HEAD"), media=False),
         Route(path="/ping", kind="health", methods=("GET", "HEAD", "POST"), media=False),
+        Route(path="/outcomes", kind="help", methods=("GET", "HEAD"), media=False),
     ]
     return {row.path.encode(): row for row in rows}
 
 
 ROUTES = _routes()
 MODEL_ROUTE = Route(path="/v1/models/{id}", kind="models", methods=("GET", "HEAD"), media=False)
+HELP_ROUTE = Route(path="/outcomes/{reason}", kind="help", methods=("GET", "HEAD"), media=False)
 
 
 def route_of(path: bytes) -> Route | None:
@@ -67,6 +69,8 @@ def route_of(path: bytes) -> Route | None:
     route = ROUTES.get(path)
     if route is None and path.startswith(b"/v1/models/") and len(path) > len(b"/v1/models/"):
         return MODEL_ROUTE
+    if route is None and path.startswith(b"/outcomes/"):
+        return HELP_ROUTE
     return route
 
 
@@ -181,7 +185,7 @@ def parse(
     `headers` maps lower-cased names to their first value. `salt` separates prefix hashes and sessions; None: the
     tenant. `cache_salt` is a field for the body of a call that an engine keeps blocks of, with a comma before it.
     `metered`: a limit counts its tokens, so its engine is to tell them in every event of a stream. The routes answered
-    here (`models`, `health`) have no body to parse and are not accepted.
+    here have no body to parse and are not accepted.
     """
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise bad("content-encoding: this gateway reads uncompressed bodies only", "content-encoding")

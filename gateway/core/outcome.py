@@ -223,12 +223,13 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
 
 
 def refusal_headers(refused: Refused, rng: random.Random) -> bytes:
-    """The answer lines of a refusal: `x-weir-reason`, and either Retry-After in whole seconds or "do not".
+    """The answer lines of a refusal: `x-weir-reason` with a link to what it means, and Retry-After or "do not".
 
     openai-python obeys `x-should-retry` before `retry-after-ms`, and that before `retry-after`. It takes no time above
     a minute for one to wait, and would come back after a second instead: there, both are said.
     """
-    lines = refused.headers + b"x-weir-reason: %b\r\n" % refused.reason.encode()
+    reason = refused.reason.encode()
+    lines = refused.headers + b'x-weir-reason: %b\r\nlink: </outcomes/%b>; rel="help"\r\n' % (reason, reason)
     if not refused.helps:
         return lines + b"x-should-retry: false\r\n"
     refused.jitter(rng)

@@ -74,7 +74,8 @@ _REFUSALS: Final = MappingProxyType({
     414: (_INVALID, "uri_too_long", _NO_RETRY),
     431: (_INVALID, "headers_too_large", _NO_RETRY),
     501: (_INVALID, "not_implemented", _NO_RETRY),
-    503: ("server_error", "server_is_overloaded", b"retry-after: 2\r\nx-weir-reason: connections\r\n"),
+    503: ("server_error", "server_is_overloaded", b"retry-after: 2\r\nx-weir-reason: connections\r\n"
+          b'link: </outcomes/connections>; rel="help"\r\n'),
     505: (_INVALID, "http_version_not_supported", _NO_RETRY),
 })  # fmt: skip
 

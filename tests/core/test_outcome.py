@@ -13,7 +13,9 @@ from gateway.core.outcome import STATUS, Outcome, Record, Refused, refusal_heade
 def headers(refused: Refused, seed: int = 0) -> dict[str, str]:
     lines = refusal_headers(refused, random.Random(seed)).decode()
     assert lines.endswith("\r\n")
-    return dict(line.split(": ", 1) for line in lines.split("\r\n")[:-1])
+    told = dict(line.split(": ", 1) for line in lines.split("\r\n")[:-1])
+    assert told.pop("link") == f'</outcomes/{told["x-weir-reason"]}>; rel="help"'
+    return told
 
 
 def test_every_ending_that_we_answer_has_a_row() -> None:

@@ -242,7 +242,7 @@ def test_json_in_yaml(written: str, value: Any) -> None:
 
 
 def test_kinds_of_route_are_those_of_the_calls_that_engines_answer() -> None:
-    assert set(get_args(RouteKind)) == {route.kind for route in ROUTES.values()} - {"models", "health"}
+    assert set(get_args(RouteKind)) == {route.kind for route in ROUTES.values()} - {"models", "health", "help"}
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def test_everything_is_in_it(installed: Path) -> None:
                 assert name in LEFT_OUT or (installed / name).is_file(), f"{name} is not in the wheel"
     for file in (*(ROOT / "policies").glob("*.yaml"), ROOT / "policies" / "schema.json"):
         assert (installed / "gateway" / "policies" / file.name).read_bytes() == file.read_bytes()
+    page = Path("docs", "outcomes.md")
+    assert (installed / "gateway" / page).read_bytes() == (ROOT / page).read_bytes()
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from gateway.core.outcome import Outcome, Refused
 from gateway.core.usage import SSEUsage
 from gateway.core.vllm import AnswerError, models_from, sample_from
 
-FORWARDED = [route for route in ROUTES.values() if route.kind not in ("models", "health")]
+FORWARDED = [route for route in ROUTES.values() if route.kind not in ("models", "health", "help")]
 NAMES = [
     "model", "messages", "prompt", "input", "stream", "stream_options", "include_usage", "max_tokens", "n", "tools",
     "max_completion_tokens", "max_output_tokens", "role", "content", "type", "text", "image_url", "url", "source",
