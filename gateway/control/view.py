@@ -62,7 +62,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
     For a call of 500 prompt tokens and as many of output: `predicted_ttft_s` once it is sent, null where there is no
     engine; `headroom_calls`, how many could be sent now. `wait_s`: until all that waits now has been served;
-    `wait_s_by_class`: until a newcomer of that class is sent.
+    `wait_s_by_class`: until a newcomer of that class is sent. Both count the time until a sidecar has the model ready.
     """
 
     id: str
@@ -208,6 +208,8 @@ def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, now: 
     engines = [engine for engine in engines if engine.breaker.state is not BreakerState.OPEN]
     slow_start = dispatch.policy.routing.slow_start
     queues, pressure = dispatch.queues.get(id), dispatch.pressure.get(id)
+    outlook = None if engines else dispatch.sidecars.outlook(id, now)
+    ready_in = (outlook.ready_in or 0.0) if outlook is not None else 0.0
     return ModelView(
         id=id,
         max_model_len=context,
@@ -222,8 +224,8 @@ def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, now: 
         spare_tokens=sum(max(0, engine.budget - engine.load) for engine in engines),
         queued_calls=len(queues) if queues is not None else 0,
         queued_tokens=queues.total_tokens if queues is not None else 0,
-        wait_s=round(dispatch.wait_estimate(id), 3) if queues else 0.0,
-        wait_s_by_class={name: _wait(id, name, dispatch, now) for name in dispatch.policy.classes},
+        wait_s=round(ready_in + dispatch.wait_estimate(id), 3) if queues else 0.0,
+        wait_s_by_class={name: round(ready_in + _wait(id, name, dispatch, now), 3) for name in dispatch.policy.classes},
     )
 
 
@@ -232,7 +234,7 @@ def _wait(model: str, class_name: str, dispatch: Dispatch, now: float) -> float:
     queues = dispatch.queues.get(model)
     if not queues:
         return 0.0
-    return round(dispatch.pressure[model].wait(queues, _newcomer(model, class_name, dispatch, now), now), 3)
+    return dispatch.pressure[model].wait(queues, _newcomer(model, class_name, dispatch, now), now)
 
 
 def _newcomer(model: str, class_name: str, dispatch: Dispatch, now: float) -> Call:

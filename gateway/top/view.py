@@ -193,6 +193,7 @@ def _class(name: str, sample: Sample, listed: Sequence[CallView] | None, grown: 
     rates = {key[2]: grown.rate(key) or 0.0 for key in grown.counts if key[:2] == ("calls", name)}
     kinds = {outcome: kind_of(outcome) for outcome, rate in rates.items() if rate > 0.0}
     own = None if listed is None else [call for call in listed if call.class_name == name]
+    asked = [model for model in fleet.models if model.engines or model.queued_calls]  # the others sleep, unwanted
     return ClassRow(
         name=name or NO_CLASS,
         queued=sum(queue.calls for queue in fleet.queues if queue.class_name == name),
@@ -201,7 +202,7 @@ def _class(name: str, sample: Sample, listed: Sequence[CallView] | None, grown: 
         oldest=None if own is None else max((call.age_s for call in own if call.state == "queued"), default=None),
         wait_p50=grown.quantile(0.5, "wait", name),
         wait_p99=grown.quantile(0.99, "wait", name),
-        newcomer=max((model.wait_s_by_class.get(name, 0.0) for model in fleet.models), default=0.0),
+        newcomer=max((model.wait_s_by_class.get(name, 0.0) for model in asked), default=0.0),
         target=sample.targets.get(name),
         ok=rates.get(Outcome.OK.value, 0.0) if grown.seconds else None,
         refused={outcome: rates[outcome] for outcome, kind in sorted(kinds.items()) if kind == "refused"},

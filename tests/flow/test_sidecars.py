@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from gateway.assembly import Gateway
+from gateway.control.view import fleet_view
 from gateway.core.breaker import BreakerState, Ending
 from gateway.core.call import Call
 from gateway.core.fleet import engine_id
@@ -193,6 +194,22 @@ def test_a_hundred_calls_wait_for_one_order_and_go_with_the_report() -> None:
         assert (demand.waiting, demand.in_flight, demand.idle, demand.withdrawn) == (0, 0, 0.0, False)
         await asyncio.sleep(5.0)
         assert sidecar.say()["p"].idle == pytest.approx(5.0)
+
+    virtual(scenario)
+
+
+def test_what_operators_see_of_a_wait_has_the_time_until_the_model_is_ready() -> None:
+    async def scenario(world: World) -> None:
+        world.sidecar(takes=8.0)
+        waiting = world.start(world.call(), world.call())
+        await asyncio.sleep(1.0)
+        (model,) = fleet_view(world.gateway.fleet, world.dispatch, world.loop.time()).models
+        assert (model.queued_calls, model.engines) == (2, [])
+        assert model.wait_s == pytest.approx(8.0, abs=1.1)
+        assert model.wait_s_by_class == {"default": pytest.approx(7.0, abs=0.1)}
+        await asyncio.gather(*waiting)
+        (model,) = fleet_view(world.gateway.fleet, world.dispatch, world.loop.time()).models
+        assert model.wait_s_by_class == {"default": 0.0}, "it is awake"
 
     virtual(scenario)
 
