@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from gateway.attempts import Attempts
 from gateway.calllog import CallLog
 from gateway.control.calls import CallView
+from gateway.core.bodies import Bodies
 from gateway.core.cost import CostModel
 from gateway.core.fleet import Engine, Fleet, engine_id
 from gateway.core.health import Announcer
@@ -84,6 +85,7 @@ class Gateway:
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
         self.limits = LimitBook(policy)
+        self.bodies = Bodies(policy.body.memory, policy.body.share)
         self.retries = RetryBudget(policy.retries)
         self.attempts = Attempts(policy, self.fleet, self.dispatch, self.retries, self.clients, self.clock, rng)
         self.pipeline = Pipeline(
@@ -96,10 +98,11 @@ class Gateway:
             self.observe,
             self.clock,
             rng,
+            self.bodies,
         )
         self.pipeline.asked = self.telemetry.asked
         self._most_clients = most_clients
-        self.server = Server(self.pipeline, self._server_settings())
+        self.server = Server(self.pipeline, self._server_settings(), self.bodies)
         self.metrics = Metrics(
             self.fleet,
             self.dispatch,
@@ -107,6 +110,7 @@ class Gateway:
             lambda: self.server.refusals,
             self.retries,
             self.pipeline.batcher,
+            self.bodies,
         )
         self.pipeline.shadow = self.metrics.shadow = None if shadow is None else Shadow(shadow, self._shadow_failed)
         self.waking = Waking(self.dispatch, say)
@@ -137,6 +141,7 @@ class Gateway:
         self.limits.apply(policy, self.clock())
         self._engines(entries, configuration.api_keys, configuration.sidecar_token)
         self.server.settings = self._server_settings()
+        self.bodies.apply(policy.body.memory, policy.body.share)
         self.dispatch.apply(policy)
 
     def _snapshot(self, policy: Policy, cache_secret: str | None) -> Snapshot:
@@ -213,6 +218,7 @@ class Gateway:
             write_high_water=policy.server.write_high_water,
             headers_timeout=policy.timeouts.headers,
             body_timeout=policy.timeouts.body,
+            body_total=policy.timeouts.body_total,
             keep_alive=policy.timeouts.keep_alive,
             max_body=largest_body(policy),
             write_stall=policy.timeouts.write_stall,

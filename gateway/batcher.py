@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Hashable
 
 import msgspec
 
+from gateway.core.bodies import Bodies, Held
 from gateway.core.call import Call
 from gateway.core.json_usage import JSONUsage
 from gateway.core.merging import Pace, Piece, SplitError, merge, piece_of, rule_of, split
@@ -109,7 +110,8 @@ class _Batch:
 
 class Batcher:
     """Merges calls as the policy says. `exchange` sends one call, admitted like any other, and gives its whole answer;
-    it raises Refused. `shrink` scales the windows of a model, 0..1; 0: nothing is merged.
+    it raises Refused. `bodies`: the budget that merged bodies are held in. `shrink` scales the windows of a model,
+    0..1; 0: nothing is merged.
 
     `batches` counts requests by what sent them off, `merged` calls answered by a shared request, `again` calls that
     were sent once more by themselves. `tasks` are the requests under way for merged calls.
@@ -120,11 +122,13 @@ class Batcher:
         policy: Callable[[], Batching],
         exchange: Callable[[Call], Awaitable[Exchanged]],
         clock: Callable[[], float],
+        bodies: Bodies,
         shrink: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
         self._policy = policy
         self._exchange = exchange
         self._clock = clock
+        self._bodies = bodies
         self._shrink = shrink
         self._lines: dict[Hashable, _Line] = {}  # the one used last is last
         self.tasks: set[asyncio.Task[None]] = set()
@@ -259,12 +263,19 @@ class Batcher:
 
     async def _together(self, merged: Call, pieces: list[Piece]) -> list[Part] | None:
         """The parts of a merged call, or None where each is to go by itself. Raises Refused."""
+        for piece in pieces:  # they keep the bodies they came in
+            piece.lists, piece.fields = {}, {}
+        held = Held(self._bodies, merged.tenant)
+        if held.resize(len(merged.body)):
+            return None
         try:
             exchanged = await self._exchange(merged)
         except Refused as refused:
             if refused.outcome in OF_THE_WHOLE or _for_what_was_sent(refused.status):
                 return None
             raise
+        finally:
+            held.release()
         if _for_what_was_sent(exchanged.status):
             return None
         calls = len(pieces)

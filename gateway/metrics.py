@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.core.bodies import Bodies
 from gateway.core.breaker import BreakerState
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.histogram import Histogram
@@ -64,6 +65,7 @@ class Metrics(Collector):
         refusals: Callable[[], Mapping[int, int]],
         retries: RetryBudget,
         batcher: Batches,
+        bodies: Bodies,
     ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch
@@ -71,6 +73,7 @@ class Metrics(Collector):
         self._refusals = refusals
         self._retries = retries
         self._batcher = batcher
+        self._bodies = bodies
         self.shadow: Shadow | None = None
         self.more: Callable[[], Iterable[Metric]] = tuple  # what others have counted
         self.lost_lines: Callable[[], int] = int  # of the log and of standard error
@@ -156,6 +159,13 @@ class Metrics(Collector):
             "Lines of the call log and of standard error that were lost.",
             value=self.lost_lines(),
         )
+        yield GaugeMetricFamily("weir_body_bytes", "Memory held by requests' bodies.", value=self._bodies.held)
+        bodies = CounterMetricFamily(
+            "weir_body_refusals", "Requests refused as the memory, or their sender's share, was full.", labels=("full",)
+        )
+        for full, count in self._bodies.refused.items():
+            bodies.add_metric((full,), count)
+        yield bodies
         yield from self._decisions()
         if self.shadow is not None:
             yield from _shadow_decisions(self.shadow)

@@ -23,8 +23,9 @@ from itertools import count
 from gateway.attempts import Attempts
 from gateway.batcher import Batcher, Exchanged, Part
 from gateway.core import refusals
+from gateway.core.bodies import Bodies
 from gateway.core.breaker import Ending
-from gateway.core.call import Call, Route, parse, route_of
+from gateway.core.call import Call, Route, parse, route_of, time_given
 from gateway.core.classes import classify
 from gateway.core.cors import preflight, shared_lines
 from gateway.core.cost import CostModel
@@ -38,7 +39,7 @@ from gateway.core.settlement import believed, written
 from gateway.core.shadow import Shadow
 from gateway.core.shaping import shaped_header
 from gateway.core.snapshot import Snapshot, largest_body
-from gateway.core.tenants import Account
+from gateway.core.tenants import ANONYMOUS, Account
 from gateway.core.unrouted import canonical, no_method, no_route
 from gateway.core.verdict import Verdict
 from gateway.core.vllm import error_object
@@ -96,6 +97,7 @@ class Pipeline:
         observe: Callable[[Record], None],
         clock: Callable[[], float],
         rng: random.Random,
+        bodies: Bodies,
     ) -> None:
         self.snapshot = snapshot
         self.fleet = fleet
@@ -103,7 +105,7 @@ class Pipeline:
         self.limits = limits
         self.cost = cost
         self.attempts = attempts
-        self.batcher = Batcher(lambda: self.snapshot.policy.batching, self._exchange, clock, self._window)
+        self.batcher = Batcher(lambda: self.snapshot.policy.batching, self._exchange, clock, bodies, self._window)
         self.observe = observe
         self.asked: Asked = _asked_already
         self.shadow: Shadow | None = None
@@ -148,14 +150,20 @@ class Pipeline:
                 if self.shadow is not None:
                     self.shadow.unknown(request.fields, request.peer)
             else:
-                if not 0 <= request.length <= snapshot.policy.body.max:
+                if not 0 <= request.length <= snapshot.small:
                     request.limit = largest_body(snapshot.policy, route)
+                    name = self._account.name
+                    request.owner = request.peer if name == ANONYMOUS else name
                 return None
         record = Record(request_id=self._request_id(request), route=route.path if route else "other")
         record.method = request.method.decode()
         headers = self._refusal(refused, record) + shared_lines(request.fields, origins)
         self._finish(record, request.at)
         return answer(refused.status, headers, refused.body())
+
+    def body_by(self, request: Request) -> float:
+        """When its caller's own deadline, or its SDK's patience, is over: nobody waits for the answer any more."""
+        return request.at + time_given(request.fields, self.snapshot.calls)
 
     def call(self, request: Request, responder: Responder) -> None:
         """A request, whole. GETs are answered here; a call gets a task, which its client's leaving cancels."""
@@ -178,6 +186,7 @@ class Pipeline:
         responder.watch(live.leave)
 
     def _answer_here(self, request: Request, responder: Responder, route: Route) -> None:
+        request.release()
         id = b"x-request-id: %b\r\n" % self._request_id(request).encode()
         if route.kind == "help":
             page = self._help.get(request.path.rstrip(b"/"))
@@ -230,6 +239,7 @@ class Pipeline:
         finally:
             if live.verdict is not None:
                 live.verdict.ended(record.outcome)
+            _let_go(request, live.call)
             self._finish(record, request.at)
 
     async def _serve(self, request: Request, responder: Responder, route: Route, live: Live) -> None:
@@ -246,6 +256,7 @@ class Pipeline:
             await self._known(call, snapshot)
         if snapshot.policy.logging.prompts:
             record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
+        request.body = b""  # what is sent is the call's
         self._judge(call, account, snapshot, record)
         if self.shadow is not None:
             live.verdict = self._shadowed(self.shadow, call, account, snapshot, request)
@@ -303,6 +314,7 @@ class Pipeline:
             self._unanswered(call, charge, record, wrote)
             raise
         with closing(reply):
+            _let_go(request, call)  # no engine is tried any more
             now = self.clock()
             record.ttft = now - request.at
             if reply.status < 400:
@@ -379,36 +391,41 @@ class Pipeline:
 
     async def _exchange(self, call: Call) -> Exchanged:
         """One call of the batcher, admitted like any other, and its whole answer."""
+        try:
+            async with self.dispatch.admitted(call) as grant:
+                return await self._exchanged(call, grant)
+        finally:
+            call.body = b""  # whoever still knows the call
+
+    async def _exchanged(self, call: Call, grant: Grant) -> Exchanged:
+        """A call of the batcher, from its grant to its answer's end."""
         record = Record(request_id=call.request_id, route=call.route.path)
         headers = b"content-type: application/json\r\nx-request-id: %b\r\n" % call.request_id.encode()
-        async with self.dispatch.admitted(call) as grant:
-            granted = self.clock()
-            path = call.route.path.encode()
-            with closing(await self.attempts.first_byte(path, headers, call, grant, record)) as reply:
-                first_byte = self.clock()
-                try:
-                    body = await reply.read(WHOLE_AT_MOST)
-                except EngineError as error:
-                    grant.ending = Ending.FAILURE
-                    call.sent_at = None
-                    raise Refused(
-                        Outcome.UPSTREAM, f"Engine {record.engine} failed: {error}.", retry_after=1.0
-                    ) from error
-            if reply.status < 400:
-                grant.first_byte(first_byte)
-                usage = JSONUsage()
-                usage.whole(body)
-                if usage.prompt_tokens is not None:
-                    self.cost.learn(call, usage.prompt_tokens, 0)
-            return Exchanged(
-                status=reply.status,
-                body=body,
-                engine=record.engine,
-                content_type=reply.headers.get(b"content-type", b"application/json"),
-                attempts=record.attempts,
-                granted=granted,
-                first_byte=first_byte,
-            )
+        granted = self.clock()
+        path = call.route.path.encode()
+        with closing(await self.attempts.first_byte(path, headers, call, grant, record)) as reply:
+            first_byte = self.clock()
+            try:
+                body = await reply.read(WHOLE_AT_MOST)
+            except EngineError as error:
+                grant.ending = Ending.FAILURE
+                call.sent_at = None
+                raise Refused(Outcome.UPSTREAM, f"Engine {record.engine} failed: {error}.", retry_after=1.0) from error
+        if reply.status < 400:
+            grant.first_byte(first_byte)
+            usage = JSONUsage()
+            usage.whole(body)
+            if usage.prompt_tokens is not None:
+                self.cost.learn(call, usage.prompt_tokens, 0)
+        return Exchanged(
+            status=reply.status,
+            body=body,
+            engine=record.engine,
+            content_type=reply.headers.get(b"content-type", b"application/json"),
+            attempts=record.attempts,
+            granted=granted,
+            first_byte=first_byte,
+        )
 
     def _window(self, model: str) -> float:
         """What is left of a batch's window under pressure: in a brownout nobody waits for company."""
@@ -565,3 +582,10 @@ class Pipeline:
 
 async def _asked_already(_: Callable[[], object], __: float) -> None:
     """Nobody is asked for the first time."""
+
+
+def _let_go(request: Request, call: Call | None) -> None:
+    """The body is needed no more, whoever still knows the call."""
+    if call is not None:
+        call.body = b""
+    request.release()

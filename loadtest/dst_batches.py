@@ -23,6 +23,7 @@ class Batches:
         self._wrong = wrong
         self._loop = asyncio.get_running_loop()
         self._joined: dict[str, float] = {}
+        self._tokens: dict[str, int] = {}
         self._window = 0.0
         self._items = 0
         for name in ("_join", "_run", "_together"):
@@ -37,6 +38,7 @@ class Batches:
 
     def _join(self, piece: Any) -> Any:
         self._joined[piece.call.request_id] = self._loop.time()
+        self._tokens[piece.call.request_id] = prompt_tokens(piece.call.body)  # which is gone when its client is
         return type(self._batcher)._join(self._batcher, piece)
 
     async def _run(self, batch: Any) -> None:
@@ -59,7 +61,7 @@ class Batches:
             self._wrong(f"{len(calls)} calls are told what may be the fault of one: {parts[0].exchanged.status}")
         if parts is not None and parts[0].exchanged.status == 200:
             told = sum([part.prompt_tokens or 0 for part in parts])
-            read = sum([prompt_tokens(call.body) for call in calls])
+            read = sum([self._tokens[call.request_id] for call in calls])
             if told != read:
                 self._wrong(f"{told} tokens were told to calls that were merged and have {read}")
         return parts

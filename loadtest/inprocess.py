@@ -17,6 +17,7 @@ import msgspec
 
 from gateway.assembly import Gateway
 from gateway.calllog import CallLog
+from gateway.core.bodies import Held
 from gateway.core.checked import InvalidFile
 from gateway.core.fleet import Engine
 from gateway.core.outcome import Record
@@ -25,7 +26,7 @@ from gateway.core.policy_file import decode
 from gateway.core.tenants import ANONYMOUS, with_keys
 from gateway.core.vllm import EngineSample, ModelCard
 from gateway.wire.client import Client, EngineError
-from gateway.wire.messages import Request
+from gateway.wire.messages import Request, WireError, refusal
 from gateway.wire.responder import Responder
 from loadtest.memory_engine import MemoryEngine
 from loadtest.memory_requests import Taker
@@ -231,6 +232,9 @@ class GatewayTarget:
         self.records.open[request_id] = tried
         pipeline, wire = self.gateway.pipeline, Wire(attempt)
         refused = pipeline.head(request)
+        if refused is None and self._full(request):
+            del self.records.open[request_id]
+            refused = refusal(WireError(503, "no memory for this body", "bodies"))
         if refused is not None:
             wire.write(refused)
             wire.answered(False)
@@ -246,6 +250,11 @@ class GatewayTarget:
 
         return leave
 
+    def _full(self, request: Request) -> bool:
+        """Count its body, as the data port does, but a small one too. Whether there is no room for it."""
+        request.held = Held(self.gateway.bodies, request.owner or request.peer)
+        return bool(request.held.resize(len(request.body)))
+
     def _slowly(self, request: Request, responder: Responder, request_id: str, upload: float) -> Callable[[], None]:
         """Its body is still coming. Who leaves before it is whole has made no call, and has no record."""
         coming = True
@@ -260,6 +269,7 @@ class GatewayTarget:
         def leave() -> None:
             if coming:
                 timer.cancel()
+                request.release()
                 del self.records.open[request_id]
             elif not responder.closed:
                 responder.left("client_gone")
@@ -289,6 +299,8 @@ class GatewayTarget:
             wrong.append("a queue is not empty")
         if self.gateway.pipeline.tasks:
             wrong.append(f"{len(self.gateway.pipeline.tasks)} tasks still run")
+        if self.gateway.bodies.held:
+            wrong.append(f"{self.gateway.bodies} with no request left")
         if self.records.open:
             wrong.append(f"{len(self.records.open)} calls have no record")
         if self.records.stray:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.core.bodies import Bodies, Held
 from gateway.core.breaker import Ending
 from gateway.core.fleet import Engine, Fleet
 from gateway.core.histogram import BOUNDS
@@ -38,8 +39,9 @@ class World:
         self.dispatch = Dispatch(self.fleet, Policy(), random.Random(1), lambda: 0.0)
         self.retries = RetryBudget(Retries())
         self.batcher = SimpleNamespace(batches={"window": 2}, merged=5, again=1)
+        self.bodies = Bodies(1000, 0.5)
         self.metrics = Metrics(
-            self.fleet, self.dispatch, lambda: 7, lambda: {400: 3, 503: 2}, self.retries, self.batcher
+            self.fleet, self.dispatch, lambda: 7, lambda: {400: 3, 503: 2}, self.retries, self.batcher, self.bodies
         )
 
     def samples(self) -> list[tuple[str, Labels, float]]:
@@ -231,3 +233,14 @@ def test_breakers_and_modes_are_told(failures: int, told: float) -> None:
         await scene(World())
 
     asyncio.run(main())
+
+
+def test_bodies() -> None:
+    def scene(world: World) -> None:
+        Held(world.bodies, "a").resize(400)
+        Held(world.bodies, "a").resize(200)
+        assert world.total("weir_body_bytes") == 400
+        assert world.total("weir_body_refusals_total", full="share") == 1
+        assert world.total("weir_body_refusals_total", full="memory") == 0
+
+    play(scene)

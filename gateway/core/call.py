@@ -231,7 +231,7 @@ def parse(
     asked_class = _class_asked(headers.get(b"x-weir-class"), fields.service_tier, settings)
     class_name = asked_class or settings.default_class
     within = _deadline_asked(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
-    patience = max(0.0, _decimal(headers.get(b"x-stainless-read-timeout", b"")))
+    patience = _patience(headers)
     session = headers.get(b"x-weir-session") or fields.prompt_cache_key or fields.user or fields.safety_identifier
     if session is None and route.kind == "message":
         session = _user_id(fields.metadata)
@@ -460,6 +460,20 @@ def _deadline_asked(asked: bytes | None, at_most: float) -> float:
             "x-weir-deadline-ms",
         )
     return milliseconds / 1000.0
+
+
+def time_given(headers: Mapping[bytes, bytes], settings: CallSettings) -> float:
+    """Seconds after which nobody waits for an answer, as far as the head tells; infinite where it does not."""
+    try:
+        within = _deadline_asked(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
+    except Refused:
+        within = 0.0  # it is told when the body is here
+    return time_allowed(within, _patience(headers), math.inf)
+
+
+def _patience(headers: Mapping[bytes, bytes]) -> float:
+    """Seconds that the caller's SDK waits, 0 where it does not say."""
+    return max(0.0, _decimal(headers.get(b"x-stainless-read-timeout", b"")))
 
 
 def time_allowed(within: float, patience: float, otherwise: float) -> float:

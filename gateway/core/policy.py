@@ -103,10 +103,10 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long to wait for whom. `connect`: to an engine. `first_byte`: from sending a call to an engine to the first
     byte of its answer. `stall`: between two reads of an engine's answer. `headers`: for a client to send them. `body`:
-    without progress in a client's body. `keep_alive`: until an idle client connection is closed. `write_stall`: until a
-    client that reads nothing is dropped. `half_open`: until a client that vanished without a word is noticed.
-    `drain_grace`: on SIGTERM, how long calls are still taken while /readyz already says no. `drain`: on SIGTERM, for
-    answers in flight to finish.
+    without progress in a client's body. `body_total`: for all of a client's body. `keep_alive`: until an idle client
+    connection is closed. `write_stall`: until a client that reads nothing is dropped. `half_open`: until a client that
+    vanished without a word is noticed. `drain_grace`: on SIGTERM, how long calls are still taken while /readyz already
+    says no. `drain`: on SIGTERM, for answers in flight to finish.
     """
 
     connect: Moment = 2.0
@@ -114,6 +114,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     stall: Moment = 60.0
     headers: Moment = 10.0
     body: Moment = 30.0
+    body_total: Moment = 300.0
     keep_alive: Moment = 75.0
     write_stall: Moment = 15.0
     half_open: Annotated[Seconds, Bounds(ge=3, le=3600)] = 15.0
@@ -122,11 +123,12 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on one request. `max`: its body, without the images, audio and files in it. `max_media`: its body with
-    them. `max_values`: JSON values and names of fields in it; an array or object is two. `max_messages`: messages,
-    prompts, inputs or documents in it. `max_n`: choices it may ask for. `media`: which images, audio and files its
-    prompt may carry; any: engines fetch URLs. `media_hosts`: with data_urls_only, whom engines may fetch from all the
-    same.
+    """Bounds on one request, and on all that are here. `max`: its body, without the images, audio and files in it.
+    `max_media`: its body with them. `max_values`: JSON values and names of fields in it; an array or object is two.
+    `max_messages`: messages, prompts, inputs or documents in it. `max_n`: choices it may ask for. `media`: which
+    images, audio and files its prompt may carry; any: engines fetch URLs. `media_hosts`: with data_urls_only, whom
+    engines may fetch from all the same. `memory`: for the bodies of all requests, coming in, waiting and being sent.
+    `share`: of it, that one tenant may have; of those without a key, one address.
     """
 
     max: Buffer = 2 * 1024**2
@@ -136,6 +138,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     max_n: Annotated[Count, Bounds(ge=1, le=1024)] = 8
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
     media_hosts: tuple[HostName, ...] = ()
+    memory: Annotated[Bytes, Bounds(ge=1024**2, le=1024**4)] = 512 * 1024**2
+    share: Annotated[Share, Bounds(ge=0.01, le=1)] = 0.5
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):

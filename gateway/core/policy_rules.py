@@ -13,7 +13,7 @@ from gateway.core.checked import Fault, Path, listed, nearest, shown
 from gateway.core.kv_events import address_fault
 from gateway.core.policy import Policy
 from gateway.core.policy_traffic import ModeRule, Threshold, When
-from gateway.core.units import SECONDS, SHARE
+from gateway.core.units import BYTES, SECONDS, SHARE
 
 HINTS = 20  # names of a kind whose nearest is looked for: it takes a while among thousands
 
@@ -34,6 +34,7 @@ def faults(policy: Policy) -> Iterator[Fault]:
         yield from _mode(("modes", name), mode)
     yield from _breaker(policy)
     yield from _engines(policy)
+    yield from _memory(policy)
 
 
 def bands_of(policy: Policy) -> list[list[str]]:
@@ -166,3 +167,13 @@ def _engines(policy: Policy) -> Iterator[Fault]:
         expected = address_fault(engine.kv_events or "")
         if expected is not None:
             yield Fault(("fleet", "engines", index, "kv_events"), str(engine.kv_events), expected)
+
+
+def _memory(policy: Policy) -> Iterator[Fault]:
+    """A body that is larger than its sender's part of the memory could never come in."""
+    body = policy.body
+    largest = max(body.max, body.max_media)
+    if body.memory * body.share < largest:
+        found = f"{shown(body, 'memory')}, of which {shown(body, 'share')} for one tenant"
+        expected = f"room for one body, {BYTES.show(largest)} (body.max, body.max_media)"
+        yield Fault(("body", "memory"), found, expected)

@@ -5,6 +5,7 @@ A reload makes a new one and swaps the pointer; calls under way keep theirs. Cou
 
 from __future__ import annotations
 
+from gateway.core.bodies import SMALL
 from gateway.core.call import CallSettings, Route
 from gateway.core.classes import ClassRules
 from gateway.core.policy import Policy
@@ -15,7 +16,7 @@ class Snapshot:
     """`cache_secret`: what tenants' cache salts are made with; empty: none are. Raises ValueError for a policy that
     only looks right; see Tenants."""
 
-    __slots__ = ("calls", "classes", "order", "policy", "tenants", "within_deadline")
+    __slots__ = ("calls", "classes", "order", "policy", "small", "tenants", "within_deadline")
 
     def __init__(self, policy: Policy, cache_secret: bytes = b"") -> None:
         self.policy = policy
@@ -23,6 +24,7 @@ class Snapshot:
         self.classes = ClassRules(policy)
         self.order = self.classes.order
         self.tenants = Tenants(policy, cache_secret=cache_secret)
+        self.small = min(SMALL, policy.body.max)  # bytes of a body that no route refuses, and that nobody counts
         self.within_deadline = policy.deadlines.on_deadline == "cancel"
 
 

@@ -16,11 +16,13 @@ import math
 import socket
 import struct
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Final, cast
 
+from gateway.core.bodies import SMALL, Held
 from gateway.wire.body import ChunkedBody, CountedBody
 from gateway.wire.http1 import HeadReader
-from gateway.wire.messages import CHUNKED, HTTP_1_1_REQUIRED, PREFACE, Request, WireError, refusal
+from gateway.wire.messages import CHUNKED, HTTP_1_1_REQUIRED, PREFACE, Request, ServerSettings, WireError, refusal
 from gateway.wire.responder import Responder
 from gateway.wire.shared import UNIX, Shared
 from gateway.wire.taken import taken
@@ -28,6 +30,11 @@ from gateway.wire.taken import taken
 _HEAD, _BODY, _ANSWER, _LINGER, _CLOSED = range(5)  # what the connection does; _HEAD with an empty buffer is idle
 
 _BLANK: Final = (b"", b"\r\n")  # a buffer that holds nothing of a request: old clients end a body with an empty line
+_NO_ROOM: Final = MappingProxyType({
+    "memory": "all the memory that this gateway has for requests' bodies (body.memory) is in use; try again shortly",
+    "share": "your requests hold as much of this gateway's memory for bodies as one client may (body.share): send "
+             "fewer or smaller ones at once, or try again shortly",
+})  # fmt: skip
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _TIMER_SLACK: Final = 0.002  # the loop's clock counts milliseconds
 _STALLS: Final = 20  # times write_stall in which a slow client has to take a buffer of the high-water mark
@@ -37,9 +44,10 @@ class Connection(asyncio.Protocol):
     """The protocol of one accepted socket. `before` is called when it is connected, and may say why it is refused: it
     ends a handshake, whose seat the connection takes."""
 
-    __slots__ = ("_before", "_body", "_buffer", "_burst", "_last", "_loop", "_owed_since", "_owed_taken", "_reader",
-                 "_request", "_responder", "_running", "_scanned", "_seated", "_shared", "_since", "_stall_at",
-                 "_stall_taken", "_state", "_timer", "_timer_at", "_transport", "peer", "write_paused")  # fmt: skip
+    __slots__ = ("_before", "_body", "_body_by", "_buffer", "_burst", "_held", "_last", "_loop", "_owed_since",
+                 "_owed_taken", "_reader", "_request", "_responder", "_running", "_scanned", "_seated", "_shared",
+                 "_since", "_stall_at", "_stall_taken", "_state", "_timer", "_timer_at", "_transport", "peer",
+                 "write_paused")  # fmt: skip
 
     def __init__(self, shared: Shared, before: Callable[[], WireError | None] | None = None) -> None:
         self._shared = shared
@@ -54,6 +62,8 @@ class Connection(asyncio.Protocol):
         self._scanned = 0  # how much of the buffer is known not to end a head
         self._request: Request | None = None  # whose body is being read
         self._body: ChunkedBody | CountedBody | None = None
+        self._body_by = math.inf  # when it is of no use any more
+        self._held: Held | None = None  # what is counted of the body, or of a buffer that has grown
         self._responder: Responder | None = None  # whose answer is pending
         self._running = False  # inside _consume: it goes on by itself after an answer
         self._last = False  # no request after the current one is served
@@ -101,6 +111,7 @@ class Connection(asyncio.Protocol):
             self._timer = None
         self._reader = self._request = self._body = None
         self._buffer = b""
+        self._release()
         self._shared.leaves(self, seated=self._seated)
         self._leave("client_gone")
 
@@ -180,11 +191,14 @@ class Connection(asyncio.Protocol):
             if len(data) > start and data != b"\r":
                 reader.check_part(data[start:] if start else data, max(0, self._scanned - start))
             self._scanned = len(data)
+            if len(data) > SMALL or self._held is not None:
+                self._count(len(data), self.peer)
             self._arm(self._since + self._shared.settings.headers_timeout)
             return None
         self._scanned = 0
         end += 4
         data = bytes(data)
+        self._release()
         request = reader.read(data[start:end])
         request.peer = self.peer
         request.at = self._since
@@ -206,24 +220,33 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body_end = end + length
         if length != CHUNKED and len(data) >= body_end:
+            if length > SMALL:
+                self._count(length, request.owner or self.peer)
             request.body = body = data[end:body_end]
             reader.skip(body)
             self._call(request)
             return data[body_end:]
+        self._await_body(request)
+        return data[end:]
+
+    def _await_body(self, request: Request) -> None:
+        shared, settings = self._shared, self._shared.settings
         self._state = _BODY
         self._request = request
-        if length == CHUNKED:
-            self._body = ChunkedBody(shared.settings, min(request.limit, shared.settings.max_body))
+        if request.length == CHUNKED:
+            self._body = ChunkedBody(settings, min(request.limit, settings.max_body))
         else:
-            self._body = CountedBody(length)
-        self._arm(self._since + shared.settings.body_timeout)
-        return data[end:]
+            self._body = CountedBody(request.length)
+        self._body_by = min(request.at + settings.body_total, shared.handler.body_by(request))
+        self._arm(min(self._since + settings.body_timeout, self._body_by))
 
     def _read_body(self, data: bytes) -> bytes:
         request, body, reader = self._request, self._body, self._reader
         if request is None or body is None or reader is None:
             raise RuntimeError("no body is being read")
         rest = body.feed(data)
+        if len(body.data) > SMALL:
+            self._count(len(body.data), request.owner or self.peer)
         if rest is None:
             return b""
         request.body = bytes(body.data)
@@ -236,14 +259,40 @@ class Connection(asyncio.Protocol):
     def _call(self, request: Request) -> None:
         self._state = _ANSWER
         self._responder = responder = Responder(self, self._transport, request)
-        self._shared.handler.call(request, responder)
+        request.held, self._held = self._held, None
+        try:
+            self._shared.handler.call(request, responder)
+        except BaseException:
+            request.release()
+            raise
 
     def _hold(self, data: bytes | bytearray) -> None:
         """Keep bytes that follow the request being answered. Too many: this answer is the last."""
-        if len(data) > self._shared.settings.max_pipelined_bytes:
+        size = len(data)
+        try:
+            if size > SMALL:
+                self._count(size, self.peer)
+            self._last = self._last or size > self._shared.settings.max_pipelined_bytes
+        except WireError:
             self._last = True
+        if self._last:
+            self._release()
             data = b""
         self._buffer = data
+
+    def _count(self, size: int, owner: str) -> None:
+        """Count so many bytes as held here, in all. Raises WireError where there is no room for them."""
+        held = self._held
+        if held is None:
+            held = self._held = Held(self._shared.bodies, owner)
+        full = held.resize(size)
+        if full:
+            raise WireError(503, _NO_ROOM[full], "bodies")
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._held = None
 
     def _resume_reading(self) -> None:
         if self._state == _HEAD and self._buffer:
@@ -298,6 +347,7 @@ class Connection(asyncio.Protocol):
         reset the connection and take the answer with it, so they are read and dropped for a while."""
         self._buffer = b""
         self._request = self._body = None
+        self._release()
         self._since = self._loop.time()
         settings = self._shared.settings
         if unread:
@@ -363,7 +413,7 @@ class Connection(asyncio.Protocol):
         if self._state == _HEAD:
             return self._since + (settings.keep_alive if self._buffer in _BLANK else settings.headers_timeout)
         if self._state == _BODY:
-            return self._since + settings.body_timeout
+            return min(self._since + settings.body_timeout, self._body_by)
         if self._state == _LINGER:
             return self._since + settings.linger
         return math.inf
@@ -381,7 +431,7 @@ class Connection(asyncio.Protocol):
 
     def _expired(self) -> None:
         if self._state == _BODY:
-            self._refuse(WireError(408, f"no byte of the body came for {self._shared.settings.body_timeout:g} s"))
+            self._refuse(self._late(self._shared.settings))
         elif self._state == _HEAD and self._buffer not in _BLANK:
             limit = self._shared.settings.headers_timeout
             self._refuse(WireError(408, f"headers were not complete in {limit:g} s"))
@@ -397,6 +447,15 @@ class Connection(asyncio.Protocol):
         self._owed_taken = self._stall_taken = taken(self._transport)
         self._stall_at = now + self._shared.settings.write_stall
         self._arm(self._stall_at)
+
+    def _late(self, settings: ServerSettings) -> WireError:
+        """Why a body is waited for no longer."""
+        now = self._loop.time() + _TIMER_SLACK
+        if self._since + settings.body_timeout <= now:
+            return WireError(408, f"no byte of the body came for {settings.body_timeout:g} s")
+        if self._request is not None and self._request.at + settings.body_total <= now:
+            return WireError(408, f"the body was not complete in {settings.body_total:g} s")
+        return WireError(504, "The deadline passed before the request's body was complete.")
 
     def _stalled(self, now: float) -> None:
         """A client that takes anything is no stalled one; but a whole buffer may not take it for ever."""

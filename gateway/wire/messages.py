@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.core.bodies import Held
 from gateway.core.outcome import error_body
 
 
@@ -23,6 +24,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_header_fields: int = 100
     headers_timeout: float = 10.0  # from the first byte of a request to the end of its head; TLS handshakes too
     body_timeout: float = 30.0  # without a byte of the body
+    body_total: float = 300.0  # from the first byte of a request to the last of its body
     keep_alive: float = 75.0
     max_body: int = 16 * 1024 * 1024
     write_high_water: int = 256 * 1024
@@ -37,12 +39,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WireError(Exception):
-    """A request that is not served because of its bytes. The connection closes after the answer."""
+    """A request that is not served because of its bytes. The connection closes after the answer. `reason`: a word for
+    what there is too much of, where the status is 503."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.reason = reason
 
 
 CHUNKED: Final = -1
@@ -74,8 +78,8 @@ _REFUSALS: Final = MappingProxyType({
     414: (_INVALID, "uri_too_long", _NO_RETRY),
     431: (_INVALID, "headers_too_large", _NO_RETRY),
     501: (_INVALID, "not_implemented", _NO_RETRY),
-    503: ("server_error", "server_is_overloaded", b"retry-after: 2\r\nx-weir-reason: connections\r\n"
-          b'link: </outcomes/connections>; rel="help"\r\n'),
+    503: ("server_error", "server_is_overloaded", b"retry-after: 2\r\n"),
+    504: ("server_error", "deadline_exceeded", b""),
     505: (_INVALID, "http_version_not_supported", _NO_RETRY),
 })  # fmt: skip
 
@@ -96,6 +100,9 @@ def refusal(error: WireError) -> bytes:
     """The answer to a `WireError`: the error object of the API, and the end of the connection."""
     type_, code, advice = _REFUSALS[error.status]
     body = error_body(error.message, type_, code)
+    if error.reason:
+        reason = error.reason.encode()
+        advice += b'x-weir-reason: %b\r\nlink: </outcomes/%b>; rel="help"\r\n' % (reason, reason)
     return answer(error.status, b"content-type: application/json\r\n" + advice, body, close=True)
 
 
@@ -114,11 +121,12 @@ class Request:
     each name to its first value. `body` is
     empty until the request is complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds
     at the first byte (of a pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED.
-    `limit`: bytes that its body may have; the handler may lower it when it sees the head.
+    `limit`: bytes that its body may have; the handler may lower it when it sees the head. `owner`: in whose name its
+    body is held, as the handler has it; else the peer's. `held`: what is counted of its body.
     """
 
-    __slots__ = ("at", "body", "expects", "fields", "headers", "keep_alive", "length", "limit", "method", "minor",
-                 "path", "peer", "query")  # fmt: skip
+    __slots__ = ("at", "body", "expects", "fields", "headers", "held", "keep_alive", "length", "limit", "method",
+                 "minor", "owner", "path", "peer", "query")  # fmt: skip
 
     def __init__(
         self,
@@ -145,6 +153,15 @@ class Request:
         self.peer = ""
         self.at = 0.0
         self.limit = UNLIMITED
+        self.owner = ""
+        self.held: Held | None = None
+
+    def release(self) -> None:
+        """Nobody needs the body any more. A second time changes nothing."""
+        self.body = b""
+        if self.held is not None:
+            self.held.release()
+            self.held = None
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, or None. `name` in lower case."""

@@ -13,6 +13,7 @@ import socket
 import ssl as tls
 import stat
 
+from gateway.core.bodies import Bodies
 from gateway.wire.connection import Connection
 from gateway.wire.handshake import TlsListener
 from gateway.wire.messages import Request, ServerSettings, answer
@@ -25,10 +26,12 @@ _BACKLOG = 4096
 
 
 class Server:
-    """Serves one handler on any number of listeners."""
+    """Serves one handler on any number of listeners. `bodies`: the budget that its requests' bodies are held in."""
 
-    def __init__(self, handler: Handler, settings: ServerSettings) -> None:
-        self._shared = Shared(handler, settings, asyncio.get_running_loop().time)
+    def __init__(self, handler: Handler, settings: ServerSettings, bodies: Bodies | None = None) -> None:
+        self._shared = Shared(
+            handler, settings, Bodies() if bodies is None else bodies, asyncio.get_running_loop().time
+        )
         self._listeners: list[asyncio.Server | TlsListener] = []
         self._context: tls.SSLContext | None = None
         self._unix_paths: list[tuple[str, int]] = []  # path and inode: a successor may have bound the path anew

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from gateway.core.bodies import Bodies
 from gateway.wire.messages import Request, ServerSettings, WireError
 from gateway.wire.responder import Responder
 
@@ -29,8 +30,12 @@ class Handler(Protocol):
     def head(self, request: Request) -> bytes | None:
         """Headers complete, body unread. None to go on, or a finished `answer(...)` that ends the request unread."""
 
+    def body_by(self, request: Request) -> float:
+        """Asked where the body did not come with its head: the loop's time when it is of no use any more."""
+
     def call(self, request: Request, responder: Responder) -> None:
-        """The request is complete. Synchronous; answers through the responder, now or later."""
+        """The request is complete. Synchronous; answers through the responder, now or later, and releases the request
+        when it needs the body no more."""
 
 
 class Member(Protocol):
@@ -55,9 +60,10 @@ class Member(Protocol):
 class Shared:
     """What all connections of one server share. `clock` gives the loop's time."""
 
-    def __init__(self, handler: Handler, settings: ServerSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, handler: Handler, settings: ServerSettings, bodies: Bodies, clock: Callable[[], float]) -> None:
         self.handler = handler
         self.settings = settings
+        self.bodies = bodies
         self.open: set[Member] = set()
         self.empty = asyncio.Event()
         self.empty.set()
@@ -95,9 +101,11 @@ class Shared:
         settings = self.settings
         of_peer = self._peers.get(peer, 0)
         if of_peer >= settings.max_per_peer and peer != UNIX and not settings.exempt(peer) and not self._freed(peer):
-            return WireError(503, "too many connections from your address; close some, or try again shortly")
+            return WireError(
+                503, "too many connections from your address; close some, or try again shortly", "connections"
+            )
         if self.seats >= settings.max_connections and not self._freed(None):
-            return WireError(503, "too many connections; try again shortly")
+            return WireError(503, "too many connections; try again shortly", "connections")
         return None
 
     def _freed(self, peer: str | None) -> bool:

@@ -16,6 +16,7 @@ import pytest
 import uvloop
 
 from gateway.batcher import Batcher, Exchanged, Part
+from gateway.core.bodies import Bodies
 from gateway.core.call import Call
 from gateway.core.policy_traffic import Batching, Merge
 from gateway.wire.client import Client, ClientSettings, parse_origin
@@ -35,7 +36,7 @@ class World:
     def __init__(self, url: str) -> None:
         self.client = Client(parse_origin(url), ClientSettings())
         self.batching = MERGED
-        self.batcher = Batcher(lambda: self.batching, self.exchange, asyncio.get_running_loop().time)
+        self.batcher = Batcher(lambda: self.batching, self.exchange, asyncio.get_running_loop().time, Bodies())
         self.sent = 0
         self.ids = 0
 

@@ -242,3 +242,4 @@ async def settled(gateway: Gateway) -> None:
         assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0), engine
     assert all(not queues for queues in gateway.dispatch.queues.values())
     assert not any(gateway.dispatch.running.values())
+    assert gateway.bodies.held == 0, gateway.bodies

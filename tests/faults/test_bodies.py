@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 from collections.abc import Awaitable, Callable
@@ -14,9 +15,11 @@ import pytest
 import uvloop
 
 from gateway.core.call import Call
-from gateway.core.policy import Body, Policy
+from gateway.core.policy import Body, Budget, Policy
+from gateway.core.policy_traffic import Tenant
 from gateway.pipeline import READ_HERE, Pipeline
 from gateway.serve import Gateway
+from gateway.wire.connection import Connection
 from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, request, settled
 
 
@@ -110,3 +113,132 @@ def test_a_body_larger_than_its_route_takes_is_refused_unread(path: str, media: 
             assert taken.status == 400  # it is no JSON and no form: so it was read
 
     scenario(policy, body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_body_is_held_until_the_first_byte_of_its_answer(stream: bool) -> None:
+    """What an engine is not sent again needs no memory, however long its answer takes."""
+
+    async def body(gateway: Gateway, engine: ScriptedEngine) -> None:
+        asking = asyncio.create_task(ask(port_of(gateway), request(stream, unread="x" * 100_000)))
+        async with asyncio.timeout(5):
+            while not engine.requests:
+                await asyncio.sleep(0.001)
+            if not stream:
+                assert gateway.bodies.held == len(engine.requests[0])
+            else:
+                while gateway.bodies.held:
+                    await asyncio.sleep(0.001)
+        (live,) = gateway.pipeline.tasks.values()
+        assert live.call is not None
+        assert bool(live.call.body) is not stream
+        asking.cancel()
+        await asyncio.wait([asking])
+
+    scenario(Policy(), body, "stall" if stream else "hang")
+
+
+def test_who_gives_up_waiting_leaves_no_body_in_the_timers() -> None:
+    """Their tickets stay for as long as one with an earlier deadline waits, which may be a day."""
+
+    async def body(gateway: Gateway, engine: ScriptedEngine) -> None:
+        port, asking = port_of(gateway), []
+        for number in range(1, 6):
+            asking.append(asyncio.create_task(ask(port, request(unread="x" * 100_000))))
+            async with asyncio.timeout(5):
+                while len(gateway.pipeline.tasks) < number:
+                    await asyncio.sleep(0.001)
+        for each in asking[2:]:
+            each.cancel()
+        await asyncio.wait(asking[2:])
+        async with asyncio.timeout(5):
+            while len(gateway.pipeline.tasks) > 2:
+                await asyncio.sleep(0.001)
+        left = [ticket for *_, ticket in gateway.dispatch._expiries if not ticket.waiting]
+        assert len(left) == 3
+        assert all(ticket.call.body == b"" for ticket in left)
+        assert gateway.bodies.held <= 2 * 101_000
+        for each in asking[:2]:
+            each.cancel()
+        await asyncio.wait(asking[:2])
+
+    scenario(Policy(budget=Budget(max_concurrency=1)), body, "hang")
+
+
+def test_bodies_that_wait_are_bounded_together() -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine) -> None:
+        port = port_of(gateway)
+        asking = [asyncio.create_task(ask(port, request(unread="x" * 100_000))) for _ in range(10)]
+        done, waiting = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        while len(done) < 7:
+            more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done |= more
+        assert {each.result().headers["x-weir-reason"] for each in done} == {"bodies"}
+        assert {each.result().status for each in done} == {503}
+        assert len(gateway.pipeline.tasks) == 3
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+
+    scenario(Policy(budget=Budget(max_concurrency=1), body=Body(memory=350_000, share=1.0)), body, "hang")
+
+
+def test_a_body_is_waited_for_no_longer_than_its_callers_deadline() -> None:
+    async def body(gateway: Gateway, engine: ScriptedEngine) -> None:
+        head = request().replace(b"host: x\r\n", b"host: x\r\nx-weir-deadline-ms: 100\r\n")[:-1]
+        refused = await ask(port_of(gateway), head)
+        assert (refused.status, json.loads(refused.body)["error"]["code"]) == (504, "deadline_exceeded")
+        sdk = head.replace(b"x-weir-deadline-ms: 100", b"x-weir-deadline-ms: 1e9\r\nx-stainless-read-timeout: 0.1")
+        assert (await ask(port_of(gateway), sdk)).status == 504
+        assert engine.requests == []
+
+    scenario(Policy(), body)
+
+
+def test_without_a_key_where_keys_exist_nothing_of_a_body_is_held() -> None:
+    keyed = Policy(tenants={"acme": Tenant(keys=(hashlib.sha256(b"k").hexdigest(),))})
+
+    async def body(gateway: Gateway, engine: ScriptedEngine) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway))
+        writer.write(request(unread="x" * 250_000)[:200_000])
+        async with asyncio.timeout(5):
+            while not gateway.metrics.outcomes():
+                await asyncio.sleep(0.001)
+        assert gateway.metrics.outcomes() == {"unauthorized": 1}
+        assert gateway.bodies.held == 0
+        (connection,) = gateway.server._shared.open
+        assert isinstance(connection, Connection)
+        assert (connection._buffer, connection._body, connection._request) == (b"", None, None)
+        writer.transport.abort()
+
+    scenario(keyed, body)
+
+
+def test_tenants_have_a_share_each_and_so_has_who_has_no_key() -> None:
+    keyed = Policy(
+        tenants={
+            "anonymous": Tenant(),
+            "acme": Tenant(keys=(hashlib.sha256(b"a").hexdigest(),)),
+            "zeta": Tenant(keys=(hashlib.sha256(b"z").hexdigest(),)),
+        },
+        body=Body(memory=450_000, share=0.34),
+        budget=Budget(max_concurrency=1),
+    )
+
+    async def body(gateway: Gateway, engine: ScriptedEngine) -> None:
+        port, plain = port_of(gateway), request(unread="x" * 100_000)
+        for number, key in enumerate((b"", b"authorization: Bearer a\r\n", b"authorization: Bearer z\r\n"), 1):
+            asked = plain.replace(b"host: x\r\n", b"host: x\r\n" + key)
+            waiting.append(asyncio.create_task(ask(port, asked)))
+            async with asyncio.timeout(5):
+                while len(gateway.pipeline.tasks) < number:
+                    await asyncio.sleep(0.001)
+            refused = await ask(port, asked)
+            assert (refused.status, refused.headers["x-weir-reason"]) == (503, "bodies")
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+        assert gateway.bodies.refused == {"memory": 0, "share": 3}
+
+    waiting: list[asyncio.Task[Any]] = []
+    scenario(keyed, body, "hang")

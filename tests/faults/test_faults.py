@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.fleet import Hold
-from gateway.core.policy import Policy, Timeouts
+from gateway.core.policy import Body, Policy, Timeouts
 from gateway.core.queues import Ticket
 from gateway.dispatch import Grant
 from gateway.relay import Relay
@@ -286,7 +286,8 @@ BEHAVIOURS = [
 async def client(port: int, kind: str, rng: random.Random) -> int:
     """One client of the mix; the status it saw, 0 if it left."""
     stream = rng.random() < 0.6
-    payload = request(stream, model="nobody" if kind == "unknown" else "m")
+    unread = "x" * rng.choice((0, 0, 10_000, 300_000))  # a body that is counted, and one too many of a few
+    payload = request(stream, model="nobody" if kind == "unknown" else "m", unread=unread)
     if kind in ("ask", "unknown"):
         return (await ask(port, payload)).status
     _reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -326,7 +327,8 @@ def a_random_mix(seed: int) -> None:
     async def main() -> None:
         fds = await fds_at_rest()
         engines = [ScriptedEngine(BEHAVIOURS, random.Random(rng.random())) for _ in range(3)]
-        policy = msgspec.structs.replace(QUICK, timeouts=Timeouts(first_byte=0.1, stall=0.1, body=0.2, headers=0.2))
+        timeouts = Timeouts(first_byte=0.1, stall=0.1, body=2.0, headers=0.2)
+        policy = msgspec.structs.replace(QUICK, timeouts=timeouts, body=Body(memory=1_000_000, share=0.9))
         async with AsyncExitStack() as stack:
             for engine in engines:
                 await stack.enter_async_context(engine.running())

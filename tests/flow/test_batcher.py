@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.batcher import Batcher, Exchanged, Part
+from gateway.core.bodies import Bodies
 from gateway.core.call import Call
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy_traffic import Batching, Merge
@@ -30,7 +31,8 @@ class World:
         self.takes = takes
         self.fails: Callable[[Call], Exchanged | None] = lambda call: None
         self.factor = 1.0
-        self.batcher = Batcher(lambda: self.batching, self.exchange, self.loop.time, lambda _: self.factor)
+        self.bodies = Bodies()
+        self.batcher = Batcher(lambda: self.batching, self.exchange, self.loop.time, self.bodies, lambda _: self.factor)
         self.sent: list[tuple[float, Call]] = []
         self.open = 0
         self.most_open = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import ssl
 import struct
@@ -16,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from gateway.core.bodies import Bodies
 from gateway.wire.server import Request, Responder, Server, ServerSettings, answer
 
 ALIVE = b"GET /alive HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -28,6 +30,8 @@ class Recorder:
 
     def __init__(self, later: bool = False) -> None:
         self.later = later
+        self.body_within = math.inf
+        self.sizes: list[int] = []  # of bodies that were counted
         self.requests: list[Request] = []
         self.held: list[Responder] = []
         self.gone: list[str] = []
@@ -38,8 +42,14 @@ class Recorder:
             return answer(404, TEXT, b"no such route", close=request.path == b"/refuse-close")
         return None
 
+    def body_by(self, request: Request) -> float:
+        return request.at + self.body_within
+
     def call(self, request: Request, responder: Responder) -> None:
         self.requests.append(request)
+        if request.held is not None:
+            self.sizes.append(request.held.size)
+            request.held.release()
         self.changed.set()
         if request.path.startswith(b"/hold"):
             responder.watch(self.left)
@@ -191,6 +201,7 @@ def serve(
     tls: ssl.SSLContext | None = None,
     errors: int = 0,
     later: bool = False,
+    bodies: Bodies | None = None,
     **settings: Any,
 ) -> Rig:
     """Run a scenario. `errors`: how many exceptions the event loop is to have seen. `later`: see Recorder."""
@@ -199,7 +210,8 @@ def serve(
         seen: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
         handler = Recorder(later)
-        server = Server(handler, ServerSettings(**settings))
+        held = Bodies() if bodies is None else bodies
+        server = Server(handler, ServerSettings(**settings), held)
         await server.listen(None if path else "127.0.0.1", None if path else 0, path=path, ssl=tls)
         rig = Rig(server, handler)
         try:
@@ -209,6 +221,7 @@ def serve(
             for client in rig.clients:
                 client.writer.transport.abort()
         await rig.quiet()
+        assert held.held == 0, held
         assert len(seen) == errors, seen
         return rig
 

@@ -1,0 +1,50 @@
+"""The budget of bodies: what is taken, what is refused, and that all of it comes back."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.bodies import Bodies, Held
+
+
+def test_bytes_are_held_up_to_the_memory_and_up_to_an_owners_share() -> None:
+    bodies = Bodies(1000, 0.5)
+    first, second, third = Held(bodies, "a"), Held(bodies, "a"), Held(bodies, "b")
+    assert (first.resize(300), second.resize(200), second.resize(201)) == ("", "", "share")
+    assert (second.size, bodies.held) == (200, 500)
+    assert (third.resize(400), Held(bodies, "c").resize(101)) == ("", "memory")
+    assert bodies.refused == {"memory": 1, "share": 1}
+    assert repr(bodies) == "<Bodies 900 of 1000 bytes, 2 owners>"
+    assert repr(third) == "<Held 400 bytes of b>"
+    first.release()
+    first.release()
+    assert (first.size, bodies.held, second.resize(500)) == (0, 600, "")
+    assert second.resize(10) == ""
+    for each in (second, third):
+        each.release()
+    assert repr(bodies) == "<Bodies 0 of 1000 bytes, 0 owners>"
+
+
+def test_less_memory_takes_nothing_back_and_lets_nothing_in() -> None:
+    bodies = Bodies(1000, 1.0)
+    held = Held(bodies, "a")
+    assert held.resize(900) == ""
+    bodies.apply(500, 1.0)
+    assert (held.resize(901), held.resize(800), held.size) == ("memory", "", 800)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 600)), max_size=60))
+def test_what_is_held_is_what_its_holders_hold(steps: list[tuple[int, int]]) -> None:
+    bodies = Bodies(1000, 0.6)
+    holders = [Held(bodies, owner) for owner in "aabbcc"]
+    for number, size in steps:
+        before = holders[number].size
+        full = holders[number].resize(size)
+        assert holders[number].size == (before if full else size)
+        assert bodies.held == sum(held.size for held in holders) <= 1000
+        for owner in "abc":
+            assert sum(held.size for held in holders if held.owner == owner) <= 600
+    for held in holders:
+        held.release()
+    assert (bodies.held, bodies._owners) == (0, {})
