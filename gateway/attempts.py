@@ -98,7 +98,7 @@ class Attempts:
             if not again:
                 if self._over(call):
                     raise Refused(Outcome.EXPIRED, "The deadline passed before the engine's first byte.")
-                raise Refused(Outcome.UPSTREAM, f"Engine {grant.engine.id} failed: {message}.", retry_after=1.0)
+                raise failure(grant.engine, message, "it cannot be reached" if kind == "connect" else message)
             failed.add(grant.engine.id)
             if kind != "429":  # an engine that is too busy says nothing of the others
                 await asyncio.sleep(self.retries.backoff(record.attempts, self.rng))
@@ -174,6 +174,12 @@ class Attempts:
             second.close()
             return None
         return second
+
+
+def failure(engine: Engine, message: str, told: str) -> Refused:
+    """The refusal after an engine's failure. Its address, and `message` where that may hold one, are for the log."""
+    detail = f"Engine {engine.id} failed: {message}."
+    return Refused(Outcome.UPSTREAM, f"Engine {engine.name} failed: {told}.", retry_after=1.0, detail=detail)
 
 
 async def hedged(

@@ -285,8 +285,9 @@ class Batcher:
             parts = split(exchanged.body, merged, pieces)
         except SplitError as error:
             merged.sent_at = None  # the engine has failed it
-            message = f"Engine {exchanged.engine} was asked for {calls} merged calls, and {error}."
-            raise Refused(Outcome.UPSTREAM, message, retry_after=1.0) from error
+            message = f"An engine was asked for {calls} merged calls, and {error}."
+            detail = f"{exchanged.engine}: {message}"
+            raise Refused(Outcome.UPSTREAM, message, retry_after=1.0, detail=detail) from error
         self.merged += calls
         return [Part(exchanged=exchanged, body=body, prompt_tokens=told, calls=calls) for body, told in parts]
 

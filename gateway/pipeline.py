@@ -20,7 +20,9 @@ from concurrent.futures import Executor
 from contextlib import closing
 from itertools import count
 
-from gateway.attempts import Attempts
+from msgspec import UNSET
+
+from gateway.attempts import Attempts, failure
 from gateway.batcher import Batcher, Exchanged, Part
 from gateway.core import refusals
 from gateway.core.bodies import Bodies
@@ -40,9 +42,10 @@ from gateway.core.shadow import Shadow
 from gateway.core.shaping import shaped_header
 from gateway.core.snapshot import Snapshot, largest_body
 from gateway.core.tenants import ANONYMOUS, Account
+from gateway.core.trace_context import trace_id
 from gateway.core.unrouted import canonical, no_method, no_route
 from gateway.core.verdict import Verdict
-from gateway.core.vllm import error_object
+from gateway.core.vllm import engine_error
 from gateway.dispatch import Dispatch, Grant
 from gateway.outcome_help import outcome_help
 from gateway.relay import Relay
@@ -60,7 +63,7 @@ LIST_WITHIN = 10.0  # seconds for engines to be asked what they have, before who
 LOGGED_AT_MOST = 64 * 1024  # bytes of a body
 READ_HERE = 64 * 1024  # bytes of a body that is parsed in the event loop itself
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
-PASSED_ON = (b"traceparent", b"tracestate")  # request headers an engine may see, beside those written here
+PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the engine
 
 
 class Live:
@@ -156,6 +159,7 @@ class Pipeline:
                     request.owner = request.peer if name == ANONYMOUS else name
                 return None
         record = Record(request_id=self._request_id(request), route=route.path if route else "other")
+        _trace(request, record)
         record.method = request.method.decode()
         headers = self._refusal(refused, record) + shared_lines(request.fields, origins)
         self._finish(record, request.at)
@@ -176,6 +180,7 @@ class Pipeline:
             self._answer_here(request, responder, route)
             return
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
+        _trace(request, record)
         live = Live(record)
         if self._whose is request:  # its body came with its head: nobody has asked since
             live.account = self._account
@@ -304,7 +309,7 @@ class Pipeline:
         record.held_tokens = grant.hold.tokens
         if call.shaped:
             record.shaped_tokens = (call.asked - call.shaped) * call.n
-        headers = self._engine_headers(request, call)
+        headers = self._engine_headers(request, call, record)
         try:
             reply = await self.attempts.first_byte(request.path, headers, call, grant, record)
         except (asyncio.CancelledError, Refused):
@@ -410,7 +415,7 @@ class Pipeline:
             except EngineError as error:
                 grant.ending = Ending.FAILURE
                 call.sent_at = None
-                raise Refused(Outcome.UPSTREAM, f"Engine {record.engine} failed: {error}.", retry_after=1.0) from error
+                raise failure(grant.engine, str(error), str(error)) from error
         if reply.status < 400:
             grant.first_byte(first_byte)
             usage = JSONUsage()
@@ -440,8 +445,8 @@ class Pipeline:
         record.status = exchanged.status
         body = part.body
         if exchanged.status >= 400:
-            body = error_object(exchanged.status, body)
             record.outcome = Outcome.ENGINE_REFUSED if exchanged.status < 500 else Outcome.UPSTREAM
+            body, record.reason = engine_error(exchanged.status, body)
         else:
             record.outcome = Outcome.OK
         if part.prompt_tokens is not None:
@@ -475,6 +480,7 @@ class Pipeline:
         now = self.clock()
         record.outcome = relay.outcome
         record.status = relay.status
+        record.reason = record.reason or relay.detail
         if relay.outcome in (Outcome.TRUNCATED, Outcome.UPSTREAM):
             grant.ending = Ending.FAILURE
         elif relay.outcome is not Outcome.OK and relay.status < 400:
@@ -513,30 +519,32 @@ class Pipeline:
             return given.decode()
         return f"{self._id_prefix}-{next(self._ids):x}"
 
-    def _engine_headers(self, request: Request, call: Call) -> bytes:
+    def _engine_headers(self, request: Request, call: Call, record: Record) -> bytes:
         content_type = request.fields.get(b"content-type") or b"application/json"
         lines = b"content-type: %b\r\nx-request-id: %b\r\n" % (content_type, call.request_id.encode())
-        for name in PASSED_ON:
-            value = request.fields.get(name)
-            if value is not None:
-                lines += b"%b: %b\r\n" % (name, value)
+        if record.trace_id is not UNSET:
+            for name in PASSED_ON:
+                value = request.fields.get(name)
+                if value is not None:
+                    lines += b"%b: %b\r\n" % (name, value)
         return lines
 
-    @staticmethod
-    def _lines(call: Call, charge: Charge, record: Record, content_type: bytes) -> bytes:
+    def _lines(self, call: Call, charge: Charge, record: Record, content_type: bytes) -> bytes:
         """The head of an answer."""
         lines = (
             b"content-type: %b\r\nx-request-id: %b\r\nx-weir-engine: %b\r\nx-weir-class: %b\r\nx-weir-queue-ms: %d\r\n"
             % (
                 content_type,
                 call.request_id.encode(),
-                record.engine.encode(),
+                self.fleet.name_of(record.engine).encode(),
                 call.class_name.encode(),
                 record.queue * 1000,
             )
         )
         if call.shaped:
             lines += shaped_header(call.shaped, call.asked)
+        if record.trace_id is not UNSET:
+            lines += b"x-trace-id: %b\r\n" % record.trace_id.encode()
         if call.asked_class and call.asked_class != call.class_name:
             lines += b"x-weir-class-asked: %b\r\n" % call.asked_class.encode()
         return lines + charge.headers(call.arrived + record.ttft)
@@ -544,8 +552,11 @@ class Pipeline:
     def _refusal(self, refused: Refused, record: Record) -> bytes:
         record.outcome = refused.outcome
         record.status = refused.status
-        record.reason = record.reason or refused.message
-        return JSON + b"x-request-id: %b\r\n" % record.request_id.encode() + refusal_headers(refused, self.rng)
+        record.reason = record.reason or refused.detail
+        lines = JSON + b"x-request-id: %b\r\n" % record.request_id.encode()
+        if record.trace_id is not UNSET:
+            lines += b"x-trace-id: %b\r\n" % record.trace_id.encode()
+        return lines + refusal_headers(refused, self.rng)
 
     # -- endings ------------------------------------------------------------------------------------------------
 
@@ -589,3 +600,9 @@ def _let_go(request: Request, call: Call | None) -> None:
     if call is not None:
         call.body = b""
     request.release()
+
+
+def _trace(request: Request, record: Record) -> None:
+    """Note the trace that a request belongs to, if it tells of one."""
+    if b"traceparent" in request.fields:
+        record.trace_id = trace_id(request.headers) or UNSET

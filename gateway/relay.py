@@ -13,7 +13,7 @@ from gateway.core.call import Call
 from gateway.core.json_usage import JSONUsage
 from gateway.core.outcome import STATUS, Outcome, Refused, error_body
 from gateway.core.usage import SSEUsage, UsageError
-from gateway.core.vllm import error_object
+from gateway.core.vllm import engine_error
 from gateway.wire.client import EngineError, Reply
 from gateway.wire.server import Responder
 
@@ -28,7 +28,8 @@ class Relay:
     """
 
     __slots__ = (
-        "_call", "_end", "_headers", "_reply", "_responder", "error", "held_up", "outcome", "reads", "status", "usage",
+        "_call", "_end", "_headers", "_reply", "_responder", "detail", "error", "held_up", "outcome", "reads", "status",
+        "usage",
     )  # fmt: skip
 
     def __init__(self, call: Call, reply: Reply, responder: Responder, headers: bytes) -> None:
@@ -39,6 +40,7 @@ class Relay:
         self._end: asyncio.Future[None] | None = None
         self.error: EngineError | None = None
         self.status = reply.status
+        self.detail = ""  # what an engine said of its own failure, for the log
         self.reads = 0
         self.held_up = False
         self.outcome = Outcome.BUG
@@ -142,11 +144,12 @@ class Relay:
             responder.abort()
 
     async def _pass_error(self) -> None:
-        """An engine's own error: its message goes on, in the one form our callers know. Raises Refused."""
+        """An engine's own error, in the one form our callers know. Raises Refused."""
         try:
             body = await self._reply.read(ERROR_BODY_AT_MOST)
         except EngineError as error:
             message = f"The engine answered {self.status} and failed in the middle of saying why: {error}."
             raise Refused(Outcome.UPSTREAM, message, retry_after=1.0) from error
-        self._responder.send(self.status, self._headers, error_object(self.status, body))
+        body, self.detail = engine_error(self.status, body)
+        self._responder.send(self.status, self._headers, body)
         self.outcome = Outcome.ENGINE_REFUSED if self.status < 500 else Outcome.UPSTREAM

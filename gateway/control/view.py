@@ -26,7 +26,8 @@ COST = 2 * PROMPT  # KV tokens, with as many of output
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine. What only a sample tells is null until there is one; `sample_age_s` says how old it is.
+    """One engine. `name`: what clients know of it. What only a sample tells is null until there is one; `sample_age_s`
+    says how old it is.
 
     `state`: up, or why not; `checked_s`: since its last check. `last_error`: what the last failed check, or call that
     could not connect, met, and `last_error_s` since then. `trim`: the budget over capacity x target, learned. `tpot_s`:
@@ -34,6 +35,7 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
+    name: str
     url: str
     up: bool
     draining: bool
@@ -173,6 +175,7 @@ def _engine(engine: Engine, now: float) -> EngineView:
     trouble = engine.trouble
     view = EngineView(
         id=engine.id,
+        name=engine.name,
         url=engine.url,
         up=engine.up,
         draining=engine.draining,

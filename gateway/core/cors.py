@@ -13,7 +13,7 @@ ALL = "*"
 MAX_AGE = 600  # seconds a browser may go on without asking again
 # What a page may read of an answer's headers, beside the few that every page may.
 EXPOSED = (
-    b"x-request-id, x-weir-engine, x-weir-class, x-weir-queue-ms, x-weir-reason, link, "
+    b"x-request-id, x-trace-id, x-weir-engine, x-weir-class, x-weir-queue-ms, x-weir-reason, link, "
     b"retry-after, retry-after-ms, x-should-retry"
 )
 _NAMES = re.compile(rb"[A-Za-z0-9-]{1,64}(?: ?, ?[A-Za-z0-9-]{1,64}){0,63}")

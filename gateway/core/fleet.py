@@ -122,6 +122,8 @@ class Engine:
         "max_slots",
         "misses",
         "models",
+        "name",
+        "number",
         "only_models",
         "pace",
         "policy",
@@ -155,6 +157,7 @@ class Engine:
         models: Iterable[str] = (),
     ) -> None:
         self.id = id
+        self.name = self.number = "engine"  # for clients; its fleet numbers it
         self.url = url
         self.policy = policy
         self.fixed_capacity = capacity is not None
@@ -212,6 +215,7 @@ class Engine:
         if entry.max_concurrency is not None:
             self.slots = entry.max_concurrency
         self.only_models = frozenset(entry.models)
+        self.name = entry.name or self.number
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
@@ -493,6 +497,7 @@ class Fleet:
         self.unasked: set[str] = set()  # engines that are asked for the first time: nobody knows their models
         self._serving: dict[str, tuple[Engine, ...]] = {}
         self._contexts: dict[str, int | None] = {}
+        self._added = 0  # engines so far, those that are gone included
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(self.engines.values())
@@ -501,8 +506,15 @@ class Fleet:
         """Raises ValueError if the id is taken."""
         if engine.id in self.engines:
             raise ValueError(f"engine id {engine.id!r} is used twice")
+        self._added += 1
+        engine.name = engine.number = f"engine-{self._added}"
         self.engines[engine.id] = engine
         self._index()
+
+    def name_of(self, id: str) -> str:
+        """What clients are told of an engine: no address of it."""
+        engine = self.engines.get(id)
+        return id and ("engine" if engine is None else engine.name)  # one that has just been forgotten has none
 
     def remove(self, id: str) -> None:
         del self.engines[id]

@@ -109,7 +109,7 @@ class Refused(Exception):
     are extra answer lines, preformatted as `name: value\\r\\n`. `retry` False: no retry of this call can help,
     whatever the table says of its outcome. `limit` is the rate limit that was reached, as `600/min requests`. `kept`:
     at `retry_after` a place is kept for the call, so it is not told a later time. `reason` is a word of our own that
-    says more than the outcome's.
+    says more than the outcome's. `detail` is the message for the log, where it may name what clients must not know.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class Refused(Exception):
         limit: str = "",
         kept: bool = False,
         reason: str = "",
+        detail: str = "",
     ) -> None:
         super().__init__(message)
         self.outcome = outcome
@@ -137,6 +138,7 @@ class Refused(Exception):
         self.limit = limit
         self.kept = kept
         self.reason = reason or outcome.value
+        self.detail = detail or message
         self._own: tuple[int, bytes] | None = None
         self._jittered = False
 
@@ -219,6 +221,7 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     predicted_wait: float = 0.0
     affinity_tokens: int = 0  # of the prompt, expected to be cached where it was sent
     shaped_tokens: int = 0  # asked for and cut
+    trace_id: str | UnsetType = UNSET  # of the client's traceparent
     request: str | UnsetType = UNSET  # the body as it came, where the policy wants it logged
 
 

@@ -143,13 +143,15 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One vLLM server. `url`: where it listens. `models`: serve only these of what it has; empty: all. `api_key_file`:
+    """One vLLM server. `url`: where it listens. `name`: what clients are told of it, as in x-weir-engine; null: a
+    number, as engine-1. `models`: serve only these of what it has; empty: all. `api_key_file`:
     its --api-key, alone in a file, relative to this one. `capacity`: KV tokens; null: what it reports.
     `max_concurrency`: calls at once; null: learned. `kv_events`: where it publishes the events of its prefix cache
     (vLLM's --kv-events-config), if it does.
     """
 
     url: EngineUrl
+    name: Name | None = None
     models: tuple[ModelName, ...] = ()
     api_key_file: FileName | None = None
     capacity: Positive | None = None

@@ -30,6 +30,7 @@ def test_it_tells_what_is_known_and_promised() -> None:
         assert 0.0 <= second.pop("checked_s") < 30
         assert second == {
             "id": "e1",
+            "name": "engine-2",
             "url": "http://127.0.0.1:2",
             "up": True,
             "draining": False,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gateway.core.vllm import AnswerError, ModelCard, ModelLoad, error_object, models_from, sample_from
+from gateway.core.vllm import LOGGED_AT_MOST, AnswerError, ModelCard, ModelLoad, engine_error, models_from, sample_from
 
 V9 = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -247,20 +247,42 @@ def test_models_that_are_not_believed(body: bytes) -> None:
         (400, {"error": {"message": "no", "type": "T", "param": "n", "code": "c"}}, "no", "T", "c", "n"),
         (400, {"error": {"message": "no", "type": "T", "param": None, "code": 400}}, "no", "T", None, None),
         (400, {"object": "error", "message": "no", "type": "T", "param": "n", "code": 400}, "no", "T", None, "n"),
-        (500, {"error": "boom"}, "boom", None, None, None),
+        (400, {"error": "boom"}, "boom", None, None, None),
         (404, {"detail": "Not Found"}, "Not Found", None, None, None),
         (422, {"detail": [{"loc": ["n"]}]}, '[{"loc":["n"]}]', None, None, None),
-        (503, {}, "The engine answered 503 without saying why.", None, None, None),
-        (502, b"<html>", "The engine answered 502 without saying why.", None, None, None),
-        (502, b'{"x": ' + b"[" * 9999, "The engine answered 502 without saying why.", None, None, None),
-        (500, b'{"message": "\xff"}', "The engine answered 500 without saying why.", None, None, None),
+        (403, {}, "The engine answered 403 without saying why.", None, None, None),
+        (402, b"<html>", "The engine answered 402 without saying why.", None, None, None),
+        (402, b'{"x": ' + b"[" * 9999, "The engine answered 402 without saying why.", None, None, None),
+        (400, b'{"message": "\xff"}', "The engine answered 400 without saying why.", None, None, None),
     ],
 )
 def test_engine_errors_in_the_one_form(
     status: int, body: object, message: str, type: str | None, code: str | None, param: str | None
 ) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    default = ("invalid_request_error",) * 2 if status < 500 else ("server_error", "upstream_error")
-    assert json.loads(error_object(status, data)) == {
-        "error": {"message": message, "type": type or default[0], "param": param, "code": code or default[1]}
+    default = "invalid_request_error"
+    told, detail = engine_error(status, data)
+    assert json.loads(told) == {
+        "error": {"message": message, "type": type or default, "param": param, "code": code or default}
     }
+    assert detail == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b'{"error": {"message": "Traceback: /opt/vllm/x.py at 10.0.0.7", "type": "T", "param": "p", "code": 500}}',
+         "Traceback: /opt/vllm/x.py at 10.0.0.7"),
+        (b'{"error": "boom"}', "boom"),
+        (b'{"detail": "' + b"x" * 5000 + b'"}', "x" * LOGGED_AT_MOST),
+        (b"<html>", ""),
+        (b'{"x": ' + b"[" * 9999, ""),
+    ],
+)  # fmt: skip
+def test_what_an_engine_says_of_its_own_failure_is_for_the_log(body: bytes, detail: str) -> None:
+    told, logged = engine_error(500, body)
+    message = "The engine failed with status 500. The gateway's log has its words, under this request's id."
+    assert json.loads(told)["error"] == {
+        "message": message, "type": "server_error", "param": None, "code": "upstream_error"
+    }  # fmt: skip
+    assert logged == detail

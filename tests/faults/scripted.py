@@ -42,6 +42,7 @@ class ScriptedEngine:
         self.behaviour = behaviour
         self.rng = rng or random.Random(0)
         self.requests: list[bytes] = []
+        self.heads: list[bytes] = []
         self.open = 0
         self.closed = asyncio.Event()  # set at each end of a connection
         self.port = 0
@@ -70,6 +71,7 @@ class ScriptedEngine:
                 length = re.search(rb"content-length: (\d+)", head)
                 body = await reader.readexactly(int(length[1])) if length else b""
                 self.requests.append(body)
+                self.heads.append(head)
                 name = self.behaviour if isinstance(self.behaviour, str) else self.rng.choice(self.behaviour)
                 if not await self._act(name, bool(json.loads(body).get("stream")), reader, writer):
                     break

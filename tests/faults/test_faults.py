@@ -16,9 +16,11 @@ import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from gateway.core.fleet import Hold
-from gateway.core.policy import Body, Policy, Timeouts
+from gateway.core.outcome import Record
+from gateway.core.policy import Body, EngineEntry, FleetPolicy, Policy, Timeouts
 from gateway.core.queues import Ticket
 from gateway.dispatch import Grant
 from gateway.relay import Relay
@@ -79,7 +81,7 @@ def test_a_good_engine(stream: bool, behaviour: str) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         answer = await ask(port_of(gateway), request(stream))
         assert (answer.status, answer.complete) == (200, True)
-        assert answer.headers["x-weir-engine"] == engines[0].url.removeprefix("http://")
+        assert answer.headers["x-weir-engine"] == "engine-1"
         assert answer.headers["x-weir-class"] == "default"
         assert int(answer.headers["x-weir-queue-ms"]) < 1000
         assert answer.headers["x-request-id"]
@@ -161,7 +163,7 @@ def test_a_plain_answer_that_breaks_is_seen_as_broken() -> None:
     scenario(["die_mid_body"], body)
 
 
-@pytest.mark.parametrize("status", ["400", "404", "422", "500"])
+@pytest.mark.parametrize("status", ["400", "404", "422"])
 def test_an_engines_own_error_passes_through_once(status: str) -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         answer = await ask(port_of(gateway), request(True))
@@ -170,6 +172,83 @@ def test_an_engines_own_error_passes_through_once(status: str) -> None:
         assert sum(len(engine.requests) for engine in engines) == 1
 
     scenario([status, status], body)
+
+
+def test_an_engines_failure_is_in_its_own_words_for_the_log_alone() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        records: list[Record] = []
+        gateway.pipeline.observe = records.append
+        answer = await ask(port_of(gateway), request())
+        assert (answer.status, error(answer)["code"]) == (500, "upstream_error")
+        assert b"scripted" not in answer.body
+        await settled(gateway)
+        assert [record.reason for record in records] == ["scripted"]
+
+    scenario(["500"], body)
+
+
+@pytest.mark.parametrize("behaviour", ["refused", "die_before_headers", "garbage", "503", "500", "500_cut", "good"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_answer_holds_an_engines_address(behaviour: str, stream: bool) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        records: list[Record] = []
+        gateway.pipeline.observe = records.append
+        port = engines[0].url.rpartition(":")[2]
+        if behaviour == "refused":
+            engines[0].stop()
+        answer = await ask(port_of(gateway), request(stream))
+        head = "".join(f"{name}: {value}\n" for name, value in answer.headers.items())
+        for said in (head, answer.body.decode()):
+            assert port not in said
+            assert "127.0.0.1" not in said
+        await settled(gateway)
+        (record,) = records
+        if answer.status == 502:
+            assert port in record.reason or behaviour == "500_cut", "it is for the log"
+        assert record.engine == f"127.0.0.1:{port}"
+
+    scenario([behaviour if behaviour != "refused" else "good"], body)
+
+
+def test_the_policy_names_engines() -> None:
+    async def main() -> None:
+        engine = ScriptedEngine("good")
+        async with engine.running():
+            policy = Policy(fleet=FleetPolicy(engines=(EngineEntry(url=engine.url, name="left"),)))
+            async with gateway_over([], policy) as gateway:
+                assert (await ask(port_of(gateway), request())).headers["x-weir-engine"] == "left"
+                await settled(gateway)
+
+    uvloop.run(main())
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (f"00-{TRACE}-00f067aa0ba902b7-01", TRACE),
+        (f"00-{TRACE}-0000000000000000-01", None),
+        ('"><script>', None),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("model", ["m", "nobody-has-it"])
+def test_a_trace_is_in_the_log_the_answer_and_the_engines_request(
+    given: str | None, expected: str | None, model: str
+) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        records: list[Record] = []
+        gateway.pipeline.observe = records.append
+        line = b"" if given is None else f"\r\ntraceparent: {given}\r\ntracestate: a=b".encode()
+        answer = await ask(port_of(gateway), request(model=model).replace(b"host: x", b"host: x" + line))
+        assert answer.headers.get("x-trace-id") == expected
+        await settled(gateway)
+        assert [record.trace_id for record in records] == [expected or UNSET]
+        assert [b"traceparent" in head for head in engines[0].heads] == [expected is not None] * (model == "m")
+
+    scenario(["good"], body)
 
 
 def test_an_engine_that_dies_in_its_own_error_is_a_502() -> None:

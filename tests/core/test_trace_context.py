@@ -1,0 +1,45 @@
+"""What is a trace's id and what is none, by W3C's Trace Context."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.trace_context import trace_id
+
+ID, PARENT = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
+GOOD = b"00-%b-%b-01" % (ID, PARENT)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [GOOD, b"00-%b-%b-00" % (ID, PARENT), b"01-%b-%b-01" % (ID, PARENT), b"cc-%b-%b-01-what the-future" % (ID, PARENT)],
+)
+def test_a_trace(value: bytes) -> None:
+    assert trace_id([(b"host", b"x"), (b"traceparent", value), (b"tracestate", b"a=b")]) == ID.decode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"ff-%b-%b-01" % (ID, PARENT),
+        b"00-%b-%b-01" % (b"0" * 32, PARENT),
+        b"00-%b-%b-01" % (ID, b"0" * 16),
+        GOOD.upper(),
+        GOOD[:-1],
+        GOOD + b"-more",
+        GOOD + b"x",
+        b"01" + GOOD[2:] + b"x",
+        b"0" + GOOD,
+        GOOD.replace(b"-", b" "),
+        b" " + GOOD,
+        b"00-%b-%b-01, 00-%b-%b-01" % (ID, PARENT, ID, PARENT),
+    ],
+)
+def test_no_trace(value: bytes) -> None:
+    assert trace_id([(b"traceparent", value)]) == ""
+
+
+def test_none_or_two_are_no_trace() -> None:
+    assert trace_id([(b"host", b"x")]) == ""
+    assert trace_id([(b"traceparent", GOOD)] * 2) == ""
