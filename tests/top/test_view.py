@@ -125,7 +125,11 @@ def test_classes() -> None:
         targets={"batch": 9.0, "default": None},
         queues=[QueueView(model=name, class_name="batch", calls=1, tokens=9) for name in ("m", "n")],
         running={"default": 0, "batch": 2},
-        models=[model(wait_s_by_class={"batch": 4.0}), model("n", wait_s_by_class={"batch": 1.0})],
+        models=[
+            model(wait_s_by_class={"batch": 4.0}),
+            model("n", wait_s_by_class={"batch": 1.0}),
+            model("asleep", engines=[], queued_calls=0, wait_s_by_class={"batch": 9.0}),
+        ],
     )
     rows = {row.name: row for row in between({}, newest).classes}
     assert list(rows) == ["batch", "default", NO_CLASS]
