@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core import prompt
-from gateway.core.call import ROUTES, Call, CallSettings, parse, route_of, time_allowed
+from gateway.core.call import HELP_ROUTE, ROUTES, Call, CallSettings, parse, route_of, time_allowed
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.prompt import Prompt
 
@@ -67,6 +67,7 @@ def test_the_route_table() -> None:
     assert model.kind == "models"
     assert route_of(b"/v1/models/") is None
     assert route_of(b"/sleep") is None
+    assert route_of(b"/outcomes/shed") is HELP_ROUTE
 
 
 def test_settings_must_have_a_deadline_for_every_class_they_name() -> None:

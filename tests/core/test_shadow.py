@@ -202,6 +202,18 @@ def test_what_the_shadow_would_have_done(
     assert {name for name, calls in world.shadow.differences().items() if calls} == set(differences)
 
 
+@pytest.mark.parametrize("idle", [False, True])
+def test_no_policy_predicts_a_wait_where_an_engine_is_idle(idle: bool) -> None:
+    """Others wait: their class may not go now."""
+    world = World(OPEN, ONLY % "ttft: 2s")
+    world.queue("default", 2)
+    hold = world.engine.hold(100, 0, 0.0)
+    if idle:
+        hold.release()
+    late = {"wait": ("passed", "refused"), "outcome": ("admitted", "hopeless")}
+    assert world.differ(wait=3.0) == ({} if idle else late)
+
+
 FULL = {"outcome": ("queue_full", "admitted"), "room": ("refused", "passed")}
 
 
