@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.file_modes import refused
+
 Read = Callable[[Path], bytes]
 
 
@@ -23,12 +25,20 @@ class Certificate(msgspec.Struct, frozen=True):
     key: Path | None = None
     client_ca: Path | None = None
 
+    @property
+    def private(self) -> Path:
+        """The file that holds the private key."""
+        return self.key or self.chain
+
     def context(self, read: Read) -> ssl.SSLContext:
         """TLS 1.2 or later with this certificate. `read` is how files are read, so that they are known to whoever
         watches. Raises OSError, and ValueError for files that are no certificate and its key."""
         files = [file for file in (self.chain, self.key, self.client_ca) if file is not None]
         for file in files:
             read(file)
+        wrong = refused(self.private)
+        if wrong is not None:
+            raise ValueError(f"{self.private}: {wrong}")
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.core.advice import Advice, advise
-from gateway.core.checked import InvalidFile
+from gateway.core.checked import InvalidFile, spelled
 from gateway.core.explained import explain_call
 from gateway.core.policy import Policy
 from gateway.core.policy_file import decode_with_lines, explain
 from gateway.core.schema import schema_text
 from gateway.core.tenants import MAX_KEYS_BYTES, keys_from, with_keys
 from gateway.core.yaml_file import MAX_BYTES
+from gateway.file_modes import files_of, refused, unwise_of
 from gateway.wire.client import parse_origin
 from loadtest import scenario
 from loadtest.trace import TraceError
@@ -99,6 +101,15 @@ def _explained(name: str, policy: Policy, call: Sequence[str]) -> str:
         raise Mistake(f"{name}: --explain: {error}") from error
 
 
+def _refused(policy: Policy, path: Path) -> None:
+    """Raises Mistake for a file that the gateway would not use because of its mode."""
+    for field, file, _ in files_of(policy, path.parent):
+        with contextlib.suppress(OSError):  # whether it is there is not asked here
+            wrong = refused(file)
+            if wrong is not None:
+                raise Mistake(f"{path}: {spelled(field)}: {file}: {wrong}")
+
+
 def checked(path: Path) -> tuple[Policy, list[Advice], str]:
     """A good policy, what is unwise in it, and a note on a keys file that is not there yet."""
     note = ""
@@ -111,13 +122,18 @@ def checked(path: Path) -> tuple[Policy, list[Advice], str]:
             note = f" (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)"
     except InvalidFile as error:
         raise Mistake(str(error)) from error
+    _refused(policy, path)
     for index, engine in enumerate(policy.fleet.engines):
         try:
             parse_origin(engine.url)
         except ValueError as error:
             line = written.line_of(("fleet", "engines", index, "url"))
             raise Mistake(f"{path}:{line}: fleet.engines[{index}].url: {error}") from error
-    return policy, advise(policy, written), note
+    modes = [
+        Advice(path=spelled(field), text=text, line=written.line_of(field))
+        for field, text in unwise_of(policy, path.parent)
+    ]
+    return policy, advise(policy, written) + modes, note
 
 
 def read(path: Path, what: str, limit: int) -> bytes:

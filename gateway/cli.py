@@ -20,12 +20,13 @@ from gateway.announce import announcement
 from gateway.certificate import Certificate
 from gateway.checking import Mistake, checked, read
 from gateway.control.listener import is_loopback, split_address
-from gateway.core.checked import InvalidFile
+from gateway.core.checked import InvalidFile, spelled
 from gateway.core.fleet import engine_id
 from gateway.core.policy import EngineEntry, Policy
 from gateway.core.units import SECONDS
 from gateway.embedded import EmbeddedFleet, parse_embedded
 from gateway.embedded_sidecar import MODELS
+from gateway.file_modes import refused, unwise, unwise_of
 from gateway.keys import KeysError, run_add, run_list, run_revoke
 from gateway.serve import NO_ENGINE, Options, Running, StartError, run
 from gateway.top.command import EXAMPLES as TOP_EXAMPLES
@@ -363,6 +364,8 @@ def _serve(given: argparse.Namespace) -> int:
     if not given.tls_cert and (given.tls_key or given.tls_client_ca):
         raise Mistake(f"{'--tls-key' if given.tls_key else '--tls-client-ca'}: there is no --tls-cert for it")
     token = _admin_token(given.admin_token_file)
+    certificate = _certificate(given)
+    _warn_of_modes(given, policy, certificate)
     if token is None and not is_loopback(given.control):
         raise Mistake(
             f"--control {given.control} can be reached from other machines: "
@@ -378,7 +381,7 @@ def _serve(given: argparse.Namespace) -> int:
             demo=demo,
             listen=given.listen,
             control=given.control,
-            certificate=_certificate(given),
+            certificate=certificate,
             admin_token=token,
             log=given.log,
         )
@@ -391,6 +394,17 @@ def _certificate(given: argparse.Namespace) -> Certificate | None:
         return None
     key, client_ca = given.tls_key, given.tls_client_ca
     return Certificate(Path(given.tls_cert), Path(key) if key else None, Path(client_ca) if client_ca else None)
+
+
+def _warn_of_modes(given: argparse.Namespace, policy: Policy, certificate: Certificate | None) -> None:
+    """Tell whose eyes and hands the secrets' files are open to."""
+    found = unwise_of(policy, Path(given.policy).parent) if given.policy else []
+    told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in found]
+    flags = [("--admin-token-file", Path(given.admin_token_file))] if given.admin_token_file else []
+    flags += [("--tls-key" if given.tls_key else "--tls-cert", certificate.private)] if certificate else []
+    told += [f"{flag}: {text}" for flag, file in flags if (text := unwise(file)) is not None]
+    for line in told:
+        print(f"gateway: warning: {line}", file=sys.stderr)
 
 
 def _announce(running: Running) -> None:
@@ -424,6 +438,9 @@ def _admin_token(file: str | None, flag: str = "--admin-token-file") -> str | No
     """From the file, else from the environment; never from argv, which every user of the machine can read."""
     source = f"{flag} {file}" if file else TOKEN_VARIABLE
     text = read(Path(file), f"{flag} ", 4096).decode("latin-1") if file else os.environ.get(TOKEN_VARIABLE)
+    wrong = refused(Path(file)) if file else None
+    if wrong is not None:
+        raise Mistake(f"{source}: {wrong}")
     if text is None:
         return None
     token = text.strip()

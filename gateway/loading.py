@@ -14,6 +14,7 @@ import msgspec
 from gateway.core.policy import Policy
 from gateway.core.policy_file import decode
 from gateway.core.tenants import keys_from, with_keys
+from gateway.file_modes import refused
 from gateway.wire.client import parse_origin
 
 Read = Callable[[Path], bytes]
@@ -40,8 +41,10 @@ def load(path: Path, read: Read) -> Configuration:
     """The configuration a policy file describes. Raises InvalidFile, LoadError, and OSError for the policy itself."""
     policy = decode(read(path), str(path))
     if policy.keys_file is not None:
-        file = path.parent / policy.keys_file
-        policy = with_keys(policy, keys_from(_keys(read, file), str(file)), str(file))
+        file = (
+            path.parent / policy.keys_file
+        )  # that is not there yet: nobody is let in by it, and `gateway key add` makes it
+        policy = with_keys(policy, keys_from(_read(read, file, "keys_file", needed=False), str(file)), str(file))
     keys = {}
     for index, engine in enumerate(policy.fleet.engines):
         where = f"{path}: fleet.engines[{index}]"
@@ -62,21 +65,20 @@ def load(path: Path, read: Read) -> Configuration:
     return Configuration(policy, keys, token, cache_secret)
 
 
-def _read(read: Read, path: Path, what: str) -> bytes:
+def _read(read: Read, path: Path, what: str, *, needed: bool = True) -> bytes:
+    """A file of secrets. One that is not there is empty where it is not `needed`."""
     try:
-        return read(path)
+        data = read(path)
+        wrong = refused(path)
+    except FileNotFoundError as error:
+        if not needed:
+            return b""
+        raise LoadError(f"{what}: {path}: {error.strerror}") from error
     except OSError as error:
         raise LoadError(f"{what}: {path}: {error.strerror or error}") from error
-
-
-def _keys(read: Read, path: Path) -> bytes:
-    """A keys file that is not there yet has no keys: nobody is let in by it, and `gateway key add` makes it."""
-    try:
-        return read(path)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise LoadError(f"keys_file: {path}: {error.strerror or error}") from error
+    if wrong is not None:
+        raise LoadError(f"{what}: {path}: {wrong}")
+    return data
 
 
 def secret(read: Read, path: Path, what: str, kind: str, least: int = 1) -> str:

@@ -52,7 +52,7 @@ LEVELS = {
         2,
     ),
     "own_token": 3,
-    **dict.fromkeys(("dispatch", "engine_sockets", "lines", "straight", "tasks", "wire"), 1),
+    **dict.fromkeys(("dispatch", "engine_sockets", "file_modes", "lines", "straight", "tasks", "wire"), 1),
     "core": 0,
     "__version__": 0,
 }

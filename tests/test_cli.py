@@ -100,6 +100,7 @@ def test_the_defaults(ran: Ran) -> None:
 def test_every_flag(ran: Ran, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(f"{TOKEN}\n")
+    token.chmod(0o600)
     options = ran.served(
         *("--policy", str(ROOT / "policies" / "demo.yaml")),
         *("--engine", "unix:///run/a.sock", "--engine", "sim", "--engine", "sim:3", "--engine", "sim:4:a100-8b"),

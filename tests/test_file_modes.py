@@ -1,0 +1,127 @@
+"""Files of secrets that others may read or write: told by `check` and `serve`, refused where everybody may write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway import cli
+from gateway.certificate import Certificate
+from gateway.core.policy import Policy
+from gateway.core.policy_file import decode
+from gateway.file_modes import refused, unwise, unwise_of
+from gateway.loading import LoadError, load
+
+SECRET = "a-secret-that-is-long-enough"  # noqa: S105 # a test's own
+POLICY = """\
+keys_file: keys.txt
+tenants: {anonymous: {}}
+fleet:
+  engines: [{url: "http://127.0.0.1:9", api_key_file: engine.key}]
+  sidecars: {token_file: sidecar.token}
+routing: {cache_secret_file: salt}
+"""
+FIELDS = {
+    "keys.txt": "keys_file",
+    "engine.key": "fleet.engines[0].api_key_file",
+    "sidecar.token": "fleet.sidecars.token_file",
+    "salt": "routing.cache_secret_file",
+}
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """A policy with every file of secrets that there can be, each for its owner alone."""
+    for name in FIELDS:
+        (tmp_path / name).write_text("" if name == "keys.txt" else SECRET)
+        (tmp_path / name).chmod(0o600)
+    path = tmp_path / "policy.yaml"
+    path.write_text(POLICY)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("mode", "secret", "hashes", "refusal"),
+    [
+        (0o600, None, None, None),
+        (0o400, None, None, None),
+        (0o640, None, None, None),
+        (0o644, "o-r", None, None),
+        (0o660, "g-w", "g-w", None),
+        (0o666, "g-w", "g-w", "o-w"),
+        (0o602, None, None, "o-w"),
+    ],
+)
+def test_modes(tmp_path: Path, mode: int, secret: str | None, hashes: str | None, refusal: str | None) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    file.chmod(mode)
+    for found, expected in (
+        (unwise(file), secret),
+        (unwise(file, readable=True), hashes),
+        (refused(file), refusal),
+    ):
+        assert found is None if expected is None else found is not None and found.endswith(f"chmod {expected} {file}")
+
+
+def test_every_file_of_a_policy_is_looked_at(policy: Path) -> None:
+    assert unwise_of(decode(policy.read_bytes(), "p"), policy.parent) == []
+    assert unwise_of(Policy(), policy.parent) == []
+    for name in FIELDS:
+        (policy.parent / name).chmod(0o660)
+    found = unwise_of(decode(policy.read_bytes(), "p"), policy.parent)
+    assert len(found) == len(FIELDS)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_file_that_everybody_may_write_to_is_not_used(
+    policy: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(policy, Path.read_bytes)
+    (policy.parent / name).chmod(0o602)
+    with pytest.raises(LoadError, match=rf"{name}: everybody on this machine may write to it"):
+        load(policy, Path.read_bytes)
+    assert cli.main(["check", str(policy)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"{policy}: {FIELDS[name]}: ")
+    assert told.endswith(f"chmod o-w {policy.parent / name}\n")
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name != "keys.txt"])
+def test_check_tells_of_a_file_that_everybody_may_read(
+    policy: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", str(policy)]) == 0
+    before = capsys.readouterr().err
+    assert "everybody" not in before
+    (policy.parent / name).chmod(0o644)
+    assert cli.main(["check", str(policy)]) == 0
+    told = set(capsys.readouterr().err.splitlines()) - set(before.splitlines())
+    (line,) = told
+    assert f"warning: {FIELDS[name]}: everybody on this machine may read it" in line
+
+
+def test_serve_tells_of_each(policy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "run", lambda options: None)
+    token, key = policy.parent / "token", policy.parent / "tls.key"
+    for file in (token, key):
+        file.write_text(SECRET)
+    flags = ["--admin-token-file", str(token), "--tls-cert", "cert.pem", "--tls-key", str(key)]
+    for mode, lines in ((0o600, 0), (0o644, 3)):
+        for file in (token, key, policy.parent / "engine.key"):
+            file.chmod(mode)
+        assert cli.main(["serve", "--policy", str(policy), *flags]) == 0
+        told = capsys.readouterr().err
+        assert told.count("gateway: warning: ") == told.count("everybody on this machine may read it") == lines
+    token.chmod(0o606)
+    assert cli.main(["serve", "--policy", str(policy), *flags]) == 2
+    assert f"--admin-token-file {token}: everybody on this machine may write" in capsys.readouterr().err
+
+
+def test_a_private_key_that_everybody_may_write_to_is_not_used(tmp_path: Path) -> None:
+    chain = tmp_path / "chain.pem"
+    chain.touch()
+    chain.chmod(0o602)
+    with pytest.raises(ValueError, match="everybody on this machine may write to it"):
+        Certificate(chain).context(Path.read_bytes)
