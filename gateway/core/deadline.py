@@ -14,24 +14,27 @@ A guess refuses nobody: expected output is what such calls have really written, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from gateway.core.call import Call
 
 WINDOW = 5.0  # seconds over which the drain rate is averaged
+SHARES = 15.0  # seconds over which a class's share of it is: longer, since it is made of fewer calls
 EVERY = 0.1  # seconds at least between two readings of it
 RESIDENCE_WEIGHT = 0.05  # of one hold in their mean duration
 LEAST_SHARE = 0.01  # of the drain that a class is believed to get
 
 
 class TokenRate:
-    """Tokens per second, averaged with weights that fall by e in WINDOW.
+    """Tokens per second, averaged with weights that fall by e in `window` seconds.
 
     `tokens` is what has come since the last reading, and is for its owner to add to."""
 
-    __slots__ = ("_at", "_rate", "tokens")
+    __slots__ = ("_at", "_rate", "_window", "tokens")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, window: float = WINDOW) -> None:
         self._rate = 0.0
+        self._window = window
         self.tokens = 0
         self._at = now
 
@@ -39,7 +42,7 @@ class TokenRate:
         """Tokens per second; 0 where nothing has come back yet."""
         since = now - self._at
         if since >= EVERY:
-            kept = math.exp(-since / WINDOW) if self._rate else 0.0  # from idleness: what was seen, at once
+            kept = math.exp(-since / self._window) if self._rate else 0.0  # from idleness: what was seen, at once
             self._rate = self._rate * kept + self.tokens / since * (1.0 - kept)
             self.tokens, self._at = 0, now
         return self._rate
@@ -70,7 +73,7 @@ class Drain:
         self._rate.tokens += tokens
         rate = self._by_class.get(class_name)
         if rate is None:
-            rate = self._by_class[class_name] = TokenRate(now)
+            rate = self._by_class[class_name] = TokenRate(now, SHARES)
         rate.tokens += tokens
         # Weighted by tokens: a mean over held tokens, as Little's law has it.
         self._lasted += RESIDENCE_WEIGHT * (tokens * lasted - self._lasted)
@@ -86,23 +89,24 @@ class Drain:
         rate = self.rate(now)
         return tokens / rate if rate > 1.0 else 0.0
 
-    def wait_of(self, class_name: str, own: float, fair: float, now: float) -> float:
-        """Seconds until `own` tokens of a class were served, if those who compete with it now go on to.
+    def rate_of(self, class_name: str, fair: float, passing: Iterable[str], now: float) -> float:
+        """Tokens per second that a class is served, if those who compete now go on to; 0 where no rate is known.
 
-        `fair`: its share of the drain by weight among the classes that wait. It has that, and what it has had lately
-        where that is more.
+        `fair`: its share by weight among the classes that wait, of what those leave who do not (`passing`): these are
+        served all they ask for, and go on to. It has that, or what it has had lately where that is more.
         """
-        rate = self.rate_of(class_name, fair, now)
-        return own / rate if rate else 0.0
-
-    def rate_of(self, class_name: str, fair: float, now: float) -> float:
-        """Tokens per second that a class is served, by the same rule; 0 where no rate is known."""
         rate = self.rate(now)
         if rate <= 1.0:
             return 0.0
+        left = 1.0 - sum([self._had(name, now) for name in passing])
+        return rate * min(1.0, max(LEAST_SHARE, fair * left, self._had(class_name, now)))
+
+    def _had(self, class_name: str, now: float) -> float:
+        """A class's share of what came back lately."""
         lately = self._by_class.get(class_name)
-        had = lately.rate(now) / max(1.0, self._rate.rate(now)) if lately is not None else 0.0
-        return rate * min(1.0, max(LEAST_SHARE, fair, had))
+        if lately is None:
+            return 0.0
+        return lately.rate(now) / max(1.0, sum([each.rate(now) for each in self._by_class.values()]))
 
 
 def service(call: Call, ttft: float, tpot: float) -> float:

@@ -100,15 +100,15 @@ class Pressure:
         its own need not be waited for.
         """
         short, name = max(0, call.cost - spare), call.class_name
-        own, fair = queues.own_ahead(call, now, ticket)
+        own, rate = self._own(queues, call, now, ticket)
         if ticket is not None:
             ahead = self.drain.wait(queues.ahead(name, own) + short, now)
-            return max(ahead, self.drain.wait_of(name, own + short, fair, now))
+            return max(ahead, (own + short) / rate)
         places, booked = self.places[name], 0.0
-        crowded = self._crowded(name, fair, now)
+        crowded = self._crowded(name, rate, now)
         while True:
             ahead = self.drain.wait(queues.ahead(name, own + booked) + short, now)
-            wait = max(ahead, self.drain.wait_of(name, own + booked + short, fair, now))
+            wait = max(ahead, (own + booked + short) / rate)
             due = places.ahead(now, min(now + wait, until)) * crowded
             if due <= booked:
                 return wait
@@ -121,16 +121,23 @@ class Pressure:
             rate = self._offered[call.class_name] = TokenRate(now)
         rate.tokens += call.cost
 
-    def _crowded(self, class_name: str, fair: float, now: float) -> float:
+    def _own(self, queues: Queues, call: Call, now: float, ticket: Ticket | None = None) -> tuple[float, float]:
+        """Of the call's class alone: tokens that go before it, and tokens per second (without end where none is known:
+        then shedding late is the judge)."""
+        own, fair = queues.own_ahead(call, now, ticket)
+        name = call.class_name
+        return own, self.drain.rate_of(name, fair, queues.passing(name), now) or math.inf
+
+    def _crowded(self, class_name: str, rate: float, now: float) -> float:
         """How far newcomers must make way for booked work: 1 where they alone are more than their class is served.
 
         Where they are less, those who come back find room in any case; refusing newcomers for their sake would only
         have them come back too, and go on for ever: refusals of a bad minute must not outlast it.
         """
-        offered, served = self._offered.get(class_name), self.drain.rate_of(class_name, fair, now)
-        if offered is None or not served:
+        offered = self._offered.get(class_name)
+        if offered is None or rate == math.inf:
             return 1.0
-        return min(1.0, max(0.0, (offered.rate(now) / served - UNCROWDED) / (1.0 - UNCROWDED)))
+        return min(1.0, max(0.0, (offered.rate(now) / rate - UNCROWDED) / (1.0 - UNCROWDED)))
 
     def place(self, queues: Queues, call: Call, now: float) -> float | None:
         """Seconds after which a call that is refused may come back and find a place; None: there is none, as for a
@@ -138,10 +145,9 @@ class Pressure:
         if call.merged:
             return None
         places = self.places[call.class_name]
-        own, fair = queues.own_ahead(call, now)
+        own, rate = self._own(queues, call, now)
         booked = (places.ahead(now) + call.cost) / SHARE
-        wait = max(SOON, self.drain.wait_of(call.class_name, booked, fair, now))
-        return places.book(call, max(wait, self.drain.wait_of(call.class_name, own, fair, now)), now)
+        return places.book(call, max(SOON, booked / rate, own / rate), now)
 
     def step(self, engines: Sequence[Engine], now: float) -> bool:
         """Judge the mode anew, if that was not done just now; True if it changed."""

@@ -209,8 +209,8 @@ class Queues:
     # -- estimates ----------------------------------------------------------------------------------------------
 
     def own_ahead(self, call: Call, now: float, ticket: Ticket | None = None) -> tuple[float, float]:
-        """Of the call's class alone: the tokens that go before it, and the class's share of the drain by weight among
-        the classes that wait (0 behind a strict class that does)."""
+        """Of the call's class alone: the tokens that go before it, and the class's share by weight among the classes
+        that wait (0 behind a strict class that does)."""
         own = self._lines[call.class_name]
         weights = own.weight
         for line in self._lines.values():
@@ -219,6 +219,10 @@ class Queues:
                     return own.ahead(call, now, ticket), 0.0
                 weights += line.weight if line.band == own.band else 0.0
         return own.ahead(call, now, ticket), own.weight / weights
+
+    def passing(self, class_name: str) -> list[str]:
+        """The other classes of which nobody waits at the moment: what comes of them is served as it comes."""
+        return [name for name, line in self._lines.items() if not line.tickets and name != class_name]
 
     def ahead(self, class_name: str, own: float) -> float:
         """Tokens that go before what has `own` tokens of its class before it, by the order above, if nobody else came.
