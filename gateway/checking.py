@@ -3,46 +3,79 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.core.advice import Advice, advise
+from gateway.core.advice import advise
 from gateway.core.checked import InvalidFile, spelled
 from gateway.core.explained import explain_call
+from gateway.core.findings import FORMATS, Shown, as_github, as_json, as_text, mistake, mistakes, warning
+from gateway.core.origin import engine_id
 from gateway.core.policy import Policy
-from gateway.core.policy_file import decode_with_lines, explain
+from gateway.core.policy_file import explain
 from gateway.core.schema import schema_text
-from gateway.core.tenants import MAX_KEYS_BYTES, keys_from, with_keys
+from gateway.core.tenants import MAX_KEYS_BYTES
 from gateway.core.yaml_file import MAX_BYTES
-from gateway.file_modes import files_of, refused, unwise_of
-from gateway.wire.client import parse_origin
+from gateway.file_modes import unwise_of
+from gateway.loading import Configuration, load
+from gateway.probing import probe
 from loadtest import scenario
 from loadtest.trace import TraceError
 
 EXAMPLES = """\
-Prints `FILE: ok`, or one line for every mistake: FILE:LINE: field: what was found, what was expected. Exit status 2
-if there is any. What is legal but unwise is a warning; --strict makes it a mistake. Nothing is started and no engine
-is asked.
+Prints `FILE: ok`, or every mistake: FILE:LINE:COLUMN: field: what was found, what was expected, and the line. Exit
+status 2 if there is any. What is legal but unwise is a warning; --strict makes it a mistake. The files that a policy
+names are read too, as `gateway serve` would; --no-files leaves them out. Nothing is started, and no engine is asked
+without --probe.
 
 examples:
   gateway check policies/*.yaml
   gateway check --strict policy.yaml                             for a pipeline: warnings fail it too
+  gateway check --format github --no-files policies/*.yaml       for a pull request: mistakes at their lines; or json
+  gateway check --probe policy.yaml                              ask every engine once; exit status 1 if one is not well
   gateway check policy.yaml --explain                            the policy in full, every default written out
   gateway check policy.yaml --explain acme batch llama-3-8b      what becomes of such a call; CLASS -: none asked for
   gateway check --schema > schema.json                           for editors: completion and checks while you write
   gateway check --scenario load.yaml                             a scenario of `gateway bench`, and its trace to the end
   gateway check --scenario --schema > scenario-schema.json       and their schema"""
 
-USAGE = """gateway check [-h] [--strict] FILE ... [--explain [TENANT CLASS MODEL]]
+USAGE = """gateway check [-h] [--strict] [--format FORMAT] [--no-files] [--probe] FILE ...
+       gateway check FILE ... --explain [TENANT CLASS MODEL]
        gateway check --scenario FILE|NAME ... [--explain]
        gateway check [--scenario] --schema"""
 
 
+MOST = max(MAX_BYTES, MAX_KEYS_BYTES) + 1
+
+
 class Mistake(Exception):
     """Something a person can correct; each line says what and where."""
+
+
+class Refused(Exception):
+    """A file that cannot be used, with what was found."""
+
+    def __init__(self, found: list[Shown]) -> None:
+        super().__init__("a file that cannot be used")
+        self.found = found
+
+
+def add_arguments(check: argparse.ArgumentParser) -> None:
+    """What `gateway check` takes."""
+    check.add_argument("files", nargs="*", metavar="FILE", help="policies; the files that they name are read too")
+    check.add_argument("--scenario", action="store_true", help="they are scenarios; their traces are read too")
+    check.add_argument("--format", choices=FORMATS, default="text", help="of what is found (default: %(default)s)")
+    check.add_argument("--no-files", action="store_true", help="do not read the files that policies name")
+    check.add_argument("--probe", action="store_true", help="ask every engine of the policies once")
+    check.add_argument("--strict", action="store_true", help="exit status 2 for warnings too")
+    check.add_argument(
+        "--explain",
+        nargs="*",
+        metavar="TENANT CLASS MODEL",
+        help="print the whole effective policy, defaults included; or what it does with one tenant's calls",
+    )
+    check.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
 
 
 def command(given: argparse.Namespace) -> int:
@@ -58,24 +91,69 @@ def command(given: argparse.Namespace) -> int:
         raise Mistake("--explain: a scenario has no TENANT CLASS MODEL; alone it shows all of it")
     if call and len(call) != 3:
         raise Mistake("--explain: give TENANT CLASS MODEL, or nothing for the whole policy")
-    bad = warned = 0
+    if given.probe and given.scenario:
+        raise Mistake("--probe: a scenario has no engines of its own")
+    report = Report(given.format)
+    down = 0
     for name in files:
-        warnings: list[Advice] = []
+        found = Configuration()
         try:
             if given.scenario:
                 text = _scenario(name, explained=call is not None)
             else:
-                policy, warnings, note = checked(Path(name))
-                text = f"{name}: ok{note}" if call is None else _explained(name, policy, call)
-        except Mistake as mistake:
-            bad += 1
-            print(mistake, file=sys.stderr)
+                found, note = _policy(name, files=not given.no_files)
+                report.add(*_unwise(name, found, files=not given.no_files))
+                text = f"{name}: ok{note}" if call is None else _explained(name, found.policy, call)
+        except Refused as refused:
+            report.add(*refused.found)
             continue
-        warned += len(warnings)
-        for warning in warnings:
-            print(warning.told(name), file=sys.stderr)
-        print(text)
-    return 2 if bad or (warned and given.strict) else 0
+        report.good(text)
+        if given.probe:
+            down += _probed(name, found, report)
+    report.end()
+    return 2 if report.mistakes or (report.warnings and given.strict) else 1 if down else 0
+
+
+class Report:
+    """Says what is found, in one of FORMATS: text on standard error and what is good on standard output; else findings
+    alone on standard output."""
+
+    def __init__(self, form: str) -> None:
+        self.mistakes = self.warnings = 0
+        self._form = form
+        self._found: list[Shown] = []
+        self._lines: dict[str, list[str]] = {}
+
+    def add(self, *found: Shown) -> None:
+        """Mistakes, and warnings."""
+        for shown in found:
+            if shown.finding.severity == "error":
+                self.mistakes += 1
+            else:
+                self.warnings += 1
+            if self._form == "text":
+                print(as_text(shown, self._source), file=sys.stderr)
+            elif self._form == "github":
+                print(as_github(shown))
+        self._found += found
+
+    def good(self, text: str) -> None:
+        """What there is to say of a file without mistakes."""
+        if self._form == "text":
+            print(text)
+
+    def end(self) -> None:
+        if self._form == "json":
+            print(as_json(self._found))
+
+    def _source(self, file: str) -> list[str]:
+        if file not in self._lines:
+            try:
+                text = read(Path(file), "", MAX_BYTES).decode("utf-8-sig", "replace")
+            except Mistake:
+                text = ""
+            self._lines[file] = text.split("\n")
+        return self._lines[file]
 
 
 def _scenario(name: str, *, explained: bool) -> str:
@@ -83,10 +161,12 @@ def _scenario(name: str, *, explained: bool) -> str:
         file = scenario.find(name)
         found = scenario.load(file)
         rows = sum(1 for _ in scenario.recorded(found, file.parent) or ())
-    except (InvalidFile, scenario.Unusable, TraceError) as error:
-        raise Mistake(str(error)) from error
+    except InvalidFile as error:
+        raise Refused(mistakes(error)) from error
+    except (TraceError, scenario.Unusable) as error:
+        raise Refused([mistake("", str(error))]) from error
     except OSError as error:
-        raise Mistake(f"{name}: {error.filename}: {error.strerror}") from error
+        raise Refused([mistake(name, f"{error.filename}: {error.strerror}")]) from error
     if explained:
         return scenario.explain(found)
     return f"{name}: ok{f' ({rows} rows in {found.trace.file})' if found.trace is not None else ''}"
@@ -98,48 +178,68 @@ def _explained(name: str, policy: Policy, call: Sequence[str]) -> str:
     try:
         return explain_call(policy, *call)
     except ValueError as error:
-        raise Mistake(f"{name}: --explain: {error}") from error
+        raise Refused([mistake(name, f"--explain: {error}")]) from error
 
 
-def _refused(policy: Policy, path: Path) -> None:
-    """Raises Mistake for a file that the gateway would not use because of its mode."""
-    for field, file, _ in files_of(policy, path.parent):
-        with contextlib.suppress(OSError):  # whether it is there is not asked here
-            wrong = refused(file)
-            if wrong is not None:
-                raise Mistake(f"{path}: {spelled(field)}: {file}: {wrong}")
+def _probed(name: str, found: Configuration, report: Report) -> int:
+    """Ask the engines of a policy, and say how each is; how many are not well."""
+    engines, down = found.policy.fleet.engines, 0
+    for index, (well, words) in enumerate(probe(engines, found.api_keys)):
+        line = f"engine {engine_id(engines[index].url)} {words}"
+        if well:
+            report.good(line)
+        else:
+            down += 1
+            at = None if found.tree is None else found.tree.mark_of(("fleet", "engines", index, "url"))
+            report.add(warning(name, f"fleet.engines[{index}]", line, at))
+    return down
 
 
-def checked(path: Path) -> tuple[Policy, list[Advice], str]:
-    """A good policy, what is unwise in it, and a note on a keys file that is not there yet."""
-    note = ""
+def _unwise(name: str, found: Configuration, *, files: bool) -> list[Shown]:
+    """What to reconsider of a policy, and of the modes of its files."""
+    modes = unwise_of(found.policy, Path(name).parent) if files else []
+    advice = [warning(name, each.path, each.text, each.mark) for each in advise(found.policy, found.tree)]
+    tree = found.tree
+    marks = [None if tree is None else tree.mark_of(field) for field, _ in modes]
+    return advice + [
+        warning(name, spelled(field), text, mark) for (field, text), mark in zip(modes, marks, strict=True)
+    ]
+
+
+def _policy(name: str, *, files: bool) -> tuple[Configuration, str]:
+    """A good policy with the files that it names, and a note on a keys file that is not there yet."""
+    path = Path(name)
     try:
-        policy, written = decode_with_lines(read(path, "", MAX_BYTES + 1), str(path))
-        keys_file = None if policy.keys_file is None else path.parent / policy.keys_file
-        if keys_file is not None and os.path.exists(keys_file):
-            with_keys(policy, keys_from(read(keys_file, "", MAX_KEYS_BYTES + 1), str(keys_file)), str(keys_file))
-        elif keys_file is not None:
-            note = f" (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)"
+        found = load(path, lambda file: read_bytes(file, MOST), files=files)
+    except InvalidFile as error:
+        raise Refused(mistakes(error)) from error
+    except OSError as error:
+        raise Refused([mistake(name, error.strerror or str(error))]) from error
+    keys_file = None if found.policy.keys_file is None else path.parent / found.policy.keys_file
+    if files and keys_file is not None and not keys_file.exists():
+        return found, f" (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)"
+    return found, ""
+
+
+def checked(path: Path) -> Policy:
+    """A good policy, as `gateway serve` starts with. Raises Mistake."""
+    try:
+        return load(path, lambda file: read_bytes(file, MOST)).policy
     except InvalidFile as error:
         raise Mistake(str(error)) from error
-    _refused(policy, path)
-    for index, engine in enumerate(policy.fleet.engines):
-        try:
-            parse_origin(engine.url)
-        except ValueError as error:
-            line = written.line_of(("fleet", "engines", index, "url"))
-            raise Mistake(f"{path}:{line}: fleet.engines[{index}].url: {error}") from error
-    modes = [
-        Advice(path=spelled(field), text=text, line=written.line_of(field))
-        for field, text in unwise_of(policy, path.parent)
-    ]
-    return policy, advise(policy, written) + modes, note
+    except OSError as error:
+        raise Mistake(f"{path}: {error.strerror}") from error
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The first `limit` bytes of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(limit)
 
 
 def read(path: Path, what: str, limit: int) -> bytes:
     """The first `limit` bytes of a file; `what` stands before its name in messages. Raises Mistake."""
     try:
-        with path.open("rb") as file:
-            return file.read(limit)
+        return read_bytes(path, limit)
     except OSError as error:
         raise Mistake(f"{what}{path}: {error.strerror}") from error

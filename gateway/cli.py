@@ -193,16 +193,7 @@ def _parser() -> Parser:
         epilog=checking.EXAMPLES,
         usage=checking.USAGE,
     )
-    check.add_argument("files", nargs="*", metavar="FILE", help="policies; their keys_file is read too where it exists")
-    check.add_argument("--scenario", action="store_true", help="they are scenarios; their traces are read too")
-    check.add_argument("--strict", action="store_true", help="exit status 2 for warnings too")
-    check.add_argument(
-        "--explain",
-        nargs="*",
-        metavar="TENANT CLASS MODEL",
-        help="print the whole effective policy, defaults included; or what it does with one tenant's calls",
-    )
-    check.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
+    checking.add_arguments(check)
     check.set_defaults(command=checking.command)
 
     key = parser(
@@ -351,7 +342,7 @@ def _interval(text: str) -> float:
 def _serve(given: argparse.Namespace) -> int:
     engines = tuple(engine for engine in given.engine if isinstance(engine, EngineEntry))
     embedded = tuple(engine for engine in given.engine if isinstance(engine, EmbeddedFleet))
-    policy = checked(Path(given.policy))[0] if given.policy else Policy()
+    policy = checked(Path(given.policy)) if given.policy else Policy()
     if given.shadow:
         checked(Path(given.shadow))
     demo = DEMO in given.engine

@@ -1,91 +1,164 @@
 """From files to what a gateway is run with: the policy, and the secrets it names, none of which are in the policy.
 
-File names in a policy are relative to its own folder. `read` is how files are read, so that whoever watches them knows
-which they were.
+`gateway check`, the start and every reload read files here, so that all refuse the same. File names in a policy are
+relative to its own folder. `read` is how files are read, so that whoever watches them knows which they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib.util
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from gateway.core.policy import Policy
-from gateway.core.policy_file import decode
+from gateway.core import checked
+from gateway.core.checked import Fault, InvalidFile, Reading, Value, readable
+from gateway.core.policy import EngineEntry, Policy
+from gateway.core.policy_file import read_policy
 from gateway.core.tenants import keys_from, with_keys
 from gateway.file_modes import refused
-from gateway.wire.client import parse_origin
 
 Read = Callable[[Path], bytes]
 
 TOKEN_LENGTH = 16  # characters, at least; as the control port's token
 MAX_SECRET = 4096  # bytes
+CLOSED = "a file that others may not change"
+NO_PYZMQ = "pyzmq, which is not installed here: pip install 'weir-gateway[kv-events]', or leave kv_events out"
 
 
 class Configuration(msgspec.Struct, frozen=True):
     """A policy with the keys of its keys file among its tenants', the engines' own API keys by their URL, what sidecars
-    have to show, if anything, and what cache salts are made with; null: drawn at each start."""
+    have to show, if anything, what cache salts are made with (null: drawn at each start), and the tree of the policy's
+    file, which says where something is written."""
 
     policy: Policy = Policy()
     api_keys: Mapping[str, str] = {}
     sidecar_token: str | None = None
     cache_secret: str | None = None
+    tree: Value | None = None
 
 
 class LoadError(Exception):
-    """A file that the policy names cannot be used; the message says which, and why."""
+    """A file that is needed and that no policy names cannot be used; the message says which, and why."""
 
 
-def load(path: Path, read: Read) -> Configuration:
-    """The configuration a policy file describes. Raises InvalidFile, LoadError, and OSError for the policy itself."""
-    policy = decode(read(path), str(path))
-    if policy.keys_file is not None:
-        file = (
-            path.parent / policy.keys_file
-        )  # that is not there yet: nobody is let in by it, and `gateway key add` makes it
-        policy = with_keys(policy, keys_from(_read(read, file, "keys_file", needed=False), str(file)), str(file))
-    keys = {}
-    for index, engine in enumerate(policy.fleet.engines):
-        where = f"{path}: fleet.engines[{index}]"
-        try:
-            parse_origin(engine.url)
-        except ValueError as error:
-            raise LoadError(f"{where}.url: {error}") from error
+def load(path: Path, read: Read, *, files: bool = True) -> Configuration:
+    """The configuration a policy file describes; without `files`, as if none of those that it names were needed.
+    Raises InvalidFile with every mistake, in the files that it names too, and OSError for the policy itself. What
+    could not be read at all is the error's cause, since it may pass."""
+    reading = read_policy(read(path), str(path))
+    named = Named(path, read)
+    if files:
+        reading.judge(named.faults(reading.value))
+        named.keys(reading)
+    problems = [*reading.problems, *named.problems]
+    if problems:
+        raise InvalidFile(problems) from named.failure
+    policy = named.policy or reading.value
+    return Configuration(policy, named.api_keys, named.sidecar_token, named.cache_secret, reading.root)
+
+
+class Named:
+    """The files that a policy names, as they are read."""
+
+    def __init__(self, path: Path, read: Read) -> None:
+        self.api_keys: dict[str, str] = {}
+        self.sidecar_token: str | None = None
+        self.cache_secret: str | None = None
+        self.policy: Policy | None = None  # with the keys of its keys file
+        self.problems: list[checked.Problem] = []  # in other files
+        self.failure: OSError | None = None
+        self._path = path
+        self._read = read
+
+    def faults(self, policy: Policy) -> Iterator[Fault]:
+        """What is wrong with the files, told where the policy names them."""
+        yield from readable(self._engines(policy), self._token(policy), self._salt(policy))
+
+    def _engines(self, policy: Policy) -> Iterator[Fault]:
+        for index, engine in enumerate(policy.fleet.engines):
+            yield from readable(self._api_key(index, engine), _events(index, engine))
+
+    def _api_key(self, index: int, engine: EngineEntry) -> Iterator[Fault]:
         if engine.api_key_file is not None:
-            keys[engine.url] = secret(read, path.parent / engine.api_key_file, f"{where}.api_key_file", "key")
-    sidecars, token = policy.fleet.sidecars, None
-    if sidecars is not None and sidecars.token_file is not None:
-        where = f"{path}: fleet.sidecars.token_file"
-        token = secret(read, path.parent / sidecars.token_file, where, "token", TOKEN_LENGTH)
-    cache_secret = None
-    if policy.routing.cache_secret_file is not None:
-        where = f"{path}: routing.cache_secret_file"
-        cache_secret = secret(read, path.parent / policy.routing.cache_secret_file, where, "secret", TOKEN_LENGTH)
-    return Configuration(policy, keys, token, cache_secret)
+            at = ("fleet", "engines", index, "api_key_file")
+            key = yield from self._secret(engine.api_key_file, at, "key")
+            self.api_keys[engine.url] = key
+
+    def _token(self, policy: Policy) -> Iterator[Fault]:
+        sidecars = policy.fleet.sidecars
+        if sidecars is not None and sidecars.token_file is not None:
+            at = ("fleet", "sidecars", "token_file")
+            self.sidecar_token = yield from self._secret(sidecars.token_file, at, "token", TOKEN_LENGTH)
+
+    def _salt(self, policy: Policy) -> Iterator[Fault]:
+        name = policy.routing.cache_secret_file
+        if name is not None:
+            self.cache_secret = yield from self._secret(name, ("routing", "cache_secret_file"), "secret", TOKEN_LENGTH)
+
+    def _secret(self, name: str, at: checked.Path, kind: str, least: int = 1) -> Generator[Fault, None, str]:
+        """The one word in a file."""
+        file = self._path.parent / name
+        expected = f"a file with {_word(kind, least)}"
+        try:
+            secret, wrong = _secret_in(self._read(file), least), refused(file)
+        except OSError as error:
+            self.failure = self.failure or error
+            expected += "; variables are not replaced by their values" if "$" in name else ""
+            yield Fault(at, f"{file}: {error.strerror or error}", expected)
+            return ""
+        if wrong is not None:
+            yield Fault(at, f"{file}: {wrong}", CLOSED)
+        elif secret is None:
+            yield Fault(at, f"something else in {file}", expected)
+        return secret or ""
+
+    def keys(self, reading: Reading[Policy]) -> None:
+        """Take the keys file in. One that is not there yet has no keys: nobody is let in by it, and `gateway key add`
+        makes it."""
+        reading.judge(self._keys(reading.value))
+
+    def _keys(self, policy: Policy) -> Iterator[Fault]:
+        if policy.keys_file is None:
+            return
+        file = self._path.parent / policy.keys_file
+        try:
+            data, wrong = self._read(file), refused(file)
+            if wrong is not None:
+                yield Fault(("keys_file",), f"{file}: {wrong}", CLOSED)
+            self.policy = with_keys(policy, keys_from(data, str(file)), str(file))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.failure = self.failure or error
+            yield Fault(("keys_file",), f"{file}: {error.strerror or error}", "a file of keys, which gateway key makes")
+        except InvalidFile as error:
+            self.problems += error.problems
 
 
-def _read(read: Read, path: Path, what: str, *, needed: bool = True) -> bytes:
-    """A file of secrets. One that is not there is empty where it is not `needed`."""
-    try:
-        data = read(path)
-        wrong = refused(path)
-    except FileNotFoundError as error:
-        if not needed:
-            return b""
-        raise LoadError(f"{what}: {path}: {error.strerror}") from error
-    except OSError as error:
-        raise LoadError(f"{what}: {path}: {error.strerror or error}") from error
-    if wrong is not None:
-        raise LoadError(f"{what}: {path}: {wrong}")
-    return data
+def _events(index: int, engine: EngineEntry) -> Iterator[Fault]:
+    if engine.kv_events is not None and importlib.util.find_spec("zmq") is None:
+        yield Fault(("fleet", "engines", index, "kv_events"), engine.kv_events, NO_PYZMQ)
 
 
 def secret(read: Read, path: Path, what: str, kind: str, least: int = 1) -> str:
-    """The one word in a file."""
-    secret = _read(read, path, what)
-    secret = secret.strip() if len(secret) <= MAX_SECRET else b""
-    if not secret.isascii() or not secret.decode().isprintable() or b" " in secret or len(secret) < least:
-        length = f" at least {least}" if least > 1 else ""
-        raise LoadError(f"{what}: {path}: expected one {kind} of{length} visible ASCII characters")
-    return secret.decode()
+    """The one word in a file that no policy names. Raises LoadError, and OSError."""
+    found, wrong = _secret_in(read(path), least), refused(path)
+    if wrong is not None:
+        raise LoadError(f"{what}: {path}: {wrong}")
+    if found is None:
+        raise LoadError(f"{what}: {path}: expected {_word(kind, least)}")
+    return found
+
+
+def _word(kind: str, least: int) -> str:
+    return f"one {kind} of{f' at least {least}' if least > 1 else ''} visible ASCII characters"
+
+
+def _secret_in(data: bytes, least: int) -> str | None:
+    """The one word of a file; None: there is something else in it."""
+    word = data.strip() if len(data) <= MAX_SECRET else b""
+    if not word.isascii() or not word.decode().isprintable() or b" " in word or len(word) < least:
+        return None
+    return word.decode()

@@ -207,7 +207,7 @@ def _configuration(
         return file, file.first()
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}") from error
-    except (InvalidFile, LoadError, ValueError) as error:
+    except (InvalidFile, ValueError) as error:
         raise StartError(str(error)) from error
 
 

@@ -14,7 +14,6 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from gateway.core.checked import refuse
 from gateway.core.kinds import Text
 from gateway.core.policy_types import EngineUrl, FileName, HeaderName, ModelName, Times
 from gateway.core.schema import schema_of, text_of
@@ -160,9 +159,9 @@ def load(path: Path) -> Scenario:
 
 def decode(data: bytes, name: str = "scenario") -> Scenario:
     """The scenario in YAML. `name` is how messages call the file. Raises InvalidFile."""
-    scenario, root = read_file(data, name, Scenario)
-    refuse(name, root, faults(scenario))
-    return scenario
+    reading = read_file(data, name, Scenario)
+    reading.judge(faults(reading.value))
+    return reading.good()
 
 
 def of_trace(file: str, *, speed: float = 1.0, model: str = "sim") -> Scenario:

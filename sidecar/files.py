@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from sidecar.core import pool
 from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, decode
@@ -22,7 +21,6 @@ def checked(path: Path) -> SidecarConfig:
         config = decode(_read(path, MAX_BYTES + 1), str(path))
     except InvalidFile as error:
         raise Mistake(str(error)) from error
-    _ports(config, f"{path}: gateways")
     return config
 
 
@@ -32,16 +30,7 @@ def pool_of(path: Path) -> pool.PoolConfig:
         found = pool.decode(_read(path, MAX_BYTES + 1), str(path))
     except InvalidFile as error:
         raise Mistake(str(error)) from error
-    _ports(found.sidecar, f"{path}: sidecar.gateways")
     return found
-
-
-def _ports(config: SidecarConfig, at: str) -> None:
-    for index, url in enumerate(config.gateways):
-        try:
-            urlsplit(url).port  # noqa: B018 # it is looked at here, and asks for a number up to 65535
-        except ValueError as error:
-            raise Mistake(f"{at}[{index}]: {url}: {error}") from error
 
 
 def token_of(config: SidecarConfig, path: Path) -> str | None:

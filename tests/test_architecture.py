@@ -23,15 +23,14 @@ PACKAGES = ("gateway", "sidecar", "loadtest")
 LEVELS = {
     "cli": 6,
     **dict.fromkeys(("serve", "starter", "top"), 5),
-    "assembly": 4,
-    "pipeline": 3,
+    **dict.fromkeys(("assembly", "checking"), 4),
+    **dict.fromkeys(("pipeline", "probing"), 3),
     **dict.fromkeys(
         (
             "announce",
             "batcher",
             "calllog",
             "certificate",
-            "checking",
             "control",
             "descriptors",
             "embedded",
@@ -130,7 +129,7 @@ NOT_IN_CORE = re.compile(
 )
 CALLS_NOT_IN_CORE = frozenset({"open", "print", "input", "eval", "exec", "breakpoint"})
 
-BASES = frozenset({"Exception", "Struct", "Enum", "Protocol"})
+BASES = frozenset({"Exception", "Struct", "Enum", "Protocol", "Generic"})
 LIBRARY_BASES = {  # what a library demands is named here, with the files that may
     "asyncio.Protocol": ("gateway/wire/", "loadtest/"),
     "asyncio.BufferedProtocol": ("gateway/wire/", "loadtest/"),

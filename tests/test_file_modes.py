@@ -8,10 +8,11 @@ import pytest
 
 from gateway import cli
 from gateway.certificate import Certificate
+from gateway.core.checked import InvalidFile
 from gateway.core.policy import Policy
 from gateway.core.policy_file import decode
 from gateway.file_modes import refused, unwise, unwise_of
-from gateway.loading import LoadError, load
+from gateway.loading import load
 
 SECRET = "a-secret-that-is-long-enough"  # noqa: S105 # a test's own
 POLICY = """\
@@ -80,12 +81,12 @@ def test_a_file_that_everybody_may_write_to_is_not_used(
 ) -> None:
     load(policy, Path.read_bytes)
     (policy.parent / name).chmod(0o602)
-    with pytest.raises(LoadError, match=rf"{name}: everybody on this machine may write to it"):
+    with pytest.raises(InvalidFile, match=rf"{name}: everybody on this machine may write to it"):
         load(policy, Path.read_bytes)
     assert cli.main(["check", str(policy)]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"{policy}: {FIELDS[name]}: ")
-    assert told.endswith(f"chmod o-w {policy.parent / name}\n")
+    assert f": {FIELDS[name]}: found " in told
+    assert f"chmod o-w {policy.parent / name}, expected" in told
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != "keys.txt"])
@@ -98,7 +99,7 @@ def test_check_tells_of_a_file_that_everybody_may_read(
     (policy.parent / name).chmod(0o644)
     assert cli.main(["check", str(policy)]) == 0
     told = set(capsys.readouterr().err.splitlines()) - set(before.splitlines())
-    (line,) = told
+    (line,) = [line for line in told if "warning: " in line]
     assert f"warning: {FIELDS[name]}: everybody on this machine may read it" in line
 
 

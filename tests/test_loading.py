@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.checked import InvalidFile
-from gateway.loading import LoadError, load
+from gateway.loading import load
 
 ENGINES = "fleet: {engines: [{url: 'http://h:1', api_key_file: a.key}, {url: 'http://h:2'}]}\n"
 
@@ -38,7 +38,7 @@ def test_a_keys_file_that_is_not_there_yet_lets_nobody_in_by_it(tmp_path: Path) 
 @pytest.mark.parametrize("key", ["", "two words", "k\u00e9y", "a\nb"])
 def test_an_engines_key_is_one_word_of_visible_ascii(tmp_path: Path, key: str) -> None:
     path = written(tmp_path, p_yaml=ENGINES, a_key=key)
-    with pytest.raises(LoadError, match=r"fleet\.engines\[0\]\.api_key_file: .*a\.key: expected one key"):
+    with pytest.raises(InvalidFile, match=r"p\.yaml:1: fleet\.engines\[0\]\.api_key_file: .*a\.key, expected a file "):
         load(path, Path.read_bytes)
 
 
@@ -49,10 +49,10 @@ def test_sidecars_show_the_token_of_their_file(tmp_path: Path) -> None:
     assert load(path, Path.read_bytes).sidecar_token == token
     for bad in ("", "short", "two words of them", token * 300):
         path = written(tmp_path, p_yaml=policy, s_token=bad)
-        with pytest.raises(LoadError, match=r"sidecars\.token_file: .*s\.token: expected one token of at least 16"):
+        with pytest.raises(InvalidFile, match=r"sidecars\.token_file: .*s\.token, .* at least 16 "):
             load(path, Path.read_bytes)
     (tmp_path / "s.token").unlink()
-    with pytest.raises(LoadError, match=r"token_file: .*s\.token: No such file"):
+    with pytest.raises(InvalidFile, match=r"token_file: .*s\.token: No such file"):
         load(path, Path.read_bytes)
     assert load(written(tmp_path, p_yaml="fleet: {sidecars: {}}\n"), Path.read_bytes).sidecar_token is None
 
@@ -62,19 +62,19 @@ def test_cache_salts_are_made_with_the_secret_of_a_file(tmp_path: Path) -> None:
     path = written(tmp_path, p_yaml=policy, c_secret=f"{word}\n")
     assert load(path, Path.read_bytes).cache_secret == word
     path = written(tmp_path, p_yaml=policy, c_secret=word[:15])
-    with pytest.raises(LoadError, match=r"routing\.cache_secret_file: .*c\.secret: expected one secret of at least 16"):
+    with pytest.raises(InvalidFile, match=r"routing\.cache_secret_file: .*c\.secret, .* one secret of at least 16 "):
         load(path, Path.read_bytes)
     assert load(written(tmp_path, p_yaml="{}\n"), Path.read_bytes).cache_secret is None
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, p_yaml=ENGINES)
-    with pytest.raises(LoadError, match=r"api_key_file: .*a\.key: No such file"):
+    with pytest.raises(InvalidFile, match=r"api_key_file: .*a\.key: No such file"):
         load(path, Path.read_bytes)
     (tmp_path / "k.txt").mkdir()
-    with pytest.raises(LoadError, match=r"keys_file: .*k\.txt: Is a directory"):
+    with pytest.raises(InvalidFile, match=r"keys_file: .*k\.txt: Is a directory"):
         load(written(tmp_path, p_yaml="keys_file: k.txt\n"), Path.read_bytes)
-    with pytest.raises(LoadError, match=r"fleet\.engines\[0\]\.url: .*port"):
+    with pytest.raises(InvalidFile, match=r"fleet\.engines\[0\]\.url: .*port"):
         load(written(tmp_path, p_yaml="fleet: {engines: [{url: 'http://h:99999'}]}\n"), Path.read_bytes)
     with pytest.raises(InvalidFile):
         load(written(tmp_path, p_yaml="nonsense: 1\n"), Path.read_bytes)

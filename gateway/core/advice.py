@@ -13,7 +13,8 @@ from itertools import pairwise
 import msgspec
 
 from gateway.core.advice_tenants import USUAL, Found, tenant_rules
-from gateway.core.checked import Path, Value, listed, shown, spelled
+from gateway.core.checked import Mark, Path, Value, listed, shown, spelled
+from gateway.core.origin import parse_origin
 from gateway.core.policy import Policy
 from gateway.core.policy_rules import bands_of, modes_of, signals_of
 from gateway.core.policy_traffic import Modes, ShapingTier, Threshold
@@ -22,31 +23,30 @@ from gateway.core.units import COUNT, SECONDS, SHARE
 PREFILL = 10_000  # tokens of prompt that one engine reads in a second
 BYTES_PER_TOKEN = 4
 LEAST_SHARE = 0.02
+COLD = 10.0  # seconds in which few models are loaded
 TIERS = 50  # of shaping, that are reasonable
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to reconsider. `line`: where it stands in the file; None: it is a default, or there is no file."""
+    """One thing to reconsider. `mark`: where it stands in the file; None: it is a default, or there is no file."""
 
     path: str
     text: str
-    line: int | None = None
-
-    def told(self, file: str) -> str:
-        """The line for people."""
-        where = file if self.line is None else f"{file}:{self.line}"
-        return f"{where}: warning: {self.path}: {self.text}"
+    mark: Mark | None = None
 
 
 def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """What is unwise in a policy, in the order of its lines where `written`, the file's tree, is given."""
-    rules = (_weights, _prompts, _queues, tenant_rules, _shaping, _modes, _steps, _attempts, _sidecars, _doors)
+    rules = (
+        *(_weights, _prompts, _queues, tenant_rules, _shaping, _modes, _steps),
+        *(_attempts, _ports, _sidecars, _cold, _doors),
+    )
     found = [
-        Advice(path=spelled(path), text=text, line=None if written is None else written.line_of(path))
+        Advice(path=spelled(path), text=text, mark=None if written is None else written.mark_of(path))
         for rule in rules
         for path, text in rule(policy)
     ]
-    return sorted(found, key=lambda advice: advice.line or 0)
+    return sorted(found, key=lambda advice: 0 if advice.mark is None else advice.mark.line)
 
 
 # -- classes ----------------------------------------------------------------------------------------------------------
@@ -253,6 +253,37 @@ def _sidecars(policy: Policy) -> Found:
         if not network.prefixlen:
             text = f"{block} is everywhere: who knows the token has prompts sent to any address"
             yield ("fleet", "sidecars", "allow", index), text
+
+
+def _ports(policy: Policy) -> Found:
+    for index, engine in enumerate(policy.fleet.engines):
+        if engine.url.startswith("http://") and parse_origin(engine.url).port == 80 and ":80" not in engine.url:
+            yield (
+                ("fleet", "engines", index, "url"),
+                "no port, so 80; vLLM listens on 8000 where it is not told otherwise",
+            )
+
+
+def _cold(policy: Policy) -> Found:
+    """Calls that are refused for as long as a model takes to be made ready."""
+    if policy.fleet.sidecars is None or not policy.deadlines.predict:
+        return
+    waits = {
+        name: min(seconds for seconds in (each.ttft, each.max_wait, each.deadline) if seconds is not None)
+        for name, each in policy.classes.items()
+    }
+    if max(waits.values()) <= COLD:
+        text = (
+            f"sidecars, and no class waits longer than {SECONDS.show(COLD)} for its first token: calls for models that "
+            "take longer to load are refused until they are loaded"
+        )
+        yield ("classes",), text
+    elif waits["default"] <= COLD:
+        text = (
+            f"sidecars, and a call that asks for no class waits at most {SECONDS.show(waits['default'])} for its first "
+            "token: one for a model that takes longer to load is refused until it is loaded"
+        )
+        yield ("classes", "default", "ttft"), text
 
 
 def _doors(policy: Policy) -> Found:

@@ -1,20 +1,21 @@
 """From a plain tree of text to a tree of frozen Structs, saying of every mistake where it is and what was expected.
 
 The Struct's annotations are the only description of the format: unknown fields, wrong kinds and values out of bounds
-follow from them. All problems of a file are found in one reading, since an operator wants to fix them in one edit.
-A scalar is text until a field says what it is, so `on`, `no` and `0x10` mean nothing by themselves.
+follow from them. All problems of a file are found in one reading, since an operator wants to fix them in one edit: a
+field that cannot be read is UNREAD in the tree of Structs, and a rule over several fields ends without a word where it
+touches one. A scalar is text until a field says what it is, so `on`, `no` and `0x10` mean nothing by themselves.
 """
 
 from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
 
-from gateway.core.kinds import Structs, Text, Words, expected, form_of, is_struct, options_of, scalar
+from gateway.core.kinds import Structs, Text, Words, expected, form_of, is_struct, meant, options_of, scalar
 from gateway.core.units import Unit
 
 Path = tuple[str | int, ...]  # fields by name, entries of lists by number
@@ -22,29 +23,86 @@ LISTED = 40  # names in one message
 _NO = object()  # not what was asked for; None is a value
 
 
+T = TypeVar("T")
+
+
+class Unread(Exception):
+    """A rule needed a value that could not be read."""
+
+
+class _Unread:
+    """In place of a value that could not be read: whoever uses it raises Unread."""
+
+    __slots__ = ()
+
+    def _raise(self, *_: Any) -> NoReturn:
+        raise Unread
+
+    __getattr__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __iter__ = __len__ = _raise
+    __contains__ = __getitem__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _raise
+    __truediv__ = __rtruediv__ = __int__ = __float__ = __index__ = __str__ = __repr__ = __format__ = _raise
+    __hash__ = _raise
+
+
+UNREAD: Any = _Unread()
+
+
+def readable(*parts: Iterable[T]) -> Iterator[T]:
+    """What each part yields, up to where it needs a value that could not be read."""
+    for part in parts:
+        try:
+            yield from part
+        except Unread:
+            continue
+
+
+def needed(*values: object) -> None:
+    """Raises Unread where one of the values could not be read; for functions that would not."""
+    if any(value is UNREAD for value in values):
+        raise Unread
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Where something stands in a file. `line` and `column` count from 1, 0: not known; `width` in columns."""
+
+    line: int
+    column: int = 0
+    width: int = 0
+
+
+NOWHERE = Mark(0)
+
+
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `line` counts
-    from 1; 0: not known."""
+    """One mistake in a file. `path` is dotted (`classes.batch.weight`), empty for the whole file. `line` and `column`
+    count from 1; 0: not known. `secret`: what stands there may be something that nobody should see."""
 
     file: str
     line: int
+    column: int = 0
+    width: int = 0
     path: str
     found: str
     expected: str
     nearest: str | None = None
+    secret: bool = False
+
+    @property
+    def message(self) -> str:
+        """The mistake, without where it is."""
+        hint = f" (did you mean {self.nearest}?)" if self.nearest else ""
+        return f"found {self.found}, expected {self.expected}{hint}"
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}: " if self.line else f"{self.file}: "
-        where = place + (f"{self.path}: " if self.path else "")
-        hint = f" (did you mean {self.nearest}?)" if self.nearest else ""
-        return f"{where}found {self.found}, expected {self.expected}{hint}"
+        return place + (f"{self.path}: " if self.path else "") + self.message
 
 
 class InvalidFile(Exception):
     """A file that cannot be used: every problem found in it, in the order of its lines."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = sorted(problems, key=lambda problem: problem.line)
+        self.problems = sorted(problems, key=lambda problem: (problem.line, problem.column))
         super().__init__("\n".join(map(str, self.problems)))
 
 
@@ -58,13 +116,13 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the plain tree. `fields` maps a key to its line and value. All None: null, or nothing written."""
+    """A node of the plain tree. `fields` maps a key to its place and value. All None: null, or nothing written."""
 
-    line: int
+    mark: Mark
     text: str | None = None
     quoted: bool = False
     items: tuple[Value, ...] | None = None
-    fields: dict[str, tuple[int, Value]] | None = None
+    fields: dict[str, tuple[Mark, Value]] | None = None
     size: int = 1  # nodes in this subtree
 
     @property
@@ -78,31 +136,48 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
             return "a list"
         return "nothing" if self.text is None else shortened(self.text)
 
-    def line_of(self, path: Path) -> int | None:
-        """The line where `path` begins, or of as much of it as is written; None: nothing of it, so it is a default."""
-        line, value = None, self
+    def mark_of(self, path: Path) -> Mark | None:
+        """Where `path` begins, or as much of it as is written; None: nothing of it, so it is a default."""
+        mark, value = None, self
         for step in path:
             if isinstance(step, str) and step in (value.fields or {}):
-                line, value = (value.fields or {})[step]
+                mark, value = (value.fields or {})[step]
             elif isinstance(step, int) and step < len(value.items or ()):
                 value = (value.items or ())[step]
-                line = value.line
+                mark = value.mark
             else:
                 break
-        return line
+        return mark
+
+    def line_of(self, path: Path) -> int | None:
+        """The line of `mark_of`."""
+        mark = self.mark_of(path)
+        return None if mark is None else mark.line
 
 
 class Reader:
-    """Reads one file's tree, gathering `problems`. What it returns is meaningful only while there are none."""
+    """Reads one file's tree, gathering `problems`. What could not be read is UNREAD in what it returns."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[Problem] = []
         self._structs = Structs()
 
-    def problem(self, line: int, path: str, found: str, expected: str, nearest: str | None = None) -> None:
+    def problem(
+        self, at: Mark, path: str, found: str, expected: str, nearest: str | None = None, *, secret: bool = False
+    ) -> None:
         self.problems.append(
-            Problem(file=self.file, line=line, path=path, found=found, expected=expected, nearest=nearest)
+            Problem(
+                file=self.file,
+                line=at.line,
+                column=at.column,
+                width=at.width,
+                path=path,
+                found=found,
+                expected=expected,
+                nearest=nearest,
+                secret=secret,
+            )
         )
 
     def read(self, value: Value, kind: Any, path: str) -> Any:
@@ -118,10 +193,12 @@ class Reader:
                 return read
         forms = [form_of(option) for option in options]
         words = [word for form in forms if isinstance(form, Words) for word in form.values]
+        text = value.text or ""
         secret = value.text is not None and any(isinstance(form, Text) and form.secret for form in forms)
-        found = f"{len(value.text or '')} characters that are not" if secret else value.describe()
-        self.problem(value.line, path, found, expected(kind), nearest(value.text or "", words))
-        return None
+        found = f"{len(text)} characters that are not" if secret else value.describe()
+        wanted = expected(kind) + ("; variables are not replaced by their values" if text.startswith("$") else "")
+        self.problem(value.mark, path, found, wanted, nearest(text, words) or meant(text, kind), secret=secret)
+        return UNREAD
 
     def _option(self, value: Value, kind: Any, path: str) -> Any:
         """`value` as one option, its own problems told; _NO where it is of another kind."""
@@ -147,22 +224,27 @@ class Reader:
     def _struct(self, value: Value, kind: Any, path: str) -> Any:
         known = self._structs.fields(kind)
         fields = value.fields or {}
-        for name, (line, _) in fields.items():
+        misspelled = set()  # what is probably there, under another name: it is not at its default
+        for name, (mark, _) in fields.items():
             if name not in known:
-                found = f"unknown field {shortened(name)}"
-                self.problem(line, path, found, f"one of {listed(known)}", nearest(name, known))
+                near = nearest(name, known)
+                misspelled.add(near)
+                self.problem(mark, path, f"unknown field {shortened(name)}", f"one of {listed(known)}", near)
         read = {}
         for name, field in known.items():
             if name in fields:
                 read[field.name] = self.read(fields[name][1], field.type, dotted(path, name))
+            elif name in misspelled:
+                read[field.name] = UNREAD
             elif field.required:
-                self.problem(value.line, path, f"no {name}", f"{name}: {expected(field.type)}")
-        return None if self.problems else kind(**read)
+                self.problem(value.mark, path, f"no {name}", f"{name}: {expected(field.type)}")
+                read[field.name] = UNREAD
+        return kind(**read)
 
-    def _mapping(self, fields: dict[str, tuple[int, Value]], key: Any, item: Any, path: str) -> Any:
-        for name, (line, _) in fields.items():
+    def _mapping(self, fields: dict[str, tuple[Mark, Value]], key: Any, item: Any, path: str) -> Any:
+        for name, (mark, _) in fields.items():
             if scalar(name, key) is None:
-                self.problem(line, path, f"the name {shortened(name)}", expected(key))
+                self.problem(mark, path, f"the name {shortened(name)}", expected(key))
         return {name: self.read(entry, item, dotted(path, name)) for name, (_, entry) in fields.items()}
 
 
@@ -182,15 +264,29 @@ def json_of(value: Value) -> Any:
     return value.text if isinstance(read, int) and not -(2**63) <= read < 2**64 else read
 
 
-def refuse(file: str, root: Value, faults: Iterable[Fault]) -> None:
-    """Raises InvalidFile where there is any fault, each told on the line where as much of its path as is written
-    begins. `file` is how messages call the file, `root` its tree."""
-    reader = Reader(file)
-    for fault in faults:
-        line = root.line_of(fault.path) or root.line
-        reader.problem(line, spelled(fault.path), fault.found, fault.expected, fault.nearest)
-    if reader.problems:
-        raise InvalidFile(reader.problems)
+class Reading(Generic[T]):
+    """What was made of a file: the `value` that it says, which may hold UNREAD parts, its tree, and its problems."""
+
+    def __init__(self, value: T, root: Value, reader: Reader) -> None:
+        self.value = value
+        self.root = root
+        self._reader = reader
+
+    @property
+    def problems(self) -> list[Problem]:
+        return self._reader.problems
+
+    def judge(self, faults: Iterable[Fault]) -> None:
+        """Add what rules over several fields find: each where as much of its path as is written begins."""
+        for fault in readable(faults):
+            mark = self.root.mark_of(fault.path) or self.root.mark
+            self._reader.problem(mark, spelled(fault.path), fault.found, fault.expected, fault.nearest)
+
+    def good(self) -> T:
+        """The value. Raises InvalidFile where there is any problem."""
+        if self.problems:
+            raise InvalidFile(self.problems)
+        return self.value
 
 
 def plain(value: Any, kind: Any, json: Callable[[Any], Any] = lambda value: value) -> Any:

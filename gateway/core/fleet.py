@@ -16,10 +16,13 @@ from itertools import islice
 from typing import Any
 
 from gateway.core.breaker import CircuitBreaker
+from gateway.core.origin import engine_id
 from gateway.core.policy import EngineEntry, Policy
 from gateway.core.residency import Residency
 from gateway.core.trouble import Trouble
 from gateway.core.vllm import EngineSample, ModelCard
+
+__all__ = ["Engine", "Fleet", "Hold", "engine_id"]
 
 FIRST_BYTES_REMEMBERED = 64
 FIRST_BYTES_NEEDED = 8
@@ -42,11 +45,6 @@ RATE_BELIEVED = 30.0  # seconds without a first byte after which a low rate is d
 STALE_POLLS = 3
 HITS_IN = 2  # good health checks that bring an engine back
 MISSES_OUT = 3  # bad ones that take it out
-
-
-def engine_id(url: str) -> str:
-    """How metrics, logs and headers call an engine: its URL without the scheme."""
-    return url.partition("://")[2].rstrip("/")
 
 
 class Hold:

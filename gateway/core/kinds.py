@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
@@ -20,11 +20,17 @@ from gateway.core.units import Unit
 
 class Text(msgspec.Struct, frozen=True):
     """Form of a str: the regular expression it must match in full, and how to say so. `secret`: what does not match may
-    be something that nobody should see."""
+    be something that nobody should see. `mend`: what was probably meant by text that does not match."""
 
     pattern: str
     what: str
     secret: bool = False
+    mend: Callable[[str], str | None] | None = None
+
+    def meant(self, text: str) -> Iterator[str]:
+        mended = None if self.mend is None else self.mend(text)
+        if mended is not None:
+            yield mended
 
     def parse(self, text: str) -> str | None:
         return text if re.fullmatch(self.pattern, text) else None
@@ -92,6 +98,16 @@ def scalar(text: str, kind: Any) -> Any:
         return None
     least, most = bounds_of(kind)
     return value if (least is None or value >= least) and (most is None or value <= most) else None
+
+
+def meant(text: str, kind: Any) -> str | None:
+    """What a person probably meant by text that is not of this kind, and is if so written."""
+    for option in options_of(kind):
+        mend = getattr(form_of(option), "meant", None)
+        for candidate in () if mend is None else mend(text):
+            if scalar(candidate, option) is not None:
+                return str(candidate)
+    return None
 
 
 def expected(kind: Any) -> str:

@@ -5,9 +5,11 @@ Every problem of the file is gathered, since an operator wants to mend them in o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
-from gateway.core.checked import Value, refuse
+from gateway.core.checked import Reading, readable
 from gateway.core.policy import Policy
 from gateway.core.policy_rules import faults
 from gateway.core.yaml_file import read_file, written
@@ -15,17 +17,23 @@ from gateway.core.yaml_file import read_file, written
 
 def decode(data: bytes, name: str = "policy") -> Policy:
     """The policy in a YAML file. `name` is how messages call the file. Raises InvalidFile."""
-    return decode_with_lines(data, name)[0]
+    return read_policy(data, name).good()
 
 
-def decode_with_lines(data: bytes, name: str = "policy") -> tuple[Policy, Value]:
-    """The policy, and the file's tree, whose `line_of` says where something is written. Raises InvalidFile."""
-    policy, root = read_file(data, name, Policy)
-    if root.line_of(("service_tiers",)) is None:  # the defaults name default classes, which the file may not have
-        tiers = {tier: name for tier, name in policy.service_tiers.items() if name in policy.classes}
-        policy = msgspec.structs.replace(policy, service_tiers=tiers)
-    refuse(name, root, faults(policy))
-    return policy, root
+def read_policy(data: bytes, name: str = "policy") -> Reading[Policy]:
+    """The policy as far as it can be read, with every problem of the file. Raises InvalidFile where it is no YAML."""
+    reading = read_file(data, name, Policy)
+    policy = reading.value
+    if reading.root.line_of(("service_tiers",)) is None:
+        for tiers in readable(_tiers(policy)):
+            policy = reading.value = msgspec.structs.replace(policy, service_tiers=tiers)
+    reading.judge(faults(policy))
+    return reading
+
+
+def _tiers(policy: Policy) -> Iterator[dict[str, str]]:
+    """The default tiers of classes that there are: the file may have classes of its own."""
+    yield {tier: name for tier, name in policy.service_tiers.items() if name in policy.classes}
 
 
 def explain(policy: Policy) -> str:

@@ -7,34 +7,52 @@ What is legal but unwise is advice.py's business.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from gateway.core.checked import Fault, Path, listed, nearest, shown
+from gateway.core.checked import UNREAD, Fault, Path, listed, nearest, readable, shown
 from gateway.core.kv_events import address_fault
-from gateway.core.policy import Policy
-from gateway.core.policy_traffic import ModeRule, Threshold, When
+from gateway.core.origin import engine_id, url_fault
+from gateway.core.policy import EngineEntry, Policy
+from gateway.core.policy_traffic import ModeRule, ShapingTier, Tenant, Threshold, TrafficClass, When
 from gateway.core.units import BYTES, SECONDS, SHARE
+
+T = TypeVar("T")
 
 HINTS = 20  # names of a kind whose nearest is looked for: it takes a while among thousands
 
 
 def faults(policy: Policy) -> Iterator[Fault]:
-    """Everything that keeps a well-formed policy from being used."""
+    """Everything that keeps a well-formed policy from being used; of one that could not be read in all its parts, what
+    the others tell."""
+    yield from readable(
+        _default(policy),
+        _unknown(policy),
+        _classes(policy),
+        _reserves(policy),
+        _tenants(policy),
+        _proxies(policy),
+        _allowed(policy),
+        _shaping(policy),
+        _modes(policy),
+        _breaker(policy),
+        _engines(policy),
+        _memory(policy),
+    )
+
+
+def _default(policy: Policy) -> Iterator[Fault]:
     if "default" not in policy.classes:
         yield Fault(("classes",), f"the classes {listed(policy.classes)}", "a class named default among them")
+
+
+def _unknown(policy: Policy) -> Iterator[Fault]:
+    """Names of classes that there are not."""
     expected = f"one of the classes {listed(policy.classes)}"
-    unknown = [(path, name) for path, name in _class_names(policy) if name not in policy.classes]
+    names = [(path, name) for path, name in _class_names(policy) if name is not UNREAD]
+    unknown = [(path, name) for path, name in names if name not in policy.classes]
     for index, (path, name) in enumerate(unknown):
         yield Fault(path, name, expected, nearest(name, policy.classes) if index < HINTS else None)
-    yield from _classes(policy)
-    yield from _tenants(policy)
-    yield from _addresses(policy)
-    yield from _shaping(policy)
-    for name, mode in modes_of(policy):
-        yield from _mode(("modes", name), mode)
-    yield from _breaker(policy)
-    yield from _engines(policy)
-    yield from _memory(policy)
 
 
 def bands_of(policy: Policy) -> list[list[str]]:
@@ -60,33 +78,68 @@ def signals_of(threshold: Threshold) -> dict[str, float | None]:
 
 def _class_names(policy: Policy) -> Iterator[tuple[Path, str]]:
     """Every place that names a class."""
-    for tier, name in policy.service_tiers.items():
-        yield ("service_tiers", tier), name
-    for tenant, rules in policy.tenants.items():
-        for field, asked in (("class", rules.class_), ("best_class", rules.best_class)):
-            if asked is not None:
-                yield ("tenants", tenant, field), asked
-        for name in rules.limits.classes:
-            yield ("tenants", tenant, "limits", "classes", name), name
-    for name in policy.limits.classes:
-        yield ("limits", "classes", name), name
-    for index, tier_ in enumerate(policy.shaping):
-        for place, name in enumerate(tier_.except_ or ()):
-            yield ("shaping", index, "except", place), name
-    for mode, rule in modes_of(policy):
-        for field, names in (("refuse", rule.refuse), ("only", rule.only)):
-            for place, name in enumerate(names or ()):
-                yield ("modes", mode, field, place), name
+    yield from readable(
+        ((("service_tiers", tier), name) for tier, name in _items(policy.service_tiers)),
+        (found for tenant, rules in _items(policy.tenants) for found in readable(_of_tenant(tenant, rules))),
+        ((("limits", "classes", name), name) for name in _of_limits(policy)),
+        (found for index, tier in _numbered(policy.shaping) for found in readable(_of_tier(index, tier))),
+        (found for mode, rule in _named_modes(policy) for found in readable(_of_mode(mode, rule))),
+    )
+
+
+def _of_tenant(tenant: str, rules: Tenant) -> Iterator[tuple[Path, str]]:
+    for field, asked in (("class", rules.class_), ("best_class", rules.best_class)):
+        if asked is not None:
+            yield ("tenants", tenant, field), asked
+    for name in rules.limits.classes:
+        yield ("tenants", tenant, "limits", "classes", name), name
+
+
+def _of_limits(policy: Policy) -> Iterator[str]:
+    yield from policy.limits.classes
+
+
+def _of_tier(index: int, tier: ShapingTier) -> Iterator[tuple[Path, str]]:
+    for place, name in enumerate(tier.except_ or ()):
+        yield ("shaping", index, "except", place), name
+
+
+def _of_mode(mode: str, rule: ModeRule) -> Iterator[tuple[Path, str]]:
+    for field, names in (("refuse", rule.refuse), ("only", rule.only)):
+        for place, name in enumerate(names or ()):
+            yield ("modes", mode, field, place), name
+
+
+def _named_modes(policy: Policy) -> Iterator[tuple[str, ModeRule]]:
+    yield from modes_of(policy)
+
+
+def _items(mapping: Mapping[str, T]) -> Iterator[tuple[str, T]]:
+    yield from mapping.items()
+
+
+def _numbered(values: Sequence[T]) -> Iterator[tuple[int, T]]:
+    yield from enumerate(values)
 
 
 def _classes(policy: Policy) -> Iterator[Fault]:
     for name, each in policy.classes.items():
-        for field, seconds in (("ttft", each.ttft), ("max_wait", each.max_wait)):
-            if seconds is not None and seconds > each.deadline:
-                limit = f"at most its deadline, {SECONDS.show(each.deadline)}"
-                yield Fault(("classes", name, field), SECONDS.show(seconds), limit)
-        if each.when == When():
-            yield Fault(("classes", name, "when"), "no condition", "prompt_tokens, routes or models")
+        yield from readable(_late(name, "ttft", each), _late(name, "max_wait", each), _when(name, each))
+
+
+def _late(name: str, field: str, each: TrafficClass) -> Iterator[Fault]:
+    seconds = getattr(each, field)
+    if seconds is not None and seconds > each.deadline:
+        limit = f"at most its deadline, {SECONDS.show(each.deadline)}"
+        yield Fault(("classes", name, field), SECONDS.show(seconds), limit)
+
+
+def _when(name: str, each: TrafficClass) -> Iterator[Fault]:
+    if each.when == When():
+        yield Fault(("classes", name, "when"), "no condition", "prompt_tokens, routes or models")
+
+
+def _reserves(policy: Policy) -> Iterator[Fault]:
     reserved = sum(each.reserve for each in policy.classes.values())
     if reserved >= 1:
         found = f"reserves of {SHARE.show(round(reserved, 9))} together"
@@ -94,23 +147,34 @@ def _classes(policy: Policy) -> Iterator[Fault]:
 
 
 def _tenants(policy: Policy) -> Iterator[Fault]:
-    order = list(policy.classes)
     owners: dict[str, str] = {}
     for name, tenant in policy.tenants.items():
-        given, best = tenant.class_, tenant.best_class
-        if given in order and best in order and order.index(given) < order.index(best):
-            expected = f"{best} or a class after it in classes"
-            yield Fault(("tenants", name, "class"), f"{given}, which is above its best_class {best}", expected)
-        for index, key in enumerate(tenant.keys):
+        yield from readable(_best(policy, name, tenant), _keys(name, tenant, owners))
+
+
+def _best(policy: Policy, name: str, tenant: Tenant) -> Iterator[Fault]:
+    order = list(policy.classes)
+    given, best = tenant.class_, tenant.best_class
+    if given in order and best in order and order.index(given) < order.index(best):
+        expected = f"{best} or a class after it in classes"
+        yield Fault(("tenants", name, "class"), f"{given}, which is above its best_class {best}", expected)
+
+
+def _keys(name: str, tenant: Tenant, owners: dict[str, str]) -> Iterator[Fault]:
+    for index, key in enumerate(tenant.keys):
+        if key is not UNREAD:
             owner = owners.setdefault(key, f"{name}.keys[{index}]")
             if owner != f"{name}.keys[{index}]":
                 yield Fault(("tenants", name, "keys", index), f"the key of tenants.{owner} again", "each key once")
 
 
-def _addresses(policy: Policy) -> Iterator[Fault]:
-    """Of proxies and of sidecars' engines."""
+def _proxies(policy: Policy) -> Iterator[Fault]:
     proxies = policy.trusted_proxies.addresses
     yield from _networks(("trusted_proxies", "addresses"), proxies, "an IP address, a CIDR block or unix")
+
+
+def _allowed(policy: Policy) -> Iterator[Fault]:
+    """Where sidecars' engines may be."""
     if policy.fleet.sidecars is not None:
         allow = policy.fleet.sidecars.allow
         yield from _networks(("fleet", "sidecars", "allow"), allow, "an IP address or a CIDR block")
@@ -119,7 +183,7 @@ def _addresses(policy: Policy) -> Iterator[Fault]:
 def _networks(where: Path, addresses: Sequence[str], expected: str) -> Iterator[Fault]:
     for index, address in enumerate(addresses):
         path: Path = (*where, index)
-        if address == "unix":
+        if address is UNREAD or address == "unix":
             continue
         try:
             network = ipaddress.ip_network(address, strict=False)
@@ -133,22 +197,35 @@ def _networks(where: Path, addresses: Sequence[str], expected: str) -> Iterator[
 
 def _shaping(policy: Policy) -> Iterator[Fault]:
     for index, tier in enumerate(policy.shaping):
-        if tier.kv_above is None and tier.mode is None:
-            yield Fault(("shaping", index), "neither kv_above nor mode", "one of them: it says when the tier applies")
+        yield from readable(_tier(index, tier))
+
+
+def _tier(index: int, tier: ShapingTier) -> Iterator[Fault]:
+    if tier.kv_above is None and tier.mode is None:
+        yield Fault(("shaping", index), "neither kv_above nor mode", "one of them: it says when the tier applies")
+
+
+def _modes(policy: Policy) -> Iterator[Fault]:
+    for name, mode in modes_of(policy):
+        yield from readable(_mode(("modes", name), mode))
 
 
 def _mode(path: Path, rule: ModeRule) -> Iterator[Fault]:
     """Entering and leaving at one value, or by different signals, is a mode that flaps."""
-    enters = signals_of(rule.enter)
-    for signal, leave in signals_of(rule.leave).items():
-        if leave is None:
-            continue
-        enter = enters[signal]
+    for signal in rule.leave.__struct_fields__:
+        yield from readable(_signal(path, rule, signal))
+
+
+def _signal(path: Path, rule: ModeRule, signal: str) -> Iterator[Fault]:
+    leave, enter = getattr(rule.leave, signal), getattr(rule.enter, signal)
+    if leave is None:
+        return
+    if enter is None:
         text = shown(rule.leave, signal)
-        if enter is None:
-            yield Fault((*path, "leave", signal), f"{text}, but no {signal} in enter", "only signals that enter has")
-        elif leave >= enter:
-            yield Fault((*path, "leave", signal), text, f"less than enter has, {shown(rule.enter, signal)}")
+        yield Fault((*path, "leave", signal), f"{text}, but no {signal} in enter", "only signals that enter has")
+    elif leave >= enter:
+        expected = f"less than enter has, {shown(rule.enter, signal)}"
+        yield Fault((*path, "leave", signal), shown(rule.leave, signal), expected)
 
 
 def _breaker(policy: Policy) -> Iterator[Fault]:
@@ -161,12 +238,23 @@ def _breaker(policy: Policy) -> Iterator[Fault]:
 def _engines(policy: Policy) -> Iterator[Fault]:
     first: dict[str, int] = {}
     for index, engine in enumerate(policy.fleet.engines):
-        if first.setdefault(engine.url, index) != index:
-            found = f"{engine.url} again (as in fleet.engines[{first[engine.url]}])"
-            yield Fault(("fleet", "engines", index, "url"), found, "each engine once")
-        expected = address_fault(engine.kv_events or "")
-        if expected is not None:
-            yield Fault(("fleet", "engines", index, "kv_events"), str(engine.kv_events), expected)
+        yield from readable(_url(index, engine, first), _events(index, engine))
+
+
+def _url(index: int, engine: EngineEntry, first: dict[str, int]) -> Iterator[Fault]:
+    path = ("fleet", "engines", index, "url")
+    wrong = url_fault(engine.url)
+    if wrong is not None:
+        yield Fault(path, repr(engine.url), f"an engine's URL: {wrong}")
+    elif first.setdefault(engine_id(engine.url), index) != index:
+        found = f"{engine.url} again (as in fleet.engines[{first[engine_id(engine.url)]}])"
+        yield Fault(path, found, "each engine once")
+
+
+def _events(index: int, engine: EngineEntry) -> Iterator[Fault]:
+    expected = address_fault(engine.kv_events or "")
+    if expected is not None:
+        yield Fault(("fleet", "engines", index, "kv_events"), str(engine.kv_events), expected)
 
 
 def _memory(policy: Policy) -> Iterator[Fault]:

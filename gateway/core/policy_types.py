@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from gateway.core.kinds import Text
+from gateway.core.origin import NO_ROUTE, meant_url
 from gateway.core.units import ABOVE, TIMES, Bytes, Count, Factor, Seconds, Share
 
 Bounds = msgspec.Meta
@@ -54,8 +56,10 @@ WebOrigin = Annotated[
 EngineUrl = Annotated[
     str,
     Text(
-        r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~%/-]*)?|unix:///[^\x00-\x20?#]+",
-        "http://HOST:PORT, https://HOST:PORT or unix:///PATH",
+        NO_ROUTE + r"(?:https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~%/-]*)?"
+        r"|unix:///[^\x00-\x20?#]+)",
+        "http://HOST:PORT, https://HOST:PORT or unix:///PATH, without /v1",
+        mend=meant_url,
     ),
 ]
 EventsUrl = Annotated[
@@ -81,6 +85,7 @@ RouteKind = Literal[
 ]
 
 _PERIODS = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86_400.0}
+_PERIOD_WORDS = {"s": ("sec", "second"), "min": ("m", "minute"), "h": ("hr", "hour"), "day": ("d",)}
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -100,6 +105,14 @@ class Rate(msgspec.Struct, frozen=True):
             return None
         amount = Decimal(match[1]) * {"": 1, "k": 1_000, "M": 1_000_000}[match[2]]
         return cls(int(amount), _PERIODS[match[3]]) if amount >= 1 and amount == int(amount) else None
+
+    @classmethod
+    def meant(cls, text: str) -> Iterator[str]:
+        """What may have been meant by text that is no rate: another word for the period."""
+        match = re.fullmatch(r"([0-9.]+[kM]?)\s*(?:/|per)\s*([a-z]+?)s?", text.strip())
+        for period in _PERIODS if match is not None else ():
+            if match is not None and (match[2] == period or match[2] in _PERIOD_WORDS[period]):
+                yield f"{match[1]}/{period}"
 
     def __str__(self) -> str:
         scale, suffix = next(

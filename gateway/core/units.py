@@ -7,12 +7,31 @@ Text that is not exactly a number with a known suffix is refused; nothing is gue
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated
 
 import msgspec
 
 _NUMBER = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([A-Za-z%]*)", re.ASCII)
+
+
+# How people write suffixes that are not ours; "": where they leave one out.
+_SPELLINGS = {
+    "ms": ("msec", "millis", "millisecond", "milliseconds"),
+    "s": ("", "sec", "secs", "second", "seconds"),
+    "m": ("min", "mins", "minute", "minutes"),
+    "h": ("hr", "hrs", "hour", "hours"),
+    "d": ("day", "days"),
+    "KiB": ("k", "kb"),
+    "MiB": ("m", "mb"),
+    "GiB": ("g", "gb"),
+    "k": ("thousand",),
+    "M": ("million",),
+    "%": ("", "percent", "pct"),
+    "x": ("", "times"),
+}
+_LOOSE = re.compile(r"[>\s]*([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)\s*([A-Za-z%]*)", re.ASCII)
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +61,15 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
         if not self.whole:
             return float(value)
         return int(value) if value == int(value) else None
+
+    def meant(self, text: str) -> Iterator[str]:
+        """What a person may have meant by text that is none of this kind: another spelling, no suffix."""
+        loose = _LOOSE.fullmatch(text.strip())
+        if loose is not None:
+            number, word = re.sub("[_,]", "", loose[1]), loose[2].lower()
+            for suffix, _ in self.scales:
+                if word == suffix.lower() or word in _SPELLINGS.get(suffix, ()):
+                    yield f"{self.before}{number}{suffix}"
 
     @property
     def pattern(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import msgspec
 import yaml
 
-from gateway.core.checked import InvalidFile, Reader, Value, dotted, plain, shortened
+from gateway.core.checked import InvalidFile, Mark, Reader, Reading, Value, dotted, plain, shortened
 
 MAX_BYTES = 256 * 1024  # about 3,000 engines
 MAX_NODES = 20_000  # after aliases: a file that grows by reference is refused before it is built
@@ -34,45 +34,44 @@ _REMEDIES = (
 )
 
 
-def read_file(data: bytes, name: str, kind: type[T]) -> tuple[T, Value]:
-    """What a file says as a Struct of a kind, and its tree, whose `line_of` says where something is written. `name` is
-    how messages call the file. Raises InvalidFile."""
+def read_file(data: bytes, name: str, kind: type[T]) -> Reading[T]:
+    """What a file says as a Struct of a kind, as far as it can be read. `name` is how messages call the file. Raises
+    InvalidFile where it is no YAML."""
     reader = Reader(name)
     root = _read_tree(data, reader)
-    value: T = reader.read(root, kind, "")
-    if reader.problems:
-        raise InvalidFile(reader.problems)
-    return value, root
+    return Reading(reader.read(root, kind, ""), root, reader)
 
 
 def _read_tree(data: bytes, reader: Reader) -> Value:
     """The file as a plain tree; duplicate keys are gathered in `reader`. Raises InvalidFile where the reading ended."""
     if len(data) > MAX_BYTES:
-        reader.problem(1, "", f"{len(data)} bytes", f"at most {MAX_BYTES} bytes")
+        reader.problem(Mark(1), "", f"{len(data)} bytes", f"at most {MAX_BYTES} bytes")
         raise InvalidFile(reader.problems)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        reader.problem(line, "", f"the byte 0x{data[error.start]:02x}", "UTF-8 text")
+        reader.problem(Mark(line), "", f"the byte 0x{data[error.start]:02x}", "UTF-8 text")
         raise InvalidFile(reader.problems) from None
     try:
         return _Tree(yaml.parse(text, yaml.SafeLoader), reader).document()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        reader.problem(line, "", f"the character {chr(error.character)!r}", "printable text")
+        reader.problem(Mark(line), "", f"the character {chr(error.character)!r}", "printable text")
     except yaml.MarkedYAMLError as error:
         # Every error of the parser carries a mark; what it was in the middle of may have begun lines before.
         mark, began = cast(yaml.Mark, error.problem_mark), error.context_mark
         context = f", {error.context} from line {began.line + 1}" if began else ""
         found = f"a YAML error ({error.problem}{context})"
         remedy = next((remedy for words, remedy in _REMEDIES if words in found), "")
-        reader.problem(mark.line + 1, "", found, f"valid YAML{remedy}")
+        reader.problem(Mark(mark.line + 1, mark.column + 1), "", found, f"valid YAML{remedy}")
     raise InvalidFile(reader.problems)
 
 
-def _at(event: Any) -> int:
-    return int(event.start_mark.line) + 1
+def _at(event: Any) -> Mark:
+    start, end = event.start_mark, event.end_mark
+    width = end.column - start.column if end.line == start.line else 0
+    return Mark(int(start.line) + 1, int(start.column) + 1, int(width))
 
 
 class _Tree:
@@ -87,7 +86,7 @@ class _Tree:
     def document(self) -> Value:
         next(self._events)  # the stream begins
         if isinstance(next(self._events), yaml.StreamEndEvent):
-            return Value(line=1)
+            return Value(mark=Mark(1))
         root = self._node(next(self._events), "", 1)
         next(self._events)  # the document ends
         event = next(self._events)
@@ -100,7 +99,7 @@ class _Tree:
         raise InvalidFile(self._reader.problems)
 
     def _node(self, event: Any, path: str, depth: int) -> Value:
-        line = _at(event)
+        mark = _at(event)
         if isinstance(event, yaml.AliasEvent):
             value = self._anchors.get(event.anchor)
             if value is None:
@@ -111,13 +110,13 @@ class _Tree:
             self._stop(event, path, f"more than {MAX_DEPTH} levels", "a flatter file")
         elif isinstance(event, yaml.ScalarEvent):
             null = event.implicit[0] and event.value in {"", "~", "null"}
-            value = Value(line=line, text=None if null else self._text(event, path), quoted=not event.implicit[0])
+            value = Value(mark=mark, text=None if null else self._text(event, path), quoted=not event.implicit[0])
         elif isinstance(event, yaml.SequenceStartEvent):
             items = tuple(self._items(path, depth))
-            value = Value(line=line, items=items, size=1 + sum(item.size for item in items))
+            value = Value(mark=mark, items=items, size=1 + sum(item.size for item in items))
         else:
             fields = self._fields(path, depth)
-            value = Value(line=line, fields=fields, size=1 + sum(field.size for _, field in fields.values()))
+            value = Value(mark=mark, fields=fields, size=1 + sum(field.size for _, field in fields.values()))
         if event.anchor is not None:
             self._anchors[event.anchor] = value
         self._nodes += value.size if isinstance(event, yaml.AliasEvent) else 1
@@ -137,18 +136,18 @@ class _Tree:
             yield self._node(event, f"{path}[{index}]", depth + 1)
             index += 1
 
-    def _fields(self, path: str, depth: int) -> dict[str, tuple[int, Value]]:
-        fields: dict[str, tuple[int, Value]] = {}
+    def _fields(self, path: str, depth: int) -> dict[str, tuple[Mark, Value]]:
+        fields: dict[str, tuple[Mark, Value]] = {}
         while not isinstance(key := next(self._events), yaml.MappingEndEvent):
             if not isinstance(key, yaml.ScalarEvent):
                 self._stop(key, path, "a key that is not a word", "a field's name")
-            here, line = dotted(path, self._text(key, path)), _at(key)
+            here, mark = dotted(path, self._text(key, path)), _at(key)
             value = self._node(next(self._events), here, depth + 1)
             if key.value in fields:
-                found = f"{shortened(key.value)} a second time (first on line {fields[key.value][0]})"
-                self._reader.problem(line, here, found, "each field once")
+                found = f"{shortened(key.value)} a second time (first on line {fields[key.value][0].line})"
+                self._reader.problem(mark, here, found, "each field once")
             else:
-                fields[key.value] = (line, value)
+                fields[key.value] = (mark, value)
         return fields
 
 

@@ -15,9 +15,9 @@ import ssl as tls
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from gateway.core.origin import Origin, parse_origin
 from gateway.wire.failures import reason_of
 from gateway.wire.names import Names
-from gateway.wire.origin import Origin, parse_origin
 from gateway.wire.upstream import ClientSettings, Connection, EngineError, Kind
 
 __all__ = ["Client", "ClientSettings", "EngineError", "Origin", "Reply", "parse_origin"]

@@ -50,7 +50,7 @@ def profile_of(name: str) -> Profile:
 
 def decode(data: bytes, name: str = "profile") -> ProfileFile:
     """The profile in YAML. `name` is how messages call the file. Raises InvalidFile."""
-    return read_file(data, name, ProfileFile)[0]
+    return read_file(data, name, ProfileFile).good()
 
 
 def text_of(file: ProfileFile, comment: Iterable[str] = ()) -> str:

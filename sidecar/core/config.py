@@ -7,13 +7,14 @@ relative to the file itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.core.checked import Fault, InvalidFile, refuse
+from gateway.core.checked import UNREAD, Fault, InvalidFile, Reading, readable
 from gateway.core.kinds import Text
 from gateway.core.units import Bytes
 from gateway.core.yaml_file import MAX_BYTES, read_file, written
@@ -80,9 +81,14 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def decode(data: bytes, name: str = "sidecar") -> SidecarConfig:
     """What a YAML file says. `name` is how messages call the file. Raises InvalidFile."""
-    config, root = read_file(data, name, SidecarConfig)
-    refuse(name, root, faults_of(config))
-    return config
+    return read_config(data, name).good()
+
+
+def read_config(data: bytes, name: str = "sidecar") -> Reading[SidecarConfig]:
+    """The config as far as it can be read, with every problem of the file. Raises InvalidFile where it is no YAML."""
+    reading = read_file(data, name, SidecarConfig)
+    reading.judge(faults_of(reading.value))
+    return reading
 
 
 def explain(config: SidecarConfig) -> str:
@@ -91,26 +97,36 @@ def explain(config: SidecarConfig) -> str:
 
 
 def faults_of(config: SidecarConfig) -> Iterator[Fault]:
-    """Everything that keeps a well-formed config from being used."""
+    """Everything that keeps a well-formed config from being used; of one that could not be read in all its parts, what
+    the others tell."""
+    yield from readable(
+        _number(config), _engine(config), _machine(config), _reach(config), _open(config), _pool(config)
+    )
+    served: dict[str, str] = {}
+    for name, profile in config.models.items():
+        parts = faults(profile, ("models", name)), _on_this_machine(config, profile, name)
+        yield from readable(*parts, _served(config, name, served))
+
+
+def _number(config: SidecarConfig) -> Iterator[Fault]:
     if not config.models:
         yield Fault(("models",), "no model", "at least one: what the sidecar may run")
     elif len(config.models) > MAX_MODELS:
         found = f"{len(config.models)} models"
         yield Fault(("models",), found, f"at most {MAX_MODELS}: as many as a report to a gateway holds")
+
+
+def _engine(config: SidecarConfig) -> Iterator[Fault]:
     yield from engine_faults(config.engine, ("engine",))
-    yield from _machine(config)
-    yield from _reach(config)
-    yield from _pool(config)
-    served: dict[str, str] = {}
-    for name, profile in config.models.items():
-        at = ("models", name)
-        yield from faults(profile, at)
-        yield from _on_this_machine(config, profile, name)
-        first = served.setdefault(config.served_name(name), name)
-        if not _same_model(config.models[first], profile):
-            field = at if profile.served_name is None else (*at, "served_name")
-            expected = f"another than models.{first} has, or its model_path, tokenizer_path and context_length"
-            yield Fault(field, f"the served name {config.served_name(name)}", expected)
+
+
+def _served(config: SidecarConfig, name: str, served: dict[str, str]) -> Iterator[Fault]:
+    profile = config.models[name]
+    first = served.setdefault(config.served_name(name), name)
+    if not _same_model(config.models[first], profile):
+        field = ("models", name) if profile.served_name is None else ("models", name, "served_name")
+        expected = f"another than models.{first} has, or its model_path, tokenizer_path and context_length"
+        yield Fault(field, f"the served name {config.served_name(name)}", expected)
 
 
 def _same_model(first: Profile, second: Profile) -> bool:
@@ -144,9 +160,22 @@ def _reach(config: SidecarConfig) -> Iterator[Fault]:
     """What other machines can reach asks for a token."""
     seen: dict[str, int] = {}
     for index, url in enumerate(config.gateways):
+        if url is UNREAD:
+            continue
         first = seen.setdefault(url.rstrip("/"), index)
         if first != index:
             yield Fault(("gateways", index), f"{url} again (as in gateways[{first}])", "each gateway once")
+        elif not _is_port(url):
+            yield Fault(("gateways", index), url, "a port from 1 to 65535")
+
+
+def _is_port(url: str) -> bool:
+    """Whether the port of a URL, if it has one, can be."""
+    port = re.search(r":([0-9]+)/?$", url)
+    return port is None or 0 < int(port[1]) < 65536
+
+
+def _open(config: SidecarConfig) -> Iterator[Fault]:
     if config.token_file is None and config.gateways:
         yield Fault(("token_file",), "nothing", "the token of its gateways: sidecar.token, which `sidecar init` writes")
     elif config.token_file is None and not is_loopback(config.listen.host):

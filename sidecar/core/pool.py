@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from gateway.core.checked import Fault, Value, nearest, refuse
+from gateway.core.checked import Fault, Value, nearest, needed, readable
 from gateway.core.kinds import Text
 from gateway.core.units import Count
 from gateway.core.yaml_file import read_file, written
@@ -74,8 +74,10 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def decode(data: bytes, name: str = "pool") -> PoolConfig:
     """What a YAML file says. `name` is how messages call the file. Raises InvalidFile."""
-    pool, root = read_file(data, name, PoolConfig)
-    refuse(name, root, dict.fromkeys((*_levels(pool, root), *_faults(pool))))  # copies have a model's mistakes, once
+    reading = read_file(data, name, PoolConfig)
+    found = readable(_levels(reading.value, reading.root), _faults(reading.value))
+    reading.judge(dict.fromkeys(found))  # copies have a model's mistakes, once
+    pool = reading.good()
     # Level 1 would fill a host's memory with the weights of every copy.
     models = {name: _deeply(profile) for name, profile in pool.sidecar.models.items()}
     return msgspec.structs.replace(pool, sidecar=msgspec.structs.replace(pool.sidecar, models=models))
@@ -120,8 +122,12 @@ def for_node(pool: PoolConfig, node: str, address: str) -> SidecarConfig:
 
 def _faults(pool: PoolConfig) -> Iterator[Fault]:
     """Everything that keeps a well-formed pool from being used."""
-    yield from _of_nodes(pool.sidecar)
-    yield from _engines(pool)
+    yield from readable(_of_nodes(pool.sidecar), _engines(pool), _of_each(pool))
+
+
+def _of_each(pool: PoolConfig) -> Iterator[Fault]:
+    """What is wrong with the file of a node."""
+    needed(pool.sidecar.listen, pool.sidecar.engine_addresses, *pool.sidecar.models.values())
     origin = {copy: name for name in pool.sidecar.models for copy in pool.copies(name)}
     for fault in faults_of(for_node(pool, "node", LOOPBACK)):
         path = fault.path

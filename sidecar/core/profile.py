@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from gateway.core.checked import Fault, Path, listed, nearest, shortened
+from gateway.core.checked import Fault, Path, listed, nearest, readable, shortened
 from gateway.core.kinds import Text
 from gateway.core.units import SECONDS, Bytes, Count, Seconds, Share
-from sidecar.core.flags import FLAGS, OWNED_VARIABLES, VARIABLES, fits, owned_flag
+from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES, fits, owned_flag
 
 Bounds = msgspec.Meta
 Moment = Annotated[Seconds, Bounds(ge=1, le=30 * 86_400)]
@@ -105,13 +105,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 def faults(profile: Profile, at: Path) -> Iterator[Fault]:
     """What keeps a well-formed profile, which is at the path `at`, from being used."""
-    yield from _gpus(profile, at)
-    yield from _idle(profile, at)
-    yield from engine_faults(profile.engine, (*at, "engine"))
+    yield from readable(_gpus(profile, at), _idle(profile, at), _loads(profile, at), _engine(profile, at))
     for name, value in profile.flags.items():
         yield from _flag(name, value, (*at, "flags", name))
     for name in profile.environment:
         yield from _variable(name, (*at, "environment", name))
+
+
+def _engine(profile: Profile, at: Path) -> Iterator[Fault]:
+    yield from engine_faults(profile.engine, (*at, "engine"))
 
 
 def engine_faults(engine: Engine | None, at: Path) -> Iterator[Fault]:
@@ -143,6 +145,9 @@ def _idle(profile: Profile, at: Path) -> Iterator[Fault]:
     elif after is not None and profile.stop_after is not None and profile.stop_after <= after:
         expected = f"more than sleep.after, {SECONDS.show(after)}, or it would never sleep"
         yield Fault((*at, "stop_after"), SECONDS.show(profile.stop_after), expected)
+
+
+def _loads(profile: Profile, at: Path) -> Iterator[Fault]:
     if profile.load_timeout is not None and profile.load_timeout < profile.load_stall:
         expected = f"at least load_stall, {SECONDS.show(profile.load_stall)}"
         yield Fault((*at, "load_timeout"), SECONDS.show(profile.load_timeout), expected)
@@ -153,8 +158,8 @@ def _flag(name: str, value: Flag, at: Path) -> Iterator[Fault]:
     if instead is not None:
         yield Fault(at, f"the flag {shortened(name)}", instead)
     elif name not in FLAGS:
-        plain = name.lstrip("-").replace("_", "-")
-        yield Fault(at, f"the flag {shortened(name)}", f"one of {listed(FLAGS)}", nearest(plain, FLAGS))
+        near = nearest(name.lstrip("-").replace("_", "-"), (*FLAGS, *OWNED))
+        yield Fault(at, f"the flag {shortened(name)}", OWNED.get(near or "", f"one of {listed(FLAGS)}"), near)
     elif not fits(name, value):
         yield Fault(at, _shown(value), FLAGS[name])
 

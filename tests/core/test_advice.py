@@ -8,17 +8,24 @@ import msgspec
 import pytest
 
 from gateway.core.advice import PREFILL, Advice, advise
+from gateway.core.checked import Mark
 from gateway.core.policy import Policy
-from gateway.core.policy_file import decode_with_lines
+from gateway.core.policy_file import read_policy
 from gateway.core.policy_traffic import TrafficClass
 
 ROOT = Path(__file__).parents[2]
 TOP = "classes: {top: {}, default: {}, low: {}}\nservice_tiers: {}\n"
 
 
+def line(file: str, advice: Advice) -> str:
+    """One line, as `gateway check` has it, without its column."""
+    where = file if advice.mark is None else f"{file}:{advice.mark.line}"
+    return f"{where}: warning: {advice.path}: {advice.text}"
+
+
 def told(text: str) -> list[str]:
-    policy, written = decode_with_lines(text.encode(), "p")
-    return [advice.told("p") for advice in advise(policy, written)]
+    reading = read_policy(text.encode(), "p")
+    return [line("p", advice) for advice in advise(reading.good(), reading.root)]
 
 
 def test_the_defaults_need_no_advice() -> None:
@@ -26,18 +33,43 @@ def test_the_defaults_need_no_advice() -> None:
 
 
 def test_a_warning_has_the_line_where_that_is_known() -> None:
-    assert Advice(path="a.b", text="no", line=3).told("p.yaml") == "p.yaml:3: warning: a.b: no"
-    assert Advice(path="a.b", text="no").told("p.yaml") == "p.yaml: warning: a.b: no"
+    assert line("p.yaml", Advice(path="a.b", text="no", mark=Mark(3))) == "p.yaml:3: warning: a.b: no"
+    assert line("p.yaml", Advice(path="a.b", text="no")) == "p.yaml: warning: a.b: no"
 
 
 def test_sidecars_that_may_do_too_much_or_too_little() -> None:
-    assert told("fleet: {sidecars: {}}") == told("fleet: {sidecars: {token_file: t, allow: [10.0.0.0/8, '::1']}}") == []
-    assert told("fleet: {sidecars: {allow: []}}") == [
+    waits = "classes: {default: {}}\nservice_tiers: {}\n"
+    assert told(f"{waits}fleet: {{sidecars: {{}}}}") == []
+    assert told(f"{waits}fleet: {{sidecars: {{token_file: t, allow: [10.0.0.0/8, '::1']}}}}") == []
+
+    def told_of_doors(text: str) -> list[str]:
+        return [each.replace("p:3", "p:1") for each in told(waits + text)]
+
+    assert told_of_doors("fleet: {sidecars: {allow: []}}") == [
         "p:1: warning: fleet.sidecars.allow: it is empty: no engine of a sidecar is ever used"
     ]
-    assert told("fleet: {sidecars: {token_file: t, allow: [0.0.0.0/0]}}") == [
+    assert told_of_doors("fleet: {sidecars: {token_file: t, allow: [0.0.0.0/0]}}") == [
         "p:1: warning: fleet.sidecars.allow[0]: 0.0.0.0/0 is everywhere: who knows the token has prompts sent to any "
         "address"
+    ]
+
+
+def test_sidecars_whose_models_calls_do_not_wait_for() -> None:
+    assert told("fleet: {sidecars: {}}") == [
+        "p: warning: classes.default.ttft: sidecars, and a call that asks for no class waits at most 10s for its first "
+        "token: one for a model that takes longer to load is refused until it is loaded"
+    ]
+    nobody = "classes: {default: {ttft: 9s}, other: {max_wait: 10s}}\nservice_tiers: {}\nfleet: {sidecars: {}}\n"
+    assert told(nobody) == [
+        "p:1: warning: classes: sidecars, and no class waits longer than 10s for its first token: calls for models "
+        "that take longer to load are refused until they are loaded"
+    ]
+    assert told(nobody.replace("9s", "11s")) == told(nobody + "deadlines: {predict: false}\n") == []
+
+
+def test_an_engine_without_a_port() -> None:
+    assert told("fleet: {engines: [{url: 'http://vllm'}, {url: 'https://tls'}, {url: 'http://v:80'}]}\n") == [
+        "p:1: warning: fleet.engines[0].url: no port, so 80; vLLM listens on 8000 where it is not told otherwise"
     ]
 
 
@@ -53,11 +85,12 @@ def test_warnings_come_in_the_order_of_lines_and_those_of_defaults_first() -> No
 
 
 def test_without_the_file_the_advice_is_the_same() -> None:
-    policy, written = decode_with_lines(b"body: {media: any}\n")
+    reading = read_policy(b"body: {media: any}\n")
+    policy, written = reading.good(), reading.root
     (with_lines,) = advise(policy, written)
     (without,) = advise(policy)
-    assert (with_lines.line, without.line) == (1, None)
-    assert msgspec.structs.replace(with_lines, line=None) == without
+    assert (with_lines.mark, without.mark) == (Mark(1, 8, 5), None)
+    assert msgspec.structs.replace(with_lines, mark=None) == without
 
 
 CLASSES = [

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.call import ROUTES
-from gateway.core.checked import InvalidFile, Value, listed, spelled
+from gateway.core.checked import InvalidFile, Mark, Value, listed, spelled
 from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_file import decode, decode_with_lines, explain
+from gateway.core.policy_file import decode, explain, read_policy
 from gateway.core.policy_traffic import (
     Batching,
     Hedging,
@@ -261,7 +261,7 @@ def test_what_is_no_rate(text: str) -> None:
 
 
 def test_lines_are_found_by_path_as_far_as_it_is_written() -> None:
-    _, root = decode_with_lines(b"version: 1\nshaping:\n  - {kv_above: 90%,\n     max_tokens: 1}\n")
+    root = read_policy(b"version: 1\nshaping:\n  - {kv_above: 90%,\n     max_tokens: 1}\n").root
     paths: list[tuple[str | int, ...]] = [
         ("version",),
         ("shaping", 0),
@@ -373,7 +373,7 @@ def test_problems_come_in_the_order_of_lines_and_say_where_they_are() -> None:
 
 
 def test_values_describe_themselves() -> None:
-    assert Value(line=1).describe() == "nothing"
+    assert Value(mark=Mark(1)).describe() == "nothing"
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ tenants = st.builds(
 engines = st.lists(
     st.builds(
         EngineEntry,
-        url=st.from_regex(r"http://[a-z]{1,8}:[0-9]{2,4}|unix:///[a-z'é\"]{1,9}[a-z]", fullmatch=True),
+        url=st.from_regex(r"http://[a-z]{1,8}:[1-9][0-9]{1,3}|unix:///[a-z'\"]{1,9}[a-z]", fullmatch=True),
         models=st.lists(model_names, max_size=3).map(tuple),
         api_key_file=st.none() | st.sampled_from(["key file #1", "\x7f", "\u2028\\", "钥匙"]),
     ),

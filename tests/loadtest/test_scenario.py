@@ -154,7 +154,8 @@ MISTAKES = [
     ("trace: t.csv",
      "1: trace: found a trace that nothing uses, expected arrivals: trace, or a prompt or output of trace"),
     ("trace: {file: t, speed: 2}\narrivals: trace",
-     "1: trace.speed: found '2', expected a multiple such as 1.2x, 2x, at least 0.01x, at most 1000x"),
+     "1: trace.speed: found '2', expected a multiple such as 1.2x, 2x, at least 0.01x, at most 1000x "
+     "(did you mean 2x?)"),
     ("workload: {mix: []}", "1: workload.mix: found no kind of request, expected at least one"),
     ("workload:\n  mix:\n    - kind: chat\n      promt: 3",
      "4: workload.mix[0]: found unknown field 'promt', expected one of class, share, kind, model, prompt, output, "
@@ -191,8 +192,8 @@ MISTAKES = [
     ("targets: {a: {url: 'http://h', key_env: A, key_file: a}}",
      "1: targets.a.key_file: found a second place for the key, expected either key_env or key_file"),
     ("targets: {a: localhost}",
-     "1: targets.a: found 'localhost', expected http://HOST:PORT, https://HOST:PORT or unix:///PATH or a mapping "
-     "with url, model, headers, key_env, key_file"),
+     "1: targets.a: found 'localhost', expected http://HOST:PORT, https://HOST:PORT or unix:///PATH, without /v1 "
+     "or a mapping with url, model, headers, key_env, key_file"),
     ("duration: 30s\nwarmup: 20s\ncooldown: 10s",
      "2: warmup: found 30 s of warm-up and cool-down, expected less than the duration, 30 s"),
     ("slo: [chat.ttft.p99<2s]\nworkload: {mix: [{class: chart}]}",

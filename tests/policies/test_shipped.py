@@ -10,7 +10,7 @@ import pytest
 
 from gateway import cli
 from gateway.core.advice import advise
-from gateway.core.policy_file import decode, decode_with_lines, explain
+from gateway.core.policy_file import decode, explain, read_policy
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "policies").glob("*.yaml"))
@@ -35,7 +35,8 @@ def test_what_is_shipped() -> None:
 
 @each
 def test_it_is_good_and_nothing_in_it_is_unwise(file: Path) -> None:
-    policy, written = decode_with_lines(file.read_bytes(), file.name)
+    reading = read_policy(file.read_bytes(), file.name)
+    policy, written = reading.good(), reading.root
     assert [advice.told(file.name) for advice in advise(policy, written)] == []
     assert decode(explain(policy).encode()) == policy
 

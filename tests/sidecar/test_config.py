@@ -217,7 +217,6 @@ TOP = (
             "models:\n  a: {modelpath: /m}",
             [
                 f"2: models.a: found unknown field 'modelpath', expected one of {FIELDS} (did you mean model_path?)",
-                "2: models.a: found no model_path, expected model_path: a folder, a file or the model's id on a hub",
             ],
         ),
         # one field
@@ -235,7 +234,10 @@ TOP = (
         (of("sleep: {level: 3}"), ["1: models.a.sleep.level: found '3', expected 1 or 2"]),
         (
             of("sleep: {after: 5}"),
-            ["1: models.a.sleep.after: found '5', expected a time such as 250ms, 10s, 5m, at least 1s, at most 30d"],
+            [
+                "1: models.a.sleep.after: found '5', expected a time such as 250ms, 10s, 5m, at least 1s, at most 30d "
+                "(did you mean 5s?)"
+            ],
         ),
         (
             of("tensor_parallel: 0"),
@@ -258,9 +260,9 @@ TOP = (
             ],
         ),
         (
-            A + 'gateways: ["http://h:8001/fleet"]',
+            A + 'token_file: t\ngateways: ["http://h:8001/fleet"]',
             [
-                "2: gateways[0]: found 'http://h:8001/fleet', expected the control port of a gateway: http://HOST:PORT "
+                "3: gateways[0]: found 'http://h:8001/fleet', expected the control port of a gateway: http://HOST:PORT "
                 "or https://HOST:PORT"
             ],
         ),
@@ -284,8 +286,8 @@ TOP = (
         (
             of("pin: true, stop_after: 1h, sleep: {after: 5m}"),
             [
-                "1: models.a.sleep.after: found 5m, expected null: a pinned model is always ready",
                 "1: models.a.stop_after: found 1h, expected null: a pinned model is always ready",
+                "1: models.a.sleep.after: found 5m, expected null: a pinned model is always ready",
             ],
         ),
         (

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gateway.wire.origin import parse_origin
+from gateway.core.origin import parse_origin
 
 GOOD = [
     # url, host, port, tls, base path, Host header

@@ -7,6 +7,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+# What people copy from a client's base_url, or from an example call: these are the gateway's to add.
+_ROUTES = r"/v1(?:/(?:models|completions|chat/completions|embeddings|messages|responses))?/?"
+NO_ROUTE = rf"(?!.*{_ROUTES}$)"
+_COPIED = re.compile(rf"(.*?){_ROUTES}")
+_NO_SCHEME = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}(?:/.*)?|localhost(?:/.*)?")
+_SOCKET = re.compile(r"(?:unix:)?/+([^/].*)")
 _HOST = re.compile(r"(?!.{254})(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?|[0-9a-f:.]*:[0-9a-f:.]*")
 
 
@@ -28,6 +34,33 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         return host if self.port == default else f"{host}:{self.port}"
 
 
+def meant_url(text: str) -> str | None:
+    """What was probably meant by a URL that is none of an engine's: without /v1, with a scheme."""
+    meant = text.strip().rstrip("/")
+    if _NO_SCHEME.fullmatch(meant):
+        meant = f"http://{meant}"
+    elif _SOCKET.fullmatch(meant):
+        meant = _SOCKET.sub(r"unix:///\1", meant)
+    copied = _COPIED.fullmatch(meant)
+    if copied is not None and "://" in copied[1]:
+        meant = copied[1].rstrip("/")
+    return None if meant == text else meant
+
+
+def engine_id(url: str) -> str:
+    """How metrics, logs and headers call an engine: its URL without the scheme."""
+    return url.partition("://")[2].rstrip("/")
+
+
+def url_fault(url: str) -> str | None:
+    """What an engine's URL should be, where it is none."""
+    try:
+        parse_origin(url)
+    except ValueError as error:
+        return str(error).removeprefix(f"{url!r}: ")
+    return None
+
+
 def parse_origin(url: str) -> Origin:
     """Raises ValueError saying what is wrong with `url`."""
     if any(char.isspace() or not char.isprintable() or not char.isascii() for char in url):
@@ -42,7 +75,10 @@ def parse_origin(url: str) -> Origin:
     except ValueError as error:
         raise ValueError(f"{url!r}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r}: write http://HOST:PORT, https://HOST:PORT or unix:///PATH")
+        hint = _hint(meant_url(url))
+        raise ValueError(f"{url!r}: write http://HOST:PORT, https://HOST:PORT or unix:///PATH{hint}")
+    if re.fullmatch(NO_ROUTE + ".*", url) is None:
+        raise ValueError(f"{url!r}: write it without /v1, which is added to it{_hint(meant_url(url))}")
     if parts.username is not None or "?" in url or "#" in url:
         raise ValueError(f"{url!r}: no user, query or fragment in an engine's URL; its key goes into api_key_file")
     if _HOST.fullmatch(parts.hostname) is None:
@@ -57,3 +93,7 @@ def parse_origin(url: str) -> Origin:
     return Origin(
         url=url, host=parts.hostname, port=port or (443 if tls else 80), tls=tls, base_path=parts.path.rstrip("/")
     )
+
+
+def _hint(meant: str | None) -> str:
+    return "" if meant is None else f" (did you mean {meant}?)"

@@ -1,0 +1,43 @@
+"""`gateway check --probe`: each engine of a policy is asked once, as a gateway would, and says how it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from gateway.core.checked import listed
+from gateway.core.policy import EngineEntry
+from gateway.telemetry import MODELS_WITHIN, Questions, Unanswered
+from gateway.wire.names import Names
+
+WITHIN = 2.0  # seconds for /health: more than a running gateway gives, since a new connection is made
+AT_ONCE = 32  # engines
+
+
+def probe(engines: Sequence[EngineEntry], api_keys: Mapping[str, str]) -> list[tuple[bool, str]]:
+    """Of each engine, in order: whether it is well, and what it serves or why it is not."""
+    return asyncio.run(_all(engines, api_keys))
+
+
+async def _all(engines: Sequence[EngineEntry], api_keys: Mapping[str, str]) -> list[tuple[bool, str]]:
+    names, room = Names(), asyncio.Semaphore(AT_ONCE)
+
+    async def one(entry: EngineEntry) -> tuple[bool, str]:
+        async with room:
+            return await _one(entry, Questions(entry.url, api_keys.get(entry.url), names))
+
+    return await asyncio.gather(*(one(entry) for entry in engines))
+
+
+async def _one(entry: EngineEntry, questions: Questions) -> tuple[bool, str]:
+    try:
+        await questions.health(WITHIN)
+        has = sorted(card.id for card in await questions.models(MODELS_WITHIN))
+    except Unanswered as error:
+        return False, f"is down: {error}"
+    finally:
+        questions.close()
+    missing = sorted(set(entry.models) - set(has))
+    if missing:
+        return False, f"is up, and does not have {listed(missing)}; it has {listed(has) or 'no model'}"
+    return True, f"is up; serves {listed(sorted(entry.models) or has) or 'no model'}"
