@@ -18,8 +18,8 @@ def announcement(
 ) -> str:
     """The text, without a last newline. `data` are the data port's addresses, URLs or `unix:PATH`.
 
-    `in_turn`: models of the embedded sidecar, in the order in which they are worth being asked for; `watch`: the
-    command that shows what becomes of them.
+    `in_turn`: the demo's models, in the order in which they are worth being asked for; `watch`: the command that shows
+    what a sidecar of this process does.
     """
     lines = [*(f"data port {address}" for address in data), f"control port {control}"]
     lines += [f"engines {' '.join(engines)}"] if engines else []
@@ -27,7 +27,7 @@ def announcement(
         return "\n".join([*lines, f"models {' '.join(models)}", "", *_demo(data[0], in_turn, watch)])
     if not models:
         return "\n".join([*lines, f"no engine has answered yet: {control}/readyz tells when one has"])
-    lines += [f"models {' '.join(models)}", "", *_curl(data[0], models[0])]
+    lines += [f"models {' '.join(models)}", *([f"sidecar: {watch}"] if watch else []), "", *_curl(data[0], models[0])]
     if not data[0].startswith("unix:"):
         lines += ["", *_python(data[0], models[0])]
     return "\n".join(lines)

@@ -25,7 +25,6 @@ from gateway.core.fleet import engine_id
 from gateway.core.policy import EngineEntry, Policy
 from gateway.core.units import SECONDS
 from gateway.embedded import EmbeddedFleet, parse_embedded
-from gateway.embedded_sidecar import MODELS
 from gateway.file_modes import refused, unwise, unwise_of
 from gateway.keys import KeysError, run_add, run_list, run_revoke
 from gateway.serve import NO_ENGINE, Options, Running, StartError, run
@@ -65,6 +64,7 @@ with its default, explained; `gateway check` finds mistakes.
 
 examples:
   gateway serve --engine sim:4:a100-8b                           four simulated engines with the profile a100-8b
+  gateway serve --policy policy.yaml --sidecar sidecar.yaml      models that take turns on this machine's GPUs
   gateway serve --policy policy.yaml --listen 0.0.0.0:8000       reachable from other machines
   gateway serve --policy policy.yaml --listen unix:/run/weir.sock --log /var/log/weir.jsonl
   gateway serve --policy now.yaml --shadow next.yaml             try next.yaml on real traffic before it is enforced
@@ -145,6 +145,12 @@ def _parser() -> Parser:
         metavar="URL|sim[:N[:PROFILE]]|demo",
         help="an engine, beside the policy's: http://, https:// or unix:///PATH, or N simulated ones, PROFILE "
         "a name or a file of `gateway calibrate`; demo: a sidecar with four models on simulated GPUs; repeatable",
+    )
+    serve.add_argument(
+        "--sidecar",
+        metavar="FILE",
+        help="run the sidecar of this file too: models that take turns on this machine's GPUs, in one command; it ends "
+        "with the gateway, its engines too",
     )
     serve.add_argument(
         "--listen",
@@ -346,8 +352,12 @@ def _serve(given: argparse.Namespace) -> int:
     if given.shadow:
         checked(Path(given.shadow))
     demo = DEMO in given.engine
-    if not (policy.fleet.engines or policy.fleet.sidecars or engines or embedded or demo):
+    if not (policy.fleet.engines or policy.fleet.sidecars or engines or embedded or demo or given.sidecar):
         raise Mistake(NO_ENGINE)
+    if demo and given.sidecar:
+        raise Mistake(f"--sidecar {given.sidecar}: --engine demo has a sidecar of its own")
+    if given.sidecar and not Path(given.sidecar).is_file():
+        raise Mistake(f"--sidecar {given.sidecar}: there is no such file; `sidecar init` writes one")
     ids = Counter(engine_id(engine.url) for engine in engines)
     twice = [id for id, times in ids.items() if times > 1]
     if twice:
@@ -370,6 +380,7 @@ def _serve(given: argparse.Namespace) -> int:
             engines=engines,
             embedded=embedded,
             demo=demo,
+            sidecar=Path(given.sidecar) if given.sidecar else None,
             listen=given.listen,
             control=given.control,
             certificate=certificate,
@@ -400,12 +411,10 @@ def _warn_of_modes(given: argparse.Namespace, policy: Policy, certificate: Certi
 
 def _announce(running: Running) -> None:
     try:
-        in_turn: tuple[str, ...] = ()
-        watch = ""
-        if running.sidecar is not None:
-            in_turn, watch = MODELS, shlex.join([*_sidecar(), "status", "--watch", "--config", str(running.sidecar)])
+        file = running.sidecar
+        watch = "" if file is None else shlex.join([*_sidecar(), "status", "--watch", "--config", str(file)])
         text = announcement(
-            running.data, running.control, running.engines, running.models, in_turn=in_turn, watch=watch
+            running.data, running.control, running.engines, running.models, in_turn=running.in_turn, watch=watch
         )
         print(text, flush=True)
     except BrokenPipeError:  # `gateway serve | head -1`: whoever read it has read enough

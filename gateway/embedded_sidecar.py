@@ -7,23 +7,20 @@ closes: no path of our own end, not even SIGKILL, leaves one behind.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
 import shutil
 import socket
-import sys
 import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.sidecar_process import SidecarProcess, reachable
+
 GPUS = (24 * 1024**3, 24 * 1024**3)
 MODELS = ("llama-3-8b", "mistral-7b", "qwen-2.5-7b", "phi-3-mini")  # to be asked for in this order
-READY_WITHIN = 30.0  # seconds
 STOP_WITHIN = 15.0  # seconds; its engines end in a fraction of one
-COMMAND = (sys.executable, "-m", "sidecar.cli")
 SPEED = "2"  # a start takes 8 s, to sleep or wake half a second
 LOAD, WAKE, OTHERWISE = 14.5, 1.1, 1.0  # seconds of a start; of waking or falling asleep, at speed 1; more at any
 SPEED_VARIABLE = "WEIR_SIMULATED_SPEED"  # what engines go by
@@ -61,14 +58,16 @@ models:
 class EmbeddedSidecar:
     """The running child. `config` is its file, in a folder of its own that goes with it; `stop` ends it and waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, control: str, token: str) -> None:
+        """To report to the gateway whose control port is `control`, and that wants to be shown `token`."""
+        self._control = control
+        self._token = token
         self._folder = Path(tempfile.mkdtemp(prefix="weir-demo-"))
         self.config = self._folder / "sidecar.yaml"
-        self._child: asyncio.subprocess.Process | None = None
+        self._process: SidecarProcess | None = None
 
-    async def start(self, control: str, token: str) -> None:
-        """Start it, to report to the gateway whose control port is `control`, and that wants to be shown `token`.
-        Raises RuntimeError."""
+    async def start(self) -> None:
+        """Back when it listens. Raises RuntimeError."""
         gpus = self._folder / "gpus"
         gpus.mkdir()
         for index, size in enumerate(GPUS):  # sidecar/fake_gpu.py says what is in such a folder
@@ -76,8 +75,8 @@ class EmbeddedSidecar:
         speed = os.environ.get(SPEED_VARIABLE, SPEED)
         # What a sidecar would know of its models after the first day: else it expects a minute, as of real engines.
         (self._folder / "sidecar.state").write_bytes(_known(float(speed)))
-        _write_for_us_alone(self._folder / "token", token)
-        gateway = _reachable(control)
+        _write_for_us_alone(self._folder / "token", self._token)
+        gateway = reachable(self._control)
         self.config.write_text(
             CONFIG.format(
                 gateway=gateway,
@@ -85,35 +84,16 @@ class EmbeddedSidecar:
                 folder=self._folder,
             )
         )
-        self._child = await asyncio.create_subprocess_exec(
-            *(*COMMAND, "serve", "--config", str(self.config)),
-            *("--gpus-from", str(gpus), "--die-with-parent"),
-            env={**os.environ, SPEED_VARIABLE: speed},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # A session of its own: Ctrl-C in the terminal reaches the gateway, which drains before engines end.
-            start_new_session=True,
+        flags = ("--gpus-from", str(gpus))
+        self._process = SidecarProcess(
+            self.config, *flags, environment={SPEED_VARIABLE: speed}, stop_within=STOP_WITHIN
         )
-        try:
-            await asyncio.wait_for(self._announced(self._child), READY_WITHIN)
-        except TimeoutError:
-            raise RuntimeError(f"the embedded sidecar has said nothing for {READY_WITHIN:g} s") from None
-
-    async def _announced(self, child: asyncio.subprocess.Process) -> None:
-        assert child.stdout is not None  # noqa: S101 # PIPE was asked for
-        while not (await child.stdout.readline()).startswith(b"control API "):
-            if child.stdout.at_eof():
-                raise RuntimeError(f"the embedded sidecar did not start: exit code {await child.wait()}")
+        await self._process.start()
 
     async def stop(self) -> None:
-        """End it, by the end of its standard input, with its engines; those of one that did not end well too."""
-        child, self._child = self._child, None
-        if child is not None:
-            assert child.stdin is not None  # noqa: S101 # PIPE was asked for
-            child.stdin.close()
-            if await _ended(child) != 0:
-                argv = (*COMMAND, "stop", "--all", "--config", str(self.config))
-                await _ended(await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL))
+        """End it with its engines."""
+        if self._process is not None:
+            await self._process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -122,24 +102,10 @@ def _write_for_us_alone(path: Path, text: str) -> None:
         file.write(text)
 
 
-async def _ended(child: asyncio.subprocess.Process) -> int:
-    """Its exit status, minus nine for one that had to be killed."""
-    try:
-        return await asyncio.wait_for(child.wait(), STOP_WITHIN)
-    except TimeoutError:
-        child.kill()
-        return await child.wait()
-
-
 def _known(speed: float) -> bytes:
     """The state file of a sidecar that has seen each model start and wake."""
     times = {"load": LOAD / speed + OTHERWISE, "wake1": WAKE / speed + OTHERWISE, "sleep": WAKE / speed}
     return msgspec.json.encode({"version": 1, "times": dict.fromkeys(MODELS, times)})
-
-
-def _reachable(control: str) -> str:
-    """The control port's URL from this machine, also where it listens on every address."""
-    return re.sub(r"//(?:0\.0\.0\.0|\[::\]):", "//127.0.0.1:", control)
 
 
 def _free_port(wish: int) -> int:

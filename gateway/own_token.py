@@ -21,12 +21,13 @@ FILE = "sidecar.token"
 
 
 class OwnToken:
-    """Completes configurations with it. `path`: the policy's file, None: there is none. `demo`: the sidecar is our own,
-    and is heard also where the policy says nothing of sidecars. `say` takes a line for the operator."""
+    """Completes configurations with it. `path`: the file beside which it is, the policy's or that of a sidecar of our
+    own; None: there is none. `own`: the sidecar is ours, and is heard also where the policy says nothing of sidecars.
+    `say` takes a line for the operator."""
 
-    def __init__(self, path: Path | None, say: Callable[[str], None], *, demo: bool) -> None:
+    def __init__(self, path: Path | None, say: Callable[[str], None], *, own: bool) -> None:
         self._file = None if path is None else path.parent / FILE
-        self._demo = demo
+        self._own = own
         self._say = say
         self._made = secrets.token_urlsafe(32)
         self._said = False
@@ -34,14 +35,14 @@ class OwnToken:
     def complete(self, configuration: Configuration) -> Configuration:
         """Raises LoadError."""
         policy = configuration.policy
-        if self._demo and policy.fleet.sidecars is None:
+        if self._own and policy.fleet.sidecars is None:
             fleet = msgspec.structs.replace(policy.fleet, sidecars=SidecarsPolicy())
             configuration = msgspec.structs.replace(configuration, policy=msgspec.structs.replace(policy, fleet=fleet))
         elif policy.fleet.sidecars is None:
             return configuration
         if configuration.sidecar_token is not None:
             return configuration
-        token = self._made if self._demo or self._file is None else self._read(self._file)
+        token = self._made if self._file is None else self._read(self._file)
         return msgspec.structs.replace(configuration, sidecar_token=token)
 
     def _read(self, file: Path) -> str:

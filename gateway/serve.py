@@ -34,11 +34,12 @@ from gateway.core.policy import EngineEntry, Policy
 from gateway.core.policy_status import PolicyStatus
 from gateway.descriptors import raised, shared_out, warning
 from gateway.embedded import READY_WITHIN, Embedded, EmbeddedFleet
-from gateway.embedded_sidecar import EmbeddedSidecar
+from gateway.embedded_sidecar import MODELS, EmbeddedSidecar
 from gateway.lines import LineWriter, standard_error
 from gateway.loading import Configuration, LoadError, load
 from gateway.own_token import OwnToken
 from gateway.reload import PolicyFile
+from gateway.sidecar_process import SidecarProcess, reachable
 from gateway.wire.server import Server
 
 
@@ -49,7 +50,8 @@ class Running(msgspec.Struct, frozen=True):
     control: str
     engines: list[str]
     models: list[str]
-    sidecar: Path | None = None  # the file of the embedded one
+    sidecar: Path | None = None  # the file of one of our own
+    in_turn: tuple[str, ...] = ()  # the demo's models
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +62,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     shadow: Path | None = None  # a policy to compare with, never enforced
     engines: tuple[EngineEntry, ...] = ()
     embedded: tuple[EmbeddedFleet, ...] = ()
-    demo: bool = False  # a sidecar of our own
+    demo: bool = False  # a sidecar of our own, with simulated GPUs
+    sidecar: Path | None = None  # the file of one of our own, with this machine's
     listen: str = "127.0.0.1:8000"
     control: str = "127.0.0.1:8001"
     certificate: Certificate | None = None  # of the data port; None: plain HTTP
@@ -70,7 +73,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop waiting for the interpreter
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
-NO_ENGINE = "no engine: give --engine URL, --engine sim, or fleet.engines or fleet.sidecars in the policy"
+SIDECAR_ENDS_WITHIN = 120.0  # seconds for calls and then for engines to end
+NO_ENGINE = (
+    "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines or fleet.sidecars in the policy"
+)
 
 
 class StartError(Exception):
@@ -90,7 +96,8 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
     async with AsyncExitStack() as stack:
         signals = Signals(asyncio.get_running_loop())
         stack.callback(signals.close)
-        own_token = OwnToken(options.policy, _say, demo=options.demo)
+        beside = None if options.demo else options.sidecar or options.policy
+        own_token = OwnToken(beside, _say, own=options.demo or options.sidecar is not None)
         file, configuration = _configuration(options.policy, complete=own_token.complete)
         shadow_file, shadow = _configuration(options.shadow, "shadow ")
         shadow_policy = None if shadow_file is None else shadow.policy
@@ -151,16 +158,22 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
         await _listening(f"--listen {options.listen}", _listen(gateway.server, options, context))
         await _listening(f"--control {options.control}", control.start())
         await gateway.telemetry.first_contact()
-        sidecar = EmbeddedSidecar() if options.demo else None
+        sidecar = _own_sidecar(options, control.address, configuration.sidecar_token or "")
         if sidecar is not None:
             stack.push_async_callback(sidecar.stop)
-            await _embedded_sidecar(sidecar, control.address, configuration.sidecar_token or "", gateway)
+            await _reporting(sidecar, control.address, gateway)
         _freeze()
-        urls, models = [engine.url for engine in gateway.fleet], sorted(gateway.fleet.models)
-        file_of_sidecar = None if sidecar is None else sidecar.config
-        options.announce(Running(gateway.server.addresses, control.address, urls, models, file_of_sidecar))
+        options.announce(_running(gateway, control.address, sidecar, options))
         await signals.first.wait()
         await _drain(gateway, signals)
+
+
+def _running(
+    gateway: Gateway, control: str, sidecar: EmbeddedSidecar | SidecarProcess | None, options: Options
+) -> Running:
+    urls, models = [engine.url for engine in gateway.fleet], sorted(gateway.fleet.models)
+    file, in_turn = None if sidecar is None else sidecar.config, MODELS if options.demo else ()
+    return Running(gateway.server.addresses, control, urls, models, file, in_turn)
 
 
 def _warn(open_files: int, policy: Policy) -> None:
@@ -262,15 +275,23 @@ async def _embedded(embedded: Embedded, group: EmbeddedFleet) -> list[str]:
         raise StartError(str(error)) from error
 
 
-async def _embedded_sidecar(sidecar: EmbeddedSidecar, control: str, token: str, gateway: Gateway) -> None:
+def _own_sidecar(options: Options, control: str, token: str) -> EmbeddedSidecar | SidecarProcess | None:
+    """The sidecar that this process runs, if any."""
+    if options.sidecar is not None:
+        return SidecarProcess(options.sidecar, "--gateway", reachable(control), stop_within=SIDECAR_ENDS_WITHIN)
+    return EmbeddedSidecar(control, token) if options.demo else None
+
+
+async def _reporting(sidecar: EmbeddedSidecar | SidecarProcess, control: str, gateway: Gateway) -> None:
     """Back when it has started and its models can be asked for. Raises StartError."""
     try:
-        await sidecar.start(control, token)
+        await sidecar.start()
         async with asyncio.timeout(READY_WITHIN):
             while not gateway.fleet.expected:  # noqa: ASYNC110 # once, at the start; the fleet has no event for it
                 await asyncio.sleep(POLL)
     except TimeoutError:
-        raise StartError(f"the embedded sidecar has not reported to {control} within {READY_WITHIN:g} s") from None
+        message = f"the sidecar of {sidecar.config} has not reported to {control} within {READY_WITHIN:g} s"
+        raise StartError(f"{message}: is its token_file that of the policy's fleet.sidecars?") from None
     except (RuntimeError, ValueError) as error:
         raise StartError(str(error)) from error
 

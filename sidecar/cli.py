@@ -159,6 +159,7 @@ def _parser() -> Parser:
     added.add_argument("--end-engines", action="store_true", help="end the engines whenever the sidecar ends")
     added.add_argument("--die-with-parent", action="store_true", help="end, engines too, when standard input ends")
     added.add_argument("--end-with-parent", action="store_true", help="end, without them, when standard input ends")
+    added.add_argument("--gateway", metavar="URL", help="the control port of a gateway to report to, beside the file's")
     with_trial(added)
 
     added = command("status", "show what is resident", _status, STATUS_EXAMPLES)
@@ -227,6 +228,7 @@ def _serve(given: argparse.Namespace) -> int:
         end_engines=given.end_engines,
         die_with_parent=given.die_with_parent,
         end_with_parent=given.end_with_parent,
+        gateway=given.gateway,
     )
 
 

@@ -43,6 +43,13 @@ class File:
         self.token = token_of(self.config, self.path)
         self.asking = Asking(self.config, self.token)
 
+    def report_to(self, gateway: str) -> None:
+        """Report to another gateway's control port, too. Raises Mistake where the file names no token to show it."""
+        if self.token is None:
+            raise Mistake(f"{self.path}: token_file: the gateway wants one: `sidecar init` shows how, or sidecar.token")
+        if gateway not in self.config.gateways:
+            self.config = msgspec.structs.replace(self.config, gateways=(*self.config.gateways, gateway))
+
     def profile(self, name: str) -> str:
         """Raises Mistake for one that the file does not have."""
         if name not in self.config.models:
@@ -53,10 +60,18 @@ class File:
 
 
 def serve(
-    config: str, *, gpus_from: str | None, end_engines: bool, die_with_parent: bool, end_with_parent: bool = False
+    config: str,
+    *,
+    gpus_from: str | None,
+    end_engines: bool,
+    die_with_parent: bool,
+    end_with_parent: bool = False,
+    gateway: str | None = None,
 ) -> int:
-    """Run until it is told to end. Raises Mistake."""
+    """Run until it is told to end; report to `gateway` beside those of the file. Raises Mistake."""
     file = File(config)
+    if gateway is not None:
+        file.report_to(gateway)
     options = Options(
         announce=_announce,
         file=file.path,

@@ -51,7 +51,9 @@ LEVELS = {
         2,
     ),
     "own_token": 3,
-    **dict.fromkeys(("dispatch", "engine_sockets", "file_modes", "lines", "straight", "tasks", "wire"), 1),
+    **dict.fromkeys(
+        ("dispatch", "engine_sockets", "file_modes", "lines", "sidecar_process", "straight", "tasks", "wire"), 1
+    ),
     "core": 0,
     "__version__": 0,
 }

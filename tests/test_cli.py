@@ -168,7 +168,10 @@ def test_the_token_comes_from_the_environment_too(ran: Ran, monkeypatch: pytest.
 MISTAKES = [
     ([], "the following arguments are required: COMMAND"),
     (["bench"], "where to? Give --target URL, or --engines sim:2"),
-    (["serve"], "no engine: give --engine URL, --engine sim, or fleet.engines or fleet.sidecars in the policy"),
+    (
+        ["serve"],
+        "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines or fleet.sidecars in the policy",
+    ),
     (["serve", "--frobnicate"], "unrecognized arguments: --frobnicate"),
     (["serve", "--pol", "x"], "unrecognized arguments: --pol x"),
     (["serve", "--engine"], "argument --engine: expected one argument"),

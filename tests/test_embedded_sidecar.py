@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import embedded_sidecar
+from gateway import embedded_sidecar, sidecar_process
 from gateway.core.policy import SidecarsPolicy
 from gateway.embedded_sidecar import CONFIG, GPUS, MODELS, EmbeddedSidecar
 from gateway.own_token import OwnToken
@@ -56,7 +56,7 @@ def test_what_it_expects_is_about_what_it_takes(speed: float) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::]"])  # noqa: S104 # what a gateway may listen on
 def test_the_gateway_is_found_on_this_machine(host: str) -> None:
-    assert embedded_sidecar._reachable(f"http://{host}:8001") == "http://127.0.0.1:8001"
+    assert sidecar_process.reachable(f"http://{host}:8001") == "http://127.0.0.1:8001"
 
 
 def test_it_listens_beside_the_gateway_or_anywhere() -> None:
@@ -68,12 +68,12 @@ def test_it_listens_beside_the_gateway_or_anywhere() -> None:
 
 
 def test_one_that_does_not_start_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_sidecar, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(sidecar_process, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
 
     async def main() -> None:
-        sidecar = EmbeddedSidecar()
-        with pytest.raises(RuntimeError, match="the embedded sidecar did not start: exit code 3"):
-            await sidecar.start("http://127.0.0.1:9", "0123456789abcdef")
+        sidecar = EmbeddedSidecar("http://127.0.0.1:9", "0123456789abcdef")
+        with pytest.raises(RuntimeError, match=r"the sidecar of .* did not start: exit code 3"):
+            await sidecar.start()
         assert decode(sidecar.config.read_bytes()).token_file == "token"  # noqa: S105 # a file's name
         await sidecar.stop()
         await sidecar.stop()
@@ -87,7 +87,7 @@ def test_a_gateway_with_one_hears_it_whatever_its_policy_says(tmp_path: Path, te
     file = None if text is None else tmp_path / "p.yaml"
     if file is not None and text is not None:
         file.write_text(text)
-    own = OwnToken(file, print, demo=True)
+    own = OwnToken(None, print, own=True)
     watched, configuration = _configuration(file, complete=own.complete)
     assert configuration.policy.fleet.sidecars == SidecarsPolicy()
     assert len(configuration.sidecar_token or "") > 40

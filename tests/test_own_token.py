@@ -16,26 +16,26 @@ HEARS = Configuration(Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy())))
 
 def test_it_is_made_once_for_its_user_alone_and_said(tmp_path: Path) -> None:
     said: list[str] = []
-    own = OwnToken(tmp_path / "policy.yaml", said.append, demo=False)
+    own = OwnToken(tmp_path / "policy.yaml", said.append, own=False)
     token = own.complete(HEARS).sidecar_token
     assert own.complete(HEARS).sidecar_token == token == (tmp_path / FILE).read_text().strip()
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     assert said == [f"{tmp_path / FILE} was made: a sidecar on this machine needs `token_file: {tmp_path / FILE}`"]
-    again = OwnToken(tmp_path / "policy.yaml", said.append, demo=False)
+    again = OwnToken(tmp_path / "policy.yaml", said.append, own=False)
     assert again.complete(HEARS).sidecar_token == token, "a restart does not lock its sidecars out"
     assert " is used: " in said[1]
 
 
 def test_what_the_policy_says_goes_first(tmp_path: Path) -> None:
     for demo in (False, True):
-        own = OwnToken(tmp_path / "policy.yaml", print, demo=demo)
+        own = OwnToken(tmp_path / "policy.yaml", print, own=demo)
         assert own.complete(Configuration(HEARS.policy, {}, "of the policy")).sidecar_token == "of the policy"  # noqa: S105 # a test's own
-    assert OwnToken(tmp_path / "p.yaml", print, demo=False).complete(Configuration()) == Configuration()
+    assert OwnToken(tmp_path / "p.yaml", print, own=False).complete(Configuration()) == Configuration()
     assert not list(tmp_path.iterdir())
 
 
 def test_one_that_others_can_read_or_that_is_no_file_of_ours_is_refused(tmp_path: Path) -> None:
-    own = OwnToken(tmp_path / "policy.yaml", print, demo=False)
+    own = OwnToken(tmp_path / "policy.yaml", print, own=False)
     file = tmp_path / FILE
     good = "0123456789abcdef0123"
     file.write_text(good)
@@ -55,4 +55,4 @@ def test_one_that_others_can_read_or_that_is_no_file_of_ours_is_refused(tmp_path
 
 def test_where_it_cannot_be_made_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="No such file or directory: name a token_file"):
-        OwnToken(tmp_path / "absent" / "policy.yaml", print, demo=False).complete(HEARS)
+        OwnToken(tmp_path / "absent" / "policy.yaml", print, own=False).complete(HEARS)

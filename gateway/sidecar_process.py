@@ -1,0 +1,76 @@
+"""A sidecar as a child process of the gateway: one machine in one command.
+
+It is a child as it would be on a machine of its own: it reports to the control port and starts engines when they are
+asked for. It ends, its engines with it, when its standard input closes: no path of our own end, not even SIGKILL,
+leaves one behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+READY_WITHIN = 30.0  # seconds
+COMMAND = (sys.executable, "-m", "sidecar.cli")
+
+
+class SidecarProcess:
+    """The child that runs the file `config`, with more `flags` and `environment`. `stop` gives it and its engines
+    `stop_within` seconds to end."""
+
+    def __init__(
+        self, config: Path, *flags: str, environment: Mapping[str, str] | None = None, stop_within: float
+    ) -> None:
+        self.config = config
+        self._flags = flags
+        self._environment = environment or {}
+        self._stop_within = stop_within
+        self._child: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Back when it listens. Raises RuntimeError where it does not; what it wrote says why."""
+        self._child = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "serve", "--config", str(self.config), *self._flags, "--die-with-parent"),
+            env={**os.environ, **self._environment},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # A session of its own: Ctrl-C in the terminal reaches the gateway, which drains before engines end.
+            start_new_session=True,
+        )
+        try:
+            await asyncio.wait_for(self._announced(self._child), READY_WITHIN)
+        except TimeoutError:
+            raise RuntimeError(f"the sidecar of {self.config} has said nothing for {READY_WITHIN:g} s") from None
+
+    async def _announced(self, child: asyncio.subprocess.Process) -> None:
+        assert child.stdout is not None  # noqa: S101 # PIPE was asked for
+        while not (await child.stdout.readline()).startswith(b"control API "):
+            if child.stdout.at_eof():
+                raise RuntimeError(f"the sidecar of {self.config} did not start: exit code {await child.wait()}")
+
+    async def stop(self) -> None:
+        """End it, by the end of its standard input, with its engines; those of one that did not end well too."""
+        child, self._child = self._child, None
+        if child is not None:
+            assert child.stdin is not None  # noqa: S101 # PIPE was asked for
+            child.stdin.close()
+            if await self._ended(child) not in (0, 2):  # 2: it has never run
+                argv = (*COMMAND, "stop", "--all", "--config", str(self.config))
+                await self._ended(await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL))
+
+    async def _ended(self, child: asyncio.subprocess.Process) -> int:
+        """Its exit status, minus nine for one that had to be killed."""
+        try:
+            return await asyncio.wait_for(child.wait(), self._stop_within)
+        except TimeoutError:
+            child.kill()
+            return await child.wait()
+
+
+def reachable(control: str) -> str:
+    """The control port's URL from this machine, also where it listens on every address."""
+    return re.sub(r"//(?:0\.0\.0\.0|\[::\]):", "//127.0.0.1:", control)

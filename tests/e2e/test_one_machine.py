@@ -1,0 +1,97 @@
+"""`gateway serve --sidecar`: one machine in one command, from the starter files, and nothing left in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest.processes import Child, until
+
+ROOT = Path(__file__).parents[2]
+GIB = 1 << 30
+
+pytestmark = pytest.mark.slow
+
+
+def ran(folder: Path, module: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = ["env", "-C", str(folder), f"PYTHONPATH={ROOT}", sys.executable, "-m", module, *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def of(folder: Path) -> list[int]:
+    """The processes whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and f"{folder}/".encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as a newcomer has it after `init`, for simulated engines on one simulated GPU."""
+    assert ran(tmp_path, "gateway.cli", "init", "one-machine").returncode == 0
+    assert ran(tmp_path, "sidecar.cli", "init").returncode == 0
+    file = tmp_path / "sidecar.yaml"
+    text = file.read_text().replace("models:\n", "engine: {simulated: l4-8b-fp8}\nlisten: 127.0.0.1:0\nmodels:\n", 1)
+    file.write_text(text.replace("gateways: [", "# gateways: ["))
+    (tmp_path / "gpus").mkdir()
+    (tmp_path / "gpus" / "GPU-0.total").write_text(str(24 * GIB))
+    monkeypatch.setenv("WEIR_SIMULATED_GPUS", str(tmp_path / "gpus"))
+    monkeypatch.setenv("WEIR_SIMULATED_SPEED", "20")
+    return tmp_path
+
+
+def serve(folder: Path, *more: str) -> Child:
+    argv = [
+        *(sys.executable, "-m", "gateway.cli", "serve", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"),
+        *("--policy", str(folder / "policy.yaml"), "--sidecar", str(folder / "sidecar.yaml"), "--log", "none", *more),
+    ]
+    return Child("gateway", argv, folder / "output")
+
+
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_one_machine_in_one_command(machine: Path, ends: signal.Signals) -> None:
+    with serve(machine) as gateway:
+        url = gateway.line(r"data port (\S+)", 30.0)
+        assert gateway.line(r"^models (.*)$", 10.0) == "llama-3-8b qwen-7b"
+        call = {"model": "qwen-7b", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=call, timeout=30.0)
+        assert answer.status_code == 200, answer.text
+        status = gateway.line(r"^sidecar: (.*) --watch", 10.0).split()
+        command = [*status, "--json", "--config", str(machine / "sidecar.yaml")]
+        assert len(of(machine)) >= 2
+        assert command[-4] == "status"
+        os.kill(gateway.pid, ends)
+        assert until(lambda: not gateway.alive, 30.0) is not None, gateway.output()
+        assert until(lambda: of(machine) == [], 30.0) is not None, of(machine)
+    assert "Traceback" not in gateway.output()
+
+
+def test_another_token_is_told_and_nothing_is_left(machine: Path) -> None:
+    (machine / "other.token").write_text("0123456789abcdef0123")
+    (machine / "other.token").chmod(0o600)
+    policy = machine / "policy.yaml"
+    policy.write_text(policy.read_text().replace("sidecars: {}", "sidecars: {token_file: other.token}"))
+    with serve(machine) as gateway:
+        assert until(lambda: not gateway.alive, 50.0) is not None
+        assert "has not reported to" in gateway.output()
+        assert "is its token_file that of the policy's fleet.sidecars?" in gateway.output()
+    assert until(lambda: of(machine) == [], 30.0) is not None, of(machine)
+
+
+def test_a_file_with_mistakes_ends_it_with_the_reason(machine: Path) -> None:
+    (machine / "sidecar.yaml").write_text("version: 1\nmodels: {a: {model_path: /m, tensor: 2}}\n")
+    with serve(machine) as gateway:
+        assert until(lambda: not gateway.alive, 30.0) is not None
+    assert "sidecar.yaml:2: models.a: found unknown field 'tensor'" in gateway.output()
+    assert of(machine) == []
