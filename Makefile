@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint format vllm test-vllm ray test-ray bench-overhead instructions compare-vllm agreement fidelity figures picture realtime residency dst clean
+.PHONY: help run test check fast slow coverage lint format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime residency dst clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -80,6 +80,9 @@ test-ray: ray ## the sidecars of a cluster, on a Ray of three nodes on this mach
 
 bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx and vllm-router, where they are installed
 	$(BIN)/python -m loadtest.overhead $(BENCH)
+
+bodies: $(STAMP) ## what large and unfinished bodies cost others: stalls, latency, memory; BODIES=--help tells how
+	$(BIN)/python -m loadtest.bodies $(BODIES)
 
 instructions: $(STAMP) ## user-space instructions per request and per SSE event, by callgrind; INSTRUCTIONS=--help tells how
 	$(BIN)/python -m loadtest.instructions $(INSTRUCTIONS)

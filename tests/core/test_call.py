@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
 import pytest
 
 from gateway.core import prompt
-from gateway.core.call import HELP_ROUTE, ROUTES, Call, CallSettings, parse, route_of, time_allowed
+from gateway.core.call import HELP_ROUTE, ROUTES, Call, CallSettings, parse, route_of, time_allowed, time_given
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.prompt import Prompt
 
@@ -810,3 +811,18 @@ def test_a_salt_and_the_wish_for_usage_go_together() -> None:
 
 def test_what_is_not_cached_is_not_salted() -> None:
     assert json.loads(salted("/tokenize", {"model": "m", "prompt": "x"}).body) == {"model": "m", "prompt": "x"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, math.inf),
+        ({b"x-weir-deadline-ms": b"1500"}, 1.5),
+        ({b"x-weir-deadline-ms": b"soon"}, math.inf),
+        ({b"x-stainless-read-timeout": b"600"}, 600.0),
+        ({b"x-weir-deadline-ms": b"1500", b"x-stainless-read-timeout": b"0.5"}, 0.5),
+        ({b"x-weir-deadline-ms": b"-1", b"x-stainless-read-timeout": b"none"}, math.inf),
+    ],
+)
+def test_the_head_tells_how_long_a_body_is_of_use(headers: dict[bytes, bytes], expected: float) -> None:
+    assert time_given(headers, CallSettings()) == expected

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.call import CallSettings
+from gateway.core.call import ROUTES, CallSettings
 from gateway.core.policy import Body, Policy, Routing, TrustedProxies
 from gateway.core.policy_traffic import Deadlines, TrafficClass
-from gateway.core.snapshot import Snapshot, call_settings
+from gateway.core.snapshot import Snapshot, call_settings, largest_body
 
 
 def test_the_default_policy_is_the_parsers_default() -> None:
@@ -40,3 +40,20 @@ def test_a_snapshot(on_deadline: str, within: bool) -> None:
 def test_a_policy_that_only_looks_right_has_none() -> None:
     with pytest.raises(ValueError, match="nonsense"):
         Snapshot(Policy(trusted_proxies=TrustedProxies(addresses=("nonsense",))))
+
+
+@pytest.mark.parametrize(
+    ("path", "media", "expected"),
+    [
+        (b"/v1/chat/completions", "data_urls_only", 9000),
+        (b"/v1/chat/completions", "none", 2000),
+        (b"/v1/completions", "any", 2000),
+        (b"/v1/audio/translations", "none", 9000),
+    ],
+)
+def test_the_largest_body_of_a_route(path: bytes, media: str, expected: int) -> None:
+    policy = Policy(body=Body(max=2000, max_media=9000, media=media))  # type: ignore[arg-type]  # one of its literals
+    assert largest_body(policy, ROUTES[path]) == expected
+    assert largest_body(policy) == 9000
+    assert Snapshot(policy).small == 2000
+    assert Snapshot(Policy()).small == 4096
