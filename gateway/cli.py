@@ -23,6 +23,7 @@ from gateway.control.listener import is_loopback, split_address
 from gateway.core.checked import InvalidFile, spelled
 from gateway.core.fleet import engine_id
 from gateway.core.policy import EngineEntry, Policy
+from gateway.core.printable import printable
 from gateway.core.units import SECONDS
 from gateway.embedded import EmbeddedFleet, parse_embedded
 from gateway.file_modes import refused, unwise, unwise_of
@@ -416,7 +417,7 @@ def _announce(running: Running) -> None:
         text = announcement(
             running.data, running.control, running.engines, running.models, in_turn=running.in_turn, watch=watch
         )
-        print(text, flush=True)
+        print(printable(text), flush=True)
     except BrokenPipeError:  # `gateway serve | head -1`: whoever read it has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

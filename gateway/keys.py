@@ -26,6 +26,7 @@ import msgspec
 from gateway.core.checked import nearest
 from gateway.core.policy import Policy
 from gateway.core.policy_file import decode
+from gateway.core.printable import printable
 from gateway.core.tenants import MAX_KEYS, MAX_KEYS_BYTES, key_lines, keys_from
 from gateway.core.yaml_file import MAX_BYTES
 
@@ -193,6 +194,5 @@ def _entries(descriptor: int, file: Path) -> list[Entry]:
     found = []
     for _, offset, (digest, _, *rest) in key_lines(data):
         comment = b"".join(rest).decode("utf-8", "replace").strip()
-        printable = "".join(character if character.isprintable() else "?" for character in comment)
-        found.append(Entry(digest.decode(), tenants[digest.decode()], printable, offset))
+        found.append(Entry(digest.decode(), tenants[digest.decode()], printable(comment), offset))
     return found

@@ -148,6 +148,8 @@ class Pipeline:
             try:
                 self._account = snapshot.tenants.identify(request.fields, request.peer)
                 self._whose = request
+                if snapshot.pages is not None:
+                    snapshot.pages.check(request.fields, request.peer)
             except Refused as unknown:
                 refused = unknown
                 if self.shadow is not None:

@@ -32,6 +32,7 @@ from gateway.control.listener import ControlPort
 from gateway.core.checked import InvalidFile
 from gateway.core.policy import EngineEntry, Policy
 from gateway.core.policy_status import PolicyStatus
+from gateway.core.printable import printable
 from gateway.descriptors import raised, shared_out, warning
 from gateway.embedded import READY_WITHIN, Embedded, EmbeddedFleet
 from gateway.embedded_sidecar import MODELS, EmbeddedSidecar
@@ -237,7 +238,7 @@ def _lost_lines(errors: LineWriter, log: CallLog | None) -> int:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)  # some of it is what engines say
 
 
 class Signals:

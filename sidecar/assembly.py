@@ -22,6 +22,7 @@ from sidecar.machine import Machine
 from sidecar.manager import Manager
 from sidecar.sampler import Sampler
 from sidecar.state import State, StateFile
+from sidecar.status import shown
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", as a container sees its own
 
@@ -85,4 +86,4 @@ def host_memory(config: SidecarConfig) -> int:
 def say(line: str) -> None:
     """A line for the operator's log, on standard error, with the time; one that cannot be written is lost."""
     with contextlib.suppress(OSError):
-        print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {line}", file=sys.stderr, flush=True)
+        print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {shown(line)}", file=sys.stderr, flush=True)

@@ -14,7 +14,8 @@ EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
 
 def asked(path: str, body: dict[str, Any], *, now: float = 0.0, request_id: str = "r", **headers: str) -> Call:
     """A call as the pipeline has it before it is admitted: parsed, its prompt estimated."""
-    lines = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    given = {"content-type": "application/json"} | headers
+    lines = {name.replace("_", "-").encode(): value.encode() for name, value in given.items()}
     data = json.dumps({"model": "m"} | body).encode()
     settings = CallSettings()
     call = parse(ROUTES[path.encode()], lines, data, settings=settings, request_id=request_id, tenant="t", now=now)

@@ -17,13 +17,13 @@ import httpx
 import pytest
 
 import gateway
-from gateway import cli
+from gateway import cli, serve
 from gateway.announce import announcement
 from gateway.certificate import Certificate
 from gateway.core.policy import EngineEntry
 from gateway.core.policy_file import decode
 from gateway.embedded import EmbeddedFleet
-from gateway.serve import Options, StartError
+from gateway.serve import Options, Running, StartError
 from loadtest.scenario import SHIPPED, load
 from loadtest.scenario import decode as decode_scenario
 
@@ -502,3 +502,10 @@ def test_check_probes_every_engine_once(ran: Ran, tmp_path: Path, format: str) -
         policy.write_text(f"fleet: {{engines: [{{url: '{up}'}}]}}\n")
         assert ran("check", "--probe", str(policy)) == (0, f"{policy}: ok\n{name} is up; serves m\n", "")
     assert ran("check", "--probe", "--scenario", "chat")[0] == 2
+
+
+def test_what_an_engine_calls_its_models_does_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    running = Running(["http://127.0.0.1:1"], "http://127.0.0.1:2", ["e"], ["m\x1b[2J"])
+    cli._announce(running)
+    serve._say("engine e has m\x1b[2J")
+    assert "\x1b" not in "".join(capsys.readouterr())

@@ -182,14 +182,14 @@ def parse(
 ) -> Call:
     """The call a client made on a forwarded route, or Refused (400) naming the header or field at fault.
 
-    `headers` maps lower-cased names to their first value. `salt` separates prefix hashes and sessions; None: the
+    `headers` maps lower-cased names to their value. `salt` separates prefix hashes and sessions; None: the
     tenant. `cache_salt` is a field for the body of a call that an engine keeps blocks of, with a comma before it.
     `metered`: a limit counts its tokens, so its engine is to tell them in every event of a stream. The routes answered
     here have no body to parse and are not accepted.
     """
     if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         raise bad("content-encoding: this gateway reads uncompressed bodies only", "content-encoding")
-    content_type = headers.get(b"content-type", b"application/json")
+    content_type = headers.get(b"content-type", b"none")
     salt = tenant if salt is None else salt
 
     prompt = Prompt(settings.media, settings.max_messages, [], [], media_hosts=settings.media_hosts)

@@ -186,7 +186,8 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on the data port. `max_connections`: of clients, at once. `max_per_peer`: the share of them that one
     address may have, unless it is a trusted proxy's. `max_request_line`: method, path and query. `max_headers`: all
     headers of a request. `max_header_fields`: their number. `max_pipelined`: requests waiting in line on one
-    connection. `write_high_water`: unread bytes of one client before its engine is paused.
+    connection. `write_high_water`: unread bytes of one client before its engine is paused. `hosts`: names that calls
+    may know this gateway by where it asks for no keys; empty: any, and from this machine localhost alone.
     """
 
     max_connections: Positive = 10_000
@@ -196,6 +197,7 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_header_fields: Positive = 100
     max_pipelined: Positive = 16
     write_high_water: Buffer = 256 * 1024
+    hosts: tuple[HostName, ...] = ()
 
 
 class Cors(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from gateway.core.kv_events import address_fault
 from gateway.core.origin import engine_id, url_fault
 from gateway.core.policy import EngineEntry, Policy
 from gateway.core.policy_traffic import ModeRule, ShapingTier, Tenant, Threshold, TrafficClass, When
+from gateway.core.policy_types import OF_NOTHING
 from gateway.core.units import BYTES, SECONDS, SHARE
 
 T = TypeVar("T")
@@ -163,6 +164,9 @@ def _best(policy: Policy, name: str, tenant: Tenant) -> Iterator[Fault]:
 def _keys(name: str, tenant: Tenant, owners: dict[str, str]) -> Iterator[Fault]:
     for index, key in enumerate(tenant.keys):
         if key is not UNREAD:
+            if key == OF_NOTHING:
+                found = "the SHA-256 of nothing: who sends no key would be this tenant"
+                yield Fault(("tenants", name, "keys", index), found, "that of a key")
             owner = owners.setdefault(key, f"{name}.keys[{index}]")
             if owner != f"{name}.keys[{index}]":
                 yield Fault(("tenants", name, "keys", index), f"the key of tenants.{owner} again", "each key once")

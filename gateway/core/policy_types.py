@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -31,6 +32,7 @@ HostName = Annotated[str, Text(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "a hos
 KeyHash = Annotated[
     str, Text(r"[0-9a-f]{64}", "the SHA-256 of a key: 64 digits, 0-9 and a-f; see gateway key add", secret=True)
 ]
+OF_NOTHING = hashlib.sha256().hexdigest()  # what `echo -n $UNSET | sha256sum` prints: no key has it
 Network = Annotated[
     str,
     Text(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from gateway.core.bodies import SMALL
 from gateway.core.call import CallSettings, Route
 from gateway.core.classes import ClassRules
+from gateway.core.pages import PageGuard
 from gateway.core.policy import Policy
 from gateway.core.tenants import Tenants
 
@@ -16,7 +17,7 @@ class Snapshot:
     """`cache_secret`: what tenants' cache salts are made with; empty: none are. Raises ValueError for a policy that
     only looks right; see Tenants."""
 
-    __slots__ = ("calls", "classes", "order", "policy", "small", "tenants", "within_deadline")
+    __slots__ = ("calls", "classes", "order", "pages", "policy", "small", "tenants", "within_deadline")
 
     def __init__(self, policy: Policy, cache_secret: bytes = b"") -> None:
         self.policy = policy
@@ -25,6 +26,7 @@ class Snapshot:
         self.order = self.classes.order
         self.tenants = Tenants(policy, cache_secret=cache_secret)
         self.small = min(SMALL, policy.body.max)  # bytes of a body that no route refuses, and that nobody counts
+        self.pages = PageGuard(policy.server.hosts, policy.cors.origins) if self.tenants.open else None
         self.within_deadline = policy.deadlines.on_deadline == "cancel"
 
 

@@ -22,6 +22,7 @@ from gateway.core.checked import InvalidFile, Problem, nearest
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy import Policy
 from gateway.core.policy_traffic import Tenant
+from gateway.core.policy_types import OF_NOTHING
 
 ANONYMOUS = "anonymous"
 MAX_KEYS = 100_000
@@ -53,6 +54,8 @@ def keys_from(data: bytes, file: str) -> dict[str, str]:
     for line, _, (digest, *rest) in key_lines(data):
         if not _HASH.fullmatch(digest):
             problem(line, f"{len(digest)} characters that are no such hash", _LINE)
+        elif digest.decode() == OF_NOTHING:
+            problem(line, "the SHA-256 of nothing: who sends no key would be this tenant", "that of a key")
         elif not rest:
             problem(line, "no tenant after the hash", _LINE)
         elif not _TENANT.fullmatch(rest[0]):
@@ -167,8 +170,13 @@ class Tenants:
         ]
         self._peers = {"unix": "unix" in policy.trusted_proxies.addresses}  # whom it was asked about -> trusted?
 
+    @property
+    def open(self) -> bool:
+        """Whether everybody is let in, whatever he sends."""
+        return self._open is not None
+
     def identify(self, headers: Mapping[bytes, bytes], peer: str) -> Account:
-        """Who sent this. `headers` maps lower-cased names to first values; `peer` is an address or `unix`.
+        """Who sent this. `headers` maps lower-cased names to values; `peer` is an address or `unix`.
 
         A trusted proxy's header, else `Authorization: Bearer KEY`, else `x-api-key: KEY`, else the tenant `anonymous`.
         Raises Refused (UNAUTHORIZED), with the same words whatever was wrong.

@@ -13,6 +13,8 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from gateway.core.printable import printable
+
 GAP = 2  # cells between columns
 
 
@@ -46,7 +48,7 @@ class Column(msgspec.Struct, frozen=True):
 
 def clean(text: str) -> str:
     """Without any character that a terminal would obey."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return printable(text).replace("\n", "?")
 
 
 def cell(text: str, style: str = "") -> Text:

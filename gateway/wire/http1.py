@@ -20,6 +20,12 @@ from gateway.wire.messages import CHUNKED, Request, ServerSettings, WireError
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
 _ABSOLUTE = re.compile(rb"[Hh][Tt][Tt][Pp][Ss]?://([^/?#]*)([^?#]*)(?:\?([^#]*))?")
+_ONCE = frozenset(
+    (
+        *(b"host", b"content-length", b"transfer-encoding", b"expect", b"content-type", b"content-encoding"),
+        *(b"authorization", b"x-api-key", b"origin", b"access-control-request-method"),
+    )
+)
 _VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
 
 
@@ -72,7 +78,7 @@ class HeadReader:
         headers = self._parse(method, head)
         index = dict(headers)
         if len(index) != len(headers):
-            index = _first_values(headers)
+            index = _joined_values(headers)
         self._check_host(index.get(b"host"), minor)
         length = _body_length(index, minor, settings.max_body)
         if length == CHUNKED:
@@ -153,16 +159,20 @@ def _unusual_target(method: bytes, target: bytes) -> tuple[bytes, bytes]:
     return absolute[2] or b"/", absolute[3] or b""
 
 
-def _first_values(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """First value of each name, where some name is repeated. Connection is a list, so its values are joined."""
+def _joined_values(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The value of each name, where some name is repeated: its lines joined as a list's (RFC 9110, 5.3).
+
+    What decides about a request and is no list must be there once, or a client could send it before a proxy does. A
+    name that only a policy knows, a tenant's header, has a value that no tenant has.
+    """
     index: dict[bytes, bytes] = {}
     for name, value in headers:
         if name not in index:
             index[name] = value
-        elif name == b"connection":
-            index[name] += b"," + value
-        elif name in (b"host", b"content-length", b"transfer-encoding"):
+        elif name in _ONCE or name.startswith(b"x-weir-"):
             raise WireError(400, f"{name.decode()} header is repeated")
+        else:
+            index[name] += b", " + value
     return index
 
 

@@ -118,7 +118,7 @@ class Request:
     """One HTTP request. `method`, `path` (no query), `query` are raw bytes as sent.
 
     `headers` are in wire order, names lower-cased, values stripped; a repeated name appears repeatedly. `fields` maps
-    each name to its first value. `body` is
+    each name to its value, of a repeated name to its values joined by commas. `body` is
     empty until the request is complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds
     at the first byte (of a pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED.
     `limit`: bytes that its body may have; the handler may lower it when it sees the head. `owner`: in whose name its
@@ -164,5 +164,5 @@ class Request:
             self.held = None
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of a header, or None. `name` in lower case."""
+        """The value of a header, or None. `name` in lower case."""
         return self.fields.get(name)

@@ -29,7 +29,8 @@ def call(
     metered: bool = False,
 ) -> Call:
     data = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
-    fields = {name.encode(): value.encode("latin-1") for name, value in (headers or {}).items()}
+    given = {"content-type": "application/json"} | (headers or {})
+    fields = {name.encode(): value.encode("latin-1") for name, value in given.items()}
     return parse(
         ROUTES[path.encode()],
         fields,

@@ -251,7 +251,8 @@ def test_the_class_is_the_one_that_calls_get() -> None:
     )
     assert route is not None
     for tenant, asked in product(POLICY.tenants, (NOTHING, *POLICY.classes)):
-        headers = {} if asked == NOTHING else {b"x-weir-class": asked.encode()}
+        headers = {b"content-type": b"application/json"}
+        headers |= {} if asked == NOTHING else {b"x-weir-class": asked.encode()}
         body = b'{"model": "phi", "messages": [{"role": "user", "content": "hello"}]}'
         call = parse(route, headers, body, settings=settings, request_id="r", tenant=tenant, now=0.0)
         classify(call, rules, accounts[tenant].default_class, accounts[tenant].best)

@@ -234,6 +234,13 @@ def test_every_problem_of_a_keys_file_is_told_by_its_line() -> None:
     ]
 
 
+def test_the_hash_of_nothing_is_no_key() -> None:
+    nothing = hashlib.sha256().hexdigest()
+    assert problems(f"{A} acme\n{nothing} acme\n".encode()) == [
+        "keys.txt:2: found the SHA-256 of nothing: who sends no key would be this tenant, expected that of a key"
+    ]
+
+
 def test_a_keys_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenants, "MAX_KEYS", 2)
     assert problems(f"{A} acme\n{B} acme\n{C} acme\n".encode()) == ["keys.txt:1: found 3 keys, expected at most 2"]

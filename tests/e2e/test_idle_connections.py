@@ -21,7 +21,7 @@ IDLE = 10_000
 SPARE = 20
 NEEDED = IDLE + SPARE + 4_500  # the gateway keeps some for its engines
 POLICY = f"server: {{max_connections: {IDLE + SPARE}, max_per_peer: 100%}}\ntimeouts: {{keep_alive: 10m}}\n"
-ASK = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+ASK = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.fixture

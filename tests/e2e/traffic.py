@@ -132,8 +132,10 @@ class Wire:
 
     def send(self, data: bytes, headers: Headers = (), path: str = CHAT) -> None:
         """A POST whose answer nobody reads yet."""
+        if not any(name == b"content-type" for name, _ in headers):
+            headers = (*headers, (b"content-type", b"application/json"))
         lines = [
-            b"POST %b HTTP/1.1\r\nhost: weir\r\ncontent-length: %d\r\n" % (path.encode(), len(data)),
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n" % (path.encode(), len(data)),
             *(b"%b: %b\r\n" % line for line in headers),
         ]
         self._socket.sendall(b"".join(lines) + b"\r\n" + data)

@@ -181,7 +181,7 @@ def request(stream: bool = False, model: str = "m", **more: object) -> bytes:
         {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10, "stream": stream, **more}
     ).encode()
     return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\n\r\n%b" % (len(body), body)
     )
 

@@ -242,7 +242,8 @@ def test_a_trace_is_in_the_log_the_answer_and_the_engines_request(
         records: list[Record] = []
         gateway.pipeline.observe = records.append
         line = b"" if given is None else f"\r\ntraceparent: {given}\r\ntracestate: a=b".encode()
-        answer = await ask(port_of(gateway), request(model=model).replace(b"host: x", b"host: x" + line))
+        asked = request(model=model).replace(b"host: localhost", b"host: localhost" + line)
+        answer = await ask(port_of(gateway), asked)
         assert answer.headers.get("x-trace-id") == expected
         await settled(gateway)
         assert [record.trace_id for record in records] == [expected or UNSET]
@@ -269,7 +270,7 @@ def test_unknown_model_no_engine_and_bad_input() -> None:
         assert (answer.status, error(answer)["param"]) == (400, "max_tokens")
         answer = await ask(port, request().replace(b"/v1/chat/completions", b"/sleep?level=1"))
         assert answer.status == 404
-        answer = await ask(port, b"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await ask(port, b"GET /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (answer.status, answer.headers["allow"]) == (405, "POST")
         assert not engines[0].requests, "nothing of this reached an engine"
         for engine in gateway.fleet:

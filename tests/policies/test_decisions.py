@@ -38,7 +38,8 @@ def decided(
 ) -> Call:
     """The call as the gateway understands it, with a prompt of about so many tokens. Raises Refused."""
     snapshot = Snapshot(policy)
-    given = {name.encode(): value.encode() for name, value in (headers or {}).items()}
+    sent = {"content-type": "application/json"} | (headers or {})
+    given = {name.encode(): value.encode() for name, value in sent.items()}
     account = snapshot.tenants.identify(given, "127.0.0.1")
     route = route_of(path.encode())
     assert route is not None

@@ -254,7 +254,15 @@ def test_only_what_bounds_the_answer_changes_and_that_only_downwards(
     text = "".join(f",{blank}{json.dumps(name, ensure_ascii=escape)}{blank}:{value}" for name, value in extra)
     with suppress(Refused, UnicodeEncodeError):  # lone surrogates, types that parse() refuses
         body = f"{blank}{{{REQUIRED}{text}{blank}}}{blank}".encode()
-        call = parse(route, {}, body, settings=CallSettings(), request_id="r", tenant="t", now=0.0)
+        call = parse(
+            route,
+            {b"content-type": b"application/json"},
+            body,
+            settings=CallSettings(),
+            request_id="r",
+            tenant="t",
+            now=0.0,
+        )
         check_shaped(call.body, route.kind, most)
 
 

@@ -51,7 +51,8 @@ headers = st.lists(st.tuples(header_names, st.binary(max_size=20)), max_size=3)
 
 def parsed(route: Any, head: list[tuple[bytes, bytes]], body: bytes) -> Call | Refused:
     try:
-        return parse(route, dict(head), body, settings=CallSettings(), request_id="r", tenant="t", now=5.0)
+        lines = {b"content-type": b"application/json"} | dict(head)
+        return parse(route, lines, body, settings=CallSettings(), request_id="r", tenant="t", now=5.0)
     except Refused as error:
         refused = error
     assert refused.outcome is Outcome.BAD_REQUEST
