@@ -38,7 +38,7 @@ from gateway.core.mode import Mode
 from gateway.core.models import model_list
 from gateway.core.outcome import Outcome, Record, Refused, refusal_headers
 from gateway.core.settlement import believed, written
-from gateway.core.shadow import Shadow
+from gateway.core.shadow import Arrival, Shadow
 from gateway.core.shaping import shaped_header
 from gateway.core.snapshot import Snapshot, largest_body
 from gateway.core.tenants import ANONYMOUS, Account
@@ -56,6 +56,7 @@ JSON = b"content-type: application/json\r\n"
 TEXT = b"content-type: text/plain; charset=utf-8\r\n"
 
 ANSWERED_HERE = ("models", "health", "help")
+UNREAD = "-"  # a class or a model, to a tenant that is refused before its body is read
 MERGED = ("embedding", "rerank", "score")  # kinds of route the batcher may merge
 Asked = Callable[[Callable[[], object], float], Awaitable[None]]
 
@@ -69,11 +70,13 @@ PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the 
 class Live:
     """A call under way, as its watchers see it: `leave` ends it from outside, saying why."""
 
-    __slots__ = ("account", "begun", "call", "record", "task", "verdict")
+    __slots__ = ("account", "arrived", "begun", "call", "record", "shadowed", "task", "verdict")
 
     def __init__(self, record: Record) -> None:
         self.record = record
         self.account: Account | None = None  # if it is known already
+        self.arrived: Charge | None = None  # what was taken from limits before its body was read
+        self.shadowed: Arrival | None = None  # the same of the shadow policy, where there is one
         self.call: Call | None = None  # once it is parsed
         self.verdict: Verdict | None = None  # of the shadow policy, where there is one
         self.task: asyncio.Task[None] | None = None
@@ -234,6 +237,8 @@ class Pipeline:
             else:
                 await self._serve(request, responder, route, live)
         except Refused as refused:
+            if refused.ours and live.arrived is not None:
+                live.arrived.refund()  # unless another charge has taken its place
             self._refuse(refused, responder, record)
         except asyncio.CancelledError:
             if not record.reason:
@@ -253,6 +258,7 @@ class Pipeline:
         record, snapshot = live.record, self.snapshot
         account = live.account or snapshot.tenants.identify(request.fields, request.peer)
         record.tenant = account.name
+        self._arrive(request, account, live)
         if self.parser is None or len(request.body) <= READ_HERE:
             call = self._parse(route, request, snapshot, account, record)
         else:
@@ -266,9 +272,9 @@ class Pipeline:
         request.body = b""  # what is sent is the call's
         self._judge(call, account, snapshot, record)
         if self.shadow is not None:
-            live.verdict = self._shadowed(self.shadow, call, account, snapshot, request)
+            live.verdict = self._shadowed(self.shadow, call, account, snapshot, request, live.shadowed)
         self._may_have(call, account)
-        charged = self._charge(call, account, request.at)
+        charged = self._charge(call, account, request.at, live.arrived)
         if live.verdict is not None and live.verdict.charge is not None:
             charged = charged.with_beside(live.verdict.charge)
         with charged as charge:
@@ -361,40 +367,58 @@ class Pipeline:
         record.held_tokens = call.cost
 
     def _shadowed(
-        self, shadow: Shadow, call: Call, account: Account, snapshot: Snapshot, request: Request
+        self,
+        shadow: Shadow,
+        call: Call,
+        account: Account,
+        snapshot: Snapshot,
+        request: Request,
+        arrival: Arrival | None,
     ) -> Verdict | None:
         """What the shadow policy thinks of it, with the facts that the enforced one has."""
         dispatch, model = self.dispatch, call.model
         queues, pressure = dispatch.queues.get(model), dispatch.pressure.get(model)
         now, engines = self.clock(), self.fleet.serving(model)
-        return shadow.judge(call, account, snapshot, request.fields, request.peer, queues, pressure, engines, now)
+        fields, peer = request.fields, request.peer
+        return shadow.judge(call, account, snapshot, fields, peer, queues, pressure, engines, now, arrival)
 
     def _may_have(self, call: Call, account: Account) -> None:
         """Raises Refused for a model that is not for this tenant, or not here at all."""
         if account.models and call.model not in account.models:
             raise refusals.forbidden_model(call)
         if not self.fleet.serving(call.model) and not self.dispatch.sidecars.knows(call.model):
-            raise self.dispatch.unknown(call.model)  # before anything is charged for it
+            raise self.dispatch.unknown(call.model)  # before tokens are charged for it
 
-    def _charge(self, call: Call, account: Account, now: float) -> Charge:
-        """Reserve the estimate with the limits. Raises Refused, in the tenant's own words where it has some."""
+    def _arrive(self, request: Request, account: Account, live: Live) -> None:
+        """Count the request before its body is read, most of the work that it can make here. Raises Refused."""
+        if self.shadow is not None:
+            live.shadowed = self.shadow.arrive(account, request.fields, request.peer, request.at)
         try:
-            return self.limits.charge(account.name, call.class_name, call.model, call.cost, now)
+            live.arrived = self.limits.arrive(account.name, request.at)
         except Refused as refused:
-            refused.jitter(self.rng)
-            if account.refusal is not None:
-                refused.replace(
-                    account.refusal.status,
-                    refusal_body(
-                        account.refusal,
-                        refused,
-                        tenant=account.name,
-                        class_name=call.class_name,
-                        model=call.model,
-                        request_id=call.request_id,
-                    ),
-                )
+            if self.shadow is not None:
+                self.shadow.turned_away(live.shadowed, refused.outcome)
+            self._in_own_words(refused, account, live.record.request_id)
             raise
+
+    def _charge(self, call: Call, account: Account, now: float, arrived: Charge | None) -> Charge:
+        """Reserve the estimate with the limits. Raises Refused."""
+        try:
+            return self.limits.charge(account.name, call.class_name, call.model, call.cost, now, arrived)
+        except Refused as refused:
+            self._in_own_words(refused, account, call.request_id, call.class_name, call.model)
+            raise
+
+    def _in_own_words(
+        self, refused: Refused, account: Account, request_id: str, class_name: str = UNREAD, model: str = UNREAD
+    ) -> None:
+        """A limit's refusal, as the tenant has it where it has words of its own."""
+        refused.jitter(self.rng)
+        if account.refusal is not None:
+            body = refusal_body(
+                account.refusal, refused, tenant=account.name, class_name=class_name, model=model, request_id=request_id
+            )
+            refused.replace(account.refusal.status, body)
 
     async def _exchange(self, call: Call) -> Exchanged:
         """One call of the batcher, admitted like any other, and its whole answer."""

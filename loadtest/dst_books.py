@@ -63,35 +63,47 @@ class Retries:
 
 
 class Charges:
-    """Every charge of a book of limits ends, once. `whose` gives the id of the call that is being charged."""
+    """Every charge of a book of limits ends, once, and a request that came is given back with its charge or not at all.
+    `whose` gives the id of the call that is being charged."""
 
     def __init__(self, book: LimitBook, whose: Callable[[], str] = str) -> None:
         self.made: dict[str, Charge] = {}  # by call, the last of each
         self._book = book
         self._whose = whose
         self._all: list[Charge] = []
+        self._arrived: dict[int, Charge] = {}  # by identity: what a request took, or the charge in its place
+        vars(book)["arrive"] = self.arrive
         vars(book)["charge"] = self.charge
+
+    def arrive(self, *given: Any) -> Charge:
+        """As `LimitBook.arrive`. Raises Refused."""
+        charge = type(self._book).arrive(self._book, *given)
+        self._arrived[id(charge)] = charge
+        self._all.append(charge)  # so that no other has its identity
+        return charge
 
     def charge(self, *given: Any) -> Charge:
         """As `LimitBook.charge`. Raises Refused."""
         charge = self.made[self._whose()] = type(self._book).charge(self._book, *given)
+        self._arrived[id(given[-1])] = charge
         self._all.append(charge)
         return charge
 
     @property
     def left(self) -> int:
         """Charges that have no end yet."""
-        return sum([charge._live for charge in self._all])
+        return sum([charge._live for charge in self.made.values()])
 
     def compare(self, wrong: Callable[[str], None]) -> None:
         """What was settled, against the buckets that bind nobody and drain nothing."""
-        settled = [charge.settled for charge in self._all if charge.settled is not None]
-        kinds: tuple[tuple[Kind, int], ...] = (("requests", len(settled)), ("tokens", sum(settled)))
+        requests = sum([not charge.refunded for charge in self._arrived.values()])
+        settled = sum([charge.settled for charge in self._all if charge.settled is not None])
+        kinds: tuple[tuple[Kind, int], ...] = (("requests", requests), ("tokens", settled))
         for kind, counted in kinds:
             bucket = self._book._buckets.get((kind, "", "", ""))
             level = 0.0 if bucket is None else bucket.level
             if abs(level - counted) > 0.5:
-                wrong(f"{level:.1f} {kind} are charged, and {counted} were settled")
+                wrong(f"{level:.1f} {kind} are charged, and it should be {counted}")
 
 
 class Ledger:

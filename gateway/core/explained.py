@@ -38,6 +38,7 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
         ("order", _order(policy, policy.tenants[tenant], name)),
         ("room", _room(policy, name)),
         ("limits", _limits(policy, tenant, name, model)),
+        ("", ("requests of tenant and global are counted before a body is read; a 4xx gives none back",)),
         ("over a limit", _refusal(policy.tenants[tenant])),
         ("shaping", _shaping(policy, name)),
         ("modes", _modes(policy, name)),

@@ -1,9 +1,13 @@
-"""Rate limits: how many calls and tokens over time, at six levels; a call is taken from all of them or from none.
+"""Rate limits: how many calls and tokens over time, at six levels.
 
 Levels, most specific first: (tenant, model), (tenant, class), tenant, class, model, the whole gateway. A specific limit
-replaces the default of its level, `requests` and `tokens` each for itself. Tokens are reserved at the estimate and
-settled at real usage, once; a `Charge` is that reservation. Settling may lift a level above its burst: such a debt is
-paid before the next call. Synchronous, no I/O; `now` is monotonic seconds.
+replaces the default of its level, `requests` and `tokens` each for itself.
+
+A request is taken from the tenant's and the whole gateway's limit as it arrives, before its body is read; from the
+others, with its tokens, once they are known, and then from all or none. It is given back where it was refused for
+nothing that its client did, never for a 4xx. Tokens are reserved at the estimate and settled at real usage, once; a
+`Charge` is that reservation. Settling may lift a level above its burst: such a debt is paid before the next call.
+Synchronous, no I/O; `now` is monotonic seconds.
 """
 
 from __future__ import annotations
@@ -32,16 +36,18 @@ Who = tuple[str, str, str]  # tenant, class, model; "" where the level does not 
 class Charge:
     """One call, taken from every bucket that counts it: 1 request each, and its estimated tokens.
 
-    It ends once, by `settle`, `refund` or `keep`, whichever is first; the others then do nothing. Left as a context
-    manager without an end it is refunded: a call that nobody ran costs nothing. `settled`: tokens, once they are known.
+    It ends once, by `settle`, `refund`, `forgo` or `keep`, whichever is first; the others then do nothing. A context
+    manager that is left without an end gives back the tokens of a call that nobody ran, and its request too unless
+    that was its client's doing. `settled`: tokens, once they are known.
     """
 
-    __slots__ = ("_live", "_requests", "_tokens", "beside", "reserved", "settled")
+    __slots__ = ("_live", "_requests", "_tokens", "beside", "refunded", "reserved", "settled")
 
     def __init__(self, requests: Buckets, tokens: Buckets, reserved: int, *, live: bool = True) -> None:
         self._requests = requests
         self._tokens = tokens
         self.reserved = reserved
+        self.refunded = False
         self.settled: int | None = None
         self.beside: Charge | None = None  # another policy's, settled as this one is
         self._live = live
@@ -49,9 +55,12 @@ class Charge:
     def __enter__(self) -> Charge:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
         if self._live:
-            self.refund()
+            if error is None or (error.ours if isinstance(error, Refused) else isinstance(error, Exception)):
+                self.refund()
+            else:  # refused for what it is, or cancelled: its client left
+                self.forgo()
 
     def settle(self, tokens: int, now: float) -> None:
         """Real usage in place of the estimate: the rest is given back, what was used beyond it becomes debt."""
@@ -66,16 +75,27 @@ class Charge:
     def refund(self) -> None:
         """The call did not run: its request and its tokens are given back."""
         if self._live:
-            self._live = False
-            # No `now`: whether a level first drains and is then lowered, or the reverse, it ends the same.
+            self.refunded = True
             for bucket in self._requests:
                 bucket.level = max(0.0, bucket.level - 1)
+            self.forgo()
+
+    def forgo(self) -> None:
+        """No engine ran the call, by its client's doing: its tokens are given back, and not its request."""
+        if self._live:
+            self._live = False
+            # No `now`: whether a level first drains and is then lowered, or the reverse, it ends the same.
             for bucket in self._tokens:
                 bucket.level = max(0.0, bucket.level - self.reserved)
 
     def keep(self) -> None:
         """The call ran, and what it used is not known: the estimate is final."""
         self._live = False
+
+    @property
+    def requests(self) -> Buckets:
+        """The buckets that it took a request from."""
+        return self._requests
 
     def with_beside(self, other: Charge) -> Charge:
         """This charge, or one that is as free where it is of no bucket, with another policy's that is settled as it
@@ -96,6 +116,7 @@ class LimitBook:
         self._free = Charge((), (), 0, live=False)  # of no bucket, with nothing to end: one serves all
         self._buckets: dict[Key, Bucket] = {}
         self._routes: dict[Who, Route] = {}
+        self._arrivals: dict[str, Route] = {}  # by tenant
         self._others: dict[str, Route] = {}  # the least recently used first
         self.apply(policy, 0.0)
 
@@ -112,6 +133,7 @@ class LimitBook:
         self._named = {*limits.models, *(model for tenant in policy.tenants.values() for model in tenant.limits.models)}
         self._counts_others = _limits(limits.per_model)
         self._routes.clear()
+        self._arrivals.clear()
         self._others.clear()
         kept, self._buckets = self._buckets, {}
         for key, bucket in kept.items():
@@ -127,8 +149,28 @@ class LimitBook:
         """Whether a limit counts tokens of this tenant's calls, of some class and model at least."""
         return self._counts_tokens or tenant in self._metered
 
-    def charge(self, tenant: str, class_name: str, model: str, tokens: int, now: float) -> Charge:
+    def arrive(self, tenant: str, now: float) -> Charge:
+        """Take 1 request from the limits that are known before a body is read: the tenant's and the whole gateway's.
+
+        Raises Refused (RATE_LIMITED), as `charge` does.
+        """
+        if not self._limited:
+            return self._free
+        by_request, by_token = self._arrivals.get(tenant) or self._arrival(tenant)
+        for bucket in by_request:
+            if not bucket.allows(1, now):
+                raise refusal(by_request, by_token, 0, now)
+        if not by_request:
+            return self._free
+        for bucket in by_request:
+            bucket.level += 1
+        return Charge(by_request, (), 0)
+
+    def charge(
+        self, tenant: str, class_name: str, model: str, tokens: int, now: float, arrived: Charge | None = None
+    ) -> Charge:
         """Take 1 request and `tokens` (the estimate, at least 0) from every bucket that counts the call, or from none.
+        What `arrived` has taken is not taken again, and ends with this charge.
 
         Raises Refused (RATE_LIMITED): it names the limit to wait for and when all of them will allow the call.
         """
@@ -139,7 +181,9 @@ class LimitBook:
         if self._counts_others and not named:
             others = self._other(model, now)
             by_request, by_token = by_request + others[0], by_token + others[1]
-        for bucket in by_request:
+        taken: Buckets = () if arrived is None else arrived.requests
+        left = by_request if not taken else tuple([bucket for bucket in by_request if bucket not in taken])
+        for bucket in left:
             if not bucket.allows(1, now):
                 raise refusal(by_request, by_token, tokens, now)
         for bucket in by_token:
@@ -147,11 +191,19 @@ class LimitBook:
                 raise refusal(by_request, by_token, tokens, now)
         if not by_request and not by_token:
             return self._free
-        for bucket in by_request:
+        for bucket in left:
             bucket.level += 1
         for bucket in by_token:
             bucket.level += tokens
-        return Charge(by_request, by_token, tokens)
+        if arrived is not None:
+            arrived.keep()
+        return Charge(taken + left, by_token, tokens)
+
+    def _arrival(self, tenant: str) -> Route:
+        if len(self._arrivals) >= ROUTES_REMEMBERED:
+            del self._arrivals[next(iter(self._arrivals))]
+        route = self._arrivals[tenant] = self._at((tenant, "", ""), ("", "", ""))
+        return route
 
     # -- which buckets --------------------------------------------------------------------------------------------
 

@@ -181,6 +181,11 @@ class Refused(Exception):
     def status(self) -> int:
         return STATUS[self.outcome].status if self._own is None else self._own[0]
 
+    @property
+    def ours(self) -> bool:
+        """Whether the call was refused for nothing that its client did: then it is as if it had not been sent."""
+        return STATUS[self.outcome].status >= 500 and self.outcome is not Outcome.EXPIRED
+
     def body(self) -> bytes:
         """The error object as the caller receives it."""
         if self._own is not None:

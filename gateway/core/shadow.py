@@ -20,21 +20,31 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+import msgspec
+
 from gateway.core.call import Call
 from gateway.core.fleet import Engine
-from gateway.core.limits import LimitBook
+from gateway.core.limits import Charge, LimitBook
 from gateway.core.mode import ModelMode, Signals
-from gateway.core.outcome import Refused
+from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy import Policy
 from gateway.core.pressure import Pressure
 from gateway.core.queues import Queues
 from gateway.core.snapshot import Snapshot
 from gateway.core.tenants import Account
-from gateway.core.verdict import PASSED, REFUSED, Compared, Verdict, told
+from gateway.core.verdict import ADMITTED, PASSED, REFUSED, Compared, Verdict, told
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Counts = dict[tuple[str, str, str], int]  # decision, enforced, shadow -> calls
+
+
+class Arrival(msgspec.Struct, gc=False):
+    """What the shadow does with a request before its body is read. `account`: what it makes of its client, in words;
+    `charge` None: it would be refused, for its client where that is `refused`, else by a limit."""
+
+    account: str
+    charge: Charge | None
 
 
 class Shadow:
@@ -61,6 +71,23 @@ class Shadow:
         for mode in self._modes.values():
             mode.apply(policy.modes)
 
+    def arrive(self, account: Account, headers: Mapping[bytes, bytes], peer: str, now: float) -> Arrival | None:
+        """A request of a client that the enforced policy knows as `account`: it is counted by the shadow's limits too.
+        None: a bug."""
+        return self.safely(self._arrive, account, headers, peer, now)
+
+    def turned_away(self, arrival: Arrival | None, enforced: Outcome) -> None:
+        """The enforced policy's limits refused the request, before its body was read."""
+        if arrival is None:
+            return
+        self.count("account", PASSED, arrival.account)
+        ours = ADMITTED if arrival.charge is not None else Outcome.RATE_LIMITED.value
+        if arrival.account == REFUSED:
+            ours = Outcome.UNAUTHORIZED.value
+        else:
+            self.count("limit", REFUSED, REFUSED if arrival.charge is None else PASSED)
+        self.count("outcome", enforced.value, ours)
+
     def unknown(self, headers: Mapping[bytes, bytes], peer: str) -> None:
         """The enforced policy does not know who sent this."""
         self.safely(self._unknown, headers, peer)
@@ -76,10 +103,12 @@ class Shadow:
         pressure: Pressure | None,
         engines: Sequence[Engine],
         now: float,
+        arrival: Arrival | None = None,
     ) -> Verdict | None:
         """What the shadow thinks of a call that is parsed, estimated and classified by the enforced `snapshot`, and not
-        yet charged. `queues`, `pressure` and `engines` are those of its model. None: a bug."""
-        return self.safely(self._judge, call, account, snapshot, headers, peer, queues, pressure, engines, now)
+        yet charged. `queues`, `pressure` and `engines` are those of its model, `arrival` is what `arrive` said. None: a
+        bug."""
+        return self.safely(self._judge, call, account, snapshot, headers, peer, queues, pressure, engines, now, arrival)
 
     def differences(self) -> dict[str, int]:
         """Decisions that differed, by kind."""
@@ -137,11 +166,23 @@ class Shadow:
         pressure: Pressure | None,
         engines: Sequence[Engine],
         now: float,
+        arrival: Arrival | None,
     ) -> Verdict:
         verdict = Verdict(self, call, self._mode_of(call.model, pressure, engines), engines, now)
-        verdict.judge(snapshot, account, headers, peer)
+        verdict.judge(snapshot, account, headers, peer, arrival)
         verdict.foresee(queues, pressure, snapshot.policy.classes)
         return verdict
+
+    def _arrive(self, account: Account, headers: Mapping[bytes, bytes], peer: str, now: float) -> Arrival:
+        try:
+            theirs = self.snapshot.tenants.identify(headers, peer)
+        except Refused:
+            return Arrival(REFUSED, None)
+        word = PASSED if theirs.name == account.name else "another"
+        try:
+            return Arrival(word, self.limits.arrive(theirs.name, now))
+        except Refused:
+            return Arrival(word, None)
 
     def _mode_of(self, model: str, pressure: Pressure | None, engines: Sequence[Engine]) -> ModelMode:
         if not engines:

@@ -17,7 +17,7 @@ from gateway.core.deadline import too_late
 from gateway.core.fleet import Engine, Hold
 from gateway.core.limits import Charge
 from gateway.core.mode import ModelMode
-from gateway.core.outcome import Outcome, Refused
+from gateway.core.outcome import STATUS, Outcome, Refused
 from gateway.core.policy import Policy
 from gateway.core.pressure import Pressure
 from gateway.core.queues import Queues
@@ -27,7 +27,7 @@ from gateway.core.tenants import Account
 from gateway.core.ticket import Ticket
 
 if TYPE_CHECKING:
-    from gateway.core.shadow import Shadow
+    from gateway.core.shadow import Arrival, Shadow
 
 ACCOUNT, CLASS, MODEL, LIMIT, MODE, WAIT, ROOM, NONE = range(8)  # where a policy refused a call; NONE: it did not
 STEPS = ("account", "class", "model", "limit", "mode", "wait", "room")
@@ -50,6 +50,8 @@ REFUSED_AT = {
 NOT_OF_POLICY = frozenset({
     Outcome.NOT_FOUND, Outcome.NO_ENGINE, Outcome.TOO_LARGE, Outcome.DRAINING, Outcome.MODEL_UNAVAILABLE, Outcome.BUG,
 })  # fmt: skip
+# What the client did: its request is not given back, as in Charge.
+OF_THE_CLIENT = frozenset({outcome for outcome, advice in STATUS.items() if advice.status < 500} | {Outcome.EXPIRED})
 LEFT_WAITING = frozenset({Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT, Outcome.EXPIRED, Outcome.SHED})
 ADMITTED, PASSED, REFUSED = "admitted", "passed", "refused"
 COMPARED = (("equal", "equal"), ("less", "more"), ("more", "less"))  # by the sign of what the shadow has more
@@ -103,13 +105,27 @@ class Verdict:
 
     # -- the shadow's own decisions -----------------------------------------------------------------------------
 
-    def judge(self, snapshot: Snapshot, account: Account, headers: Mapping[bytes, bytes], peer: str) -> None:
-        """All that is known before the call has to wait, and before anything is charged by the enforced policy."""
-        self._refused = self._judge(snapshot, account, headers, peer)
+    def judge(
+        self,
+        snapshot: Snapshot,
+        account: Account,
+        headers: Mapping[bytes, bytes],
+        peer: str,
+        arrival: Arrival | None = None,
+    ) -> None:
+        """All that is known before the call has to wait, and before its tokens are charged by the enforced policy."""
+        self._refused = self._judge(snapshot, account, headers, peer, arrival)
         if self._refused == MODE:
             self._refund()
 
-    def _judge(self, snapshot: Snapshot, account: Account, headers: Mapping[bytes, bytes], peer: str) -> int:
+    def _judge(
+        self,
+        snapshot: Snapshot,
+        account: Account,
+        headers: Mapping[bytes, bytes],
+        peer: str,
+        arrival: Arrival | None,
+    ) -> int:
         rules, own = self._snapshot, self._own
         try:
             theirs = rules.tenants.identify(headers, peer)
@@ -123,10 +139,14 @@ class Verdict:
         classify(own, rules.classes, theirs.default_class, theirs.best)
         if not theirs.allows_model(own.model):
             return MODEL
+        arrived = None if arrival is None else arrival.charge
+        if arrival is not None and arrived is None:
+            return LIMIT
         if not self._engines:
-            return NONE  # nothing is charged for a model that nobody has
+            return NONE  # no tokens are charged for a model that nobody has
+        limits = self._shadow.limits
         try:
-            self.charge = self._shadow.limits.charge(theirs.name, own.class_name, own.model, own.cost, own.arrived)
+            self.charge = limits.charge(theirs.name, own.class_name, own.model, own.cost, own.arrived, arrived)
         except Refused:
             return LIMIT
         return NONE if self._mode.refuses(own.class_name, own.prompt_tokens, rules.order) is None else MODE
@@ -182,7 +202,11 @@ class Verdict:
     def _ended(self, outcome: Outcome) -> None:
         if not self._decided:
             self._refusal(outcome)
-        self._refund()  # what was neither settled nor kept
+        if self.charge is not None:  # what was neither settled nor kept
+            if outcome in OF_THE_CLIENT:
+                self.charge.forgo()
+            else:
+                self.charge.refund()
 
     def _refusal(self, outcome: Outcome) -> None:
         """Compare what ended without a grant."""

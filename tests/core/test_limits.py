@@ -449,3 +449,93 @@ def test_the_model_that_makes_room_is_the_one_unused_for_longest(monkeypatch: py
 def test_whose_tokens_are_counted(of_all: str, of_a: str, expected: tuple[bool, bool]) -> None:
     it = book(of_all, f"{{a: {{limits: {of_a}}}, b: {{}}}}")
     assert (it.counts_tokens("a"), it.counts_tokens("b")) == expected
+
+
+# -- before a body is read --------------------------------------------------------------------------------------------
+
+SIX = """{
+    global: {requests: 90/h}, per_tenant: {requests: 9/h, tokens: 99/h}, per_class: {requests: 8/h},
+    per_model: {requests: 7/h, tokens: 98/h}
+}"""
+
+
+def arriving(it: LimitBook, outcome: Outcome | None, tokens: int = 10) -> None:
+    """A call to its end: refused with this outcome, or cancelled where it is None."""
+    arrived = it.arrive("a", 100.0)
+    error: BaseException = Cancelled() if outcome is None else Refused(outcome, "no")
+    with pytest.raises(type(error)), it.charge("a", "default", "m", tokens, 100.0, arrived):
+        raise error
+
+
+class Cancelled(BaseException):
+    """As asyncio's, which no `except Exception` sees."""
+
+
+def levels(it: LimitBook) -> dict[str, float]:
+    return {f"{key[0]} {''.join(key[1:])}": bucket.level for key, bucket in it._buckets.items()}
+
+
+def test_a_request_is_taken_from_each_limit_once() -> None:
+    it = book(SIX)
+    arrived = it.arrive("a", 100.0)
+    assert levels(it) == {"requests a": 1, "tokens a": 0, "requests ": 1}
+    charge = it.charge("a", "default", "m", 10, 100.0, arrived)
+    arrived.refund()
+    charge.settle(7, 100.0)
+    assert levels(it) == {
+        "requests a": 1, "tokens a": 7, "requests ": 1, "requests default": 1, "requests m": 1, "tokens m": 7,
+    }  # fmt: skip
+    assert lines(charge.headers(100.0))["x-ratelimit-limit-requests"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "requests"),
+    [
+        (Outcome.NOT_FOUND, 1),
+        (Outcome.FORBIDDEN, 1),
+        (Outcome.TOO_LARGE, 1),
+        (Outcome.EXPIRED, 1),
+        (None, 1),
+        (Outcome.QUEUE_FULL, 0),
+        (Outcome.HOPELESS, 0),
+        (Outcome.UPSTREAM, 0),
+        (Outcome.BUG, 0),
+    ],
+)
+def test_a_request_is_given_back_only_where_its_client_did_nothing(outcome: Outcome | None, requests: int) -> None:
+    it = book(SIX)
+    arriving(it, outcome)
+    assert set(levels(it).values()) == {0, requests}
+    assert levels(it)["requests a"] == requests
+    assert levels(it)["tokens a"] == 0
+
+
+def test_a_request_that_is_refused_for_its_tokens_is_not_given_back() -> None:
+    it = book(SIX)
+    arrived = it.arrive("a", 100.0)
+    with pytest.raises(Refused):
+        it.charge("a", "default", "m", 99, 100.0, arrived)
+    assert levels(it) == {
+        "requests a": 1, "tokens a": 0, "requests ": 1, "requests default": 0, "requests m": 0, "tokens m": 0,
+    }  # fmt: skip
+
+
+def test_who_is_over_a_limit_is_told_so_before_his_body_is_read() -> None:
+    it = book(SIX)
+    for _ in range(9):
+        it.arrive("a", 100.0)
+    with pytest.raises(Refused, match="The limit of tenant a is 9/h requests") as limited:
+        it.arrive("a", 100.0)
+    assert lines(limited.value.headers)["x-ratelimit-remaining-tokens"] == "99"
+    it.arrive("b", 100.0)
+
+
+def test_where_nothing_is_limited_nothing_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ROUTES_REMEMBERED", 2)
+    it = book("{per_class: {requests: 1/h}}")
+    for tenant in "abc":
+        it.arrive(tenant, 100.0).refund()
+    assert len(it._arrivals) == 2
+    it.charge("a", "default", "m", 1, 100.0, it.arrive("a", 100.0))
+    refused(it)
+    assert book().arrive("a", 100.0).headers(100.0) == b""

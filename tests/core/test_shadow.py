@@ -58,9 +58,10 @@ class World:
         account = self.snapshot.tenants.identify(headers, "127.0.0.1")
         classify(call, self.snapshot.classes, account.default_class, account.best)
         before = copy(call)
+        arrival = self.shadow.arrive(account, headers, "127.0.0.1", call.arrived)
         verdict = self.shadow.judge(
             call, account, self.snapshot, headers, "127.0.0.1", self.queues, self.pressure,
-            self.fleet.serving(call.model), call.arrived,
+            self.fleet.serving(call.model), call.arrived, arrival,
         )  # fmt: skip
         assert not self.failures, self.failures
         assert verdict is not None
@@ -257,10 +258,10 @@ def test_a_refusal_is_compared_up_to_where_it_was_made() -> None:
     assert "mode" not in World(OPEN, OPEN).send(outcome=Outcome.RATE_LIMITED)
     assert "mode" not in World(OPEN, OPEN).send(outcome=Outcome.DRAINING)
     assert "limit" in World(OPEN, OPEN).send(outcome=Outcome.DRAINING)
-    unknown = World(OPEN, OPEN + "limits: {per_tenant: {requests: 1/h}}", engine=False)
+    unknown = World(OPEN, OPEN + "limits: {per_tenant: {requests: 9/h}}", engine=False)
     assert "limit" not in unknown.send(outcome=Outcome.NOT_FOUND)
     assert unknown.send(outcome=Outcome.NOT_FOUND)["outcome"] == ("not_found", "not_found")
-    assert unknown.left() == 0, "nothing is charged for a model that nobody has"
+    assert unknown.left() == 2, "no token is charged for a model that nobody has"
 
 
 # -- room -------------------------------------------------------------------------------------------------------------
@@ -323,7 +324,8 @@ LIMIT = OPEN + "limits: {per_tenant: {requests: {rate: 1/h, burst: 9}, tokens: {
         ({"outcome": Outcome.RATE_LIMITED}, 151),  # the shadow would have let it run: the estimate is kept
         ({"outcome": Outcome.HOPELESS}, 151),
         ({"outcome": Outcome.NO_ENGINE}, 0),
-        ({"outcome": Outcome.CLIENT_GONE}, 0),
+        ({"outcome": Outcome.CLIENT_GONE}, 1),  # its request is not given back
+        ({"outcome": Outcome.EXPIRED}, 1),
         ({"wait": 400.0}, 0),  # hopeless
         ({"wait": 400.0, "used": 70}, 0),
     ],
@@ -340,6 +342,38 @@ def test_a_limit_that_only_the_shadow_has() -> None:
     world = World(OPEN, OPEN + "limits: {per_tenant: {requests: {rate: 1/h, burst: 2}}}")
     told = [world.send(used=10)["limit"] for _ in range(4)]
     assert told == [("passed", "passed")] * 2 + [("passed", "refused")] * 2
+
+
+def test_a_request_is_counted_before_its_body_is_read() -> None:
+    world = World(OPEN, OPEN + "limits: {per_tenant: {requests: {rate: 1/h, burst: 2}}}")
+    account = world.snapshot.tenants.identify({}, "127.0.0.1")
+    for _ in range(2):  # bodies that cannot be read: nothing is judged
+        assert world.shadow.arrive(account, {}, "127.0.0.1", 0.0) is not None
+    assert world.differ() == {"limit": ("passed", "refused"), "outcome": ("admitted", "rate_limited")}
+
+
+@pytest.mark.parametrize(
+    ("shadow", "expected"),
+    [
+        (OPEN, {"account": ("passed", "passed"), "limit": ("refused", "passed"),
+                "outcome": ("rate_limited", "admitted")}),
+        (OPEN + "limits: {per_tenant: {requests: {rate: 1/h, burst: 1}}}",
+         {"account": ("passed", "passed"), "limit": ("refused", "refused"),
+          "outcome": ("rate_limited", "rate_limited")}),
+        ("tenants: {a: {keys: [%s]}}" % ("0" * 63 + "1"),
+         {"account": ("passed", "refused"), "outcome": ("rate_limited", "unauthorized")}),
+    ],
+)  # fmt: skip
+def test_what_the_enforced_limits_turn_away_unread_is_compared(
+    shadow: str, expected: dict[str, tuple[str, str]]
+) -> None:
+    world = World(OPEN, shadow)
+    account = world.snapshot.tenants.identify({}, "127.0.0.1")
+    world.shadow.arrive(account, {}, "127.0.0.1", 0.0)
+    before = world.shadow.counts()
+    world.shadow.turned_away(world.shadow.arrive(account, {}, "127.0.0.1", 0.0), Outcome.RATE_LIMITED)
+    assert world.added(before) == expected
+    world.shadow.turned_away(None, Outcome.RATE_LIMITED)
 
 
 # -- modes ------------------------------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ LIMITS: dict[str, Tree] = {
     "settled": TOKENS,
     "streamed": TOKENS,
     "left": TOKENS,
-    "refunded": {"requests": {"rate": "1/h", "burst": 5}} | TOKENS,
-    "fickle": {"requests": {"rate": "1/h", "burst": 5}} | TOKENS,
+    "refunded": {"requests": {"rate": "1/h", "burst": 50}} | TOKENS,
+    "fickle": {"requests": {"rate": "1/h", "burst": 50}} | TOKENS,
     "greedy": {"tokens": {"rate": "1000/min", "burst": 500}},
     "levels": {"requests": "60/min", "classes": {"batch": {"requests": {"rate": "1/h", "burst": 1}}}},
     "models": {"models": {"sim": {"requests": {"rate": "1/h", "burst": 1}}}},
@@ -127,8 +127,7 @@ def test_a_refusal_in_the_tenants_own_words(site: Site) -> None:
     assert answer.headers["retry-after"] == seconds
     assert answer.headers["x-should-retry"] == "false", "no client waits for an hour"
     assert answer.headers["x-ratelimit-remaining-requests"] == "0"
-    assert code(site.ask({"model": "no-such-model"}, key=key_of("shop"))) == (404, "model_not_found")
-    assert code(ask(site, "shop", max_tokens=-1)) == (400, "invalid_request_error"), "only over its limits"
+    assert ask(site, "shop", max_tokens=-1).status_code == 503, "its body is not read"
 
 
 def test_more_than_there_ever_is_need_not_be_tried_again(site: Site) -> None:
@@ -211,16 +210,17 @@ def test_a_client_that_leaves_pays_for_what_it_got(site: Site) -> None:
     assert until(site.empty, 1.0) is not None
 
 
-def test_what_is_refused_further_on_costs_nothing(site: Site) -> None:
+def test_what_is_refused_further_on_costs_its_request_and_no_token(site: Site) -> None:
     def requests_left() -> int:
         return int(ask(site, "refunded", max_tokens=1).headers["x-ratelimit-remaining-requests"])
 
-    assert requests_left() == 4
+    assert requests_left() == 49
     before = left(site, "refunded")
     assert code(ask(site, "refunded", n=2, max_tokens=LARGEST // 2 + 1)) == (413, "context_length_exceeded")
     assert code(ask(site, "refunded", model="no-such-model")) == (404, "model_not_found")
+    assert code(ask(site, "refunded", max_tokens=-1)) == (400, "invalid_request_error")
     assert left(site, "refunded") == before
-    assert requests_left() == 3
+    assert requests_left() == 49 - 3 - 3, "each of the six, whatever it was answered"
 
 
 def test_what_waits_in_a_queue_and_is_refused_costs_nothing(site: Site) -> None:
@@ -230,9 +230,9 @@ def test_what_waits_in_a_queue_and_is_refused_costs_nothing(site: Site) -> None:
     with site.http.stream("POST", CHAT, json=filler, headers={"x-api-key": key_of("streamed")}) as stream:
         assert next(stream.iter_lines()).startswith("data: {")
         site.engine.faults(hang=True)
-        answer = site.ask({"max_tokens": 2000}, key=key_of("refunded"), x_weir_deadline_ms="300")
+        answer = site.ask({"max_tokens": 20_000}, key=key_of("refunded"), x_weir_deadline_ms="300")
         assert code(answer) in {(503, "deadline_unreachable"), (504, "deadline_exceeded")}
-        assert left(site, "refunded") == before
+        assert left(site, "refunded") == before, answer.text
     site.engine.faults()
     assert until(site.empty, 2.0) is not None
 
@@ -248,4 +248,4 @@ def test_a_client_that_leaves_before_the_first_byte_pays_for_the_prompt(site: Si
     assert until(lambda: site.engine.running() == 0, 1.0) is not None
     paid = BURST - left(site, "fickle")
     assert 200 < paid < 1000
-    assert int(ask(site, "fickle", max_tokens=1).headers["x-ratelimit-remaining-requests"]) == 3
+    assert int(ask(site, "fickle", max_tokens=1).headers["x-ratelimit-remaining-requests"]) == 47
