@@ -50,6 +50,8 @@ def handle_for(record: ProcessRecord) -> int | None:
         why = gone
     elif seen.started != record.started or marker not in {None, record.engine}:
         why = f"{record.engine}: the number {record.pid} is another process's by now"
+    elif marker is None:
+        why = f"{record.engine}: process {record.pid} does not bear the mark of an engine, so it is left alone"
     if why is not None:
         if handle is not None:
             os.close(handle)

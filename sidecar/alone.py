@@ -52,13 +52,15 @@ class OnlySizes:
         return None
 
 
-async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from: Path | None) -> str:
-    """What a sidecar that started now would do to have a profile run, with the GPUs as they are. Raises KeyError."""
+async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from: Path | None) -> tuple[str, bool]:
+    """What a sidecar that started now would do to have a profile run, with the GPUs as they are, and whether it can be
+    run at all. Raises KeyError."""
     state = StateFile(folder / config.state_file, say)
     known = state.load()
     sampler = Sampler(gpus_of(config, gpus_from))
     try:
-        machine = Machine(sampler.sample, lambda _: None)
+        on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
+        machine = Machine(sampler.sample if on_gpus else None, lambda _: None)
         only: Engines = OnlySizes(engines_of(config, folder, known))
         asked = State(times=known.times, measured=known.measured)
         memory = host_memory(config)
@@ -67,13 +69,14 @@ async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from
         )
         await manager.open()
         told = manager.explain(profile)
-        unread = [machine.error] if machine.error else []
+        unread = [machine.error] if machine.error and config.engine_of(profile).device == "gpu" else []
+        usable = not manager.entries[profile].unusable
     finally:
         await sampler.aclose()
         state.close()
     left = ", ".join(known.engines)
     others = [f"(no sidecar runs; its engines may still be there, and count as others' memory: {left})"] if left else []
-    return "\n".join([told, *unread, *others])
+    return "\n".join([told, *unread, *others]), usable
 
 
 async def ended(config: SidecarConfig, folder: Path) -> list[str]:

@@ -161,7 +161,11 @@ class Api:
 
     async def plan(self, request: Request) -> Response:
         self._no_query(request)
-        return _text(self._manager.explain(self._profile(request)) + "\n")
+        profile = self._profile(request)
+        text = self._manager.explain(profile)
+        if self._manager.entries[profile].unusable:
+            return error(409, "cannot_be_run", text)
+        return _text(text + "\n")
 
     # -- what there is to do ------------------------------------------------------------------------------------
 

@@ -129,7 +129,9 @@ def plan(config: str, model: str, *, gpus_from: str | None) -> int:
     except Said as said:
         raise Impossible(str(said)) from said
     except NoSidecar:
-        text = asyncio.run(alone.explained(file.config, file.folder, profile, _folder(gpus_from)))
+        text, usable = asyncio.run(alone.explained(file.config, file.folder, profile, _folder(gpus_from)))
+        if not usable:
+            raise Impossible("\n".join(map(shown, text.split("\n")))) from None
     print("\n".join(map(shown, text.split("\n"))))
     return 0
 

@@ -96,7 +96,7 @@ class VllmEngines:
         engine = self._config.engine_of(profile)
         told = (
             command(given, engine, self._config.served_name(profile), Place(), own=self._own),
-            environment(given, given.gpus or (), {}),
+            environment(given, engine, given.gpus or (), {}),
             (engine.device, pool.sockets or pool.host),
         )
         return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:32]
@@ -121,10 +121,11 @@ class VllmEngines:
         try:
             with self._failing():
                 served = self._config.served_name(profile)
-                argv = command(given, engine, served, place, own=self._own, share=size.share)
-                env = environment(given, gpus, self._environment)
+                env = environment(given, engine, gpus, self._environment)
                 self._make(self._logs, "engines' output is kept in memory alone")
-                lacking = await self._installed.lacking(engine, argv, env)
+                launcher = await self._installed.launcher(engine, env)
+                argv = command(given, engine, served, place, own=self._own, share=size.share, launcher=launcher)
+                lacking = self._installed.lacking(engine, argv)
                 if lacking == ("--uds",) and self._config.engine_addresses is None:
                     raise _NoSockets("the installed vLLM is too old for unix sockets")
                 if lacking:

@@ -18,6 +18,7 @@ from sidecar.core.profile import Engine
 from sidecar.process import Process
 from sidecar.ring import Ring
 
+MISTAKE = 2  # exit status of argparse for an argument that it does not know
 LINES, SIZE = 20_000, 4 * 1024 * 1024  # of a help; vLLM's is 3,000 lines, 0.2 MiB
 
 
@@ -43,22 +44,32 @@ class Installed:
         self._folder = folder
         self._say = say
         self._within = within
-        self._known: dict[str, frozenset[str] | None] = {}  # None: its help cannot be had
+        self._known: dict[str, tuple[tuple[str, ...], frozenset[str] | None]] = {}  # None: its help cannot be had
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def lacking(self, engine: Engine, argv: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-        """The flags of `argv` that it does not have. Raises SpawnFailed where the interpreter cannot be started, and
+    async def launcher(self, engine: Engine, environment: Mapping[str, str]) -> tuple[str, ...]:
+        """By what it is started: see core.arguments. Raises SpawnFailed where the interpreter cannot be started, and
         Unkillable."""
-        key = engine.python or ("" if engine.simulated is None else "simulated")
+        key = _key(engine)
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self._known:
                 self._known[key] = await self._ask(engine, environment)
-        known = self._known[key]
+        return self._known[key][0]
+
+    def lacking(self, engine: Engine, argv: Sequence[str]) -> tuple[str, ...]:
+        """The flags of `argv` that it does not have; `launcher` has been asked."""
+        known = self._known[_key(engine)][1]
         return () if known is None else unsupported(argv, known)
 
-    async def _ask(self, engine: Engine, environment: Mapping[str, str]) -> frozenset[str] | None:
+    async def _ask(
+        self, engine: Engine, environment: Mapping[str, str]
+    ) -> tuple[tuple[str, ...], frozenset[str] | None]:
         why = ""
-        for argv in help_commands(engine, self._own):
+        commands = help_commands(engine, self._own)
+        broken: tuple[str, ...] = ()  # what does not even get as far as its arguments
+        for launcher, argv in commands:
+            if launcher == broken:
+                continue
             ring = Ring(LINES, SIZE)
             process = Process.spawn(
                 argv,
@@ -80,7 +91,12 @@ class Installed:
                 await process.terminate(0.0)
             lines = ring.lines()
             if status == 0 and (flags := known_flags("\n".join(lines))):
-                return flags
+                return launcher, flags
+            broken = launcher if status not in (0, MISTAKE) else ()
             why = diagnosis(lines).line or "it says nothing"
         self._say(f"the flags that {argv[0]} knows are not checked, since its help cannot be had: {why}")
-        return None
+        return commands[0][0], None
+
+
+def _key(engine: Engine) -> str:
+    return engine.python or ("" if engine.simulated is None else "simulated")

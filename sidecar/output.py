@@ -161,7 +161,19 @@ class Output:
 
 def _before(path: Path) -> BinaryIO:
     """The file that the output before the present one is kept in, empty. Raises OSError."""
-    return open(f"{path}.1", "wb", opener=lambda name, flags: os.open(name, flags, MODE))
+    fd = _opened(f"{path}.1", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+    os.ftruncate(fd, 0)
+    return open(fd, "wb")
+
+
+def _opened(path: str | Path, flags: int) -> int:
+    """A plain file of this user's own at this very path: no link, nor one more name of another. Raises OSError."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, MODE)  # a FIFO must not hold us up
+    seen = os.fstat(fd)
+    if stat.S_ISREG(seen.st_mode) and seen.st_uid == os.geteuid() and seen.st_nlink == 1:
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a regular file of this user's own")
 
 
 def _memory() -> int:
@@ -172,10 +184,8 @@ def _memory() -> int:
 
 def _made(path: Path, size: int) -> int:
     """The file, to read and to append to, with room for `size` bytes. Raises OSError also where it is no plain file."""
-    fd = os.open(path, APPEND | os.O_CREAT, MODE)
+    fd = _opened(path, APPEND | os.O_CREAT)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
         _allocate(fd, size)
     except OSError:
         os.close(fd)
@@ -186,10 +196,11 @@ def _made(path: Path, size: int) -> int:
 def _written_by(pid: int, path: Path) -> int:
     """What a process has as its stdout, opened anew; `path` where that cannot be seen. Raises OSError."""
     own = f"/proc/{pid}/fd/1"
-    source = own if os.access(own, os.R_OK | os.W_OK) else str(path)
-    if not stat.S_ISREG(os.stat(source).st_mode):
+    if not os.access(own, os.R_OK | os.W_OK):
+        return _opened(path, APPEND)
+    if not stat.S_ISREG(os.stat(own).st_mode):
         raise OSError(errno.EINVAL, "the engine's output is not a regular file")
-    return os.open(source, APPEND)
+    return os.open(own, APPEND)
 
 
 def _path_of(fd: int, path: Path, pid: int) -> Path | None:

@@ -19,7 +19,7 @@ from sidecar.core.measured import Measured
 from sidecar.core.memory import GIB, RESIDUE, STEP, Need, arithmetic, asleep, gib, kv_element_bytes, kv_per_token, need
 from sidecar.core.model_config import ModelShape
 from sidecar.core.model_fields import ModelError
-from sidecar.core.profile import KvMemory, Profile
+from sidecar.core.profile import Engine, KvMemory, Profile
 from sidecar.core.weights import Stored
 from sidecar.effects import Told, Unusable
 from sidecar.model_files import NotKnown, Where, read_model
@@ -87,7 +87,7 @@ class Sizing:
         where = Where(
             model=profile.model_path,
             folder=self._folder,
-            environment=environment(profile, (), self._inherited),
+            environment=environment(profile, Engine(), (), self._inherited),
             revision=str(given("revision") or "main"),
             downloads=_text(given("download-dir")),
             shape=_text(given("hf-config-path")),

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -90,6 +91,14 @@ def decode(data: bytes) -> State:
     return State(key=file.key, engines=file.engines, measured=file.measured, times=file.times)
 
 
+def _trusted(seen: os.stat_result) -> None:
+    """What it says is ended or taken for ours. Raises StateError where others may have written it."""
+    if seen.st_uid != os.geteuid():
+        raise StateError(f"it belongs to user {seen.st_uid}, and this is user {os.geteuid()}")
+    if seen.st_mode & 0o022:
+        raise StateError(f"others may write it (mode {stat.S_IMODE(seen.st_mode):o}, expected {MODE:o})")
+
+
 class StateFile:
     """The file at `path`: `lock`, `load`, then `save` whenever something changed; `flush` and `close` in the end.
 
@@ -141,6 +150,7 @@ class StateFile:
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold us up
             with open(fd, "rb") as file:
+                _trusted(os.fstat(fd))
                 return decode(file.read(MAX_BYTES + 1))
         except FileNotFoundError:
             return State()

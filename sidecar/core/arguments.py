@@ -1,7 +1,8 @@
 """What starts an engine: its command line and environment, from a profile; and whether the installed vLLM knows them.
 
-The profile's words are the same for every engine; vLLM's own are found here alone. The module is started, since the
-`vllm` script and the functions behind it change place from release to release.
+The profile's words are the same for every engine; vLLM's own are found here alone. A module is started, by the
+interpreter that the file names: the one behind the `vllm` script, or, where that does not run, the server's own, which
+newer versions warn of. A build for CPU has no metadata by the name of vllm, without which the script does not run.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any
 import msgspec
 
 from sidecar.core.addresses import Place
-from sidecar.core.flags import VARIABLES
-from sidecar.core.profile import Engine, KvMemory, Profile
+from sidecar.core.flags import CPU_KV, VARIABLES
+from sidecar.core.profile import GIB, Engine, KvMemory, Profile
 
-VLLM = "vllm.entrypoints.openai.api_server"
+CLI = ("-m", "vllm.entrypoints.cli.main", "serve")
+SERVER = ("-m", "vllm.entrypoints.openai.api_server")
+MODEL = "--model"  # before the model's path, for SERVER
 SIMULATED = "loadtest.engine"
-# The profile's words that are vLLM's by another name.
+# The profile's words that are vLLM's by another name; model_path has none, it comes first.
 UNIFIED: Mapping[str, str] = {
-    "model_path": "--model",
     "tokenizer_path": "--tokenizer",
     "served_name": "--served-model-name",
     "context_length": "--max-model-len",
@@ -43,13 +45,21 @@ _OPTION_FLAG = re.compile(r"(?:^|, )(--[A-Za-z0-9][A-Za-z0-9_-]*)")
 
 
 def command(
-    profile: Profile, engine: Engine, served_name: str, place: Place, *, own: str, share: float | None = None
+    profile: Profile,
+    engine: Engine,
+    served_name: str,
+    place: Place,
+    *,
+    own: str,
+    share: float | None = None,
+    launcher: tuple[str, ...] = CLI,
 ) -> tuple[str, ...]:
     """The command line that starts a profile's engine.
 
-    `own`: the sidecar's own interpreter, for an engine that names none. `share`: of each GPU, 0..1, what the engine may
-    fill: what the plan has claimed for it, or what vLLM does by itself if None; where the profile says the share, that
-    is it. It is told to vLLM beside a cache of fixed size too, for vLLM does not start without that much free.
+    `own`: the sidecar's own interpreter, for an engine that names none. `launcher`: CLI or SERVER. `share`: of each
+    GPU, 0..1, what the engine may fill: what the plan has claimed for it, or what vLLM does by itself if None; where
+    the profile says the share, that is it. It is told to vLLM beside a cache of fixed size too, for vLLM does not start
+    without that much free.
     """
     if engine.simulated is not None:
         return _simulated(profile, engine, served_name, place, own, share)
@@ -61,25 +71,28 @@ def command(
         found += ["--enable-sleep-mode"] if profile.sleep is not None else []
     for name, value in profile.flags.items():
         found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)
-    return (engine.python or own, "-m", VLLM, *found)
+    model = (MODEL, profile.model_path) if launcher == SERVER else (profile.model_path,)
+    return (engine.python or own, *launcher, *model, *found)
 
 
-def help_commands(engine: Engine, own: str) -> tuple[tuple[str, ...], ...]:
-    """Command lines that print all flags of the installed engine, to be tried in order until one exits with 0: older
-    vLLMs know only the second. Either takes as long as the import of vLLM, about 20 s."""
+def help_commands(engine: Engine, own: str) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+    """Launchers, each with a command line that prints all flags of the installed engine, to be tried in order until
+    one exits with 0: older vLLMs know only the second. Either takes as long as the import of vLLM, about 20 s."""
     if engine.simulated is not None:
-        return ((own, "-m", SIMULATED, "--help"),)
-    start = (engine.python or own, "-m", VLLM)
-    return ((*start, "--help=all"), (*start, "--help"))
+        return ((CLI, (own, "-m", SIMULATED, "--help")),)
+    python = engine.python or own
+    return tuple((launcher, (python, *launcher, ask)) for launcher in (CLI, SERVER) for ask in ("--help=all", "--help"))
 
 
-def environment(profile: Profile, gpus: Sequence[int], own: Mapping[str, str]) -> dict[str, str]:
+def environment(profile: Profile, engine: Engine, gpus: Sequence[int], own: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of a profile's engine on the GPUs with these numbers, as nvidia-smi counts them.
 
     `own`: the sidecar's environment, of which an engine gets what VARIABLES lists. Without GPUs it sees none.
     """
     inherited = {name: value for name, value in own.items() if name in VARIABLES}
     found = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **inherited, **profile.environment}
+    if engine.device == "cpu" and isinstance(profile.gpu_memory, KvMemory):
+        found[CPU_KV] = str(profile.gpu_memory.kv // GIB)
     # What has no line yet is a stall, so no line waits in a buffer.
     found |= {"PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))

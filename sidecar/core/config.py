@@ -19,7 +19,7 @@ from gateway.core.kinds import Text
 from gateway.core.units import Bytes
 from gateway.core.yaml_file import MAX_BYTES, read_file, written
 from sidecar.core.addresses import LONGEST_SOCKET, Address, Places, is_loopback, own_sockets
-from sidecar.core.profile import Bounds, Engine, FileName, GpuIndex, Profile, engine_faults, faults
+from sidecar.core.profile import Bounds, Engine, FileName, GpuIndex, Profile, engine_faults, faults, on_cpu
 
 __all__ = ["MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
 
@@ -104,7 +104,7 @@ def faults_of(config: SidecarConfig) -> Iterator[Fault]:
     )
     served: dict[str, str] = {}
     for name, profile in config.models.items():
-        parts = faults(profile, ("models", name)), _on_this_machine(config, profile, name)
+        parts = faults(profile, ("models", name)), _on_this_machine(config, profile, name), _on_cpu(config, name)
         yield from readable(*parts, _served(config, name, served))
 
 
@@ -118,6 +118,11 @@ def _number(config: SidecarConfig) -> Iterator[Fault]:
 
 def _engine(config: SidecarConfig) -> Iterator[Fault]:
     yield from engine_faults(config.engine, ("engine",))
+
+
+def _on_cpu(config: SidecarConfig, name: str) -> Iterator[Fault]:
+    if config.engine_of(name).device == "cpu":
+        yield from on_cpu(config.models[name], ("models", name))
 
 
 def _served(config: SidecarConfig, name: str, served: dict[str, str]) -> Iterator[Fault]:

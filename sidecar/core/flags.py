@@ -97,6 +97,7 @@ _VARIABLES = """
     WEIR_SIMULATED_GPUS WEIR_SIMULATED_SPEED"""
 # The folder of simulated GPUs, which every process that shares them has from its parent: sidecar and engines.
 SIMULATED_GPUS = "WEIR_SIMULATED_GPUS"
+CPU_KV = "VLLM_CPU_KVCACHE_SPACE"  # GiB of KV cache on CPU, for which not every version has a flag
 VARIABLES = frozenset(_VARIABLES.split())
 OWNED_VARIABLES: Mapping[str, str] = {
     "VLLM_SERVER_DEV_MODE": "no such variable: the sidecar sets it for models that may sleep (sleep)",

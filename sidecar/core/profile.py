@@ -14,8 +14,9 @@ import msgspec
 from gateway.core.checked import Fault, Path, listed, nearest, readable, shortened
 from gateway.core.kinds import Text
 from gateway.core.units import SECONDS, Bytes, Count, Seconds, Share
-from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES, fits, owned_flag
+from sidecar.core.flags import CPU_KV, FLAGS, OWNED, OWNED_VARIABLES, VARIABLES, fits, owned_flag
 
+GIB = 1 << 30
 Bounds = msgspec.Meta
 Moment = Annotated[Seconds, Bounds(ge=1, le=30 * 86_400)]
 GpuIndex = Annotated[Count, Bounds(ge=0, le=127)]
@@ -119,6 +120,19 @@ def _engine(profile: Profile, at: Path) -> Iterator[Fault]:
 def engine_faults(engine: Engine | None, at: Path) -> Iterator[Fault]:
     if engine is not None and engine.simulated is not None and engine.python is not None:
         yield Fault((*at, "simulated"), "python as well", "one of them: a simulated engine is no vLLM")
+
+
+def on_cpu(profile: Profile, at: Path) -> Iterator[Fault]:
+    """What of the memory's settings means nothing without a GPU."""
+    memory = profile.gpu_memory
+    if isinstance(memory, float):
+        expected = "auto, or {kv: 4GiB}: on CPU there is no GPU to have a share of"
+        yield Fault((*at, "gpu_memory"), f"{memory:.0%}", expected)
+    elif isinstance(memory, KvMemory) and memory.kv % GIB:
+        expected = "whole GiB such as 1GiB: vLLM on CPU cannot be told anything else"
+        yield Fault((*at, "gpu_memory", "kv"), f"{memory.kv / GIB:.2f} GiB", expected)
+    elif isinstance(memory, KvMemory) and CPU_KV in profile.environment:
+        yield Fault((*at, "environment", CPU_KV), "gpu_memory as well", "one of them")
 
 
 def _gpus(profile: Profile, at: Path) -> Iterator[Fault]:

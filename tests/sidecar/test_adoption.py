@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from sidecar import kin
-from sidecar.adoption import NotOurs, ProcessRecord, end_orphans
+from sidecar.adoption import NotOurs, ProcessRecord, end_orphans, handle_for
 from sidecar.process import Process
 from tests.sidecar.nothing_left import PLACE, gone, nothing_left, python, sidecar_name, spawn
 
@@ -166,12 +166,33 @@ def test_output_is_followed_where_the_file_has_been_moved_or_never_was(tmp_path:
         run(scenario)
 
 
+def test_a_leader_of_a_group_without_the_mark_of_an_engine_is_left_alone(tmp_path: Path) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+    try:
+        seen = kin.look(stranger.pid)
+        assert seen is not None
+        record = ProcessRecord(
+            engine=f"{sidecar_name()}/m-1",
+            pid=stranger.pid,
+            started=seen.started,
+            boot=kin.boot_id(),
+            log=str(tmp_path / "log"),
+            place=PLACE,
+        )
+        with pytest.raises(NotOurs, match="does not bear the mark of an engine, so it is left alone"):
+            handle_for(record)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"started": -1}, "is another process's by now"),
         ({"boot": "another"}, "the machine was started anew"),
-        ({"engine": "box/another"}, "is another process's by now"),
+        ({"engine": "box/another"}, "is another process's by now|does not bear the mark"),  # or it has only begun
     ],
 )
 def test_a_number_that_is_another_s_by_now_is_not_touched(tmp_path: Path, change: dict[str, object], why: str) -> None:

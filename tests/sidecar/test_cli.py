@@ -11,7 +11,7 @@ import pytest
 
 from sidecar import cli
 from sidecar.status import columns, seconds
-from tests.sidecar.served import Box, box
+from tests.sidecar.served import MODELS, Box, box
 
 TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
 
@@ -112,6 +112,34 @@ def test_a_sidecar_that_runs_is_asked(tmp_path: Path) -> None:
             status, out, _ = machine.run("stop", "--all")
             assert (status, out) == (0, "the sidecar has ended; no engine was running\n")
             assert sidecar.process.wait(5) == 0
+
+
+HUGE = "  c: {model_path: x, tensor_parallel: 2}\n"
+
+
+@pytest.mark.slow
+def test_a_plan_for_what_cannot_be_run_fails_whether_a_sidecar_runs_or_not(tmp_path: Path) -> None:
+    with box(tmp_path, MODELS + HUGE) as machine:
+        alone = machine.run("plan", "c", "--gpus-from", str(machine.gpus))
+        assert alone[:2] == (1, "")
+        assert alone[2].splitlines() == [
+            "sidecar: c: stopped",
+            "sidecar: cannot be run: needs 2 GPUs (tensor_parallel), the sidecar has 1",
+        ]
+        with machine.served():
+            assert machine.run("plan", "c") == alone
+            assert machine.run("plan", "a")[0] == 0
+
+
+def test_a_plan_on_cpu_does_not_ask_for_a_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sidecar.yaml"
+    models = "models: {a: {model_path: /m, gpu_memory: {kv: 1GiB}}}"
+    file.write_text(f"engine: {{device: cpu}}\nlisten: 127.0.0.1:1\n{models}\n")
+    assert cli.main(["plan", "a", "--config", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert (out.splitlines(), err) == (["a: stopped", "needs on CPU: no GPU memory", "1. start a, about 60 s"], "")
 
 
 @pytest.mark.slow

@@ -376,6 +376,24 @@ TOP = (
             ],
         ),
         (
+            of("gpu_memory: 45%", "engine: {device: cpu}"),
+            [
+                "1: models.a.gpu_memory: found 45%, expected auto, or {kv: 4GiB}: on CPU there is no GPU to have a "
+                "share of"
+            ],
+        ),
+        (
+            of("gpu_memory: {kv: 1536MiB}, engine: {device: cpu}"),
+            [
+                "1: models.a.gpu_memory.kv: found 1.50 GiB, expected whole GiB such as 1GiB: vLLM on CPU cannot be "
+                "told anything else"
+            ],
+        ),
+        (
+            of("gpu_memory: {kv: 1GiB}, environment: {VLLM_CPU_KVCACHE_SPACE: 2}, engine: {device: cpu}"),
+            ["1: models.a.environment.VLLM_CPU_KVCACHE_SPACE: found gpu_memory as well, expected one of them"],
+        ),
+        (
             of("environment: {VLLM_SERVER_DEV_MODE: 1, CUDA_VISIBLE_DEVICES: 0, VLLM_API_KEY: k}"),
             [
                 "1: models.a.environment.VLLM_SERVER_DEV_MODE: found the variable VLLM_SERVER_DEV_MODE, expected "

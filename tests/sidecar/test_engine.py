@@ -459,6 +459,23 @@ def test_a_vllm_without_sockets_gets_ports_and_that_is_said(tmp_path: Path) -> N
     run(scenario)
 
 
+def test_where_the_script_does_not_run_the_server_itself_is_started(tmp_path: Path) -> None:
+    """As of a build whose metadata has another name."""
+
+    async def scenario() -> None:
+        answers = "sys.exit('no package metadata was found') if 'serve' in sys.argv else " + HELP
+        box = Box(tmp_path, vllm(tmp_path, SERVES, answers_help=answers), models="m: {model_path: x}")
+        engine = await box.start()
+        arguments = (Path("/proc") / str(pid_of(engine)) / "cmdline").read_text().split("\0")
+        assert "vllm.entrypoints.openai.api_server" in arguments
+        assert arguments[arguments.index("--model") + 1] == "x"
+        assert (tmp_path / "asked").read_text() == "--help=all\n" * 2, "not once more where it cannot run at all"
+        assert box.said == []
+        await engine.stop()
+
+    run(scenario)
+
+
 HELPLESS = [
     ("sys.exit('ImportError: no torch')", "its help cannot be had: ImportError: no torch"),
     ("time.sleep(99)", "has not ended within 0.2 s"),

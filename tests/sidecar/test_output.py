@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -141,11 +141,11 @@ def test_a_file_that_somebody_else_cuts_is_read_from_its_start(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("full", "not a regular file"),
+        ("full", "Too many levels of symbolic links"),
         ("missing/log", "No such file or directory"),
         ("folder", "Is a directory"),
         ("file/log", "Not a directory"),
-        ("fifo", "not a regular file"),
+        ("fifo", "not a regular file of this user's own"),
     ],
 )
 def test_an_engine_runs_on_where_its_file_cannot_be_had(tmp_path: Path, name: str, why: str) -> None:
@@ -163,6 +163,39 @@ def test_an_engine_runs_on_where_its_file_cannot_be_had(tmp_path: Path, name: st
         assert output.error == f"{tmp_path / name} cannot take the engine's output: {why}"
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["log", "log.1"])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_no_link_is_followed(tmp_path: Path, name: str, link: Callable[[Path, Path], None]) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("of somebody else\n")
+    link(precious, tmp_path / name)
+
+    async def scenario() -> None:
+        output = Output(tmp_path / "log", ring=Ring(size=1000), most=10_000)
+        os.write(output.fd, b"f" * 20_000 + b"\n")
+        follower = asyncio.create_task(output.follow())
+        async with asyncio.timeout(20):
+            while os.fstat(output.fd).st_size:
+                await asyncio.sleep(0.01)
+        follower.cancel()
+        output.close()
+        assert output.errors == 1
+
+    asyncio.run(scenario())
+    assert precious.read_text() == "of somebody else\n"
+
+
+def test_a_file_of_another_user_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log").write_text("of somebody else\n")
+    stranger = os.geteuid() + 1
+    monkeypatch.setattr("sidecar.output.os.geteuid", lambda: stranger)
+    output = Output(tmp_path / "log")
+    os.write(output.fd, b"line\n")
+    output.close()
+    assert output.path is None
+    assert (tmp_path / "log").read_text() == "of somebody else\n"
 
 
 def test_memory_in_the_place_of_a_file_is_bounded(tmp_path: Path) -> None:

@@ -264,3 +264,25 @@ def test_two_sidecars_never_share_a_file(tmp_path: Path) -> None:
     again.lock()
     assert stat.S_IMODE((tmp_path / "state.lock").stat().st_mode) == 0o600
     again.close()
+
+
+# -- whose it is ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o602, 0o620, 0o666])
+def test_a_file_that_others_may_write_says_nothing(tmp_path: Path, mode: int) -> None:
+    path, said = tmp_path / "state", Spoken()
+    path.write_bytes(encode(FULL))
+    path.chmod(mode)
+    assert StateFile(path, said.append).load() == State()
+    (line,) = said
+    assert f"others may write it (mode {mode:o}, expected 600)" in line
+    assert not path.exists(), "it is moved aside"
+
+
+def test_a_file_of_another_user_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, said, own = tmp_path / "state", Spoken(), os.geteuid()
+    path.write_bytes(encode(FULL))
+    monkeypatch.setattr("sidecar.state.os.geteuid", lambda: own + 1)
+    assert StateFile(path, said.append).load() == State()
+    assert f"it belongs to user {own}, and this is user {own + 1}" in said[0]

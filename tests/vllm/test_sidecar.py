@@ -31,29 +31,31 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 POLICY = """
 classes:
   default: {deadline: 5m}
-fleet: {sidecars: {}}
+fleet: {sidecars: {}}  # with the token that the gateway makes
 """
 FILE = """
 id: test-%(pid)s
 listen: 127.0.0.1:%(listen)s
 gateways: ["%(gateway)s"]
+token_file: sidecar.token
 engine: {python: %(python)s, device: cpu}
-engine_addresses: %(port)s-%(last)s
 models:
   one: &tiny
     model_path: %(model)s
     context_length: %(context)s
     load_timeout: 5m
     sleep: {level: 1, after: 1h}
+    gpu_memory: {kv: 1GiB}
     flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 16}
-    environment: {VLLM_CPU_KVCACHE_SPACE: "1", HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1"}
+    environment: {HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1"}
   two:
     model_path: %(model)s
     context_length: %(context)s
     load_timeout: 5m
     sleep: {level: 2, after: 6s}
+    gpu_memory: {kv: 1GiB}
     flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 16}
-    environment: {VLLM_CPU_KVCACHE_SPACE: "1", HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1"}
+    environment: {HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1"}
 """
 
 
@@ -65,7 +67,6 @@ class Machine:
         self.listen = free_port()
         self.id = f"test-{os.getpid()}"
         self.file = folder / "sidecar.yaml"
-        port = min(free_port(), 65_000)
         self.file.write_text(
             FILE
             % {
@@ -73,8 +74,6 @@ class Machine:
                 "listen": self.listen,
                 "gateway": gateway.control,
                 "python": venv() / "bin" / "python",
-                "port": port,
-                "last": port + 9,
                 "model": model(),
                 "context": CONTEXT,
             }
@@ -103,7 +102,8 @@ class Machine:
             return child.output()
 
     def profile(self, name: str) -> Any:
-        status = json.loads(get(f"http://127.0.0.1:{self.listen}/status")[1])
+        token = (self.file.parent / "sidecar.token").read_text().strip()
+        status = json.loads(get(f"http://127.0.0.1:{self.listen}/status", token=token)[1])
         return next(each for each in status["models"] if each["profile"] == name)
 
     def until(self, name: str, state: str, within: float) -> float:

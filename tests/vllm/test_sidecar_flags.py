@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from loadtest.real_vllm import venv
-from sidecar.core.arguments import UNIFIED, help_commands, known_flags
+from sidecar.core.arguments import MODEL, SERVER, UNIFIED, help_commands, known_flags
 from sidecar.core.flags import FLAGS, OWNED, SWITCH, VARIABLES
 from sidecar.core.profile import Engine
 from tests.vllm import install
@@ -40,13 +40,22 @@ def test_a_real_vllm_has_every_flag_that_it_may_be_told() -> None:
         if os.environ.get("WEIR_REQUIRE_VLLM") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    every, usage = help_commands(Engine(python=str(venv() / "bin" / "python")), "")
+    commands = help_commands(Engine(python=str(venv() / "bin" / "python")), "")
+    every, usage = (argv for launcher, argv in commands if launcher == SERVER)  # this build has no script
     environ = {name: value for name, value in os.environ.items() if name in VARIABLES}
     flags = known_flags(printed(every, environ))
     assert flags - known_flags(printed(usage, environ)) <= {"--help", "--device-memory-utilization"}
     assert {name for name in FLAGS if f"--{name}" not in flags} == GONE
     assert {name for name in OWNED if f"--{name}" not in flags} == OURS
-    told = {*UNIFIED.values(), "--host", "--port", "--uds", "--gpu-memory-utilization", "--kv-cache-memory-bytes"}
+    told = {
+        *UNIFIED.values(),
+        MODEL,
+        "--host",
+        "--port",
+        "--uds",
+        "--gpu-memory-utilization",
+        "--kv-cache-memory-bytes",
+    }
     assert told | {"--enable-sleep-mode"} <= flags
     assert {name for name, kind in FLAGS.items() if kind == SWITCH and name not in GONE} == {
         name for name in FLAGS if f"--no-{name}" in flags
