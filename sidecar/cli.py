@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 
 from sidecar import __version__, pool_commands, starter
 from sidecar.api import MOST_LINES
-from sidecar.commands import Impossible, check, logs, plan, serve, status, stop
+from sidecar.checking import check
+from sidecar.commands import Impossible, logs, plan, serve, status, stop
+from sidecar.core.config import FORMATS, schema_text
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.files import Mistake
 
@@ -77,12 +79,16 @@ examples:
   sidecar stop --all"""
 
 CHECK_EXAMPLES = """\
-Prints `FILE: ok`, or one line for every mistake: FILE:LINE: field: what was found, what was expected. Exit status 2
-if there is any. Nothing is started, no GPU is looked at, and whether the installed vLLM knows a flag is not asked.
+Prints `FILE: ok`, or every mistake: FILE:LINE:COLUMN: field: what was found, what was expected, and the line. Exit
+status 2 if there is any. The token_file is read too; --no-files leaves it out. Nothing is started, no GPU is looked at,
+and whether the installed vLLM knows a flag is not asked.
 
 examples:
   sidecar check sidecar.yaml
   sidecar check machines/*.yaml
+  sidecar check --format github --no-files machines/*.yaml       for a pull request: mistakes at their lines; or json
+  sidecar check --here sidecar.yaml              on its own machine: whether its models are there
+  sidecar check --schema > sidecar-schema.json   for editors: completion and checks while you write
   sidecar check sidecar.yaml --explain           the file in full, every default written out"""
 
 RAY_EXAMPLES = """\
@@ -184,7 +190,11 @@ def _parser() -> Parser:
     added.add_argument("--out", metavar="FILE|-", help="where; -: standard output (default: sidecar.yaml, pool.yaml)")
 
     added = command("check", "find the mistakes in sidecar files", _check, CHECK_EXAMPLES, config=False)
-    added.add_argument("files", nargs="+", metavar="FILE", help="what a sidecar would be started with")
+    added.add_argument("files", nargs="*", metavar="FILE", help="what a sidecar would be started with")
+    added.add_argument("--format", choices=FORMATS, default="text", help="of what is found (default: %(default)s)")
+    added.add_argument("--no-files", action="store_true", help="do not read the token_file that it names")
+    added.add_argument("--here", action="store_true", help="it is for this machine: look for its models too")
+    added.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
     added.add_argument("--explain", action="store_true", help="print the whole effective file, defaults included")
 
     of_pool = parser(
@@ -261,7 +271,12 @@ def _init(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> int:
-    return check(given.files, full=given.explain)
+    if given.schema:
+        print(schema_text(), end="")
+        return 0
+    if not given.files:
+        raise Mistake("the following arguments are required: FILE (see sidecar check --help)")
+    return check(given.files, full=given.explain, form=given.format, files=not given.no_files, here=given.here)
 
 
 if __name__ == "__main__":

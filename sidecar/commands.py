@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +16,6 @@ from sidecar import alone
 from sidecar.api import Stopping
 from sidecar.asking import Asking, NoSidecar, Said
 from sidecar.assembly import say
-from sidecar.core.config import SidecarConfig, explain, warnings
 from sidecar.files import Mistake, checked, token_of
 from sidecar.serve import Options, StartError, run
 from sidecar.state import Locked, StateFile
@@ -191,22 +189,6 @@ def _wait(file: File) -> None:
         else:
             state.close()
             return
-
-
-def check(names: Sequence[str], *, full: bool) -> int:
-    """Every mistake in some files."""
-    bad = 0
-    for name in names:
-        try:
-            config: SidecarConfig = checked(Path(name))
-        except Mistake as mistake:
-            bad += 1
-            print("\n".join(f"sidecar: {line}" for line in str(mistake).splitlines()), file=sys.stderr)
-            continue
-        print(explain(config) if full else f"{name}: ok", end="" if full else "\n")
-        for line in warnings(config):
-            print(f"sidecar: {name}: {line}", file=sys.stderr)
-    return 2 if bad else 0
 
 
 def _asked(file: File, path: str) -> bytes:

@@ -101,7 +101,8 @@ SIDECAR_IN_LOADTEST = ("loadtest/residents.py", "loadtest/residency", "loadtest/
 # pure and decides nothing. The sidecar's files that import them, and what of them.
 READER = tuple(f"gateway.core.{name}" for name in ("checked", "kinds", "units", "yaml_file"))
 READER_IN_SIDECAR = {
-    "sidecar/core/config.py": READER,
+    "sidecar/checking.py": ("gateway.core.checked", "gateway.core.findings"),
+    "sidecar/core/config.py": (*READER, "gateway.core.findings", "gateway.core.schema"),
     "sidecar/core/pool.py": READER,
     "sidecar/core/profile.py": READER,
     "sidecar/core/vllm.py": ("gateway.core.vllm",),

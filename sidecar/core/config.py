@@ -15,13 +15,15 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.core.checked import UNREAD, Fault, InvalidFile, Reading, readable
+from gateway.core.findings import FORMATS
 from gateway.core.kinds import Text
+from gateway.core.schema import schema_of, text_of
 from gateway.core.units import Bytes
 from gateway.core.yaml_file import MAX_BYTES, read_file, written
 from sidecar.core.addresses import LONGEST_SOCKET, Address, Places, is_loopback, own_sockets
 from sidecar.core.profile import Bounds, Engine, FileName, GpuIndex, Profile, engine_faults, faults, on_cpu
 
-__all__ = ["MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
+__all__ = ["FORMATS", "MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
 
 MAX_MODELS = 256
 
@@ -89,6 +91,11 @@ def read_config(data: bytes, name: str = "sidecar") -> Reading[SidecarConfig]:
     reading = read_file(data, name, SidecarConfig)
     reading.judge(faults_of(reading.value))
     return reading
+
+
+def schema_text() -> str:
+    """The JSON Schema of a sidecar's file."""
+    return text_of(schema_of(SidecarConfig, "Weir sidecar"))
 
 
 def explain(config: SidecarConfig) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from gateway import __version__
+from gateway.core.checked import listed
 from sidecar.cli import COMMANDS, main
 from sidecar.core.config import decode
+from sidecar.core.flags import FLAGS
 
 EXAMPLE = Path(__file__).parents[2] / "sidecar" / "example.yaml"
 
@@ -34,11 +37,11 @@ def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
 
 
 def test_the_example_is_good(ran: Ran) -> None:
-    assert ran("check", str(EXAMPLE)) == (0, f"{EXAMPLE}: ok\n", "")
+    assert ran("check", "--no-files", str(EXAMPLE)) == (0, f"{EXAMPLE}: ok\n", "")
 
 
 def test_the_file_in_full_is_a_file(ran: Ran) -> None:
-    status, out, err = ran("check", str(EXAMPLE), "--explain")
+    status, out, err = ran("check", str(EXAMPLE), "--explain", "--no-files")
     assert (status, err) == (0, "")
     assert decode(out.encode()) == decode(EXAMPLE.read_bytes())
     assert "load_stall: 5m" in out
@@ -48,13 +51,61 @@ def test_every_mistake_of_every_file_is_a_line(ran: Ran, tmp_path: Path) -> None
     bad = tmp_path / "bad.yaml"
     bad.write_text("models:\n  a: {model_path: /m, sleep: {level: 3}}\ngpus: none\n")
     absent = tmp_path / "absent.yaml"
-    status, out, err = ran("check", str(bad), str(absent), str(EXAMPLE))
+    status, out, err = ran("check", "--no-files", str(bad), str(absent), str(EXAMPLE))
     assert (status, out) == (2, f"{EXAMPLE}: ok\n")
     assert err.splitlines() == [
-        f"sidecar: {bad}:2: models.a.sleep.level: found '3', expected 1 or 2",
-        f"sidecar: {bad}:3: gpus: found 'none', expected all or a list",
-        f"sidecar: {absent}: No such file or directory",
+        f"{bad}:2:38: models.a.sleep.level: found '3', expected 1 or 2",
+        "    2 |   a: {model_path: /m, sleep: {level: 3",
+        "      |                                     ^",
+        f"{bad}:3:7: gpus: found 'none', expected all or a list",
+        "    3 | gpus: none",
+        "      |       ^^^^",
+        f"{absent}: No such file or directory",
     ]
+
+
+def test_the_files_that_it_names_are_read_too_in_the_same_pass(ran: Ran, tmp_path: Path) -> None:
+    file = tmp_path / "sidecar.yaml"
+    text = "token_file: t\nmodels:\n  a: {model_path: /no/such/model, flags: {modle: x, max-num-sequences: 3}}\n"
+    file.write_text(text + "  b: {model_path: org/on-a-hub}\n  c: {model_path: here}\nlisten: nowhere\n")
+    (tmp_path / "here").mkdir()
+    status, out, err = ran("check", "--here", "--format", "json", str(file))
+    assert (status, err) == (2, "")
+    assert [(each["line"], each["field"], each["message"]) for each in json.loads(out)] == [
+        (1, "token_file", f"found {tmp_path}/t: No such file or directory, expected the file of a token"),
+        (3, "models.a.model_path",
+         "found nothing at /no/such/model, expected a folder or file on this machine"),
+        (3, "models.a.flags.modle",
+         "found the flag 'modle', expected no such flag: model_path says it (did you mean model?)"),
+        (3, "models.a.flags.max-num-sequences",
+         f"found the flag 'max-num-sequences', expected one of {listed(FLAGS)} (did you mean max-num-seqs?)"),
+        (6, "listen", "found 'nowhere', expected HOST:PORT such as 127.0.0.1:8002"),
+    ]  # fmt: skip
+    (tmp_path / "t").write_text("0123456789abcdef\n")
+    file.write_text("token_file: t\nmodels: {c: {model_path: here}}\n")
+    assert ran("check", "--here", str(file)) == (0, f"{file}: ok\n", "")
+    (tmp_path / "t").write_text("short\n")
+    status, out, err = ran("check", "--format", "github", str(file))
+    found = f"found {tmp_path}/t: a token is at least 16 visible ASCII characters, expected the file of a token"
+    assert (status, out, err) == (2, f"::error file={file},line=1,col=1::token_file: {found}\n", "")
+
+
+def test_what_is_unwise_is_a_warning(ran: Ran, tmp_path: Path) -> None:
+    file = tmp_path / "sidecar.yaml"
+    file.write_text("engine_addresses: 8100-8199\nmodels: {a: {model_path: /m, sleep: null}}\n")
+    status, out, err = ran("check", str(file))
+    assert (status, out) == (0, f"{file}: ok\n")
+    assert err.startswith(f"{file}:1:1: warning: engine_addresses: every user of this machine")
+
+
+def test_the_schema_is_of_a_sidecars_file(ran: Ran) -> None:
+    status, out, err = ran("check", "--schema")
+    schema = json.loads(out)
+    assert (status, err, schema["title"]) == (0, "", "Weir sidecar")
+    assert {"models", "token_file", "engine_addresses"} <= set(schema["properties"])
+    assert "model_path" in schema["$defs"]["Profile"]["properties"]
+    described = [field for field in schema["properties"].values() if "description" in field]
+    assert len(described) >= len(schema["properties"]) - 1
 
 
 def test_the_version(ran: Ran) -> None:
@@ -74,7 +125,7 @@ def test_help_teaches_by_example(ran: Ran) -> None:
     ("argv", "line"),
     [
         ((), f"sidecar: the following arguments are required: {COMMANDS} (see "),
-        (("check",), "sidecar check: the following arguments are required: FILE (see sidecar check --help)"),
+        (("check",), "sidecar: the following arguments are required: FILE (see sidecar check --help)"),
         (("start",), f"sidecar: argument {COMMANDS}: invalid choice: 'start' "),
         (("check", "x", "--expl"), "sidecar: unrecognized arguments: --expl (see sidecar --help)"),
     ],

@@ -1,0 +1,84 @@
+"""`sidecar check`: every mistake in sidecars' files and in those that they name, and what is unwise."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gateway.core.checked import Fault, InvalidFile, Value, readable
+from gateway.core.findings import Shown, as_github, as_json, as_text, mistake, mistakes, warning
+from sidecar.core.config import MAX_BYTES, SidecarConfig, explain, read_config, warnings
+from sidecar.core.profile import Profile
+from sidecar.files import Mistake, token_of
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")  # of a model on a hub
+
+
+def check(names: Sequence[str], *, full: bool, form: str = "text", files: bool = True, here: bool = False) -> int:
+    """Say what is wrong and unwise in some files, in one of the forms of findings.py. `files`: their token_file is
+    read too; `here`: this is the machine that they are for, so their models are looked for."""
+    every: list[Shown] = []
+    for name in names:
+        found, config = _checked(Path(name), files=files, here=here)
+        every += found
+        if form == "text":
+            for shown in found:
+                print(as_text(shown, _lines), file=sys.stderr)
+            if config is not None:
+                print(explain(config) if full else f"{name}: ok", end="" if full else "\n")
+        elif form == "github":
+            for shown in found:
+                print(as_github(shown))
+    if form == "json":
+        print(as_json(every))
+    return 2 if any(shown.finding.severity == "error" for shown in every) else 0
+
+
+def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], SidecarConfig | None]:
+    """What was found, and the config where that is no mistake."""
+    try:
+        with path.open("rb") as file:
+            reading = read_config(file.read(MAX_BYTES + 1), str(path))
+        if files:
+            reading.judge(_token(reading.value, path))
+        if here:
+            reading.judge(_models(reading.value, path))
+        config = reading.good()
+    except InvalidFile as error:
+        return mistakes(error), None
+    except OSError as error:
+        return [mistake(str(path), error.strerror or str(error))], None
+    return [_unwise(str(path), line, reading.root) for line in warnings(config)], config
+
+
+def _unwise(name: str, line: str, root: Value) -> Shown:
+    field, _, text = line.partition(": ")
+    return warning(name, field, text, root.mark_of((field,)))
+
+
+def _token(config: SidecarConfig, path: Path) -> Iterator[Fault]:
+    """As `sidecar serve` would find it."""
+    try:
+        token_of(config, path)
+    except Mistake as error:
+        yield Fault(("token_file",), str(error).removeprefix("token_file "), "the file of a token")
+
+
+def _models(config: SidecarConfig, path: Path) -> Iterator[Fault]:
+    for name, profile in config.models.items():
+        yield from readable(_model(name, profile, path.absolute().parent))
+
+
+def _model(name: str, profile: Profile, folder: Path) -> Iterator[Fault]:
+    model = profile.model_path
+    if "://" not in model and not (folder / model).exists() and _ID.fullmatch(model) is None:
+        yield Fault(("models", name, "model_path"), f"nothing at {folder / model}", "a folder or file on this machine")
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        return Path(file).read_bytes().decode("utf-8-sig", "replace").split("\n")
+    except OSError:
+        return []
