@@ -28,6 +28,7 @@ from gateway.core.units import SECONDS
 from gateway.embedded import EmbeddedFleet, parse_embedded
 from gateway.file_modes import refused, unwise, unwise_of
 from gateway.keys import KeysError, run_add, run_list, run_revoke
+from gateway.lines import LineWriter
 from gateway.serve import NO_ENGINE, Options, Running, StartError, run
 from gateway.top.command import EXAMPLES as TOP_EXAMPLES
 from gateway.top.command import TopError, show
@@ -411,15 +412,13 @@ def _warn_of_modes(given: argparse.Namespace, policy: Policy, certificate: Certi
 
 
 def _announce(running: Running) -> None:
-    try:
-        file = running.sidecar
-        watch = "" if file is None else shlex.join([*_sidecar(), "status", "--watch", "--config", str(file)])
-        text = announcement(
-            running.data, running.control, running.engines, running.models, in_turn=running.in_turn, watch=watch
-        )
-        print(printable(text), flush=True)
-    except BrokenPipeError:  # `gateway serve | head -1`: whoever read it has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    file = running.sidecar
+    watch = "" if file is None else shlex.join([*_sidecar(), "status", "--watch", "--config", str(file)])
+    text = announcement(
+        running.data, running.control, running.engines, running.models, in_turn=running.in_turn, watch=watch
+    )
+    # Whoever reads it may have read enough, as `| head -1`, or not read at all: calls are served all the same.
+    LineWriter(sys.stdout.fileno()).write(f"{printable(text)}\n".encode(), hurry=True)
 
 
 def _sidecar() -> list[str]:

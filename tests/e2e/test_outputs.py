@@ -28,8 +28,8 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_a_full_pipe_at_standard_error_stops_nothing(tmp_path: Path) -> None:
-    """Operator's lines and the call log go to the same pipe, and nobody reads it."""
+def test_full_pipes_at_both_outputs_stop_nothing(tmp_path: Path) -> None:
+    """Where it listens, operator's lines and the call log go to the same pipe, and nobody reads it."""
     engine = SimEngine(tmp_path / "engine.log")
     policy = tmp_path / "policy.yaml"
     policy.write_text("version: 1\n")
@@ -45,7 +45,7 @@ def test_a_full_pipe_at_standard_error_stops_nothing(tmp_path: Path) -> None:
     data, control = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
     argv = [sys.executable, "-m", "gateway.cli", "serve", "--policy", str(policy), "--engine", engine.url]
     argv += ["--listen", data.removeprefix("http://"), "--control", control.removeprefix("http://")]
-    with engine.child, subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=write) as process:
+    with engine.child, subprocess.Popen(argv, stdout=write, stderr=write) as process:
         try:
 
             def ready() -> bool:
