@@ -517,9 +517,8 @@ class Pipeline:
             charge.settle(call.prompt_tokens + record.completion_tokens, now)
             return
         record.settled = True
-        record.prompt_tokens, record.completion_tokens = believed(
-            call, usage.prompt_tokens or 0, usage.completion_tokens or 0, self.fleet.context(call.model)
-        )
+        told, context = (usage.prompt_tokens or 0, usage.completion_tokens or 0), self.fleet.context(call.model)
+        record.prompt_tokens, record.completion_tokens = believed(call, record.bytes_in, *told, context)
         record.cached_tokens = usage.cached_tokens or 0
         charge.settle(record.prompt_tokens + record.completion_tokens, now)
         if relay.outcome is Outcome.OK:

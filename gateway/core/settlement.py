@@ -19,14 +19,15 @@ PER_CALL, PER_MESSAGE = 4096, 64  # tokens at most of a chat template
 PAIRED = ("rerank", "score")  # kinds of route that read their query once for each document
 
 
-def believed(call: Call, prompt: int, completion: int, context: int | None) -> tuple[int, int]:
-    """An engine's own prompt and completion tokens, each no more than it can be: by the body's bytes, what was asked
-    for and the `context` of the model's engines (None: not known). One wrong number is not to shut a tenant out."""
+def believed(call: Call, size: int, prompt: int, completion: int, context: int | None) -> tuple[int, int]:
+    """An engine's own prompt and completion tokens, each no more than it can be: by the `size` of the body in bytes,
+    what was asked for and the `context` of the model's engines (None: not known). One wrong number is not to shut a
+    tenant out."""
     longest = MOST if context is None else context
     if call.route.kind == "response":  # it may go on from another that is not in its body
         return min(prompt, TURNS * longest), min(completion, TURNS * longest)
     times = max(1, call.messages)
-    text = PER_BYTE * len(call.body) * (times if call.route.kind in PAIRED else 1)
+    text = PER_BYTE * size * (times if call.route.kind in PAIRED else 1)
     read = text + PER_CALL + PER_MESSAGE * times + call.media * longest
     written = min(call.shaped or call.max_tokens or longest, longest)
     return min(prompt, times * longest, int(read)), min(completion, written * call.n)

@@ -12,7 +12,7 @@ from gateway.core.settlement import MOST, PER_CALL, TURNS, believed, written
 from tests.calls import a_call
 
 LIE = 2**40
-BODY = b"x" * 1000  # 1,200 tokens at most, and a template's 4,096 and 64
+SIZE = 1000  # bytes: 1,200 tokens at most, and a template's 4,096 and 64
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ BODY = b"x" * 1000  # 1,200 tokens at most, and a template's 4,096 and 64
 def test_an_engine_is_believed_no_more_than_can_be(
     fields: dict[str, Any], context: int | None, expected: tuple[int, int]
 ) -> None:
-    call = a_call(body=BODY, **fields)
-    assert believed(call, LIE, LIE, context) == expected
-    assert believed(call, 7, 1, context) == (7, 1)
+    call = a_call(**fields)
+    assert believed(call, SIZE, LIE, LIE, context) == expected
+    assert believed(call, SIZE, 7, 1, context) == (7, 1)
 
 
 @pytest.mark.parametrize(

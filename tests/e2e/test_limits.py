@@ -172,6 +172,7 @@ def test_a_call_costs_what_it_really_used(site: Site) -> None:
         (CHAT, body(max_tokens=1000, ignore_eos=False, stop=None)),
         (CHAT, body(max_tokens=5, n=2)),
         ("/v1/completions", {"model": "sim", "prompt": "Once upon a time " * 50, "max_tokens": 7}),
+        ("/v1/completions", {"model": "sim", "prompt": "Once upon a time " * 4000, "max_tokens": 7}),
         ("/v1/embeddings", {"model": "sim", "input": "a text " * 40}),
     ):
         answer = site.http.post(path, json=asked, headers={"x-api-key": key_of("settled")})
