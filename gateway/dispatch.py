@@ -523,7 +523,7 @@ class Dispatch:
             if choice is None:
                 ttft, _, tpot = least_ttft(self.fleet.serving(call.model), call, now)
             else:
-                ttft, tpot = choice.ttft, choice.engine.tpot
+                ttft, tpot = choice.engine.ttft_spread * choice.ttft, choice.engine.tpot  # as in _is_late
             foretold = Foretold(waited=waited, ttft=ttft, tpot=tpot)
             place = self.pressure[call.model].place(self.queues[call.model], call, now)
             self._refuse(ticket, refusals.shed_late(call, now, foretold, place))

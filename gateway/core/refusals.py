@@ -44,7 +44,7 @@ class Foretold(msgspec.Struct, frozen=True, kw_only=True):
             (self.wait, "until its turn"),
             (self.ttft, "from there to its first token"),
         ]
-        if call.arrived + first <= call.ttft_by < math.inf or first + writing > call.deadline - call.arrived:
+        if call.arrived + first <= call.ttft_by or first + writing > call.deadline - call.arrived:
             parts.append((writing, f"to write the {call.expected_tokens} tokens that such answers have"))
             what, target, sum_ = "last token", f"its deadline is {_s(call.deadline - call.arrived)}", first + writing
         else:

@@ -108,6 +108,12 @@ def test_a_kept_place_is_told_to_the_millisecond_and_none_as_do_not_retry(
             "its first token would come after 4.0 s (3.0 s since it began to come in, 1.0 s in the queue so far), and "
             "class 'default' allows 2.0 s",
         ),
+        (
+            a_call(deadline=9.0),
+            0.0,
+            Foretold(ttft=0.3, tpot=0.1),
+            "its last token would come after 0.30 s (0.30 s",
+        ),
         (a_call(ttft_by=0.25), 0.0, Foretold(ttft=0.3, tpot=0.1), "allows 0.25 s"),
         (
             a_call(deadline=0.02),

@@ -471,7 +471,8 @@ def test_what_waited_too_long_for_its_target_is_shed_when_its_time_is_up() -> No
 
 def test_what_would_be_late_if_it_went_now_is_shed_and_the_next_goes() -> None:
     async def scenario(world: World) -> None:
-        world.engine().prefill_rate = 800.0  # its first token takes a second, of two
+        world.engine().prefill_rate = 1600.0  # its first token takes half a second, or twice that, of two
+        world.engine().ttft_spread = 2.0
         tasks = await busy(world, 1.5)
         late = asyncio.create_task(world.use(promised(world, 700), 1.0))
         await asyncio.sleep(0.2)
@@ -479,6 +480,7 @@ def test_what_would_be_late_if_it_went_now_is_shed_and_the_next_goes() -> None:
         with pytest.raises(Refused) as caught:
             await late
         assert (caught.value.outcome, world.loop.time()) == (Outcome.SHED, pytest.approx(1.5)), "before its time is up"
+        assert "its first token would come after 2.4 s (1.5 s in the queue so far, 0.94 s" in caught.value.message
         await other
         assert world.loop.time() == pytest.approx(2.5)
         await asyncio.gather(*tasks)
