@@ -168,9 +168,20 @@ def _block(tree: Mapping[str, Any], pad: str) -> Iterator[str]:
             yield from _block(value, pad + "  ")
         elif isinstance(value, list) and len(line) > WIDTH:
             yield f"{pad}{_flow(name)}:"
-            yield from (f"{pad}  - {_flow(item)}" for item in value)
+            for item in value:
+                yield from _item(item, pad)
         else:
             yield line
+
+
+def _item(item: Any, pad: str) -> Iterator[str]:
+    """One of a list: a mapping that is too long for a line has one for each field."""
+    line = f"{pad}  - {_flow(item)}"
+    if len(line) > WIDTH and isinstance(item, dict):
+        first, *rest = _block(item, pad + "    ")
+        yield from (f"{pad}  - {first.lstrip()}", *rest)
+    else:
+        yield line
 
 
 class _Quoted(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ def test_every_mistake_of_every_file_is_a_line(ran: Ran, tmp_path: Path) -> None
     assert err.splitlines() == [
         f"{bad}:2:38: models.a.sleep.level: found '3', expected 1 or 2",
         "    2 |   a: {model_path: /m, sleep: {level: 3",
-        "      |                                     ^",
+        "      |                                      ^",
         f"{bad}:3:7: gpus: found 'none', expected all or a list",
         "    3 | gpus: none",
         "      |       ^^^^",
