@@ -418,7 +418,7 @@ def _announce(running: Running) -> None:
         running.data, running.control, running.engines, running.models, in_turn=running.in_turn, watch=watch
     )
     # Whoever reads it may have read enough, as `| head -1`, or not read at all: calls are served all the same.
-    LineWriter(sys.stdout.fileno()).write(f"{printable(text)}\n".encode(), hurry=True)
+    LineWriter(1).write(f"{printable(text)}\n".encode(), hurry=True)
 
 
 def _sidecar() -> list[str]:
