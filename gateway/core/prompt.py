@@ -109,9 +109,7 @@ def body_of(decode: Callable[[bytes], Body], data: bytes, *, max_depth: int, max
             raise bad(f"the body is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from None
     # An object opens for each level, so few brackets cannot nest deep; msgspec itself would recurse as far as they go.
     # A value or a name takes a byte, and another one before it.
-    containers = data.count(b"{") + data.count(b"[")
-    many = len(data) > 2 * max_values and containers + data.count(b",") + data.count(b":") >= max_values
-    if many or containers > max_depth:
+    if len(data) > 2 * max_values or data.count(b"{") + data.count(b"[") > max_depth:
         _check_structure(data, max_depth, max_values)
     try:
         return decode(data)
@@ -123,24 +121,32 @@ def body_of(decode: Callable[[bytes], Body], data: bytes, *, max_depth: int, max
 
 _BRACES = bytes.maketrans(b"[]", b"{}")
 _NOT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b'"{}[],:')
+_BLOCK = 64 * 1024  # bytes that are looked at before other threads have a turn
 
 
 def _check_structure(data: bytes, max_depth: int, max_values: int) -> None:
-    """Refuse what holds more than `max_values` values and names, or nests deeper than `max_depth`, exactly and in C:
-    for the depth every pass removes the innermost pairs."""
-    if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    structure = data.translate(_BRACES, _NOT_STRUCTURE)
-    values = structure.count(b'"') // 2
-    if values <= max_values:
-        structure = b"".join(structure.split(b'"')[::2])
-        values = 1 + structure.count(b"{") + structure.count(b",") + structure.count(b":")
-    if values > max_values:
-        raise bad(
-            f"the body holds more than {max_values} JSON values and names of fields: body.max_values of the policy"
-        )
-    brackets = structure.translate(None, b",:")
-    if b"{" * (max_depth + 1) not in brackets:  # else every pass may remove a single pair
+    """Refuse what holds more than `max_values` values and names, as soon as that is seen, or nests deeper than
+    `max_depth`, exactly. Every step is one of C over a block; for the depth every pass removes the innermost pairs."""
+    outside: list[bytes] = []  # of strings: brackets alone
+    values, quotes, start, size = 1, 0, 0, len(data)
+    while start < size:
+        block = data[start : start + _BLOCK]
+        if (len(block) - len(block.rstrip(b"\\"))) & 1 and start + len(block) < size:
+            block = block[:-1]  # it escapes what comes in the next
+        start += len(block)
+        if b"\\" in block:
+            block = block.replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = block.translate(_BRACES, _NOT_STRUCTURE).split(b'"')
+        structure = b"".join(parts[quotes & 1 :: 2])
+        values += structure.count(b"{") + structure.count(b",") + structure.count(b":")
+        quotes += len(parts) - 1
+        if max(values, quotes // 2) > max_values:
+            message = f"the body holds more than {max_values} JSON values and names of fields"
+            raise bad(f"{message}: body.max_values of the policy")
+        outside.append(structure.translate(None, b",:"))
+    brackets = b"".join(outside)
+    pairs = len(brackets) == 2 * brackets.count(b"{")
+    if pairs and b"{" * (max_depth + 1) not in brackets:  # else every pass may remove little
         for _ in range(max_depth):
             brackets = brackets.replace(b"{}", b"")
     if brackets:
@@ -274,7 +280,7 @@ class Prompt(msgspec.Struct, gc=False):
                 message = f"{param}: {key} must be a data: URL; this gateway lets no engine fetch from that address"
                 raise bad(message, param)
         self.media += 1
-        data = msgspec.json.encode(item)
+        data = url if isinstance(url, str) else msgspec.json.encode(item)  # megabytes: not for nothing
         self.media_bytes += len(data)
         # Equal media must give equal blocks, and count like any other placeholder.
         self.parts.append(f"{hash(data) & 0xFFFFFFFFFFFFFFFF:016x}")

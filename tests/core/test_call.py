@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import time
 from typing import Any
 
@@ -323,6 +324,62 @@ def test_commas_and_brackets_in_text_are_no_values(text: str) -> None:
 def test_quotes_alone_are_too_many_strings() -> None:
     assert "more than 1000" in refused_by(b'{"x":[' + b'"",' * 10_000, CallSettings(max_values=1000))
     assert "found `str`" not in refused_by(b'"' * 10_000, CallSettings(max_values=1000))
+
+
+def depth_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+def a_value(rng: random.Random, depth: int) -> Any:
+    kind = rng.randrange(6) if depth else rng.randrange(3)
+    if kind < 3:
+        return rng.choice(['\\\\"[,{:', "\\", 'a"', "é]}", 1.5, None, True, ""])
+    if kind == 3:
+        return [a_value(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return {rng.choice(['k"', "\\", "l", "m{"]): a_value(rng, depth - 1) for _ in range(rng.randrange(1, 4))}
+
+
+def test_depth_and_values_are_exact_wherever_the_body_is_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        value = [a_value(rng, 6)]
+        data = json.dumps(value, ensure_ascii=rng.random() < 0.5).encode()
+        monkeypatch.setattr(prompt, "_BLOCK", rng.choice([2, 3, 7, 50, 10_000]))
+        deep = depth_of(value)
+        prompt._check_structure(data, deep, 10_000)
+        with pytest.raises(Refused, match="nested deeper"):
+            prompt._check_structure(data, deep - 1, 10_000)
+        most = 1 + sum(json.dumps(structure_of(value)).count(sign) for sign in "[{,:")
+        prompt._check_structure(data, deep, most)
+        with pytest.raises(Refused, match="more than"):
+            prompt._check_structure(data, deep, most - 1)
+
+
+def structure_of(value: Any) -> Any:
+    """The same without anything in its strings and names that could be taken for structure."""
+    if isinstance(value, dict):
+        return {f"{number}": structure_of(each) for number, each in enumerate(value.values())}
+    if isinstance(value, list):
+        return [structure_of(each) for each in value]
+    return 0
+
+
+def test_a_body_of_too_many_values_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Seen(bytes):
+        def __getitem__(self, at: Any) -> Any:
+            seen.append(at)
+            return super().__getitem__(at)
+
+    for one in (b"0,", b'"",', b'""', b"[],", b'{"a":1},'):
+        seen.clear()
+        with pytest.raises(Refused, match="more than 10000"):
+            prompt._check_structure(Seen(b"[" + one * 2_000_000), 64, 10_000)
+        assert len(seen) <= 3
+    with pytest.raises(Refused, match="do not match"):
+        prompt._check_structure(b"[" + b"]" * 1_000_000, 64, 10_000)
 
 
 def refused_by(body: bytes, settings: CallSettings) -> str:
