@@ -50,7 +50,7 @@ class Call:
     def __init__(self, url: str, *, stream: bool, max_tokens: int = 8) -> None:
         parts = urlsplit(url)
         self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20)
-        self.socket.sendall(chat("x", "sim", "hello", max_tokens=max_tokens, stream=stream))
+        self.socket.sendall(chat(parts.hostname or "", "sim", "hello", max_tokens=max_tokens, stream=stream))
         self.answer = http.client.HTTPResponse(self.socket)
 
     def read(self) -> tuple[int, bytes]:

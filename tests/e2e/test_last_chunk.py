@@ -65,7 +65,7 @@ def test_a_stream_is_over_at_done(tmp_path: Path, leaves: bool) -> None:
             gateway = await asyncio.to_thread(Gateway, tmp_path / "log", "--engine", url)
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
-                writer.write(chat("weir", "m", "hi", max_tokens=3, usage=False))
+                writer.write(chat("localhost", "m", "hi", max_tokens=3, usage=False))
                 received = await reader.readuntil(DONE)
                 assert USAGE not in received
                 if leaves:

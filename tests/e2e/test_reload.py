@@ -190,7 +190,7 @@ class Load:
     async def _client(self, rng: random.Random) -> None:
         while not self._stop.is_set():
             stream = rng.random() < 0.6
-            request = chat("weir", "sim", f"call {rng.random()}", max_tokens=rng.randrange(2, 40), stream=stream)
+            request = chat("localhost", "sim", f"call {rng.random()}", max_tokens=rng.randrange(2, 40), stream=stream)
             answer = Answer()
             self.answers.append(answer)
             await exchange(self._host, self._port, request, answer, limit=20.0)

@@ -37,7 +37,9 @@ async def flood(url: str, ended: list[Answer], over: asyncio.Event) -> None:
         while not over.is_set():
             answer = Answer()
             ended.append(answer)
-            request = chat("weir", "sim", f"call {rng.random()}", max_tokens=TOKENS, stream=rng.random() < 0.5)
+            request = chat(
+                parts.hostname or "", "sim", f"call {rng.random()}", max_tokens=TOKENS, stream=rng.random() < 0.5
+            )
             group.create_task(exchange(parts.hostname or "", parts.port or 0, request, answer, limit=20.0))
             await asyncio.sleep(rng.expovariate(RATE))
 
