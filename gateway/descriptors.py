@@ -13,7 +13,7 @@ import msgspec
 
 FILES = 64  # the log, the policy and its keys, look-ups, engines' health checks
 ENGINES = 4096  # connections
-CONTROL = 256  # connections of the control port, and an eighth of all at most
+CONTROL = 1200  # connections of the control port, and an eighth of all at most
 
 
 class Descriptors(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.utils import wrap_app
 
-CONNECTIONS = 256
+CONNECTIONS = 1200  # a thousand sidecars, and those who watch
 PER_PEER = 64
 HEADERS = 16 * 1024  # bytes
 READ_TIMEOUT = 10  # seconds for the next bytes of a client
