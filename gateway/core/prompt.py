@@ -182,6 +182,9 @@ _MEDIA = _URLS | _MEDIA_OBJECTS | {"file_data", "image_embeds", "audio_embeds", 
 _NOT_TEXT = frozenset(("type", "id", "call_id", "tool_use_id", "cache_control", "detail", "status"))
 
 
+SAMPLED = 4096  # bytes of a picture
+
+
 class Prompt(msgspec.Struct, gc=False):
     """What a body asks the engine to read. `media_rule` is `data_urls_only`, `none` or `any`; from `media_hosts` an
     engine may fetch in either of the two that take media."""
@@ -282,8 +285,10 @@ class Prompt(msgspec.Struct, gc=False):
         self.media += 1
         data = url if isinstance(url, str) else msgspec.json.encode(item)  # megabytes: not for nothing
         self.media_bytes += len(data)
-        # Equal media must give equal blocks, and count like any other placeholder.
-        self.parts.append(f"{hash(data) & 0xFFFFFFFFFFFFFFFF:016x}")
+        # Equal media must give equal blocks, and count like any other placeholder. Megabytes are sampled: the beginning
+        # and every so many bytes tell pictures apart, and a guess at what is cached is all that depends on it.
+        drawn = hash((len(data), data[:SAMPLED], data[:: len(data) // SAMPLED + 1]))
+        self.parts.append(f"{drawn & 0xFFFFFFFFFFFFFFFF:016x}")
 
 
 def _check_opaque(part: dict[str, Any], param: str) -> None:

@@ -543,6 +543,17 @@ def test_what_is_no_token_id(ids: list[Any]) -> None:
         assert "array of token ids" in refusal({"model": "m", "prompt": given}, "/v1/completions").message
 
 
+def test_media_are_told_apart_by_a_sample_of_them() -> None:
+    def prefix(url: str) -> tuple[int, ...]:
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x" * 600}]
+        return call({"model": "m", "messages": [{"role": "u", "content": parts}]}).prefix
+
+    picture = DATA_URL + "".join(random.Random(1).choices("ABCDEFGH", k=100_000))
+    assert prefix(picture) == prefix(picture)
+    for other in (picture + "A", picture[:-1000] + "A" * 1000, picture[:50_000] + "A" * 50_026, "data:," + picture[6:]):
+        assert prefix(other) != prefix(picture)
+
+
 def test_prefix_is_a_chain_of_full_blocks() -> None:
     def prefix(text: str, **more: Any) -> tuple[int, ...]:
         return call({"model": "m", "messages": [{"role": "u", "content": text}]}, **more).prefix
