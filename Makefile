@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime residency dst clean
+.PHONY: help run test check fast slow coverage lint format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency dst clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -104,6 +104,9 @@ picture: $(STAMP) ## the README's picture and its table: goodput against offered
 
 realtime: $(STAMP) ## goodput, lateness and more once again with processes and sockets in real time; REALTIME=--help tells how
 	$(BIN)/python -m loadtest.realtime $(REALTIME)
+
+soak: $(STAMP) ## eight minutes of three times the load with engines that die, reloads and cancels; SOAK=--help tells how
+	$(BIN)/python -m loadtest.soak $(SOAK)
 
 residency: $(STAMP) ## which models have GPU memory and what that costs, of the sidecar in virtual time; RESIDENCY=--help tells how
 	$(BIN)/python -m loadtest.residency $(RESIDENCY)

@@ -22,6 +22,7 @@ WINDOW = 5.0  # seconds over which the drain rate is averaged
 SHARES = 15.0  # seconds over which a class's share of it is: longer, since it is made of fewer calls
 EVERY = 0.1  # seconds at least between two readings of it
 RESIDENCE_WEIGHT = 0.05  # of one hold in their mean duration
+MARGIN = 0.05  # of the target for a first token: the way to the client, and what no prediction is exact to
 LEAST_SHARE = 0.01  # of the drain that a class is believed to get
 
 
@@ -118,12 +119,14 @@ def too_late(call: Call, start: float, ttft: float, reading: float, tpot: float)
     """Whether a call dispatched at `start` breaks a promise: `ttft` is its predicted time to first token, of which
     `reading` is for its own prompt.
 
-    A prompt that takes half of the target to read on an idle engine cannot be hurried by anyone: only its waiting
-    counts against `ttft_by`.
+    Under overload a call runs when hardly any of its time is left, so the target has a margin. A prompt that takes
+    half of the target to read on an idle engine cannot be hurried by anyone: only its waiting counts against
+    `ttft_by`.
     """
     if start + service(call, ttft, tpot) > call.deadline:
         return True
     if call.ttft_by == math.inf:
         return False
-    own = reading if reading > (call.ttft_by - call.arrived) / 2 else 0.0
-    return start + ttft - own > call.ttft_by
+    target = call.ttft_by - call.arrived
+    own = reading if reading > target / 2 else 0.0
+    return start + ttft - own > call.ttft_by - MARGIN * target
