@@ -45,10 +45,17 @@ class OwnToken:
         token = self._made if self._file is None else self._read(self._file)
         return msgspec.structs.replace(configuration, sidecar_token=token)
 
-    def _read(self, file: Path) -> str:
+    def _read(self, file: Path) -> str | None:
+        """The token; None: there is none, and none can be made, so no sidecar is heard."""
         where = "fleet.sidecars without a token_file"
         try:
             created = self._make(file)
+        except OSError as error:
+            if self._own:
+                raise LoadError(f"{where}: {file}: {error.strerror}: name a token_file") from error
+            self._say_once(f"{where}: {file} cannot be made ({error.strerror}): no sidecar is heard; name a token_file")
+            return None
+        try:
             with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as opened:
                 seen = os.fstat(opened.fileno())
                 if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
@@ -56,11 +63,14 @@ class OwnToken:
                 token = secret(lambda _: opened.read(MAX_SECRET + 1), file, where, "token", TOKEN_LENGTH)
         except OSError as error:
             raise LoadError(f"{where}: {file}: {error.strerror}: name a token_file") from error
+        done = "was made" if created else "is used"
+        self._say_once(f"{file} {done}: a sidecar on this machine needs `token_file: {file.absolute()}`")
+        return token
+
+    def _say_once(self, line: str) -> None:
         if not self._said:
             self._said = True
-            done = "was made" if created else "is used"
-            self._say(f"{file} {done}: a sidecar on this machine needs `token_file: {file.absolute()}`")
-        return token
+            self._say(line)
 
     def _make(self, file: Path) -> bool:
         """Make the file; False: it is there. Raises OSError."""

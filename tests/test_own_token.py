@@ -54,5 +54,10 @@ def test_one_that_others_can_read_or_that_is_no_file_of_ours_is_refused(tmp_path
 
 
 def test_where_it_cannot_be_made_that_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    own = OwnToken(tmp_path / "absent" / "policy.yaml", said.append, own=False)
+    assert own.complete(HEARS) == own.complete(HEARS) == HEARS, "the gateway starts, and hears no sidecar"
+    assert len(said) == 1
     with pytest.raises(LoadError, match="No such file or directory: name a token_file"):
-        OwnToken(tmp_path / "absent" / "policy.yaml", print, own=False).complete(HEARS)
+        OwnToken(tmp_path / "absent" / "policy.yaml", said.append, own=True).complete(HEARS)
+    assert "(No such file or directory): no sidecar is heard; name a token_file" in said[0]
