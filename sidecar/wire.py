@@ -148,7 +148,7 @@ def _decoded(data: bytes, kind: type[T]) -> T:
         raise WireError(f"{len(data)} bytes, expected at most {MAX_BYTES}")
     try:
         message = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(str(error)) from None
     version = getattr(message, "version", VERSION)
     if version != VERSION:

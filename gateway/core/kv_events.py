@@ -129,7 +129,7 @@ def events_from(payload: bytes) -> list[Event]:
     try:
         batch = (_BATCH if _is_map(payload) else _BATCH_ARRAY).decode(payload)
         return [event for raw in batch.events if (event := _event(raw)) is not None]
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EventsError(f"events that cannot be read: {error}") from error
 
 

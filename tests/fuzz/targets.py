@@ -1,0 +1,244 @@
+"""The parsers that bytes from outside reach, each as a function of pieces, with what may be expected of it.
+
+A target's `read` takes the input in pieces and gives what was understood, or raises an error of the parser's own.
+Whatever the input: no other exception, the same result however it is cut, and work in proportion to its length.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from gateway.core.call import ROUTES, CallSettings, parse
+from gateway.core.checked import InvalidFile
+from gateway.core.fields import READS
+from gateway.core.form import form_fields
+from gateway.core.json_usage import BLOCK, JSONUsage
+from gateway.core.kv_events import EventsError, events_from
+from gateway.core.outcome import Refused
+from gateway.core.policy_file import decode
+from gateway.core.tenants import keys_from
+from gateway.core.usage import SSEUsage, UsageError
+from gateway.core.vllm import AnswerError, models_from, sample_from
+from gateway.wire.body import ChunkedBody
+from gateway.wire.http1 import HeadReader
+from gateway.wire.messages import ServerSettings, WireError
+from sidecar.wire import WireError as ReportError
+from sidecar.wire import capacity_report
+
+Pieces = Sequence[bytes]
+SETTINGS = ServerSettings()
+JSON_ROUTES = [route for route in ROUTES.values() if route.kind in READS]
+
+
+class ScanError(Exception):
+    """A long answer is read otherwise than a parser reads it."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """One parser. `errors`: its own. `cut`: it takes pieces, and the cuts must not matter. `words`: what to put into
+    inputs. `per_byte`: lines of Python that a byte of a long input may cost, at most, beside `once` for the input."""
+
+    read: Callable[[Pieces], Any]
+    errors: tuple[type[Exception], ...]
+    words: tuple[bytes, ...]
+    per_byte: float = 10.0
+    once: int = 2000
+    cut: bool = False
+
+
+def _head(pieces: Pieces) -> Any:
+    data = b"".join(pieces)
+    head, end, _ = data.partition(b"\r\n\r\n")
+    head += end
+    if not end:
+        HeadReader(SETTINGS).check_part(data, 0) if data else None
+        return None
+    request = HeadReader(SETTINGS).read(head)
+    reader = HeadReader(SETTINGS)
+    for seen in range(1, len(head), max(1, len(head) // 8)):  # what is taken whole is refused in no part
+        reader.check_part(head[:seen], max(0, seen - 3))
+    return request.method, request.path, request.fields, request.length, request.keep_alive
+
+
+def _chunked(pieces: Pieces) -> Any:
+    body = ChunkedBody(SETTINGS, 64 * 1024)
+    after: bytes | None = None
+    for piece in pieces:
+        if after is not None:
+            after += piece
+        else:
+            after = body.feed(piece)
+    return bytes(body.data), after
+
+
+def _json(pieces: Pieces) -> Any:
+    data = b"".join(pieces)
+    route = JSON_ROUTES[data[0] % len(JSON_ROUTES)] if data else JSON_ROUTES[0]
+    headers = {b"content-type": b"application/json"}
+    call = parse(
+        route,
+        headers,
+        data[1:],
+        settings=CallSettings(),
+        request_id="r",
+        tenant="t",
+        now=0.0,
+        cache_salt=b',"cache_salt":"s"',
+    )
+    msgspec.json.decode(call.body)  # what is sent on is JSON
+    return call.model, call.n, call.max_tokens
+
+
+def _form(pieces: Pieces) -> Any:
+    return form_fields(b"multipart/form-data; boundary=B", b"".join(pieces))
+
+
+def _stream(pieces: Pieces) -> Any:
+    usage = SSEUsage(hide=True)
+    relayed = b"".join([usage.feed(piece) for piece in pieces]) + usage.finish()
+    return relayed, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.done, usage.error
+
+
+LONG = b'{"pad":"' + b"x" * BLOCK + b'",'  # before what follows an answer's first brace: it is scanned, not kept
+
+
+def _long_answer(pieces: Pieces) -> Any:
+    told = _answer([LONG, *pieces])
+    data = b"".join([LONG, *pieces])
+    objects: list[list[tuple[str, Any]]] = []  # the outermost is last
+    with suppress(ValueError, RecursionError, msgspec.DecodeError):
+        msgspec.json.decode(data)  # stricter than the next in some things
+        json.loads(data, object_pairs_hook=objects.append)
+        # Engines write the name once and plainly; of two, or of one that is escaped, another may be taken.
+        if [name for name, _ in objects[-1]].count("usage") <= 1 and b"\\u" not in data:
+            reference = JSONUsage()
+            reference.whole(data)
+            expected = reference.prompt_tokens, reference.completion_tokens, reference.cached_tokens
+            if told != expected:
+                raise ScanError(f"{told}, expected {expected}")
+    return told
+
+
+def _answer(pieces: Pieces) -> Any:
+    usage = JSONUsage()
+    relayed = b"".join([usage.feed(piece) for piece in pieces])
+    usage.finish()
+    assert relayed == b"".join(pieces)
+    return usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+
+
+def _report(pieces: Pieces) -> Any:
+    return capacity_report(b"".join(pieces))
+
+
+def _policy(pieces: Pieces) -> Any:
+    return decode(b"".join(pieces), "p")
+
+
+def _keys(pieces: Pieces) -> Any:
+    return keys_from(b"".join(pieces), "k")
+
+
+def _metrics(pieces: Pieces) -> Any:
+    return sample_from(b"".join(pieces))
+
+
+def _models(pieces: Pieces) -> Any:
+    return models_from(b"".join(pieces))
+
+
+def _events(pieces: Pieces) -> Any:
+    return events_from(b"".join(pieces))
+
+
+_HTTP = (
+    *(b"\r\n", b"GET / HTTP/1.1", b"Host: a", b"content-length: 1", b"transfer-encoding: chunked", b"\n", b"\0"),
+    b": ",
+)
+_CHUNKS = (b"1\r\nx\r\n", b"0\r\n\r\n", b";a=b", b"\r\n", b"f")
+_FORM = (
+    *(b"--B", b"\r\n", b"--", b"\r\n\r\n", b";", b'; filename="f"'),
+    b'Content-Disposition: form-data; name="a"',
+)
+_OBJECTS = (
+    *(
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b",",
+        b":",
+        b'"',
+        b"\\",
+        b"\\u0041",
+        b"null",
+        b"1",
+        b"1e9",
+        b'"a"',
+        b'"usage":',
+        b"\xc3\xa9",
+    ),
+    *(b"\xff", b"{}", b"[]", b'"\\""'),
+)
+_BODY = (
+    *(*_OBJECTS, b'"model":"m"', b'"messages":[{"role":"user","content":"x"}]', b'"prompt":"x"', b'"input":'),
+    *(
+        b'"content":[',
+        b'"image_url":',
+        b'"stream":true',
+        b'"stream_options":{}',
+        b'"n":2',
+        b'"tools":[]',
+        b'"query":"x"',
+    ),
+    *(b'"documents":["y"]', b'"max_tokens":1', b'"vllm_xargs":{}', b'"type":"tool_use"', b'"uuid":"x"'),
+    *(b'{"type":"text","text":"x"},', b'{"role":"user","content":"x"},', b'"text_1":"x"', b'"text_2":"y"'),
+)
+_EVENTS = (
+    *(b"data: ", b"\n\n", b"\r\n\r\n", b"data: [DONE]", b"event: x\n", b": ping\n", b'"error":{}', *_OBJECTS),
+    b'{"choices":[],"usage":{"prompt_tokens":1}}',
+)
+_REPORT = (*_OBJECTS, b'"sidecar":"s"', b'"boot":"b"', b'"sequence":1', b'"models":[', b'"gpus":[', b'"profile":"p"')
+_YAML = (
+    *(b"\n", b"  ", b": ", b"- ", b"{", b"}", b"[", b"]", b"&a ", b"*a", b"!!x ", b"|", b">", b"'", b'"', b"#", b"? "),
+    *(b"1m", b"80%", b"classes:", b"tenants:", b"limits:", b"routing:", b"shaping:", b"default: {}", b"acme: {}"),
+    *(b"fleet:", b"---"),
+)
+_KEYS = (b"\n", b" ", b"#", b"0" * 64, b"acme", b"\r", b"\x85")
+_METRICS = (
+    *(b"vllm:num_requests_running", b"{", b"}", b'engine="0"', b",", b"=", b'"', b"\\", b" 1\n", b" NaN\n"),
+    b"# HELP x\n",
+)
+_MODELS = (*_OBJECTS, b'"data":[', b'"id":"m"', b'"max_model_len":1')
+_PACKED = (
+    b"\x93",
+    b"\x81",
+    b"\x90",
+    b"\xa1x",
+    b"\xdc\x00\x01",
+    b"\xc0",
+    b"\xcf" + bytes(8),
+    b"\xcb" + bytes(8),
+    b"\xd9\x01\xff",
+)
+
+TARGETS = {
+    "head": Target(read=_head, errors=(WireError,), words=_HTTP),
+    "chunked": Target(read=_chunked, errors=(WireError,), words=_CHUNKS, cut=True),
+    "json": Target(read=_json, errors=(Refused,), words=_BODY),
+    "form": Target(read=_form, errors=(Refused,), words=_FORM),
+    "stream": Target(read=_stream, errors=(UsageError,), words=_EVENTS, cut=True),
+    "answer": Target(read=_answer, errors=(), words=_OBJECTS, cut=True),
+    "long_answer": Target(read=_long_answer, errors=(), words=_OBJECTS, cut=True),
+    "report": Target(read=_report, errors=(ReportError,), words=_REPORT),
+    "events": Target(read=_events, errors=(EventsError,), words=_PACKED),
+    "metrics": Target(read=_metrics, errors=(AnswerError,), words=_METRICS, per_byte=20.0),
+    "models": Target(read=_models, errors=(AnswerError,), words=_MODELS),
+    "policy": Target(read=_policy, errors=(InvalidFile,), words=_YAML, per_byte=100.0, once=10_000),
+    "keys": Target(read=_keys, errors=(InvalidFile,), words=_KEYS, per_byte=20.0),
+}
