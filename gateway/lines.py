@@ -66,7 +66,8 @@ class LineWriter:
             self._lines.append(line)
             self._size += len(line)
             self._taken += 1
-        self._wake(hurry=hurry)
+        if hurry or not self._wanted.is_set():
+            self._wake(hurry=hurry)
 
     def look(self) -> None:
         """See now whether the file has been moved."""
