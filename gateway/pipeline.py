@@ -394,7 +394,7 @@ class Pipeline:
         if self.shadow is not None:
             live.shadowed = self.shadow.arrive(account, request.fields, request.peer, request.at)
         try:
-            live.arrived = self.limits.arrive(account.name, request.at)
+            live.arrived = self.limits.arrive(account.name, request.at, request.body)
         except Refused as refused:
             if self.shadow is not None:
                 self.shadow.turned_away(live.shadowed, refused.outcome)
@@ -404,7 +404,7 @@ class Pipeline:
     def _charge(self, call: Call, account: Account, now: float, arrived: Charge | None) -> Charge:
         """Reserve the estimate with the limits. Raises Refused."""
         try:
-            return self.limits.charge(account.name, call.class_name, call.model, call.cost, now, arrived)
+            return self.limits.charge(account.name, call.class_name, call.model, call.cost, now, arrived, call.body)
         except Refused as refused:
             self._in_own_words(refused, account, call.request_id, call.class_name, call.model)
             raise

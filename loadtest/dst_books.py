@@ -85,7 +85,7 @@ class Charges:
     def charge(self, *given: Any) -> Charge:
         """As `LimitBook.charge`. Raises Refused."""
         charge = self.made[self._whose()] = type(self._book).charge(self._book, *given)
-        self._arrived[id(given[-1])] = charge
+        self._arrived[id(given[5])] = charge
         self._all.append(charge)
         return charge
 

@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     options = arguments(sys.argv[1:] if argv is None else argv)
     wanted = [ROWS[name] for name in options.rows]
     if options.retry_after:
-        wanted.append(figures_load.retry_after)
+        wanted += [figures_load.retry_after, figures_load.limits]
     if options.wait:
         wanted.append(figures_load.wait)
     if options.waits:

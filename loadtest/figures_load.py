@@ -148,6 +148,41 @@ def retry_after(setting: Setting) -> list[Row]:
     ]
 
 
+LIMITED = (  # what is limited, how, and calls a second
+    ("requests at 10/s, 15/s offered", "requests: 10/s", 15.0),
+    ("requests at 10/s, 40/s offered", "requests: 10/s", 40.0),
+    ("tokens at half of what is offered", "tokens: 5k/s", 15.0),
+)
+
+
+def limits(setting: Setting) -> list[Row]:
+    """The same where rate limits refuse them: whoever comes back when told is let in."""
+    rows = []
+    for what, limit, rate in LIMITED:
+        policy = b"tenants: {anonymous: {}}\nlimits: {per_tenant: {%b}}\n" % limit.encode()
+        limited = Setting(
+            engines=setting.engines, seed=setting.seed, policy=policy, warm=setting.warm, measured=setting.measured,
+            progress=setting.progress, known={},
+        )  # fmt: skip
+        calls = poisson(limited.mix, rate, limited.ends, limited.seed)
+        outcome = limited.run(f"limits, {what}", calls, clients=Clients(retries=1, exact=True))
+        setting.tries += limited.tries
+        tries = measured(limited, outcome)
+        back = [t for t in tries if t.number == 2]
+        waits = [t.sent - t.intended for t in back]
+        admitted = sum(t.recorded != "rate_limited" for t in back)
+        rows.append(
+            Row(
+                name="retry-after",
+                what=f"{what}: admitted when they come back",
+                value=f"{percent(admitted / max(1, len(back)))} of {len(back)}",
+                baseline=f"told to wait {quantile(waits, 0.5):.1f} s (p50), {quantile(waits, 0.95):.1f} s (p95); "
+                f"{sum(t.recorded != 'rate_limited' for t in tries) / setting.measured:.1f} calls a second",
+            )
+        )
+    return rows
+
+
 def wait(setting: Setting) -> list[Row]:
     """Predicted wait in the queue against the real one, of calls that were admitted."""
     rows = []

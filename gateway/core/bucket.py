@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from gateway.core.bookings import Booked
 from gateway.core.outcome import Outcome, Refused
 from gateway.core.policy_traffic import Quota
 
@@ -19,17 +20,19 @@ Kind = Literal["requests", "tokens"]
 Key = tuple[Kind, str, str, str]
 
 SHARED = "\0"  # stands for all models that have no bucket of their own
+MARGIN = 0.1  # of a burst of tokens, kept for calls that turn out to be more than they were estimated at
 LATE = 1e-6  # seconds added to a retry time, so that the rounding of two clock readings cannot make it a lie
 
 
 class Bucket:
     """What was taken and has not drained, as of `at`. Only a Charge and the LimitBook write `level`."""
 
-    __slots__ = ("at", "burst", "key", "level", "quota", "rate")
+    __slots__ = ("at", "booked", "burst", "key", "level", "quota", "rate")
 
     def __init__(self, key: Key, quota: Quota) -> None:
         self.key = key
         self.level = self.at = 0.0
+        self.booked: Booked | None = None  # once a call was told to come back
         self._set(quota)
 
     def __repr__(self) -> str:
@@ -72,6 +75,20 @@ class Bucket:
         short = self.level + amount - self.burst
         return short / self.rate + (self.at - now) + LATE if short > 0.0 else 0.0
 
+    def admits(self, amount: int, now: float) -> bool:
+        """Whether a newcomer is allowed, and leaves room for those who were told to come back."""
+        if not self.allows(amount, now):
+            return False
+        if self.booked is None:
+            return True
+        margin = MARGIN * self.burst if self.key[0] == "tokens" else 0.0
+        return self.booked.leaves(self.level + amount - self.burst + margin, self.rate, now)
+
+    def place(self, amount: int, now: float) -> float:
+        """Seconds after which a call that is not admitted may come back."""
+        wait = self.wait(amount, now)
+        return wait if self.booked is None else self.booked.after(wait, amount, self.rate, now)
+
     def add(self, amount: int, now: float) -> None:
         """Take without asking; or give back, where `amount` is negative: what has drained cannot be given."""
         self.drain(now)
@@ -102,7 +119,7 @@ def refusal(by_request: Buckets, by_token: Buckets, tokens: int, now: float) -> 
     """Why these buckets do not allow a call of `tokens`: the one to wait for longest, and how long."""
     takes = [*((bucket, 1) for bucket in by_request), *((bucket, tokens) for bucket in by_token)]
     seconds, bucket, amount = max(
-        ((bucket.wait(amount, now), bucket, amount) for bucket, amount in takes), key=lambda wait: wait[0]
+        ((bucket.place(amount, now), bucket, amount) for bucket, amount in takes), key=lambda wait: wait[0]
     )
     limit = f"{bucket.quota.rate} {bucket.key[0]}"
     lines = rate_lines(by_request, by_token, now)

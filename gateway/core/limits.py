@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, Bookings
 from gateway.core.bucket import SHARED, Bucket, Buckets, Key, Kind, rate_lines, refusal
 from gateway.core.outcome import Refused
 from gateway.core.policy import Policy
@@ -117,6 +118,7 @@ class LimitBook:
         self._buckets: dict[Key, Bucket] = {}
         self._routes: dict[Who, Route] = {}
         self._arrivals: dict[str, Route] = {}  # by tenant
+        self._places = Bookings()
         self._others: dict[str, Route] = {}  # the least recently used first
         self.apply(policy, 0.0)
 
@@ -149,7 +151,7 @@ class LimitBook:
         """Whether a limit counts tokens of this tenant's calls, of some class and model at least."""
         return self._counts_tokens or tenant in self._metered
 
-    def arrive(self, tenant: str, now: float) -> Charge:
+    def arrive(self, tenant: str, now: float, body: bytes | None = None) -> Charge:
         """Take 1 request from the limits that are known before a body is read: the tenant's and the whole gateway's.
 
         Raises Refused (RATE_LIMITED), as `charge` does.
@@ -157,20 +159,23 @@ class LimitBook:
         if not self._limited:
             return self._free
         by_request, by_token = self._arrivals.get(tenant) or self._arrival(tenant)
-        for bucket in by_request:
-            if not bucket.allows(1, now):
-                raise refusal(by_request, by_token, 0, now)
-        if not by_request:
-            return self._free
-        for bucket in by_request:
-            bucket.level += 1
-        return Charge(by_request, (), 0)
+        if not self._take(by_request, (), 0, now, tenant, body):
+            raise self._refused(by_request, by_token, by_request, 0, now, tenant, body)
+        return Charge(by_request, (), 0) if by_request else self._free
 
     def charge(
-        self, tenant: str, class_name: str, model: str, tokens: int, now: float, arrived: Charge | None = None
+        self,
+        tenant: str,
+        class_name: str,
+        model: str,
+        tokens: int,
+        now: float,
+        arrived: Charge | None = None,
+        body: bytes | None = None,
     ) -> Charge:
         """Take 1 request and `tokens` (the estimate, at least 0) from every bucket that counts the call, or from none.
-        What `arrived` has taken is not taken again, and ends with this charge.
+        What `arrived` has taken is not taken again, and ends with this charge. `body` is what a retry would repeat:
+        with it, a place is kept for a call that is refused.
 
         Raises Refused (RATE_LIMITED): it names the limit to wait for and when all of them will allow the call.
         """
@@ -183,21 +188,62 @@ class LimitBook:
             by_request, by_token = by_request + others[0], by_token + others[1]
         taken: Buckets = () if arrived is None else arrived.requests
         left = by_request if not taken else tuple([bucket for bucket in by_request if bucket not in taken])
-        for bucket in left:
-            if not bucket.allows(1, now):
-                raise refusal(by_request, by_token, tokens, now)
-        for bucket in by_token:
-            if not bucket.allows(tokens, now):
-                raise refusal(by_request, by_token, tokens, now)
+        if not self._take(left, by_token, tokens, now, tenant, body):
+            raise self._refused(by_request, by_token, left, tokens, now, tenant, body)
         if not by_request and not by_token:
             return self._free
-        for bucket in left:
-            bucket.level += 1
-        for bucket in by_token:
-            bucket.level += tokens
         if arrived is not None:
             arrived.keep()
         return Charge(taken + left, by_token, tokens)
+
+    def _take(
+        self, by_request: Buckets, by_token: Buckets, tokens: int, now: float, tenant: str, body: bytes | None
+    ) -> bool:
+        """Take the call from all of these, or from none: False."""
+        places, place = self._places, None
+        if places:
+            places.lapse(now)
+            place = None if body is None else places.due(hash((tenant, body)), now)
+        allowed = Bucket.admits if places and place is None else Bucket.allows
+        for bucket in by_request:
+            if not allowed(bucket, 1, now):
+                return False
+        for bucket in by_token:
+            if not allowed(bucket, tokens, now):
+                return False
+        if place is not None:
+            places.claim(place)
+        for bucket in by_request:
+            bucket.level += 1
+        for bucket in by_token:
+            bucket.level += tokens
+        return True
+
+    def _refused(
+        self, by_request: Buckets, by_token: Buckets, left: Buckets, tokens: int, now: float, tenant: str,
+        body: bytes | None,
+    ) -> Refused:  # fmt: skip
+        """What a call is told that is not let in; with a place for it, if its client can repeat it."""
+        refused = refusal(by_request, by_token, tokens, now)
+        if body is None or refused.retry_after is None:
+            return refused
+        key, after = hash((tenant, body)), max(SOON, refused.retry_after)
+        place = self._places.due(key, now)
+        if place is not None:  # it has come for its place, and there was no room yet
+            self._places.claim(place)
+        parts = []
+        for bucket, amount in [*((bucket, 1) for bucket in left), *((bucket, tokens) for bucket in by_token)]:
+            if not bucket.admits(amount, now):
+                if bucket.burst < CALLS[bucket.key[0]] * amount:
+                    return refused
+                if bucket.booked is None:
+                    bucket.booked = Booked(max(SLOT_LEAST, min(SLOT, bucket.burst / bucket.rate / 2)))
+                parts.append((bucket.booked, amount))
+        if parts and self._places.book(key, after, now, parts):
+            refused.retry_after, refused.kept = after, True
+        elif after <= HORIZON:
+            refused.retry = False
+        return refused
 
     def _arrival(self, tenant: str) -> Route:
         if len(self._arrivals) >= ROUTES_REMEMBERED:

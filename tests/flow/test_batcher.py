@@ -379,7 +379,7 @@ def test_an_answer_that_cannot_be_taken_apart_is_the_engines_failure() -> None:
         for error in errors:
             assert isinstance(error, Refused)
             assert error.outcome is Outcome.UPSTREAM
-            assert "Engine e7 was asked for 2 merged calls, and it answered 1 rows" in error.message
+            assert "An engine was asked for 2 merged calls, and it answered 1 rows" in error.message
 
     virtual(scenario)
 
