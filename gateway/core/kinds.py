@@ -103,6 +103,11 @@ def scalar(text: str, kind: Any) -> Any:
 def meant(text: str, kind: Any) -> str | None:
     """What a person probably meant by text that is not of this kind, and is if so written."""
     for option in options_of(kind):
+        if is_struct(option) and hasattr(option, "shorthand"):
+            short = next(field.type for field in msgspec.structs.fields(option) if field.name == option.shorthand)
+            found = meant(text, short)
+            if found is not None:
+                return found
         mend = getattr(form_of(option), "meant", None)
         for candidate in () if mend is None else mend(text):
             if scalar(candidate, option) is not None:

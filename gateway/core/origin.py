@@ -36,7 +36,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 def meant_url(text: str) -> str | None:
     """What was probably meant by a URL that is none of an engine's: without /v1, with a scheme."""
-    meant = text.strip().rstrip("/")
+    meant = text.strip()
     if _NO_SCHEME.fullmatch(meant):
         meant = f"http://{meant}"
     elif _SOCKET.fullmatch(meant):

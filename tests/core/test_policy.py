@@ -551,3 +551,13 @@ def test_any_text_is_a_policy_or_a_list_of_problems(text: str) -> None:
     except InvalidFile as error:
         problems = error.problems
     assert problems != []
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("10/sec", "10/s"), ("600 per minute", "600/min"), ("2k / hours", "2k/h"), ("5/d", "5/day"), ("10/year", None),
+     ("ten", None), ("0/sec", None)],
+)  # fmt: skip
+def test_what_was_meant_by_a_rate(text: str, meant: str | None) -> None:
+    (line,) = problems(f'limits: {{per_tenant: {{requests: "{text}"}}}}')
+    assert (f"(did you mean {meant}?)" in line) if meant else ("did you mean" not in line)

@@ -107,6 +107,10 @@ def test_a_node_without_a_gpu_has_a_sidecar_only_where_no_model_needs_one() -> N
             ["5: sidecar.models.a: found a-1 for one of its engines: there is one already, expected another name"],
         ),
         (
+            of("listen: nowhere, gpus: [0]"),
+            ["1: sidecar.listen: found 'nowhere'", "1: sidecar.gpus: found a list, expected all"],
+        ),
+        (
             S.replace("{a:", "{" + "a" * 63 + ":") + "engines_per_node: 2",
             [f"1: sidecar.models.{'a' * 63}: found {'a' * 63}-{n} for one of its engines: more than " for n in (1, 2)],
         ),

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gateway.core.origin import parse_origin
+from gateway.core.origin import engine_id, meant_url, parse_origin, url_fault
 
 GOOD = [
     # url, host, port, tls, base path, Host header
@@ -22,6 +22,8 @@ GOOD = [
     ("http://my_engine.svc.cluster.local.:1", "my_engine.svc.cluster.local.", 1, False, "",
      b"my_engine.svc.cluster.local.:1"),
     ("http://engine:65535", "engine", 65535, False, "", b"engine:65535"),
+    ("http://engine:1/v1/models/a", "engine", 1, False, "/v1/models/a", b"engine:1"),
+    ("http://engine:1/v10", "engine", 1, False, "/v10", b"engine:1"),
 ]  # fmt: skip
 
 
@@ -48,6 +50,13 @@ BAD = [
     ("http://:8000", "write http://HOST:PORT"),
     ("ftp://engine", "write http://HOST:PORT"),
     ("file:///etc/passwd", "write http://HOST:PORT"),
+    ("127.0.0.1:8000", "(did you mean http://127.0.0.1:8000?)"),
+    ("localhost/v1", "(did you mean http://localhost?)"),
+    ("[::1]:8000/v1/", "(did you mean http://[::1]:8000?)"),
+    ("/run/vllm.sock", "(did you mean unix:///run/vllm.sock?)"),
+    ("http://engine:8000/v1", "write it without /v1, which is added to it (did you mean http://engine:8000?)"),
+    ("http://engine/llm/v1/models", "(did you mean http://engine/llm?)"),
+    ("http://engine:8000/v1/chat/completions/", "(did you mean http://engine:8000?)"),
     ("http://user@engine", "no user"),
     ("http://user:pass@engine", "no user"),
     ("http://@engine", "no user"),
@@ -85,3 +94,14 @@ BAD = [
 def test_bad(url: str, reason: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(repr(url))}: .*{re.escape(reason)}"):
         parse_origin(url)
+
+
+@pytest.mark.parametrize("url", ["http://engine:8000", "$ENGINE_URL", "", "http://", "vllm"])
+def test_nothing_better_is_known(url: str) -> None:
+    assert meant_url(url) is None
+
+
+def test_a_fault_is_told_without_the_url_and_an_id_without_the_scheme() -> None:
+    assert url_fault("http://engine:8000") is None
+    assert url_fault("http://engine:99999") == "the port is a number from 1 to 65535"
+    assert engine_id("http://engine:8000/") == engine_id("https://engine:8000") == "engine:8000"

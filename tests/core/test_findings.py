@@ -1,0 +1,60 @@
+"""How findings are told: where they are, the line with its caret, and what must not be shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.checked import InvalidFile, Mark, Problem
+from gateway.core.findings import WIDEST, as_github, as_json, as_text, mistake, mistakes, warning
+
+LINES = ["first: 1", "  second: [a, bad, c]", "x" * (WIDEST + 10), "tab\there"]
+
+
+def source(_: str) -> list[str]:
+    return LINES
+
+
+def problem(line: int, column: int = 0, width: int = 0, *, secret: bool = False) -> Problem:
+    return Problem(
+        file="f", line=line, column=column, width=width, path="p", found="x", expected="y", nearest="z", secret=secret
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (problem(2, 15, 3), ["f:2:15: p: found x, expected y (did you mean z?)", "    2 |   second: [a, bad",
+                             "      |               ^^^"]),
+        (problem(1, 1), ["f:1:1: p: found x, expected y (did you mean z?)", "    1 | f", "      | ^"]),
+        (problem(1), ["f:1: p: found x, expected y (did you mean z?)"]),
+        (problem(0), ["f: p: found x, expected y (did you mean z?)"]),
+        (problem(9, 1, 1), ["f:9:1: p: found x, expected y (did you mean z?)"]),
+        (problem(3, WIDEST, 5), [f"f:3:{WIDEST}: p: found x, expected y (did you mean z?)"]),
+        (problem(4, 1, 6), ["f:4:1: p: found x, expected y (did you mean z?)"]),
+        (problem(2, 15, 3, secret=True), ["f:2:15: p: found x, expected y (did you mean z?)"]),
+    ],
+)  # fmt: skip
+def test_text(found: Problem, expected: list[str]) -> None:
+    (shown,) = mistakes(InvalidFile([found]))
+    assert as_text(shown, source).split("\n") == expected
+
+
+def test_a_line_with_a_secret_is_not_shown_for_anothers_sake() -> None:
+    both = mistakes(InvalidFile([problem(2, 15, 3), problem(2, 3, 1, secret=True)]))
+    assert ["\n" in as_text(shown, source) for shown in both] == [False, False]
+
+
+def test_warnings_and_mistakes_of_a_whole_file() -> None:
+    assert as_text(warning("f", "a.b", "no", Mark(1, 1, 5)), source) == (
+        "f:1:1: warning: a.b: no\n    1 | first\n      | ^^^^^"
+    )
+    assert as_text(warning("f", "a.b", "no", None), source) == "f: warning: a.b: no"
+    assert as_text(mistake("f", "gone"), source) == "f: gone"
+    assert as_text(mistake("", "trace, line 3: gone"), source) == "trace, line 3: gone"
+
+
+def test_workflow_commands_and_json() -> None:
+    shown = warning("a,b:c", "", "100 %\nmore", Mark(1, 2))
+    assert as_github(shown) == "::warning file=a%2Cb%3Ac,line=1,col=2::100 %25%0Amore"
+    assert as_json([]) == "[]"
+    assert '"severity": "warning"' in as_json([shown])
