@@ -380,6 +380,7 @@ def test_an_answer_that_cannot_be_taken_apart_is_the_engines_failure() -> None:
             assert isinstance(error, Refused)
             assert error.outcome is Outcome.UPSTREAM
             assert "An engine was asked for 2 merged calls, and it answered 1 rows" in error.message
+            assert error.detail == f"e7: {error.message}", "which one is for the log"
 
     virtual(scenario)
 

@@ -30,7 +30,7 @@ def engine(id: str = "a:1", **fields: Any) -> EngineView:
         "prefill_rate": 5000.0,
         "tpot_s": 0.02,
     }
-    return EngineView(id=id, **(given | fields))
+    return EngineView(id=id, name="engine-1", **(given | fields))
 
 
 def model(id: str = "m", **fields: Any) -> ModelView:
