@@ -1,0 +1,26 @@
+"""No way around a limit gets tokens for nothing; with the charge for what was left taken out, each does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.pipeline import Pipeline
+from loadtest.evasions import CALLS, EVASIONS, IN_FLIGHT, got, main
+from loadtest.vtime import run
+
+
+def test_nothing_is_got_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main() == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(EVASIONS)
+
+
+@pytest.mark.parametrize("what", [what for what in EVASIONS if "before its first" in what or "whole" in what])
+def test_it_would_be_without_the_charge_for_what_was_left(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def free(*_: Any) -> None:
+        """As if no engine had it."""
+
+    monkeypatch.setattr(Pipeline, "_unanswered", free)
+    worked, charged = run(got(EVASIONS[what]))
+    assert worked - charged > IN_FLIGHT * CALLS
