@@ -81,6 +81,7 @@ class World:
     def idle(self) -> None:
         """No request, no task, no timer and no open batch is left."""
         assert self.open == 0
+        assert self.bodies.held == 0
         assert not self.batcher.tasks
         assert all(line.batch is None for line in self.batcher._lines.values())
         assert isinstance(self.loop, vtime.VirtualLoop)
@@ -99,6 +100,33 @@ def virtual(scenario: Callable[[World], Awaitable[None]], **world: Any) -> None:
 
 def vectors(part: Part) -> list[Any]:
     return [one["embedding"] for one in json.loads(part.body)["data"]]
+
+
+def test_a_merged_body_is_held_while_it_is_sent_and_those_it_was_made_of_are_let_go() -> None:
+    async def scenario(world: World) -> None:
+        await world.warm()
+        pieces = [world.batcher.piece(world.call(text)) for text in ("a", "b")]
+        asking = [asyncio.create_task(world.batcher.answer(piece)) for piece in pieces if piece is not None]
+        await asyncio.sleep(0.05)
+        ((_, merged),) = world.sent
+        assert world.bodies.held == len(merged.body)
+        assert [(piece.lists, piece.fields) for piece in pieces if piece is not None] == [({}, {})] * 2
+        assert [vectors(part) for part in await asyncio.gather(*asking)] != []
+        assert world.bodies.held == 0
+
+    virtual(scenario)
+
+
+def test_where_there_is_no_room_for_a_merged_body_each_goes_by_itself() -> None:
+    async def scenario(world: World) -> None:
+        await world.warm()
+        world.bodies.apply(10, 1.0)
+        parts = await asyncio.gather(*world.asking("a", "b"))
+        assert world.inputs() == ["a", "b"]
+        assert [part.calls for part in parts] == [1, 1]
+        assert world.bodies.refused["memory"] == 1
+
+    virtual(scenario)
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------
