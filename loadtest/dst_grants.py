@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from gateway.assembly import Gateway
@@ -25,6 +26,8 @@ class Grants:
         engine, dispatch = choice.engine, self._dispatch
         if now >= call.deadline:
             yield f"{now - call.deadline:.6f} s past its deadline"
+        if not (0.0 <= call.predicted_wait < math.inf and 0.0 < choice.ttft < math.inf):  # nor is it a number else
+            yield f"{engine.id} after a wait foretold as {call.predicted_wait}, a first token as {choice.ttft}"
         brought = self._gateway._brought.get(engine.id)
         open_ = (brought is None or brought.open) and engine not in self._gateway._retired
         if not open_ or not engine.up or engine.draining:
