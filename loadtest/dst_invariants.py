@@ -183,10 +183,8 @@ class Invariants:
             return
         held_up = False
         for line in queues._order(at, dispatch._paused()):  # as the pump looks at them
-            if held_up and not line.settings.reserve:
-                continue
             ticket = line.head(at)
-            choice = self._choice(ticket, engines, at)
+            choice = None if held_up and not line.settings.reserve else self._choice(ticket, engines, at)
             if choice is not None and not self._late(ticket, choice, now):
                 self._wrong(f"call {ticket.call.request_id} waits though {choice.engine!r} has room: a lost wake-up")
             if choice is not None or line.starving(ticket, at):

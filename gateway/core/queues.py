@@ -130,10 +130,8 @@ class Queues:
         """
         held_up = False
         for line in self._order(now, paused):
-            if held_up and not line.settings.reserve:
-                continue
             ticket = line.head(now)
-            if fits(ticket):
+            if (not held_up or line.settings.reserve) and fits(ticket):
                 line.take(ticket, now)
                 self._left(line)
                 return ticket

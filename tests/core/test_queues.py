@@ -105,6 +105,17 @@ def test_a_head_that_does_not_fit_is_passed_if_it_is_large_or_by_a_class_with_a_
     assert (queues.pop(lambda each: each.cost < 100, 0.0) is not None) is passes
 
 
+def test_no_class_with_a_reserve_passes_one_that_starves() -> None:
+    queues = Queues(CLASSES | {"batch": TrafficClass(weight=1, reserve=0.1)})
+    for name in ("default", "batch"):
+        pushed(queues, ticket(name, 1, deadline=10.0), ticket(name, 1, deadline=10.0))
+    popped(queues, 2, now=4.0)
+    pushed(queues, ticket("interactive", 1000))
+    assert [each.call.class_name for each in queues.heads(5.1)] == ["interactive", "default", "batch"]
+    assert queues.pop(lambda each: each.cost < 100, 5.1) is None
+    assert queues.pop(lambda each: each.cost < 100, 4.9) is not None
+
+
 def test_a_large_head_that_does_not_fit_lets_others_pass_until_half_its_time() -> None:
     queues = Queues(CLASSES)
     pushed(queues, ticket("interactive", 1000, deadline=10.0, large=True))
