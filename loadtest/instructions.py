@@ -29,7 +29,7 @@ from loadtest.stub import Load, serve_stub
 PORT = 19390
 WARM, FEW, MANY = 300, 200, 1200  # requests
 STREAMS = (5, 45)  # events of a stream
-WITHIN = 600.0  # seconds of a load: valgrind is about fifty times slower
+WITHIN = 150.0  # seconds of a load: valgrind is about fifty times slower
 POLICY = "version: 1\nfleet: {poll: 60s, health: 60s}\n"
 TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
