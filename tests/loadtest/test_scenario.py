@@ -193,7 +193,7 @@ MISTAKES = [
      "1: targets.a.key_file: found a second place for the key, expected either key_env or key_file"),
     ("targets: {a: localhost}",
      "1: targets.a: found 'localhost', expected http://HOST:PORT, https://HOST:PORT or unix:///PATH, without /v1 "
-     "or a mapping with url, model, headers, key_env, key_file"),
+     "or a mapping with url, model, headers, key_env, key_file (did you mean http://localhost?)"),
     ("duration: 30s\nwarmup: 20s\ncooldown: 10s",
      "2: warmup: found 30 s of warm-up and cool-down, expected less than the duration, 30 s"),
     ("slo: [chat.ttft.p99<2s]\nworkload: {mix: [{class: chart}]}",
