@@ -182,3 +182,11 @@ def test_a_burst_of_few_calls_promises_nothing() -> None:
     assert isinstance(refused, Refused)
     assert (refused.kept, refused.retry, len(it._places)) == (False, True, 0)
     assert isinstance(come(it, b"3", 101.0), Charge)
+
+
+def test_only_a_limit_that_refuses_books_a_place() -> None:
+    it = book("{per_class: {requests: 100/s}, per_tenant: {tokens: {rate: 10/s, burst: 40}}}")
+    for number in range(4):
+        assert isinstance(come(it, b"first %d" % number, 100.0), Charge)
+    assert told(it, b"2", 100.0) == pytest.approx(1.0, abs=0.2)
+    assert [bucket.key[0] for bucket in it._buckets.values() if bucket.booked is not None] == ["tokens"]

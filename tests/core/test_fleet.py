@@ -492,3 +492,9 @@ def test_short_prompts_teach_no_rate() -> None:
     for _ in range(8):
         e.learn_first_byte(RATE_TOKENS, 1.0 + e.tpot)
     assert (rate, e.prefill_rate) == (PREFILL_RATE, RATE_TOKENS)
+
+
+def test_clients_are_told_a_name_and_never_an_address() -> None:
+    fleet = Fleet()
+    fleet.add(engine())
+    assert [fleet.name_of(id) for id in ("e", "10.0.0.11:8000", "")] == ["engine-1", "engine", ""]

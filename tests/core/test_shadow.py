@@ -489,3 +489,8 @@ def test_a_bug_is_counted_reported_once_and_no_calls_concern() -> None:
     verdict.ended(Outcome.OK)
     assert world.shadow.bugs == 1
     assert world.engine.held == world.left() == 0
+
+
+def test_a_call_that_waits_for_a_model_and_that_the_shadow_would_refuse_took_no_tokens_of_its() -> None:
+    world = World("", "classes: {default: {max_queue: 0}}", engine=False)
+    assert world.send(outcome=Outcome.EXPIRED)["outcome"] == ("admitted", "queue_full")

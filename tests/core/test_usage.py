@@ -362,3 +362,9 @@ def test_the_beginning_of_a_message_does_not_tell_of_its_whole() -> None:
     assert (numbers(reader), reader.whole) == ((9, 1, None), False)
     reader.feed(event({"type": "message_delta", "usage": {"input_tokens": 9, "output_tokens": 40}}, "message_delta"))
     assert (numbers(reader), reader.whole) == ((9, 40, None), True)
+
+
+def test_usage_that_tells_of_the_prompt_alone_says_nothing_of_a_choice() -> None:
+    reader = SSEUsage(hide=False, cut=True)
+    reader.feed(event({"choices": [{"index": 0, "delta": {}}], "usage": {"prompt_tokens": 12}}))
+    assert (reader.prompt_tokens, reader.completion_tokens) == (12, None)
