@@ -49,7 +49,7 @@ class Grant:
         self.ticket = ticket  # what it waited with, if it had to
         self.cached = choice.cached
         self.engine: Engine = choice.engine
-        self.hold = choice.engine.hold(call.cost, choice.prefill, now, call.class_name)
+        self.hold = choice.engine.hold(call.cost, choice.prefill, now, call.class_name, teaches=call.stream)
         self.expected = choice.ttft
         self.probe = choice.engine.breaker.sent(now)
         self.ending = Ending.NEUTRAL  # until it is known how it ended

@@ -43,6 +43,7 @@ class LineWriter:
         self._taken = self._done = 0  # lines that came, and those of them that are written or lost
         self._untold = 0  # lost lines that no line has told of
         self._wanted = threading.Event()  # there is something to do
+        self._awake = False  # the thread will look at what has come
         self._hurry = threading.Event()
         self._thread: threading.Thread | None = None
         # The thread's own from here on.
@@ -66,7 +67,8 @@ class LineWriter:
             self._lines.append(line)
             self._size += len(line)
             self._taken += 1
-        if hurry or not self._wanted.is_set():
+            asleep, self._awake = not self._awake, True
+        if hurry or asleep:
             self._wake(hurry=hurry)
 
     def look(self) -> None:
@@ -110,7 +112,7 @@ class LineWriter:
             self._wanted.clear()
             self._hurry.clear()
             with self._lock:
-                lines, self._lines, self._size = self._lines, [], 0
+                lines, self._lines, self._size, self._awake = self._lines, [], 0, False
             self._find_again()
             if lines:
                 data = b"".join(lines)

@@ -185,7 +185,8 @@ class Pipeline:
             self._answer_here(request, responder, route)
             return
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
-        _trace(request, record)
+        if b"traceparent" in request.fields:
+            _trace(request, record)
         live = Live(record)
         if self._whose is request:  # its body came with its head: nobody has asked since
             live.account = self._account
@@ -251,14 +252,16 @@ class Pipeline:
         finally:
             if live.verdict is not None:
                 live.verdict.ended(record.outcome)
-            _let_go(request, live.call)
+            if request.held is not None or (live.call is not None and live.call.body):
+                _let_go(request, live.call)
             self._finish(record, request.at)
 
     async def _serve(self, request: Request, responder: Responder, route: Route, live: Live) -> None:
         record, snapshot = live.record, self.snapshot
         account = live.account or snapshot.tenants.identify(request.fields, request.peer)
         record.tenant = account.name
-        self._arrive(request, account, live)
+        if self.limits.limited or self.shadow is not None:
+            self._arrive(request, account, live)
         if self.parser is None or len(request.body) <= READ_HERE:
             call = self._parse(route, request, snapshot, account, record)
         else:
@@ -301,7 +304,7 @@ class Pipeline:
             tenant=account.name,
             now=request.at,
             cache_salt=account.cache_salt,
-            metered=self.limits.counts_tokens(account.name),
+            metered=self.limits.limited and self.limits.counts_tokens(account.name),
         )
 
     async def _granted(
@@ -517,8 +520,9 @@ class Pipeline:
             charge.settle(call.prompt_tokens + record.completion_tokens, now)
             return
         record.settled = True
-        told, context = (usage.prompt_tokens or 0, usage.completion_tokens or 0), self.fleet.context(call.model)
-        record.prompt_tokens, record.completion_tokens = believed(call, record.bytes_in, *told, context)
+        record.prompt_tokens, record.completion_tokens = believed(
+            call, record.bytes_in, usage.prompt_tokens or 0, usage.completion_tokens or 0, self.fleet.context
+        )
         record.cached_tokens = usage.cached_tokens or 0
         charge.settle(record.prompt_tokens + record.completion_tokens, now)
         if relay.outcome is Outcome.OK:
@@ -624,10 +628,10 @@ def _let_go(request: Request, call: Call | None) -> None:
     """The body is needed no more, whoever still knows the call."""
     if call is not None:
         call.body = b""
-    request.release()
+    if request.held is not None or request.body:
+        request.release()
 
 
 def _trace(request: Request, record: Record) -> None:
     """Note the trace that a request belongs to, if it tells of one."""
-    if b"traceparent" in request.fields:
-        record.trace_id = trace_id(request.headers) or UNSET
+    record.trace_id = trace_id(request.headers) or UNSET

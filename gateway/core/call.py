@@ -204,7 +204,8 @@ def parse(
         if settings.media != "any":
             check_unread(body)
         _READERS[route.kind](fields, prompt)
-        _check_text(len(body) - prompt.media_bytes, settings)
+        if len(body) - prompt.media_bytes > settings.max_text:
+            raise _too_much_text(len(body) - prompt.media_bytes, settings)
     model = fields.model
     if model is None:
         raise bad("model is required: the name of a model this gateway serves, see /v1/models", "model")
@@ -274,13 +275,12 @@ def _conversation(fields: Body, prompt: Prompt) -> None:
         prompt.raw(fields.chat_template_kwargs)
 
 
-def _check_text(size: int, settings: CallSettings) -> None:
-    if size > settings.max_text:
-        message = (
-            f"the body has {size} bytes beside its images, audio and files; this gateway takes at most "
-            f"{settings.max_text} (body.max of its policy): send less text, or fewer inputs at once"
-        )
-        raise Refused(Outcome.TOO_LARGE, message)
+def _too_much_text(size: int, settings: CallSettings) -> Refused:
+    message = (
+        f"the body has {size} bytes beside its images, audio and files; this gateway takes at most "
+        f"{settings.max_text} (body.max of its policy): send less text, or fewer inputs at once"
+    )
+    return Refused(Outcome.TOO_LARGE, message)
 
 
 def _chat(fields: Body, prompt: Prompt) -> None:

@@ -266,9 +266,10 @@ class Engine:
                 slots -= max(0, round(share * self.slots) - calls)
         return room >= 0 and slots > 0
 
-    def hold(self, cost: int, prefill: int, now: float, class_name: str = "") -> Hold:
-        """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read. The caller asked `fits`."""
-        reading = self.reading(prefill, now)
+    def hold(self, cost: int, prefill: int, now: float, class_name: str = "", *, teaches: bool = True) -> Hold:
+        """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read. The caller asked `fits`.
+        `teaches`: its first byte will tell how fast they were read."""
+        reading = self.reading(prefill, now) if teaches else 0.0
         self.held += cost
         self.in_flight += 1
         self._sent.append(now)

@@ -129,7 +129,7 @@ class LimitBook:
         limits, tenants = policy.limits, {name: _own(tenant.limits) for name, tenant in policy.tenants.items()}
         shared: list[Limit | TenantLimits] = [limits.global_, limits.per_tenant, limits.per_class, limits.per_model]
         shared += [*limits.classes.values(), *limits.models.values()]
-        self._limited = any(map(_limits, [*shared, *chain.from_iterable(tenants.values())]))
+        self.limited = any(map(_limits, [*shared, *chain.from_iterable(tenants.values())]))
         self._counts_tokens = any(map(_counts_tokens, shared))
         self._metered = {name for name, own in tenants.items() if any(map(_counts_tokens, own))}
         self._named = {*limits.models, *(model for tenant in policy.tenants.values() for model in tenant.limits.models)}
@@ -156,7 +156,7 @@ class LimitBook:
 
         Raises Refused (RATE_LIMITED), as `charge` does.
         """
-        if not self._limited:
+        if not self.limited:
             return self._free
         by_request, by_token = self._arrivals.get(tenant) or self._arrival(tenant)
         if not self._take(by_request, (), 0, now, tenant, body):
@@ -179,7 +179,7 @@ class LimitBook:
 
         Raises Refused (RATE_LIMITED): it names the limit to wait for and when all of them will allow the call.
         """
-        if not self._limited:
+        if not self.limited:
             return self._free
         named = model if model in self._named else ""
         by_request, by_token = self._routes.get((tenant, class_name, named)) or self._route(tenant, class_name, named)

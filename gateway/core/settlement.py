@@ -9,6 +9,7 @@ more than was asked for.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from gateway.core.call import Call
 
@@ -19,10 +20,15 @@ PER_CALL, PER_MESSAGE = 4096, 64  # tokens at most of a chat template
 PAIRED = ("rerank", "score")  # kinds of route that read their query once for each document
 
 
-def believed(call: Call, size: int, prompt: int, completion: int, context: int | None) -> tuple[int, int]:
+def believed(
+    call: Call, size: int, prompt: int, completion: int, context_of: Callable[[str], int | None]
+) -> tuple[int, int]:
     """An engine's own prompt and completion tokens, each no more than it can be: by the `size` of the body in bytes,
-    what was asked for and the `context` of the model's engines (None: not known). One wrong number is not to shut a
-    tenant out."""
+    what was asked for and the context of the model's engines (`context_of`; None: not known). One wrong number is not
+    to shut a tenant out."""
+    if prompt <= PER_CALL and completion <= (call.shaped or call.asked) * call.n:
+        return prompt, completion  # nearly every call
+    context = context_of(call.model)
     longest = MOST if context is None else context
     if call.route.kind == "response":  # it may go on from another that is not in its body
         return min(prompt, TURNS * longest), min(completion, TURNS * longest)

@@ -198,7 +198,8 @@ class Connection(asyncio.Protocol):
         self._scanned = 0
         end += 4
         data = bytes(data)
-        self._release()
+        if self._held is not None:
+            self._release()
         request = reader.read(data[start:end])
         request.peer = self.peer
         request.at = self._since

@@ -34,8 +34,8 @@ def test_an_engine_is_believed_no_more_than_can_be(
     fields: dict[str, Any], context: int | None, expected: tuple[int, int]
 ) -> None:
     call = a_call(**fields)
-    assert believed(call, SIZE, LIE, LIE, context) == expected
-    assert believed(call, SIZE, 7, 1, context) == (7, 1)
+    assert believed(call, SIZE, LIE, LIE, lambda _: context) == expected
+    assert believed(call, SIZE, 7, 1, lambda _: context) == (7, 1)
 
 
 @pytest.mark.parametrize(
