@@ -17,11 +17,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from loadtest.figure_runs import MIX, Capacity, InMemory, Outcome, Setting, in_time
+from loadtest.figure_runs import BLOCKS, MIX, Capacity, InMemory, Outcome, Setting, in_time
 from loadtest.figure_table import measured
 from loadtest.figures_load import goodput, late
 from loadtest.picture_points import SIDES, Picture, Point, Share, Side, table
@@ -35,6 +36,7 @@ engines that are asked directly, in turn, and through the gateway. The same seed
 
   python -m loadtest.picture                  all of it, and the table
   python -m loadtest.picture --draw-only      the same from the figures there are, without a run
+  python -m loadtest.picture --engines 1 --blocks 24576 --out docs/one-engine     one, which binds on its sequences
 
 loadtest/picture.json has every figure, loadtest/picture.py what they mean."""
 
@@ -44,15 +46,15 @@ TRAFFIC = tuple(msgspec.structs.replace(kind, share=share) for kind, share in zi
 FOLDER = Path(__file__).parent
 
 
-def capacity_of(seed: int, engines: int) -> Capacity:
+def capacity_of(seed: int, engines: int, blocks: int = BLOCKS) -> Capacity:
     """What the engines can do of this traffic at most."""
-    return Setting(engines=engines, seed=seed, mix=TRAFFIC, known={}).saturated()
+    return Setting(engines=engines, seed=seed, mix=TRAFFIC, blocks=blocks, known={}).saturated()
 
 
-def measure(side: Side, factor: float, seed: int, engines: int, capacity: Capacity) -> Point:
+def measure(side: Side, factor: float, seed: int, engines: int, capacity: Capacity, blocks: int = BLOCKS) -> Point:
     """One run at `factor` times the capacity."""
     place = InMemory(Direct if side == "direct" else RoundRobin)
-    setting = Setting(engines=engines, seed=seed, mix=TRAFFIC, place=place, capacity=capacity, known={})
+    setting = Setting(engines=engines, seed=seed, mix=TRAFFIC, place=place, capacity=capacity, blocks=blocks, known={})
     outcome = setting.overload(factor, gateway=side == "weir")
     return Point(
         side=side,
@@ -74,14 +76,14 @@ def share_of(setting: Setting, outcome: Outcome, class_name: str) -> Share:
     return Share(offered, len(good), sum(tried.number == 1 for tried in good))
 
 
-def measured_all(seeds: Sequence[int], engines: int, workers: int) -> Iterator[Picture | Point]:
+def measured_all(seeds: Sequence[int], engines: int, workers: int, blocks: int = BLOCKS) -> Iterator[Picture | Point]:
     """Every point as it is ready, the longest runs first, each in a process of its own; the whole in the end."""
     context = multiprocessing.get_context("spawn")
     found: list[Point] = []
     with ProcessPoolExecutor(workers, context, initializer=tie, initargs=(os.getpid(),)) as pool:
-        capacity = dict(zip(seeds, pool.map(capacity_of, seeds, [engines] * len(seeds)), strict=True))
+        capacity = dict(zip(seeds, pool.map(partial(capacity_of, engines=engines, blocks=blocks), seeds), strict=True))
         jobs = [(side, factor, seed) for factor in reversed(FACTORS) for side in SIDES for seed in seeds]
-        running = [pool.submit(measure, *job, engines, capacity[job[2]]) for job in jobs]
+        running = [pool.submit(measure, *job, engines, capacity[job[2]], blocks) for job in jobs]
         for done in as_completed(running):
             found.append(done.result())
             yield found[-1]
@@ -97,11 +99,18 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--draw-only", action="store_true", help="draw FOLDER/picture.json and print its table")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each point, averaged (default: 3)")
     parser.add_argument("--engines", type=int, default=4, metavar="N", help="simulated engines (default: 4)")
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        default=BLOCKS,
+        metavar="N",
+        help="KV blocks of an engine, 16 tokens each (default: %(default)s)",
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
     parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="for both files (default: loadtest)")
     given = parser.parse_args(argv)
-    if min(given.seeds, given.engines, given.workers) < 1:
-        parser.error("--seeds, --engines and --workers must be at least 1")
+    if min(given.seeds, given.engines, given.blocks, given.workers) < 1:
+        parser.error("--seeds, --engines, --blocks and --workers must be at least 1")
     if not given.out.is_dir():
         parser.error(f"--out: there is no folder {given.out}")
     return given
@@ -118,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{figures}: {error}", file=sys.stderr)
             return 2
     else:
-        picture = _measured(range(1, given.seeds + 1), given.engines, given.workers)
+        picture = _measured(range(1, given.seeds + 1), given.engines, given.workers, given.blocks)
         figures.write_text(written(picture))
     (given.out / "picture.svg").write_text(draw(picture))
     print("\n".join(table(picture)))
@@ -131,9 +140,9 @@ def written(picture: Picture) -> str:
     return head + "\n" + ",\n".join(msgspec.json.encode(point).decode() for point in picture.points) + "\n]}\n"
 
 
-def _measured(seeds: Sequence[int], engines: int, workers: int) -> Picture:
+def _measured(seeds: Sequence[int], engines: int, workers: int, blocks: int) -> Picture:
     began, runs = time.monotonic(), len(seeds) * len(SIDES) * len(FACTORS)
-    for made, found in enumerate(measured_all(seeds, engines, workers), 1):
+    for made, found in enumerate(measured_all(seeds, engines, workers, blocks), 1):
         if isinstance(found, Picture):
             print(file=sys.stderr)
             return found
