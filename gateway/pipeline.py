@@ -330,7 +330,9 @@ class Pipeline:
             self._unanswered(call, charge, record, wrote)
             raise
         with closing(reply):
-            _let_go(request, call)  # no engine is tried any more
+            call.body = b""  # no engine is tried any more
+            if request.held is not None:
+                request.release()
             now = self.clock()
             record.ttft = now - request.at
             if reply.status < 400:
@@ -515,7 +517,7 @@ class Pipeline:
         elif relay.outcome is not Outcome.OK and relay.status < 400:
             grant.ending = Ending.NEUTRAL  # the client left
         usage = relay.usage
-        if not relay.told:
+        if not (relay.told if call.stream else usage.prompt_tokens is not None):
             record.completion_tokens = 0 if relay.status >= 400 else self._written(call, grant, relay, reply, record)
             charge.settle(call.prompt_tokens + record.completion_tokens, now)
             return

@@ -473,7 +473,8 @@ def time_given(headers: Mapping[bytes, bytes], settings: CallSettings) -> float:
 
 def _patience(headers: Mapping[bytes, bytes]) -> float:
     """Seconds that the caller's SDK waits, 0 where it does not say."""
-    return max(0.0, _decimal(headers.get(b"x-stainless-read-timeout", b"")))
+    given = headers.get(b"x-stainless-read-timeout")
+    return max(0.0, _decimal(given)) if given else 0.0
 
 
 def time_allowed(within: float, patience: float, otherwise: float) -> float:

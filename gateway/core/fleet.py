@@ -386,9 +386,13 @@ class Engine:
         """`tokens` of one sequence took `seconds` to write: the least of late, which a slower answer lifts a little. An
         answer that came to us all at once says little: it is taken for four times as fast as the mean."""
         if tokens >= TPOT_TOKENS:
-            each = max(seconds / tokens, self.tpot / 4, FASTEST)
-            lower = each < self.pace or self.pace == PACE
-            self.pace = each if lower else self.pace + PACE_WEIGHT * (each - self.pace)
+            each, pace = seconds / tokens, self.pace
+            if each > pace != PACE:
+                self.pace = pace + PACE_WEIGHT * (each - pace)
+                return
+            each = max(each, self.tpot / 4, FASTEST)
+            lower = each < pace or pace == PACE
+            self.pace = each if lower else pace + PACE_WEIGHT * (each - pace)
 
     def health(self, ok: bool, now: float, trouble: Trouble | None = None) -> None:
         """One check, which met `trouble` where it is not `ok`: three misses take the engine out, two hits (one at first
