@@ -40,7 +40,7 @@ class LineWriter:
         self._lock = threading.Lock()
         self._lines: list[bytes] = []
         self._size = 0
-        self._taken = self._done = 0  # lines that came, and those of them that are written or lost
+        self._writing = False  # lines that were taken
         self._untold = 0  # lost lines that no line has told of
         self._wanted = threading.Event()  # there is something to do
         self._awake = False  # the thread will look at what has come
@@ -66,9 +66,7 @@ class LineWriter:
                 return
             self._lines.append(line)
             self._size += len(line)
-            self._taken += 1
-            asleep, self._awake = not self._awake, True
-        if hurry or asleep:
+        if hurry or not self._awake:  # else the thread has yet to take what has gathered
             self._wake(hurry=hurry)
 
     def look(self) -> None:
@@ -88,12 +86,13 @@ class LineWriter:
 
     def _pauses(self) -> Iterator[float]:
         """Times to wait until everything that has come is written, or the patience ends."""
-        wanted, until = self._taken, time.monotonic() + CLOSE_WITHIN
-        while self._done < wanted and time.monotonic() < until:
+        until = time.monotonic() + CLOSE_WITHIN
+        while (self._lines or self._writing) and time.monotonic() < until:
             self._wake(hurry=True)
             yield 0.002
 
     def _wake(self, *, hurry: bool) -> None:
+        self._awake = True
         if hurry:
             self._hurry.set()
         if not self._wanted.is_set():
@@ -112,7 +111,8 @@ class LineWriter:
             self._wanted.clear()
             self._hurry.clear()
             with self._lock:
-                lines, self._lines, self._size, self._awake = self._lines, [], 0, False
+                lines, self._lines, self._size = self._lines, [], 0
+                self._awake, self._writing = False, True
             self._find_again()
             if lines:
                 data = b"".join(lines)
@@ -121,7 +121,7 @@ class LineWriter:
                     lost = data[-left:].count(b"\n") if left else 0
                     self.lost += lost
                     self._untold += lost
-                    self._done += len(lines)
+            self._writing = False
 
     def _told(self) -> bool:
         """Tell of lost lines, if there are any. False: that line cannot be written either."""

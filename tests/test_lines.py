@@ -84,7 +84,7 @@ def test_a_pipe_that_nobody_reads_does_not_keep_the_process_from_ending(monkeypa
         left = 100_001
         while left:
             left -= len(os.read(read, left))
-        until(lambda: writer._done)
+        until(lambda: not writer._lines and not writer._writing)
 
 
 def test_a_descriptor_that_others_made_non_blocking_is_waited_for() -> None:
