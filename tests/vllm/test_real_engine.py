@@ -31,7 +31,7 @@ def connected(gateway: Gateway, request: bytes) -> socket.socket:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_the_engine_within_a_second(gateway: Gateway, vllm: Vllm, stream: bool) -> None:
     gone = gateway.total("weir_requests_total", outcome="client_gone")
-    with connected(gateway, chat("weir", MODEL, "never mind", max_tokens=ENDLESS, stream=stream)) as client:
+    with connected(gateway, chat("localhost", MODEL, "never mind", max_tokens=ENDLESS, stream=stream)) as client:
         if stream:
             assert client.recv(65536).startswith(b"HTTP/1.1 200")
         assert until(lambda: vllm.running() == 1, 30.0) is not None
@@ -81,7 +81,7 @@ def test_two_hundred_streams_end_and_leave_nothing(gateway: Gateway, vllm: Vllm)
     async def main() -> None:
         async with asyncio.TaskGroup() as group:
             for i, answer in enumerate(answers):
-                request = chat("weir", MODEL, f"stream {i}", max_tokens=20)
+                request = chat("localhost", MODEL, f"stream {i}", max_tokens=20)
                 group.create_task(exchange(parts.hostname or "", parts.port or 0, request, answer, limit=120.0))
 
     uvloop.run(main())
@@ -97,7 +97,7 @@ def test_two_hundred_streams_end_and_leave_nothing(gateway: Gateway, vllm: Vllm)
 def test_an_engine_killed_in_a_stream_says_so_and_is_used_again_once_it_is_back(
     gateway: Gateway, vllm: Vllm, place: Place
 ) -> None:
-    with connected(gateway, chat("weir", MODEL, "last words", max_tokens=ENDLESS)) as client:
+    with connected(gateway, chat("localhost", MODEL, "last words", max_tokens=ENDLESS)) as client:
         received = client.recv(65536)
         while b"data: " not in received:
             received += client.recv(65536)
