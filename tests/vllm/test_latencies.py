@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.agreement import measure, table_of
+from loadtest.agreement import BOUNDS, measure, table_of
 from loadtest.real_vllm import ENVIRONMENT, venv
 from loadtest.records import Run, Slo, Window
 from loadtest.summary import summarise
@@ -89,10 +89,10 @@ def test_the_figures_are_those_of_vllms_own_benchmark(tmp_path: Path) -> None:
 
 
 def test_the_latencies_of_a_load_are_those_that_vllms_own_benchmark_measures(tmp_path: Path, place: Place) -> None:
-    """Unless the rounds of one and the same client are as far apart: then the machine is too busy to tell."""
+    """Within the bound and what the rounds of one and the same client differ by: less than that nobody can tell."""
     place.close()  # its vLLM spends time on both cores even when it is idle
     console = Console()
     figures = measure(tmp_path, seconds=20.0, rate=8.0, rounds=2, seed=1, console=console)
     console.print(table_of(figures))
     assert len(figures) == 8
-    assert [figure for figure in figures if not figure.good and abs(figure.difference) > figure.own] == []
+    assert [figure for figure in figures if abs(figure.difference) > BOUNDS[figure.quantile] + figure.own] == []
