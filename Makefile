@@ -57,7 +57,7 @@ slow: $(STAMP)
 # Of the cores alone: they are where every branch is a decision, and few of their tests need sockets.
 coverage: $(STAMP)
 	$(PYTEST) -n $(WORKERS) tests/core tests/properties tests/sidecar tests/flow tests/test_metrics.py -m 'not vllm and not slow' \
-		--cov=gateway.core --cov=sidecar.core --cov-report=term-missing:skip-covered --cov-fail-under=100
+		--cov=gateway.core --cov=gateway.shared.files --cov=gateway.shared.vllm --cov=sidecar.core --cov=sidecar.sizing --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 format: $(STAMP) ## let ruff put everything in its format
 	$(BIN)/ruff check --fix-only .
@@ -79,46 +79,46 @@ test-ray: ray ## the sidecars of a cluster, on a Ray of three nodes on this mach
 	WEIR_REQUIRE_RAY=1 "$(RAY)/bin/python" -m pytest -q -m ray tests/ray
 
 bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx and vllm-router, where they are installed
-	$(BIN)/python -m loadtest.overhead $(BENCH)
+	$(BIN)/python -m loadtest.lab.cost.overhead $(BENCH)
 
 bodies: $(STAMP) ## what large and unfinished bodies cost others: stalls, latency, memory; BODIES=--help tells how
-	$(BIN)/python -m loadtest.bodies $(BODIES)
+	$(BIN)/python -m loadtest.lab.cost.bodies $(BODIES)
 
 instructions: $(STAMP) ## user-space instructions per request and per SSE event, by callgrind; INSTRUCTIONS=--help tells how
-	$(BIN)/python -m loadtest.instructions $(INSTRUCTIONS)
+	$(BIN)/python -m loadtest.lab.cost.instructions $(INSTRUCTIONS)
 
 compare-vllm: vllm ## one overloaded vLLM on CPU: direct, vllm-router, and the gateway; six minutes; COMPARE=--help tells
-	$(BIN)/python -m loadtest.compare_vllm $(COMPARE)
+	$(BIN)/python -m loadtest.lab.vllm.compare_vllm $(COMPARE)
 
 agreement: vllm ## the bench's latencies beside those of vLLM's own, for the same requests; AGREEMENT=--help tells how
-	$(BIN)/python -m loadtest.agreement $(AGREEMENT)
+	$(BIN)/python -m loadtest.lab.vllm.agreement $(AGREEMENT)
 
 fidelity: vllm ## how far a simulated engine is from the vLLM on CPU it was calibrated on; six minutes; FIDELITY=--help tells
-	$(BIN)/python -m loadtest.fidelity $(FIDELITY)
+	$(BIN)/python -m loadtest.lab.vllm.fidelity $(FIDELITY)
 
 figures: $(STAMP) ## goodput, lateness, failover and more, of the whole gateway in virtual time; FIGURES=--help tells how
-	$(BIN)/python -m loadtest.figures $(FIGURES)
+	$(BIN)/python -m loadtest.lab.figures $(FIGURES)
 
 picture: $(STAMP) ## the README's picture and its table: goodput against offered load, with a gateway and without; PICTURE=--help tells
-	$(BIN)/python -m loadtest.picture $(PICTURE)
+	$(BIN)/python -m loadtest.lab.figures.picture $(PICTURE)
 
 realtime: $(STAMP) ## goodput, lateness and more once again with processes and sockets in real time; REALTIME=--help tells how
-	$(BIN)/python -m loadtest.realtime $(REALTIME)
+	$(BIN)/python -m loadtest.lab.realtime $(REALTIME)
 
 soak: $(STAMP) ## eight minutes of three times the load with engines that die, reloads and cancels; SOAK=--help tells how
-	$(BIN)/python -m loadtest.soak $(SOAK)
+	$(BIN)/python -m loadtest.lab.soak $(SOAK)
 
 residency: $(STAMP) ## which models have GPU memory and what that costs, of the sidecar in virtual time; RESIDENCY=--help tells how
-	$(BIN)/python -m loadtest.residency $(RESIDENCY)
+	$(BIN)/python -m loadtest.lab.residency $(RESIDENCY)
 
 fuzz: $(STAMP) ## ten minutes of odd inputs for every parser that bytes from outside reach; FUZZ=--help tells how
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 evasions: $(STAMP) ## tokens that each way around a limit gets for nothing, of the whole gateway in virtual time
-	$(BIN)/python -m loadtest.evasions
+	$(BIN)/python -m loadtest.lab.evasions
 
 dst: $(STAMP) ## a thousand random simulations of the whole gateway, faults and reloads and all; DST=--help tells how
-	$(BIN)/python -m loadtest.dst $(DST)
+	$(BIN)/python -m loadtest.lab.dst $(DST)
 
 clean: ## remove the environment and every cache
 	rm -rf "$(VENV)" build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage *.egg-info

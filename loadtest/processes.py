@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from loadtest import tied
+from loadtest import die_with_parent
 
 POLL = 0.02
 QUOTED = 6000  # bytes of a child's output in an error
@@ -86,7 +86,7 @@ class Child:
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-IS", tied.__file__, str(os.getpid()), *argv],
+                [sys.executable, "-IS", die_with_parent.__file__, str(os.getpid()), *argv],
                 env=None if env is None else dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -12,17 +12,17 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sidecar.control.status import shown
 from sidecar.core.config import SidecarConfig
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.core.gpus import GPUs
-from sidecar.engine import VllmEngines
 from sidecar.fake_gpu import FakeGPUs
 from sidecar.gpu import NVML
 from sidecar.machine import Machine
 from sidecar.manager import Manager
+from sidecar.process.engine import VllmEngines
 from sidecar.sampler import Sampler
 from sidecar.state import State, StateFile
-from sidecar.status import shown
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", as a container sees its own
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from sidecar.wire import Demand, DemandReport
+from gateway.shared.protocol import Demand, DemandReport
 
 STALE = 10.0  # seconds
 MOST = 1000  # gateways; more are a mistake or an attack

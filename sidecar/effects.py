@@ -1,6 +1,6 @@
 """What the manager has done for it, and nothing it decides: an engine's steps, and what a model will take.
 
-Two things stand behind these: `sidecar.engine`, with real processes, and the simulation of `loadtest.residency`, in
+Two things stand behind these: `sidecar.process.engine`, with real processes, and `loadtest.lab.residency`, in
 virtual time. Bytes are per GPU, times are seconds.
 """
 
@@ -11,10 +11,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from sidecar.adoption import ProcessRecord
 from sidecar.core.inventory import Size
-from sidecar.core.measured import Measured
 from sidecar.core.vllm import Said
+from sidecar.process.adoption import ProcessRecord
+from sidecar.sizing.measured import Measured
 
 Level = Literal[1, 2]
 

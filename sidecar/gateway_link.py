@@ -17,9 +17,17 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from gateway.shared.protocol import (
+    MAX_BYTES,
+    REPORT_PATH,
+    CapacityReport,
+    DemandReport,
+    WireError,
+    demand_report,
+    encode,
+)
+from sidecar.control.status import GatewayStatus, seconds, shown
 from sidecar.core.addresses import Address
-from sidecar.status import GatewayStatus, seconds, shown
-from sidecar.wire import MAX_BYTES, REPORT_PATH, CapacityReport, DemandReport, WireError, demand_report, encode
 
 EVERY = 1.0  # seconds
 GAP = 0.05  # seconds, the least between two reports

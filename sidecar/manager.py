@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.shared.protocol import CapacityReport, DemandReport, GPUReport, ModelReport
 from sidecar.adopting import take_over
 from sidecar.core.config import SidecarConfig
 from sidecar.core.inventory import Resident, Settings
@@ -26,13 +27,12 @@ from sidecar.core.plan import Infeasible, Plan, plan
 from sidecar.core.roster import Entry
 from sidecar.demand import Gateways
 from sidecar.effects import Engines
+from sidecar.gpu_tasks import Works
 from sidecar.machine import Machine
 from sidecar.operations import Operations
 from sidecar.reports import explained, gpu_report, model_report
 from sidecar.state import State, StateFile, Times
 from sidecar.watch import Watch
-from sidecar.wire import CapacityReport, DemandReport, GPUReport, ModelReport
-from sidecar.works import Works
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
 LEAST, MOST = 0.001, 60.0  # seconds between two turns that nothing but the clock leads to

@@ -17,12 +17,12 @@ import msgspec
 
 from sidecar.core.gpus import GPU, returned
 from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEP, SLEEPING, STARTING, STOP, STOPPED, WAKE, Event
-from sidecar.core.measured import Measured
 from sidecar.core.plan import Plan
 from sidecar.core.roster import Entry
 from sidecar.demand import Gateways
 from sidecar.effects import Engine, EngineFailed, EngineRecord, Engines, Told, Unusable
 from sidecar.machine import Machine
+from sidecar.sizing.measured import Measured
 
 DRAIN_WITHIN = 15.0  # seconds for gateways and engine to have ended what runs, where it makes room
 ORDERED_WITHIN = 60.0  # seconds, where somebody has ordered it

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from gateway.shared.protocol import CapacityReport, DemandReport, ModelReport
+from gateway.shared.tasks import telling
+from sidecar.control.status import GatewayStatus
 from sidecar.core.addresses import Address
 from sidecar.gateway_link import Link
 from sidecar.manager import Manager
-from sidecar.status import GatewayStatus
-from sidecar.tasks import telling
-from sidecar.wire import CapacityReport, DemandReport, ModelReport
 
 LOOK_EVERY = 0.02  # seconds between two looks whether gateways still use engines that are about to end
 ENDING = "the sidecar of its machine is ending"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.shared.protocol import GPUReport, ModelReport
 from sidecar.core.gpus import GPU
 from sidecar.core.inventory import Device, Resident
 from sidecar.core.lifecycle import ERROR, SLEEPING, State
 from sidecar.core.plan import Infeasible, Plan
 from sidecar.core.roster import Entry
 from sidecar.effects import Told
-from sidecar.wire import GPUReport, ModelReport
 
 NO_MEMORY, FAILED, WITHDRAWN = "no_memory", "error", "draining"  # why a model cannot be had
 LONGEST = 2000  # characters of a sentence, as the wire has it

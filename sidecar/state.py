@@ -22,8 +22,8 @@ from typing import Annotated
 
 import msgspec
 
-from sidecar.core.measured import Measured
 from sidecar.effects import EngineRecord
+from sidecar.sizing.measured import Measured
 from sidecar.threads import in_thread
 
 VERSION = 1

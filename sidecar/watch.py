@@ -13,8 +13,8 @@ from collections.abc import Callable
 from sidecar.core.lifecycle import RUNNING
 from sidecar.core.roster import Entry
 from sidecar.effects import Engine, EngineFailed
+from sidecar.gpu_tasks import Works
 from sidecar.operations import Operations
-from sidecar.works import Works
 
 EVERY = 5.0  # seconds
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.core.call import ROUTES, Call
-from gateway.core.queues import Queues, Ticket
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.request.call import ROUTES, Call
 
 
 def a_call(**fields: Any) -> Call:

@@ -8,8 +8,8 @@ from typing import Any, get_args, get_origin
 import msgspec
 import pytest
 
-from gateway.core.checked import InvalidFile
-from gateway.core.kinds import is_struct, options_of
+from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.kinds import is_struct, options_of
 
 
 def problems_of(decode: Callable[[bytes, str], object], data: str | bytes, name: str) -> list[str]:

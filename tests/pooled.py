@@ -6,8 +6,8 @@ import json
 import zlib
 from typing import Any
 
-from gateway.core.call import ROUTES, Call, CallSettings, parse
-from gateway.core.cost import CostModel
+from gateway.core.request.call import ROUTES, Call, CallSettings, parse
+from gateway.core.request.cost import CostModel
 
 EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
 

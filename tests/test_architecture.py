@@ -18,113 +18,62 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("gateway", "sidecar", "loadtest")
 
-# Arrows point down: a module of gateway imports only from a lower level, or from its own folder.
-# wire and dispatch are the two edges others are built on; the edges above them do not know each other.
-LEVELS = {
-    "cli": 6,
-    **dict.fromkeys(("serve", "starter", "top"), 5),
-    **dict.fromkeys(("assembly", "checking"), 4),
-    **dict.fromkeys(("pipeline", "probing"), 3),
-    **dict.fromkeys(
-        (
-            "announce",
-            "batcher",
-            "calllog",
-            "certificate",
-            "control",
-            "descriptors",
-            "embedded",
-            "embedded_sidecar",
-            "attempts",
-            "keys",
-            "kv_events",
-            "loading",
-            "metrics",
-            "outcome_help",
-            "relay",
-            "reload",
-            "sidecar_metrics",
-            "sidecars",
-            "telemetry",
-            "waking",
-        ),
-        2,
+# Arrows point down. Between packages: loadtest > sidecar > gateway; of the gateway the sidecar imports `shared`, the
+# ground floor. Within a package: a folder imports only from folders further down in its line, or from itself.
+ORDER = ("gateway", "sidecar", "loadtest")
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "gateway": (
+        ("__version__",),
+        ("shared",),
+        ("core",),
+        ("upstream",),
+        ("relay", "decider"),
+        ("control",),
+        ("serve", "top"),
+        ("cli",),
     ),
-    "own_token": 3,
-    **dict.fromkeys(
-        ("dispatch", "engine_sockets", "file_modes", "lines", "sidecar_process", "straight", "tasks", "wire"), 1
-    ),
-    "core": 0,
-    "__version__": 0,
 }
+# Where relay and decider meet.
+MEETING = "gateway.decider.dispatch"
+# Commands of the load test that the gateway's command line offers.
+COMMANDS = ("gateway/cli/checking.py", "gateway/cli/__init__.py")
+# What of `shared` does no I/O, so that a core may import it.
+PURE = tuple(f"gateway.shared.{name}" for name in ("files", "vllm", "protocol", "printable"))
 
 # A door is a file (or folder) that alone imports a third-party library. None: any file outside core may.
-COMMANDS = ("gateway/checking.py", "gateway/cli.py")  # which know the load test
 DOORS: dict[str, tuple[str, ...] | None] = {
     "msgspec": None,
     "anyio": None,
-    "yaml": ("gateway/core/yaml_file.py",),
-    "httptools": ("gateway/wire/", "loadtest/engine/", "loadtest/client.py", "loadtest/stub.py"),
+    "yaml": ("gateway/shared/files/yaml_file.py",),
+    "httptools": (
+        "gateway/relay/wire/",
+        "gateway/upstream/",
+        "loadtest/engine/",
+        "loadtest/clients/client.py",
+        "loadtest/clients/stub.py",
+    ),
     "httpx": (
-        "gateway/straight.py",
+        "gateway/shared/control/http_client.py",
         "gateway/top/asking.py",
-        "gateway/waking.py",
-        "loadtest/dst_sidecars.py",  # in place of a sidecar's socket
-        "loadtest/dst_world.py",
-        "sidecar/engine_api.py",
+        "gateway/decider/waking.py",
+        "loadtest/lab/dst/sidecars.py",  # in place of a sidecar's socket
+        "loadtest/lab/dst/world.py",
+        "sidecar/process/engine_api.py",
         "sidecar/gateway_link.py",
     ),
-    "hypercorn": ("gateway/control/http1.py",),
-    "starlette": ("gateway/control/", "sidecar/api.py", "sidecar/guard.py", "sidecar/listener.py"),
-    "prometheus_client": ("gateway/metrics.py", "gateway/sidecar_metrics.py", "sidecar/metrics.py"),
+    "hypercorn": ("gateway/shared/control/http1.py",),
+    "starlette": ("gateway/control/", "gateway/shared/control/", "sidecar/control/"),
+    "prometheus_client": (
+        "gateway/decider/metrics.py",
+        "gateway/decider/sidecar_metrics.py",
+        "sidecar/control/metrics.py",
+    ),
     "pynvml": ("sidecar/gpu.py",),
-    "ray": ("sidecar/cluster.py",),
-    "uvloop": ("gateway/serve.py", "sidecar/serve.py", "loadtest/"),
-    "zmq": ("gateway/kv_events.py", "loadtest/engine/publisher.py"),
-    "rich": ("gateway/cli.py", "gateway/top/", "loadtest/"),
+    "ray": ("sidecar/ray/cluster.py",),
+    "uvloop": ("gateway/serve/run.py", "sidecar/serve.py", "loadtest/"),
+    "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
+    "rich": ("gateway/cli/", "gateway/top/", "loadtest/"),
 }
-# The gateway in virtual time, what gives its engines cache events there, and what looks at its books after each step;
-# the rest of loadtest knows only sockets.
-GATEWAY_IN_LOADTEST = (
-    "loadtest/inprocess.py",
-    "loadtest/affinity.py",
-    *(
-        f"loadtest/dst_{name}.py"
-        for name in ("batches", "books", "caches", "callers", "fairness", "grants", "invariants", "world")
-    ),
-)
-# The sidecar's manager in virtual time: its engines, its gateways, and what is measured there; and its messages alone,
-# where sidecars are played for a gateway.
-SIDECAR_IN_LOADTEST = ("loadtest/residents.py", "loadtest/residency", "loadtest/dst_")
-# Of the gateway the sidecar knows how a file is read, so that one reader bounds both files and answers mistakes in one
-# taste, and how a vLLM's metrics and models are read, so that both believe and refuse the same of one engine. Either is
-# pure and decides nothing. The sidecar's files that import them, and what of them.
-READER = tuple(f"gateway.core.{name}" for name in ("checked", "kinds", "units", "yaml_file"))
-READER_IN_SIDECAR = {
-    "sidecar/checking.py": ("gateway.core.checked", "gateway.core.findings"),
-    "sidecar/core/config.py": (*READER, "gateway.core.findings", "gateway.core.schema"),
-    "sidecar/core/pool.py": READER,
-    "sidecar/core/profile.py": READER,
-    "sidecar/core/vllm.py": ("gateway.core.vllm",),
-    "sidecar/listener.py": ("gateway.control.http1",),  # one listener, so that both ports have the same bounds
-}
-# So does the load test of its scenario files: one reader, and the kinds of values that the files' sections are made of.
-# They say what is sent, and nothing of the gateway that it is sent to.
-READER_IN_LOADTEST = {
-    "loadtest/scenario.py": (*READER, "gateway.core.policy_types", "gateway.core.schema"),
-    "loadtest/scenario_rules.py": ("gateway.core.checked",),
-    "loadtest/bench_options.py": ("gateway.core.checked",),
-    "loadtest/simulate_options.py": ("gateway.core.checked",),
-    "loadtest/engine/profile_file.py": READER,
-    **dict.fromkeys(("loadtest/bench_flags.py", "loadtest/engine/latency.py"), ("gateway.core.units",)),
-    **dict.fromkeys(
-        ("loadtest/arrivals.py", "loadtest/lengths.py", "loadtest/slo.py", "loadtest/workload.py"),
-        ("gateway.core.kinds", "gateway.core.policy_types", "gateway.core.units"),
-    ),
-}
-# The registry of sidecars takes their messages as they are: structs without I/O, of which nothing else would be left
-# to say in a second set of types.
-WIRE_IN_CORE = dict.fromkeys(("gateway/core/sidecar.py", "gateway/core/sidecars.py"), "sidecar.wire")
 # core decides and does nothing else: what would give it a clock, a socket, a thread or a log line.
 NOT_IN_CORE = re.compile(
     "asyncio|concurrent|ctypes|datetime|http|io|logging|multiprocessing|os|pathlib|queue|sched|select|selectors|shutil|"
@@ -134,14 +83,17 @@ CALLS_NOT_IN_CORE = frozenset({"open", "print", "input", "eval", "exec", "breakp
 
 BASES = frozenset({"Exception", "Struct", "Enum", "Protocol", "Generic"})
 LIBRARY_BASES = {  # what a library demands is named here, with the files that may
-    "asyncio.Protocol": ("gateway/wire/", "loadtest/"),
-    "asyncio.BufferedProtocol": ("gateway/wire/", "loadtest/"),
-    "argparse.ArgumentParser": ("gateway/cli.py", "sidecar/cli.py"),  # error() is there to be replaced
-    "TCPServer": ("gateway/control/http1.py",),  # Hypercorn has no setting against HTTP/2 without TLS
-    "Collector": ("gateway/metrics.py", "sidecar/metrics.py"),
-    "asyncio.SelectorEventLoop": ("loadtest/vtime.py", "loadtest/realtime.py"),
-    "asyncio.Handle": ("loadtest/vtime.py",),
-    "asyncio.TimerHandle": ("loadtest/vtime.py",),
+    "asyncio.Protocol": ("gateway/relay/wire/", "gateway/upstream/", "loadtest/"),
+    "asyncio.BufferedProtocol": ("gateway/relay/wire/", "gateway/upstream/", "loadtest/"),
+    "argparse.ArgumentParser": (
+        "gateway/cli/__init__.py",
+        "sidecar/cli/__init__.py",
+    ),  # error() is there to be replaced
+    "TCPServer": ("gateway/shared/control/http1.py",),  # Hypercorn has no setting against HTTP/2 without TLS
+    "Collector": ("gateway/decider/metrics.py", "sidecar/control/metrics.py"),
+    "asyncio.SelectorEventLoop": ("loadtest/simulate/vtime.py", "loadtest/lab/realtime.py"),
+    "asyncio.Handle": ("loadtest/simulate/vtime.py",),
+    "asyncio.TimerHandle": ("loadtest/simulate/vtime.py",),
 }
 BAD_NAMES = re.compile(r"(?:^|_)(?:utils?|helpers?|common|misc|base|manager_of_\w+)$")
 MUTABLE = re.compile(
@@ -154,8 +106,8 @@ MUTATORS = re.compile(
 CACHES = frozenset({"cache", "lru_cache"})
 # Where an exception nobody foresaw may be caught without being raised again, and why.
 BROAD_EXCEPTS: dict[str, str] = {
-    "gateway/core/shadow.py": "what is only asked and never obeyed must not fail a call; it is counted and reported",
-    "loadtest/dst.py": "whatever a seed raises is what was looked for; it is reported with the seed and can be shrunk",
+    "gateway/core/shadow/shadow.py": "what is only asked must not fail a call; it is counted and reported",
+    "loadtest/lab/dst/command.py": "whatever a seed raises was looked for; it is reported with the seed, to be shrunk",
 }
 
 
@@ -219,33 +171,33 @@ def _imports(path: str, tree: ast.Module) -> Iterator[str]:
 
 def _arrow(path: str, name: str) -> Iterator[str]:
     package, target = path.split("/", maxsplit=1)[0], name.split(".", maxsplit=1)[0]
-    if package == target == "gateway":
-        here, there = _unit(path.removesuffix(".py").split("/")), _unit(name.split("."))
-        if here != there and LEVELS.get(here, -1) <= LEVELS.get(there, 9):
-            yield f"imports {name}: arrows point down, and {here} is not above {there}"
-    elif (package, target) == ("gateway", "sidecar"):
-        if not name.startswith("sidecar.wire"):
-            yield f"imports {name}: of sidecar the gateway knows only sidecar.wire"
-    elif (package, target) == ("gateway", "loadtest"):
-        if path not in COMMANDS:
-            yield f"imports {name}: only {' and '.join(COMMANDS)} may import loadtest"
-    elif (package, target) == ("loadtest", "gateway"):
-        if path not in GATEWAY_IN_LOADTEST and not _reader(path, name):
-            yield f"imports {name}: only {' and '.join(GATEWAY_IN_LOADTEST)} may import the gateway"
-    elif (package, target) == ("loadtest", "sidecar"):
-        if not path.startswith(SIDECAR_IN_LOADTEST):
-            yield f"imports {name}: only {' and '.join(SIDECAR_IN_LOADTEST)} may import the sidecar"
-    elif package != target and not _reader(path, name):
+    if package == target:
+        here, there = _layer(package, path.removesuffix(".py").split("/")), _layer(package, name.split("."))
+        same = _unit(path.split("/")) == _unit(name.split("."))
+        if (
+            package in LAYERS
+            and not same
+            and here <= there
+            and not (_unit(path.split("/")) == "relay" and name.startswith(MEETING))
+        ):
+            above = f"{_unit(path.split('/'))} is not above {_unit(name.split('.'))}"
+            yield f"imports {name}: arrows point down, and {above}"
+    elif ORDER.index(package) < ORDER.index(target) and path not in COMMANDS:
         yield f"imports {name}: {package} knows nothing of {target}"
-
-
-def _reader(path: str, name: str) -> bool:
-    """Whether an import is the sidecar's or the load test's of the reader of files, or of vLLM's answers."""
-    return name in READER_IN_SIDECAR.get(path, ()) or name in READER_IN_LOADTEST.get(path, ())
+    elif (package, target) == ("sidecar", "gateway") and name.split(".")[1:2] != ["shared"]:
+        yield f"imports {name}: of the gateway the sidecar knows only gateway.shared"
 
 
 def _unit(parts: list[str]) -> str:
-    return parts[1] if len(parts) > 1 else ""
+    return parts[1].removesuffix(".py") if len(parts) > 1 else ""
+
+
+def _layer(package: str, parts: list[str]) -> int:
+    """The height of a folder in its package; a package without layers is one."""
+    for height, units in enumerate(LAYERS.get(package, ())):
+        if _unit(parts) in units:
+            return height
+    return -1
 
 
 # -- core -------------------------------------------------------------------------------------------------------------
@@ -257,9 +209,8 @@ def _core(path: str, tree: ast.Module) -> Iterator[str]:
         return
     for name in _imported(path, tree):
         top = name.split(".")[0]
-        own = name.startswith((f"{package}.core", WIRE_IN_CORE.get(path, f"{package}.core")))
-        door = _under(path, DOORS.get(top) or ())
-        known = own or door or _reader(path, name) or top == "msgspec" or top in sys.stdlib_module_names
+        own = name.startswith((f"{package}.core", *PURE))
+        known = own or _under(path, DOORS.get(top) or ()) or top == "msgspec" or top in sys.stdlib_module_names
         if NOT_IN_CORE.fullmatch(top) or not known:
             yield f"core imports {name}: it has no clock, no I/O, no logging, and knows only core and msgspec"
     for node in ast.walk(tree):
@@ -376,10 +327,9 @@ def test_the_rules_hold(file: Path) -> None:
 
 
 def test_every_level_is_known() -> None:
-    units = {
-        file.relative_to(ROOT / "gateway").parts[0].removesuffix(".py") for file in (ROOT / "gateway").rglob("*.py")
-    }
-    assert units - set(LEVELS) == {"__init__"}
+    for package, layers in LAYERS.items():
+        folders = {file.relative_to(ROOT / package).parts[0] for file in (ROOT / package).rglob("*.py")}
+        assert folders - {name for layer in layers for name in layer} == {"__init__.py"}
 
 
 DOC = '"""Doc."""\n'
@@ -393,33 +343,27 @@ DOC = '"""Doc."""\n'
         ("gateway/core/x.py", "def f():\n    import logging", "core imports logging"),
         ("gateway/core/x.py", "import anyio", "core imports anyio"),
         ("sidecar/core/x.py", "import socket", "core imports socket"),
-        ("gateway/core/x.py", "from gateway.wire.server import Server", "core imports gateway.wire.server"),
+        ("gateway/core/x.py", "from gateway.relay.wire.server import Server", "core imports gateway.relay.wire.server"),
         ("gateway/core/x.py", "async def f(): ...", "core is synchronous"),
         ("gateway/core/x.py", "def f():\n    print(1)", "core calls print()"),
         ("gateway/core/x.py", "import random\nX = random.random()", "core calls random.random()"),
         ("gateway/core/x.py", "import yaml", "imports yaml, whose door is"),
-        ("gateway/pipeline.py", "import httpx", "imports httpx, whose door is"),
-        ("gateway/metrics.py", "import requests", "imports requests, which has no door"),
-        ("sidecar/node.py", "from ray import get", "imports ray, whose door is"),
-        ("gateway/metrics.py", "from gateway.pipeline import Pipeline", "metrics is not above pipeline"),
-        ("gateway/metrics.py", "from gateway.telemetry import Telemetry", "metrics is not above telemetry"),
-        ("gateway/metrics.py", "from gateway import control", "metrics is not above control"),
+        ("gateway/relay/pipeline.py", "import httpx", "imports httpx, whose door is"),
+        ("gateway/decider/metrics.py", "import requests", "imports requests, which has no door"),
+        ("sidecar/ray/node.py", "from ray import get", "imports ray, whose door is"),
+        ("gateway/decider/x.py", "from gateway.relay.pipeline import Pipeline", "decider is not above relay"),
+        ("gateway/relay/x.py", "from gateway.decider.metrics import Metrics", "relay is not above decider"),
+        ("gateway/decider/x.py", "from gateway import control", "decider is not above control"),
         ("gateway/control/x.py", "from ..serve import run", "control is not above serve"),
-        ("gateway/wire/x.py", "import gateway.dispatch", "wire is not above dispatch"),
-        ("gateway/new.py", "import gateway.core.call", "new is not above core"),
-        ("gateway/serve.py", "from sidecar.manager import M", "only sidecar.wire"),
-        ("gateway/serve.py", "import loadtest.engine", "may import loadtest"),
-        ("sidecar/x.py", "from gateway.core.call import Call", "sidecar knows nothing of gateway"),
-        ("sidecar/core/x.py", "from gateway.core.units import Bytes", "sidecar knows nothing of gateway"),
-        ("sidecar/core/x.py", "from gateway.core.units import Bytes", "core imports gateway.core.units"),
-        ("sidecar/core/config.py", "from gateway.core.policy import Policy", "sidecar knows nothing of gateway"),
-        ("sidecar/core/config.py", "from gateway.core.policy import Policy", "core imports gateway.core.policy"),
-        ("sidecar/core/config.py", "from gateway.core.vllm import ModelCard", "sidecar knows nothing of gateway"),
-        ("sidecar/core/vllm.py", "from gateway.core.checked import Fault", "sidecar knows nothing of gateway"),
+        ("gateway/upstream/x.py", "import gateway.decider.dispatch", "upstream is not above decider"),
+        ("gateway/shared/x.py", "import gateway.core.request.call", "shared is not above core"),
+        ("gateway/serve/run.py", "from sidecar.manager import M", "gateway knows nothing of sidecar"),
+        ("gateway/serve/run.py", "import loadtest.engine", "gateway knows nothing of loadtest"),
+        ("sidecar/x.py", "import loadtest.engine", "sidecar knows nothing of loadtest"),
+        ("sidecar/x.py", "from gateway.core.request.call import Call", "the sidecar knows only gateway.shared"),
+        ("sidecar/core/x.py", "from gateway.shared.lines import LineWriter", "core imports gateway.shared.lines"),
+        ("sidecar/core/x.py", "from sidecar.manager import Manager", "core imports sidecar.manager"),
         ("sidecar/core/config.py", "import yaml", "imports yaml, whose door is"),
-        ("loadtest/x.py", "from gateway.core.call import Call", "only loadtest/inprocess.py"),
-        ("loadtest/scenario.py", "from gateway.core.policy import Policy", "only loadtest/inprocess.py"),
-        ("loadtest/x.py", "from sidecar import wire", "only loadtest/residents.py"),
         ("gateway/utils.py", "", "the name 'utils' says nothing"),
         ("gateway/wire/http_helpers.py", "", "the name 'http_helpers' says nothing"),
         ("gateway/common/x.py", "", "the name 'common' says nothing"),
@@ -462,17 +406,36 @@ def test_a_file_without_a_docstring_is_found() -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("gateway/core/yaml_file.py", "import yaml\nimport msgspec\nfrom gateway.core.units import Unit"),
-        ("sidecar/core/config.py", "from gateway.core.yaml_file import written\nimport gateway.core.checked"),
-        ("sidecar/core/profile.py", "from gateway.core.kinds import Text\nfrom gateway.core.units import Bytes"),
-        ("sidecar/core/vllm.py", "from gateway.core.vllm import series_of"),
-        ("loadtest/scenario.py", "from gateway.core.yaml_file import read_file\nimport gateway.core.schema"),
+        (
+            "gateway/shared/files/yaml_file.py",
+            "import yaml\nimport msgspec\nfrom gateway.shared.files.units import Unit",
+        ),
+        (
+            "sidecar/core/config.py",
+            "from gateway.shared.files.yaml_file import written\nimport gateway.shared.files.checked",
+        ),
+        (
+            "sidecar/core/profile.py",
+            "from gateway.shared.files.kinds import Text\nfrom gateway.shared.files.units import Bytes",
+        ),
+        ("sidecar/core/vllm.py", "from gateway.shared.vllm.answers import series_of"),
+        (
+            "loadtest/load/scenario.py",
+            "from gateway.shared.files.yaml_file import read_file\nimport gateway.shared.files.schema",
+        ),
         ("gateway/core/x.py", "import math, random\ndef f(rng: random.Random): ...\nR = random.Random"),
-        ("gateway/metrics.py", "from gateway.dispatch import Dispatch\nfrom prometheus_client import REGISTRY"),
-        ("gateway/control/app.py", "from gateway.control.listener import x\nimport starlette.routing"),
-        ("gateway/serve.py", "from gateway.pipeline import Pipeline\nfrom sidecar.wire import Report\nimport uvloop"),
-        ("gateway/cli.py", "from gateway.serve import run\nimport loadtest.engine"),
-        ("gateway/wire/x.py", "import asyncio\nclass P(asyncio.Protocol): ..."),
+        (
+            "gateway/decider/metrics.py",
+            "from gateway.decider.dispatch import Dispatch\nfrom prometheus_client import REGISTRY",
+        ),
+        ("gateway/control/app.py", "from gateway.shared.control.listener import x\nimport starlette.routing"),
+        (
+            "gateway/serve/run.py",
+            "from gateway.relay.pipeline import Pipeline\nfrom gateway.shared.protocol import Report\nimport uvloop",
+        ),
+        ("gateway/cli/__init__.py", "from gateway.serve.run import run\nimport loadtest.bench"),
+        ("loadtest/lab/x.py", "from sidecar.manager import Manager\nfrom gateway.serve.assembly import Gateway"),
+        ("gateway/relay/wire/x.py", "import asyncio\nclass P(asyncio.Protocol): ..."),
         ("gateway/x.py", "class A(Exception): ...\nclass B(A): ...\nclass C(msgspec.Struct, frozen=True): ..."),
         ("gateway/x.py", "TABLE = {1: 2}\ndef f(TABLE):\n    TABLE[1] = 3\ndef g():\n    TABLE = {}\n    TABLE[1] = 2"),
         ("gateway/x.py", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),

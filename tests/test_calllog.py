@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.calllog import CallLog
-from gateway.core.outcome import Outcome, Record
-from gateway.lines import LineWriter
+from gateway.core.request.outcome import Outcome, Record
+from gateway.decider.call_log import CallLog
+from gateway.shared.lines import LineWriter
 
 HOSTILE = 'a"b\\c\n{"ts":0}\r\x00\x1b[2J\u2028é\U0001f600' + "x" * 5000
 

@@ -17,15 +17,16 @@ import httpx
 import pytest
 
 import gateway
-from gateway import cli, serve
-from gateway.announce import announcement
-from gateway.certificate import Certificate
-from gateway.core.policy import EngineEntry
-from gateway.core.policy_file import decode
-from gateway.embedded import EmbeddedFleet
-from gateway.serve import Options, Running, StartError
-from loadtest.scenario import SHIPPED, load
-from loadtest.scenario import decode as decode_scenario
+from gateway import cli
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import EngineEntry
+from gateway.serve import run
+from gateway.serve.announcement import announcement
+from gateway.serve.certificate import Certificate
+from gateway.serve.embedded import EmbeddedFleet
+from gateway.serve.run import Options, Running, StartError
+from loadtest.load.scenario import SHIPPED, load
+from loadtest.load.scenario import decode as decode_scenario
 
 ROOT = Path(__file__).parents[1]
 TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
@@ -506,7 +507,7 @@ def test_check_probes_every_engine_once(ran: Ran, tmp_path: Path, format: str) -
 
 def test_what_an_engine_calls_its_models_does_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     running = Running(["http://127.0.0.1:1"], "http://127.0.0.1:2", ["e"], ["m\x1b[2J"])
-    serve._say("engine e has m\x1b[2J")
+    run._say("engine e has m\x1b[2J")
     cli._announce(running)
     out = ""
     while "print(answer" not in out:  # a thread writes it

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway import embedded
-from gateway.embedded import Embedded, EmbeddedFleet, parse_embedded
+from gateway.serve import embedded
+from gateway.serve.embedded import Embedded, EmbeddedFleet, parse_embedded
 from loadtest.processes import Gateway, answers, until
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

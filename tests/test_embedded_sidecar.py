@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway import embedded_sidecar, sidecar_process
-from gateway.core.policy import SidecarsPolicy
-from gateway.embedded_sidecar import CONFIG, GPUS, MODELS, EmbeddedSidecar
-from gateway.own_token import OwnToken
-from gateway.serve import _configuration
+from gateway.core.policy.policy import SidecarsPolicy
+from gateway.serve import embedded_sidecar, sidecar_process
+from gateway.serve.embedded_sidecar import CONFIG, GPUS, MODELS, EmbeddedSidecar
+from gateway.serve.own_token import OwnToken
+from gateway.serve.run import _configuration
 from loadtest.engine.latency import profiles
 from loadtest.engine.residency import RESIDUE, start_seconds, wake_seconds
 from sidecar.core.config import SidecarConfig, decode

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gateway import cli
-from gateway.certificate import Certificate
-from gateway.core.checked import InvalidFile
-from gateway.core.policy import Policy
-from gateway.core.policy_file import decode
-from gateway.file_modes import refused, unwise, unwise_of
-from gateway.loading import load
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import Policy
+from gateway.decider.file_modes import refused, unwise, unwise_of
+from gateway.decider.loading import load
+from gateway.serve.certificate import Certificate
+from gateway.shared.files.checked import InvalidFile
 
 SECRET = "a-secret-that-is-long-enough"  # noqa: S105 # a test's own
 POLICY = """\

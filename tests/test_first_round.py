@@ -11,10 +11,10 @@ import httpx
 import pytest
 from msgspec import structs
 
-from gateway.assembly import Gateway
-from gateway.core.outcome import Record
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_traffic import TrafficClass
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.traffic import TrafficClass
+from gateway.core.request.outcome import Record
+from gateway.serve.assembly import Gateway
 
 MODELS = json.dumps({"data": [{"id": "m", "max_model_len": 4096}]}).encode()
 ANSWER = json.dumps({"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 1}}).encode()

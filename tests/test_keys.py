@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway import cli, keys
-from gateway.core.checked import InvalidFile
-from gateway.core.tenants import keys_from
-from gateway.keys import KeysError, add, digest_of, entries, revoke
+from gateway import cli
+from gateway.cli import keys
+from gateway.cli.keys import KeysError, add, digest_of, entries, revoke
+from gateway.core.request.tenants import keys_from
+from gateway.shared.files.checked import InvalidFile
 
 ROOT = Path(__file__).parents[1]
 POLICY = "keys_file: keys.txt\ntenants: {acme: {}, zoo: {}}\n"

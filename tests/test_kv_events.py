@@ -19,13 +19,13 @@ import pytest
 import uvloop
 import zmq
 
-from gateway import kv_events
-from gateway.assembly import Gateway
-from gateway.core.fleet import Engine
-from gateway.core.policy import EngineEntry, FleetPolicy, Policy
-from gateway.core.residency import Residency
-from gateway.kv_events import LARGEST, QUEUED, KvEvents
-from gateway.loading import Configuration
+from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.policy import EngineEntry, FleetPolicy, Policy
+from gateway.decider import cache_events
+from gateway.decider.cache_events import LARGEST, QUEUED, KvEvents
+from gateway.decider.loading import Configuration
+from gateway.serve.assembly import Gateway
 from loadtest.processes import Child
 from tests.e2e.children import SimEngine, post
 
@@ -176,7 +176,7 @@ def test_more_than_the_gateway_can_follow_is_a_gap_and_no_memory(folder: Path) -
 
 
 def test_what_cannot_be_read_does_no_harm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_events, "AGAIN", 0.3)
+    monkeypatch.setattr(cache_events, "AGAIN", 0.3)
 
     async def scenario(scene: Scene) -> None:
         publisher = scene.publisher()

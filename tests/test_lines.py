@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from gateway import lines
-from gateway.lines import LineWriter, standard_error
+from gateway.shared import lines
+from gateway.shared.lines import LineWriter, standard_error
 
 
 @contextlib.contextmanager

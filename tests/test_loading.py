@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.checked import InvalidFile
-from gateway.loading import load
+from gateway.decider.loading import load
+from gateway.shared.files.checked import InvalidFile
 
 ENGINES = "fleet: {engines: [{url: 'http://h:1', api_key_file: a.key}, {url: 'http://h:2'}]}\n"
 

@@ -11,17 +11,17 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core.bodies import Bodies, Held
-from gateway.core.breaker import Ending
-from gateway.core.fleet import Engine, Fleet
+from gateway.core.admission.retries import RetryBudget
+from gateway.core.engines.breaker import Ending
+from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.histogram import BOUNDS
-from gateway.core.outcome import Outcome, Record
-from gateway.core.policy import Policy, Retries
-from gateway.core.policy_status import PolicyStatus
-from gateway.core.retries import RetryBudget
-from gateway.core.vllm import EngineSample, ModelCard
-from gateway.dispatch import Dispatch
-from gateway.metrics import Metrics
+from gateway.core.policy.policy import Policy, Retries
+from gateway.core.policy.status import PolicyStatus
+from gateway.core.request.bodies import Bodies, Held
+from gateway.core.request.outcome import Outcome, Record
+from gateway.decider.dispatch import Dispatch
+from gateway.decider.metrics import Metrics
+from gateway.shared.vllm.answers import EngineSample, ModelCard
 from tests.calls import a_call
 
 Labels = dict[str, str]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.outcome import STATUS, Outcome
-from gateway.core.refusals import NO_MEMORY
-from gateway.core.schema import schema_text
-from gateway.outcome_help import outcome_help
+from gateway.core.admission.refusals import NO_MEMORY
+from gateway.core.policy.schema import schema_text
+from gateway.core.request.outcome import STATUS, Outcome
+from gateway.relay.outcome_help import outcome_help
 
 HELP = outcome_help()
 ROOT = Path(__file__).parents[1]

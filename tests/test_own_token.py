@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.policy import FleetPolicy, Policy, SidecarsPolicy
-from gateway.loading import Configuration, LoadError
-from gateway.own_token import FILE, OwnToken
+from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
+from gateway.decider.loading import Configuration, LoadError
+from gateway.serve.own_token import FILE, OwnToken
 
 HEARS = Configuration(Policy(fleet=FleetPolicy(sidecars=SidecarsPolicy())))
 

@@ -9,12 +9,13 @@ import pytest
 
 import gateway
 import sidecar
-from gateway import cli, starter
-from gateway.core.policy_file import decode
-from gateway.core.schema import schema_text
+from gateway import cli
+from gateway.cli import starter
+from gateway.core.policy.file import decode
+from gateway.core.policy.schema import schema_text
 from sidecar import cli as sidecar_cli
+from sidecar.cli.starter import FILES
 from sidecar.core.config import decode as decode_sidecar
-from sidecar.starter import FILES
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.policy import Policy
-from gateway.core.trouble import REASONS
-from gateway.telemetry import Telemetry, Watcher
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.trouble import REASONS
+from gateway.core.policy.policy import Policy
+from gateway.decider.telemetry import Telemetry, Watcher
 
 METRICS = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 vllm:num_requests_running{engine="0",model_name="m"} 3.0

@@ -15,26 +15,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gateway import __version__, checking, starter
-from gateway.announce import announcement
-from gateway.certificate import Certificate
-from gateway.checking import Mistake, checked, read
-from gateway.control.listener import is_loopback, split_address
-from gateway.core.checked import InvalidFile, spelled
-from gateway.core.fleet import engine_id
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.printable import printable
-from gateway.core.units import SECONDS
-from gateway.embedded import EmbeddedFleet, parse_embedded
-from gateway.file_modes import refused, unwise, unwise_of
-from gateway.keys import KeysError, run_add, run_list, run_revoke
-from gateway.lines import LineWriter
-from gateway.serve import NO_ENGINE, Options, Running, StartError, run
+from gateway import __version__
+from gateway.cli import checking, starter
+from gateway.cli.checking import Mistake, checked, read
+from gateway.cli.keys import KeysError, run_add, run_list, run_revoke
+from gateway.core.engines.fleet import engine_id
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.decider.file_modes import refused, unwise, unwise_of
+from gateway.serve.announcement import announcement
+from gateway.serve.certificate import Certificate
+from gateway.serve.embedded import EmbeddedFleet, parse_embedded
+from gateway.serve.run import NO_ENGINE, Options, Running, StartError, run
+from gateway.shared.control.listener import is_loopback, split_address
+from gateway.shared.files.checked import InvalidFile, spelled
+from gateway.shared.files.units import SECONDS
+from gateway.shared.lines import LineWriter
+from gateway.shared.printable import printable
 from gateway.top.command import EXAMPLES as TOP_EXAMPLES
 from gateway.top.command import TopError, show
-from gateway.wire.client import parse_origin
-from loadtest import bench, calibrate, simulate
+from gateway.upstream.client import parse_origin
+from loadtest.bench import command as bench
+from loadtest.calibrate import command as calibrate
 from loadtest.engine.profile_file import profile_of
+from loadtest.simulate import command as simulate
 
 TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
 TOKEN_LENGTH = 16
@@ -447,7 +450,3 @@ def _admin_token(file: str | None, flag: str = "--admin-token-file") -> str | No
     if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):
         raise Mistake(f"{source}: a token is at least {TOKEN_LENGTH} visible ASCII characters")
     return token
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,21 +7,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.core.advice import advise
-from gateway.core.checked import InvalidFile, spelled
-from gateway.core.explained import explain_call
-from gateway.core.findings import FORMATS, Shown, as_github, as_json, as_text, mistake, mistakes, warning
-from gateway.core.origin import engine_id
-from gateway.core.policy import Policy
-from gateway.core.policy_file import explain
-from gateway.core.schema import schema_text
-from gateway.core.tenants import MAX_KEYS_BYTES
-from gateway.core.yaml_file import MAX_BYTES
-from gateway.file_modes import unwise_of
-from gateway.loading import Configuration, load
-from gateway.probing import probe
-from loadtest import scenario
-from loadtest.trace import TraceError
+from gateway.cli.probing import probe
+from gateway.core.engines.origin import engine_id
+from gateway.core.policy.advice import advise
+from gateway.core.policy.explained import explain_call
+from gateway.core.policy.file import explain
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.schema import schema_text
+from gateway.core.request.tenants import MAX_KEYS_BYTES
+from gateway.decider.file_modes import unwise_of
+from gateway.decider.loading import Configuration, load
+from gateway.shared.files.checked import InvalidFile, spelled
+from gateway.shared.files.findings import FORMATS, Shown, as_github, as_json, as_text, mistake, mistakes, warning
+from gateway.shared.files.yaml_file import MAX_BYTES
+from loadtest.load import scenario
+from loadtest.load.trace import TraceError
 
 EXAMPLES = """\
 Prints `FILE: ok`, or every mistake: FILE:LINE:COLUMN: field: what was found, what was expected, and the line. Exit

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.core.checked import nearest
-from gateway.core.policy import Policy
-from gateway.core.policy_file import decode
-from gateway.core.printable import printable
-from gateway.core.tenants import MAX_KEYS, MAX_KEYS_BYTES, key_lines, keys_from
-from gateway.core.yaml_file import MAX_BYTES
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import Policy
+from gateway.core.request.tenants import MAX_KEYS, MAX_KEYS_BYTES, key_lines, keys_from
+from gateway.shared.files.checked import nearest
+from gateway.shared.files.yaml_file import MAX_BYTES
+from gateway.shared.printable import printable
 
 RANDOM_BYTES = 24  # of a key: 192 bits, 32 characters
 LONGEST_KEY = 4096  # characters that are read from standard input

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from gateway.core.checked import listed
-from gateway.core.policy import EngineEntry
-from gateway.telemetry import MODELS_WITHIN, Questions, Unanswered
-from gateway.wire.names import Names
+from gateway.core.policy.policy import EngineEntry
+from gateway.decider.telemetry import MODELS_WITHIN, Questions, Unanswered
+from gateway.shared.files.checked import listed
+from gateway.upstream.names import Names
 
 WITHIN = 2.0  # seconds for /health: more than a running gateway gives, since a new connection is made
 AT_ONCE = 32  # engines

@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from gateway.checking import Mistake
-from gateway.core.schema import schema_text
+from gateway.cli.checking import Mistake
+from gateway.core.policy.schema import schema_text
 
 STARTER = "starter"
 EXAMPLES = """\
@@ -34,7 +34,7 @@ _NAMED = re.compile(r"policies/([a-z-]+)\.yaml")
 
 def folder() -> Path:
     """The folder of the shipped policies: in an installed package, or at the top of the source tree."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     installed = here / "policies"
     return installed if installed.is_dir() else here.parent / "policies"
 

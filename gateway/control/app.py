@@ -32,11 +32,11 @@ from gateway.control.page import dashboard
 from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.reports import Sidecars, take_report
 from gateway.control.view import fleet_view
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.health import state_of
-from gateway.core.policy_status import PolicyStatus
-from gateway.dispatch import Dispatch
-from sidecar.wire import REPORT_PATH
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.health import state_of
+from gateway.core.policy.status import PolicyStatus
+from gateway.decider.dispatch import Dispatch
+from gateway.shared.protocol import REPORT_PATH
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 TOLD_DOWN = 20  # engines that /readyz names

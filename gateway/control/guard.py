@@ -21,9 +21,9 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.control.listener import is_loopback_name
-from gateway.core.outcome import error_body
-from sidecar.wire import REPORT_PATH
+from gateway.core.request.outcome import error_body
+from gateway.shared.control.listener import is_loopback_name
+from gateway.shared.protocol import REPORT_PATH
 
 JSON = "application/json"
 PAGE = "/"

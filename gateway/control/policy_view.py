@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.checked import plain
-from gateway.core.policy import Policy
-from gateway.core.policy_file import explain
-from gateway.core.policy_status import PolicyStatus
+from gateway.core.policy.file import explain
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.status import PolicyStatus
+from gateway.shared.files.checked import plain
 
 HASH_SHOWN = 8  # digits of a key's SHA-256: enough to tell keys apart
 

@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.control.guard import JSON, error
-from gateway.core.addresses import is_loopback
-from gateway.core.sidecars import Impostor, Overfull, Untrusted
-from sidecar.wire import MAX_BYTES, DemandReport, WireError, encode
+from gateway.core.sidecars.addresses import is_loopback
+from gateway.core.sidecars.sidecars import Impostor, Overfull, Untrusted
+from gateway.shared.protocol import MAX_BYTES, DemandReport, WireError, encode
 
 BODY_WITHIN = 5.0  # seconds for all of it
 HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?")  # an IPv6 address, or a name or an IPv4 address

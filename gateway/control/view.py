@@ -11,14 +11,14 @@ import math
 
 import msgspec
 
-from gateway.core.breaker import BreakerState
-from gateway.core.call import ROUTES, Call
-from gateway.core.choice import predicted_ttft
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.health import state_of
-from gateway.core.mode import Mode
-from gateway.core.sidecar import Sidecar, awake
-from gateway.dispatch import Dispatch
+from gateway.core.admission.mode import Mode
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.choice import predicted_ttft
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.health import state_of
+from gateway.core.request.call import ROUTES, Call
+from gateway.core.sidecars.sidecar import Sidecar, awake
+from gateway.decider.dispatch import Dispatch
 
 # The call for which predictions are made.
 PROMPT = 500  # tokens

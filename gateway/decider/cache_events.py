@@ -18,9 +18,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from gateway.core.fleet import Engine
-from gateway.core.residency import Residency
-from gateway.tasks import telling
+from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.fleet import Engine
+from gateway.shared.tasks import telling
 
 QUEUED = 256  # messages; an engine sends one per step
 LARGEST = 16 * 1024 * 1024  # bytes of a message; 64k tokens in a step make half a megabyte

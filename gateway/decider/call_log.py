@@ -6,8 +6,8 @@ import time
 
 import msgspec
 
-from gateway.core.outcome import Record
-from gateway.lines import LineWriter
+from gateway.core.request.outcome import Record
+from gateway.shared.lines import LineWriter
 
 MICRO = 1e6
 WHOLE = 2.0**52  # added and taken away again, it leaves a whole number: a third of what int() costs

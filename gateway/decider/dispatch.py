@@ -18,20 +18,20 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from types import TracebackType
 
-from gateway.core import refusals
-from gateway.core.breaker import Ending
-from gateway.core.call import Call
-from gateway.core.choice import LOOKED_AT, Choice, any_idle, choose, foreseen_ttft, least_ttft, usable_of
-from gateway.core.deadline import too_late
-from gateway.core.fleet import Engine, Fleet, Hold
-from gateway.core.outcome import Refused
-from gateway.core.policy import Policy
-from gateway.core.pressure import Pressure
-from gateway.core.queues import Queues, Ticket
-from gateway.core.refusals import Foretold
-from gateway.core.shaping import cap, least, shaped
-from gateway.core.sidecar import Outlook
-from gateway.core.sidecars import Registry
+from gateway.core.admission import refusals
+from gateway.core.admission.deadline import too_late
+from gateway.core.admission.pressure import Pressure
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.admission.refusals import Foretold
+from gateway.core.admission.shaping import cap, least, shaped
+from gateway.core.engines.breaker import Ending
+from gateway.core.engines.choice import LOOKED_AT, Choice, any_idle, choose, foreseen_ttft, least_ttft, usable_of
+from gateway.core.engines.fleet import Engine, Fleet, Hold
+from gateway.core.policy.policy import Policy
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Refused
+from gateway.core.sidecars.sidecar import Outlook
+from gateway.core.sidecars.sidecars import Registry
 
 NOBODY: frozenset[str] = frozenset()
 LARGE = 1 / 8  # of what an engine can hold: to keep more than that free for one call would idle too much

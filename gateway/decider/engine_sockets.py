@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-from sidecar.wire import SOCKETS_MARK
+from gateway.shared.protocol import SOCKETS_MARK
 
 FOREIGN = stat.S_IWGRP | stat.S_IRWXO  # what others than the owner may do with a folder that is not only its own
 

@@ -11,8 +11,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.core.checked import Path as FieldPath
-from gateway.core.policy import Policy
+from gateway.core.policy.policy import Policy
+from gateway.shared.files.checked import Path as FieldPath
 
 
 def refused(file: Path) -> str | None:

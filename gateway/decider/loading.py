@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.core import checked
-from gateway.core.checked import Fault, InvalidFile, Reading, Value, readable
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_file import read_policy
-from gateway.core.tenants import keys_from, with_keys
-from gateway.file_modes import refused
+from gateway.core.policy.file import read_policy
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.request.tenants import keys_from, with_keys
+from gateway.decider.file_modes import refused
+from gateway.shared.files import checked
+from gateway.shared.files.checked import Fault, InvalidFile, Reading, Value, readable
 
 Read = Callable[[Path], bytes]
 

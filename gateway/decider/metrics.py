@@ -14,15 +14,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.core.bodies import Bodies
-from gateway.core.breaker import BreakerState
-from gateway.core.fleet import Engine, Fleet
+from gateway.core.admission.retries import RetryBudget
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.histogram import Histogram
-from gateway.core.outcome import Outcome, Record
-from gateway.core.policy_status import PolicyStatus
-from gateway.core.retries import RetryBudget
-from gateway.core.shadow import Shadow
-from gateway.dispatch import Dispatch
+from gateway.core.policy.status import PolicyStatus
+from gateway.core.request.bodies import Bodies
+from gateway.core.request.outcome import Outcome, Record
+from gateway.core.shadow.shadow import Shadow
+from gateway.decider.dispatch import Dispatch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

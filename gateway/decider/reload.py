@@ -30,8 +30,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.checked import InvalidFile
-from gateway.core.policy_status import PolicyStatus
+from gateway.core.policy.status import PolicyStatus
+from gateway.shared.files.checked import InvalidFile
 
 POLL = 0.25  # seconds between two looks
 SETTLE = 0.2  # seconds without a change before files are read: whoever writes one in several steps has finished

@@ -13,12 +13,12 @@ import secrets
 from collections.abc import Callable, Collection, Container, Iterable
 from typing import Protocol
 
-from gateway.core.policy import SidecarsPolicy
-from gateway.core.sidecar import STALE, Member
-from gateway.core.sidecars import Changes, Untrusted
-from gateway.dispatch import Dispatch
-from gateway.engine_sockets import socket_refusal
-from sidecar.wire import DemandReport, capacity_report
+from gateway.core.policy.policy import SidecarsPolicy
+from gateway.core.sidecars.sidecar import STALE, Member
+from gateway.core.sidecars.sidecars import Changes, Untrusted
+from gateway.decider.dispatch import Dispatch
+from gateway.decider.engine_sockets import socket_refusal
+from gateway.shared.protocol import DemandReport, capacity_report
 
 AGAIN = 60.0  # seconds between two looks at sidecars that are all silent
 
@@ -84,7 +84,7 @@ class Sidecars:
             raise Untrusted("A sidecar shows the token of fleet.sidecars.token_file: Authorization: Bearer TOKEN.")
 
     def report(self, body: bytes, *, local: bool) -> DemandReport:
-        """Take a report in; `local`: it came from this machine. Raises sidecar.wire.WireError, Overfull, Impostor."""
+        """Take a report in; `local`: it came from this machine. Raises WireError, Overfull, Impostor."""
         report = capacity_report(body)
         registry, now = self._registry, self._dispatch.clock()
         before = registry.sidecars.get(report.sidecar)

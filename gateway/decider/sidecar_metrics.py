@@ -12,9 +12,9 @@ from itertools import islice
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.core.histogram import Histogram
-from gateway.core.sidecar import awake, beginning
-from gateway.core.sidecars import Registry
-from gateway.dispatch import Dispatch
+from gateway.core.sidecars.sidecar import awake, beginning
+from gateway.core.sidecars.sidecars import Registry
+from gateway.decider.dispatch import Dispatch
 
 MOST = 1000  # sidecars, and models
 STATES = ("awake", "being made ready", "can be had", "cannot be had")

@@ -17,13 +17,13 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing
 
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.policy import FleetPolicy
-from gateway.core.trouble import OWN, Trouble
-from gateway.core.vllm import AnswerError, ModelCard, models_from, sample_from
-from gateway.tasks import telling
-from gateway.wire.client import Client, ClientSettings, EngineError, parse_origin
-from gateway.wire.names import Names
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.trouble import OWN, Trouble
+from gateway.core.policy.policy import FleetPolicy
+from gateway.shared.tasks import telling
+from gateway.shared.vllm.answers import AnswerError, ModelCard, models_from, sample_from
+from gateway.upstream.client import Client, ClientSettings, EngineError, parse_origin
+from gateway.upstream.names import Names
 
 MODELS_EVERY = 30.0  # seconds
 MODELS_WITHIN = 2.0  # seconds

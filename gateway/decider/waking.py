@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 import httpx
 
-from gateway.core.sidecar import Outlook, awake, beginning
-from gateway.dispatch import Dispatch
-from gateway.straight import client
-from gateway.tasks import telling
-from sidecar.wire import MAX_BYTES, WireError, ensured
+from gateway.core.sidecars.sidecar import Outlook, awake, beginning
+from gateway.decider.dispatch import Dispatch
+from gateway.shared.control.http_client import client
+from gateway.shared.protocol import MAX_BYTES, WireError, ensured
+from gateway.shared.tasks import telling
 
 WITHIN = 3.0  # seconds for a whole answer
 FIRST_PAUSE, LAST_PAUSE = 1.0, 8.0  # seconds before one that has agreed and not begun is asked again

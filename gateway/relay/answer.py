@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.core.call import Call
-from gateway.core.json_usage import JSONUsage
-from gateway.core.outcome import STATUS, Outcome, Refused, error_body
-from gateway.core.usage import SSEUsage, UsageError
-from gateway.core.vllm import engine_error
-from gateway.wire.client import EngineError, Reply
-from gateway.wire.server import Responder
+from gateway.core.request.call import Call
+from gateway.core.request.engine_error import engine_error
+from gateway.core.request.json_usage import JSONUsage
+from gateway.core.request.outcome import STATUS, Outcome, Refused, error_body
+from gateway.core.request.usage import SSEUsage, UsageError
+from gateway.relay.wire.server import Responder
+from gateway.upstream.client import EngineError, Reply
 
 ERROR_BODY_AT_MOST = 256 * 1024
 

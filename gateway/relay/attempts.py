@@ -14,17 +14,17 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from gateway.core.breaker import Ending, ending_of
-from gateway.core.call import Call
-from gateway.core.choice import usable_of
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.outcome import Outcome, Record, Refused
-from gateway.core.policy import Policy
-from gateway.core.retries import RetryBudget
-from gateway.core.shaping import shape_body
-from gateway.core.trouble import OWN, Trouble
-from gateway.dispatch import Dispatch, Grant
-from gateway.wire.client import Client, EngineError, Reply
+from gateway.core.admission.retries import RetryBudget
+from gateway.core.admission.shaping import shape_body
+from gateway.core.engines.breaker import Ending, ending_of
+from gateway.core.engines.choice import usable_of
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.trouble import OWN, Trouble
+from gateway.core.policy.policy import Policy
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome, Record, Refused
+from gateway.decider.dispatch import Dispatch, Grant
+from gateway.upstream.client import Client, EngineError, Reply
 
 # Failures of an engine before its first byte, by the policy's names for them: nothing of the answer has been used.
 CAUSES = {"connect": "connect", "timeout": "timeout"} | dict.fromkeys(

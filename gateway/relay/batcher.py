@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable, Hashable
 
 import msgspec
 
-from gateway.core.bodies import Bodies, Held
-from gateway.core.call import Call
-from gateway.core.json_usage import JSONUsage
-from gateway.core.merging import Pace, Piece, SplitError, merge, piece_of, rule_of, split
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.policy_traffic import Batching, Merge
+from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.request.bodies import Bodies, Held
+from gateway.core.request.call import Call
+from gateway.core.request.json_usage import JSONUsage
+from gateway.core.request.merging import Pace, Piece, SplitError, merge, piece_of, rule_of, split
+from gateway.core.request.outcome import Outcome, Refused
 
 HURRY = 10.0  # a call with less time than this many windows does not wait: nobody is late for a tenth of his time
 AGAIN_AT_ONCE = 8  # calls of one refused batch that are with engines at the same time

@@ -22,6 +22,6 @@ def outcome_help() -> Mapping[bytes, bytes]:
 
 def _file() -> Path:
     """In an installed package, or at the top of the source tree."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     installed = here / "docs" / "outcomes.md"
     return installed if installed.is_file() else here.parent / "docs" / "outcomes.md"

@@ -22,35 +22,35 @@ from itertools import count
 
 from msgspec import UNSET
 
-from gateway.attempts import Attempts, failure
-from gateway.batcher import Batcher, Exchanged, Part
-from gateway.core import refusals
-from gateway.core.bodies import Bodies
-from gateway.core.breaker import Ending
-from gateway.core.call import Call, Route, parse, route_of, time_given
-from gateway.core.classes import classify
-from gateway.core.cors import preflight, shared_lines
-from gateway.core.cost import CostModel
-from gateway.core.fleet import Fleet
-from gateway.core.json_usage import JSONUsage
-from gateway.core.limits import Charge, LimitBook, refusal_body
-from gateway.core.mode import Mode
-from gateway.core.models import model_list
-from gateway.core.outcome import Outcome, Record, Refused, refusal_headers
-from gateway.core.settlement import believed, written
-from gateway.core.shadow import Arrival, Shadow
-from gateway.core.shaping import shaped_header
-from gateway.core.snapshot import Snapshot, largest_body
-from gateway.core.tenants import ANONYMOUS, Account
-from gateway.core.trace_context import trace_id
-from gateway.core.unrouted import canonical, no_method, no_route
-from gateway.core.verdict import Verdict
-from gateway.core.vllm import engine_error
-from gateway.dispatch import Dispatch, Grant
-from gateway.outcome_help import outcome_help
-from gateway.relay import Relay
-from gateway.wire.client import EngineError, Reply
-from gateway.wire.server import Request, Responder, answer
+from gateway.core.admission import refusals
+from gateway.core.admission.limits import Charge, LimitBook, refusal_body
+from gateway.core.admission.mode import Mode
+from gateway.core.admission.shaping import shaped_header
+from gateway.core.engines.breaker import Ending
+from gateway.core.engines.fleet import Fleet
+from gateway.core.engines.models import model_list
+from gateway.core.policy.snapshot import Snapshot, largest_body
+from gateway.core.request.bodies import Bodies
+from gateway.core.request.call import Call, Route, parse, route_of, time_given
+from gateway.core.request.classes import classify
+from gateway.core.request.cors import preflight, shared_lines
+from gateway.core.request.cost import CostModel
+from gateway.core.request.engine_error import engine_error
+from gateway.core.request.json_usage import JSONUsage
+from gateway.core.request.outcome import Outcome, Record, Refused, refusal_headers
+from gateway.core.request.settlement import believed, written
+from gateway.core.request.tenants import ANONYMOUS, Account
+from gateway.core.request.trace_context import trace_id
+from gateway.core.request.unrouted import canonical, no_method, no_route
+from gateway.core.shadow.shadow import Arrival, Shadow
+from gateway.core.shadow.verdict import Verdict
+from gateway.decider.dispatch import Dispatch, Grant
+from gateway.relay.answer import Relay
+from gateway.relay.attempts import Attempts, failure
+from gateway.relay.batcher import Batcher, Exchanged, Part
+from gateway.relay.outcome_help import outcome_help
+from gateway.relay.wire.server import Request, Responder, answer
+from gateway.upstream.client import EngineError, Reply
 
 JSON = b"content-type: application/json\r\n"
 TEXT = b"content-type: text/plain; charset=utf-8\r\n"

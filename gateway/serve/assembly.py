@@ -15,34 +15,34 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gateway.attempts import Attempts
-from gateway.calllog import CallLog
 from gateway.control.calls import CallView
-from gateway.core.bodies import Bodies
-from gateway.core.cost import CostModel
-from gateway.core.fleet import Engine, Fleet, engine_id
-from gateway.core.health import Announcer
-from gateway.core.limits import LimitBook
-from gateway.core.outcome import Record
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.retries import RetryBudget
-from gateway.core.shadow import Shadow
-from gateway.core.sidecar import Member
-from gateway.core.snapshot import Snapshot, largest_body
-from gateway.core.vllm import ModelCard
-from gateway.dispatch import Dispatch
-from gateway.loading import Configuration
-from gateway.metrics import Metrics
-from gateway.pipeline import Pipeline
-from gateway.sidecar_metrics import SidecarMetrics
-from gateway.sidecars import Sidecars
-from gateway.telemetry import Telemetry
-from gateway.waking import Waking
-from gateway.wire.client import Client, ClientSettings, parse_origin
-from gateway.wire.server import Server, ServerSettings
+from gateway.core.admission.limits import LimitBook
+from gateway.core.admission.retries import RetryBudget
+from gateway.core.engines.fleet import Engine, Fleet, engine_id
+from gateway.core.engines.health import Announcer
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.snapshot import Snapshot, largest_body
+from gateway.core.request.bodies import Bodies
+from gateway.core.request.cost import CostModel
+from gateway.core.request.outcome import Record
+from gateway.core.shadow.shadow import Shadow
+from gateway.core.sidecars.sidecar import Member
+from gateway.decider.call_log import CallLog
+from gateway.decider.dispatch import Dispatch
+from gateway.decider.loading import Configuration
+from gateway.decider.metrics import Metrics
+from gateway.decider.report_intake import Sidecars
+from gateway.decider.sidecar_metrics import SidecarMetrics
+from gateway.decider.telemetry import Telemetry
+from gateway.decider.waking import Waking
+from gateway.relay.attempts import Attempts
+from gateway.relay.pipeline import Pipeline
+from gateway.relay.wire.server import Server, ServerSettings
+from gateway.shared.vllm.answers import ModelCard
+from gateway.upstream.client import Client, ClientSettings, parse_origin
 
 if TYPE_CHECKING:
-    from gateway.kv_events import KvEvents
+    from gateway.decider.cache_events import KvEvents
 
 NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'weir-gateway[kv-events]', or leave kv_events out"
 
@@ -173,7 +173,7 @@ class Gateway:
 
     def _listeners(self) -> KvEvents:
         try:
-            from gateway.kv_events import KvEvents  # noqa: PLC0415 # pyzmq is an extra
+            from gateway.decider.cache_events import KvEvents  # noqa: PLC0415 # pyzmq is an extra
         except ModuleNotFoundError as error:
             raise ApplyError(NO_PYZMQ) from error
         return KvEvents(self.clock)

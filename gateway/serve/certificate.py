@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.file_modes import refused
+from gateway.decider.file_modes import refused
 
 Read = Callable[[Path], bytes]
 

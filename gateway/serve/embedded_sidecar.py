@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.sidecar_process import SidecarProcess, reachable
+from gateway.serve.sidecar_process import SidecarProcess, reachable
 
 GPUS = (24 * 1024**3, 24 * 1024**3)
 MODELS = ("llama-3-8b", "mistral-7b", "qwen-2.5-7b", "phi-3-mini")  # to be asked for in this order

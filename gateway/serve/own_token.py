@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.core.policy import SidecarsPolicy
-from gateway.loading import MAX_SECRET, TOKEN_LENGTH, Configuration, LoadError, secret
+from gateway.core.policy.policy import SidecarsPolicy
+from gateway.decider.loading import MAX_SECRET, TOKEN_LENGTH, Configuration, LoadError, secret
 
 FILE = "sidecar.token"
 

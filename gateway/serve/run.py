@@ -24,24 +24,24 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from gateway.assembly import ApplyError, Gateway
-from gateway.calllog import CallLog
-from gateway.certificate import Certificate
 from gateway.control.app import control_app
-from gateway.control.listener import ControlPort
-from gateway.core.checked import InvalidFile
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_status import PolicyStatus
-from gateway.core.printable import printable
-from gateway.descriptors import raised, shared_out, warning
-from gateway.embedded import READY_WITHIN, Embedded, EmbeddedFleet
-from gateway.embedded_sidecar import MODELS, EmbeddedSidecar
-from gateway.lines import LineWriter, standard_error
-from gateway.loading import Configuration, LoadError, load
-from gateway.own_token import OwnToken
-from gateway.reload import PolicyFile
-from gateway.sidecar_process import SidecarProcess, reachable
-from gateway.wire.server import Server
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.status import PolicyStatus
+from gateway.decider.call_log import CallLog
+from gateway.decider.loading import Configuration, LoadError, load
+from gateway.decider.reload import PolicyFile
+from gateway.relay.wire.server import Server
+from gateway.serve.assembly import ApplyError, Gateway
+from gateway.serve.certificate import Certificate
+from gateway.serve.descriptors import raised, shared_out, warning
+from gateway.serve.embedded import READY_WITHIN, Embedded, EmbeddedFleet
+from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
+from gateway.serve.own_token import OwnToken
+from gateway.serve.sidecar_process import SidecarProcess, reachable
+from gateway.shared.control.listener import ControlPort
+from gateway.shared.files.checked import InvalidFile
+from gateway.shared.lines import LineWriter, standard_error
+from gateway.shared.printable import printable
 
 
 class Running(msgspec.Struct, frozen=True):

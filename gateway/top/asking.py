@@ -16,7 +16,7 @@ import httpx
 
 from gateway.control.calls import CallsView
 from gateway.control.view import FleetView
-from gateway.core.vllm import AnswerError
+from gateway.shared.vllm.answers import AnswerError
 from gateway.top.sample import Point, Sample, Summary, counts_from, read, targets_from
 
 WITHIN = 5.0  # seconds for all the answers of one sample

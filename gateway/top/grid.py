@@ -13,7 +13,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from gateway.core.printable import printable
+from gateway.shared.printable import printable
 
 GAP = 2  # cells between columns
 

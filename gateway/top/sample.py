@@ -11,9 +11,9 @@ import msgspec
 
 from gateway.control.calls import CallsView
 from gateway.control.view import FleetView
-from gateway.core.policy_status import PolicyStatus
-from gateway.core.units import SECONDS
-from gateway.core.vllm import AnswerError, series_of
+from gateway.core.policy.status import PolicyStatus
+from gateway.shared.files.units import SECONDS
+from gateway.shared.vllm.answers import AnswerError, series_of
 
 T = TypeVar("T")
 

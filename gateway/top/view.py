@@ -14,8 +14,8 @@ import msgspec
 
 from gateway.control.calls import CallView
 from gateway.control.view import EngineView, FleetView, SidecarModelView, SidecarView
-from gateway.core.breaker import BreakerState
-from gateway.core.outcome import STATUS, Outcome
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.request.outcome import STATUS, Outcome
 from gateway.top.rates import Grown
 from gateway.top.sample import Point, Sample
 

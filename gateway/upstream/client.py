@@ -15,10 +15,10 @@ import ssl as tls
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from gateway.core.origin import Origin, parse_origin
-from gateway.wire.failures import reason_of
-from gateway.wire.names import Names
-from gateway.wire.upstream import ClientSettings, Connection, EngineError, Kind
+from gateway.core.engines.origin import Origin, parse_origin
+from gateway.upstream.connection import ClientSettings, Connection, EngineError, Kind
+from gateway.upstream.failures import reason_of
+from gateway.upstream.names import Names
 
 __all__ = ["Client", "ClientSettings", "EngineError", "Origin", "Reply", "parse_origin"]
 

@@ -6,7 +6,7 @@ import errno
 import socket
 import ssl
 
-from gateway.core.trouble import OWN
+from gateway.core.engines.trouble import OWN
 
 # OpenSSL's X509_V_ERR_*: of the certificate's time, of the name or address it is for. Any other is a want of trust.
 EXPIRED = frozenset({10})

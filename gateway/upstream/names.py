@@ -16,7 +16,7 @@ import socket
 import threading
 from collections import deque
 
-from gateway.wire.failures import UnknownName, unknown_name
+from gateway.upstream.failures import UnknownName, unknown_name
 
 TTL = 10.0  # seconds
 AGAIN = 2.0  # seconds between two look-ups of a host, whatever became of the first

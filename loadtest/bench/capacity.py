@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from loadtest.records import Run
-from loadtest.summary import missed as not_kept
-from loadtest.summary import summarise
+from loadtest.report.records import Run
+from loadtest.report.summary import missed as not_kept
+from loadtest.report.summary import summarise
 
 REACH = 10  # doublings, or halvings
 PRECISION = 1.05  # of two rates

@@ -14,16 +14,16 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from loadtest.bench_capacity import RULE
-from loadtest.bench_flags import add_arguments
-from loadtest.bench_options import BenchError, bench_of
-from loadtest.bench_progress import following
-from loadtest.bench_session import Session
-from loadtest.bench_words import DESCRIPTION, EXAMPLES
-from loadtest.ending import INTERRUPTED, Say, deliver, saying, unhurried
+from loadtest.bench.capacity import RULE
+from loadtest.bench.flags import add_arguments
+from loadtest.bench.options import BenchError, bench_of
+from loadtest.bench.progress import following
+from loadtest.bench.self_test import print_self_test
+from loadtest.bench.session import Session
+from loadtest.bench.words import DESCRIPTION, EXAMPLES
 from loadtest.processes import ChildError
-from loadtest.report import refusal, table
-from loadtest.self_test import print_self_test
+from loadtest.report.delivery import INTERRUPTED, Say, deliver, saying, unhurried
+from loadtest.report.report import refusal, table
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "BenchError", "add_arguments", "command"]
 
@@ -105,7 +105,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gateway.core.units import SECONDS
-from loadtest.arrivals import parse_rate
-from loadtest.bench_fleet import parse_baselines, parse_fleet
-from loadtest.bench_words import GROUPS
-from loadtest.slo import parse_slo
-from loadtest.targets import Address, parse_url
+from gateway.shared.files.units import SECONDS
+from loadtest.bench.fleet import parse_baselines, parse_fleet
+from loadtest.bench.words import GROUPS
+from loadtest.clients.targets import Address, parse_url
+from loadtest.load.arrivals import parse_rate
+from loadtest.load.slo import parse_slo
 
 MOST_REPEATS = 100
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")

@@ -16,10 +16,10 @@ from typing import Literal, get_args
 
 import msgspec
 
-from loadtest.bench_run import SIGNALS
+from loadtest.bench.run import SIGNALS
+from loadtest.clients.targets import Target, parse_url
 from loadtest.engine.profile_file import profile_of
 from loadtest.processes import Child, Gateway
-from loadtest.targets import Target, parse_url
 
 MOST = 64
 READY_WITHIN = 30.0  # seconds

@@ -12,15 +12,26 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.core.checked import InvalidFile
-from loadtest.arrivals import Arrivals, Rate
-from loadtest.bench_fleet import Baseline, Fleet
-from loadtest.drive import Load
-from loadtest.inprocess import policy_of
-from loadtest.scenario import Destination, Scenario, Unusable, find, key_of, keys_of, load, of_trace, planned, recorded
-from loadtest.sender import Clients
-from loadtest.targets import Address, Target, parse_url
-from loadtest.trace import TraceError
+from gateway.shared.files.checked import InvalidFile
+from loadtest.bench.fleet import Baseline, Fleet
+from loadtest.clients.drive import Load
+from loadtest.clients.sender import Clients
+from loadtest.clients.targets import Address, Target, parse_url
+from loadtest.load.arrivals import Arrivals, Rate
+from loadtest.load.scenario import (
+    Destination,
+    Scenario,
+    Unusable,
+    find,
+    key_of,
+    keys_of,
+    load,
+    of_trace,
+    planned,
+    recorded,
+)
+from loadtest.load.trace import TraceError
+from loadtest.simulate.inprocess import policy_of
 
 DEFAULT_SCENARIO = "chat"
 DRAIN = 60.0  # seconds

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from loadtest.drive import State
-from loadtest.ending import Say
-from loadtest.wording import seconds
+from loadtest.clients.drive import State
+from loadtest.report.delivery import Say
+from loadtest.report.phrases import seconds
 
 PLAIN_EVERY = 5.0  # seconds
 SHOWN = 4  # outcomes

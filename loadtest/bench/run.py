@@ -14,11 +14,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 import msgspec
 import uvloop
 
-from loadtest.answer import Answer
-from loadtest.drive import Driver, Load, State
-from loadtest.records import Result, Sample
-from loadtest.targets import Server, Servers, Target
-from loadtest.watching import page, watch
+from loadtest.clients.answer import Answer
+from loadtest.clients.drive import Driver, Load, State
+from loadtest.clients.target_metrics import page, watch
+from loadtest.clients.targets import Server, Servers, Target
+from loadtest.report.records import Result, Sample
 
 HEADSTART = 0.05  # seconds between the last preparation and a run's start
 PROBE = 5.0  # seconds for /v1/models

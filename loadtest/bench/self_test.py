@@ -16,18 +16,18 @@ from contextlib import contextmanager
 
 import msgspec
 
-from loadtest.arrivals import Arrivals, Rate
-from loadtest.bench_run import Job, Ran, run
-from loadtest.drive import Load
-from loadtest.lengths import Length
+from loadtest.bench.run import Job, Ran, run
+from loadtest.clients.drive import Load
+from loadtest.clients.stub import INTERVAL, serve_stub
+from loadtest.clients.targets import Address, Target
+from loadtest.load.arrivals import Arrivals, Rate
+from loadtest.load.lengths import Length
+from loadtest.load.scenario import Scenario, planned
+from loadtest.load.workload import Kind, Workload
 from loadtest.processes import answers, until
-from loadtest.records import Run, Window
-from loadtest.scenario import Scenario, planned
-from loadtest.stats import OK
-from loadtest.stub import INTERVAL, serve_stub
-from loadtest.summary import summarise
-from loadtest.targets import Address, Target
-from loadtest.workload import Kind, Workload
+from loadtest.report.records import Run, Window
+from loadtest.report.stats import OK
+from loadtest.report.summary import summarise
 
 PORT = 19_341
 READY_WITHIN = 20.0  # seconds

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.bench_capacity import RULE, Capacity, Tried, search, verdict
-from loadtest.bench_fleet import started
-from loadtest.bench_options import Bench, Contender
-from loadtest.bench_progress import Follow
-from loadtest.bench_run import Job, Ran, probe, run
-from loadtest.bench_words import refused, unreachable
-from loadtest.ending import Say
-from loadtest.records import Run, Window
-from loadtest.report import check
-from loadtest.scenario import Scenario
-from loadtest.targets import Target
+from loadtest.bench.capacity import RULE, Capacity, Tried, search, verdict
+from loadtest.bench.fleet import started
+from loadtest.bench.options import Bench, Contender
+from loadtest.bench.progress import Follow
+from loadtest.bench.run import Job, Ran, probe, run
+from loadtest.bench.words import refused, unreachable
+from loadtest.clients.targets import Target
+from loadtest.load.scenario import Scenario
+from loadtest.report.delivery import Say
+from loadtest.report.records import Run, Window
+from loadtest.report.report import check
 
 
 class Taken(msgspec.Struct, frozen=True):

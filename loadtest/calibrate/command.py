@@ -23,17 +23,17 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from loadtest.bench_flags import seconds, told, whole
-from loadtest.bench_options import BenchError, tls_of
-from loadtest.calibrate_fit import Fit, Unfit, fit, with_front
-from loadtest.calibrate_live import CalibrateError, Live
-from loadtest.calibrate_probe import SPREAD, Probe
-from loadtest.calibrate_seen import Limits, Observed, Tell
-from loadtest.calibrate_words import DESCRIPTION, EXAMPLES, LIMITS, quality, table
+from loadtest.bench.flags import seconds, told, whole
+from loadtest.bench.options import BenchError, tls_of
+from loadtest.calibrate.fit import Fit, Unfit, fit, with_front
+from loadtest.calibrate.live import CalibrateError, Live
+from loadtest.calibrate.observations import Limits, Observed, Tell
+from loadtest.calibrate.probe import SPREAD, Probe
+from loadtest.calibrate.words import DESCRIPTION, EXAMPLES, LIMITS, quality, table
+from loadtest.clients.targets import parse_url
 from loadtest.engine.latency import Profile
 from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
-from loadtest.scenario import Destination, Unusable, key_of
-from loadtest.targets import parse_url
+from loadtest.load.scenario import Destination, Unusable, key_of
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "CalibrateError", "add_arguments", "command"]
 
@@ -192,7 +192,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CalibrateError as error:
         print(f"calibrate: {error}", file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

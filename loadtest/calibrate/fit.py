@@ -23,7 +23,7 @@ from statistics import fmean, median, stdev
 
 import msgspec
 
-from loadtest.calibrate_seen import Burst, Row
+from loadtest.calibrate.observations import Burst, Row
 from loadtest.engine.engine import Engine, engine_config
 from loadtest.engine.latency import Front, Profile
 from loadtest.engine.sequence import Sequence as Tokens

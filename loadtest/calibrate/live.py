@@ -14,13 +14,13 @@ from itertools import accumulate
 
 import msgspec
 
-from loadtest.answer import Answer
-from loadtest.calibrate_seen import Seen
+from loadtest.calibrate.observations import Seen
+from loadtest.clients.answer import Answer
+from loadtest.clients.target_metrics import page
+from loadtest.clients.targets import Address, Server
 from loadtest.engine.sequence import BLOCK
+from loadtest.load.prompts import PATHS, Route, Text, body_of, completion_of, json_text, message
 from loadtest.processes import LABEL, SAMPLE
-from loadtest.prompts import PATHS, Route, Text, body_of, completion_of, json_text, message
-from loadtest.targets import Address, Server
-from loadtest.watching import page
 
 PATIENCE = 60.0  # seconds for one answer
 ASKED = 10.0  # seconds for a page

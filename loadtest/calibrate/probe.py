@@ -21,8 +21,8 @@ from statistics import median
 
 import msgspec
 
-from loadtest.calibrate_seen import Asks, Burst, Limits, Observed, Row, Seen, Tell
-from loadtest.calibrate_steps import SLICE, between, decoding, largest, ran_at_once
+from loadtest.calibrate.observations import Asks, Burst, Limits, Observed, Row, Seen, Tell
+from loadtest.calibrate.steps import SLICE, between, decoding, largest, ran_at_once
 from loadtest.engine.sequence import BLOCK
 
 SHORT = 24  # tokens

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 
-from loadtest.calibrate_fit import NORMAL
-from loadtest.calibrate_seen import Row, Seen
+from loadtest.calibrate.fit import NORMAL
+from loadtest.calibrate.observations import Row, Seen
 
 SLICE = 8  # steps of one observation: a server that writes two tokens at once is as fast as one that does not
 LEAST_STEP = 128  # tokens; what looks smaller is noise

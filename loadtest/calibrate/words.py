@@ -7,11 +7,11 @@ from statistics import median
 
 from rich.table import Table
 
-from loadtest.calibrate_fit import Fit, played
-from loadtest.calibrate_seen import Observed
+from loadtest.calibrate.fit import Fit, played
+from loadtest.calibrate.observations import Observed
 from loadtest.engine.latency import Profile
-from loadtest.wording import change, share
-from loadtest.wording import seconds as shown
+from loadtest.report.phrases import change, share
+from loadtest.report.phrases import seconds as shown
 
 DESCRIPTION = """\
 Fit a latency profile to a live engine, and write it to a file.

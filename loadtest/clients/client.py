@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Protocol, cast
 
-from loadtest.answer import END, Answer
+from loadtest.clients.answer import END, Answer
 
 __all__ = ["Answer", "Exchange", "Listener", "chat", "exchange"]
 

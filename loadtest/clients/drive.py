@@ -14,11 +14,11 @@ from contextlib import suppress
 
 import msgspec
 
-from loadtest.records import Result
-from loadtest.sender import Clients, Sender
-from loadtest.targets import Servers
-from loadtest.trace import TraceError
-from loadtest.workload import Planned
+from loadtest.clients.sender import Clients, Sender
+from loadtest.clients.targets import Servers
+from loadtest.load.trace import TraceError
+from loadtest.load.workload import Planned
+from loadtest.report.records import Result
 
 BURST = 32  # requests sent in one turn of the loop
 TELL_EVERY = 0.5  # seconds

@@ -15,12 +15,12 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.answer import Answer
-from loadtest.client import Exchange
-from loadtest.records import Result
-from loadtest.retrying import NOTHING_SAID, advice, wait_before
-from loadtest.targets import Server, Servers
-from loadtest.workload import Planned
+from loadtest.clients.answer import Answer
+from loadtest.clients.client import Exchange
+from loadtest.clients.retries import NOTHING_SAID, advice, wait_before
+from loadtest.clients.targets import Server, Servers
+from loadtest.load.workload import Planned
+from loadtest.report.records import Result
 
 _CONTENT = re.compile(rb'"content"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _STREAM = b'"stream":true'

@@ -121,7 +121,7 @@ def _serve(port: int) -> None:
 @contextmanager
 def serve_stub(port: int) -> Iterator[None]:
     """The engine in a child process."""
-    with Child("stub", [sys.executable, "-m", "loadtest.stub", str(port)], Path(os.devnull)):
+    with Child("stub", [sys.executable, "-m", "loadtest.clients.stub", str(port)], Path(os.devnull)):
         yield
 
 

@@ -12,10 +12,10 @@ import re
 import time
 from collections import defaultdict
 
-from loadtest.answer import Answer
-from loadtest.records import Sample
-from loadtest.sender import Body
-from loadtest.targets import Server
+from loadtest.clients.answer import Answer
+from loadtest.clients.sender import Body
+from loadtest.clients.targets import Server
+from loadtest.report.records import Sample
 
 EVERY = 1.0  # seconds
 PATIENCE = 5.0  # seconds

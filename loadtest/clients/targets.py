@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from loadtest.answer import Answer
-from loadtest.client import Exchange, Listener
-from loadtest.workload import Planned
+from loadtest.clients.answer import Answer
+from loadtest.clients.client import Exchange, Listener
+from loadtest.load.workload import Planned
 
 IDLE = 2.0  # seconds
 Spread = Literal["round_robin", "direct"]

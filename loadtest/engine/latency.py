@@ -30,7 +30,7 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.core.units import Count, Share, Unit
+from gateway.shared.files.units import Count, Share, Unit
 
 MOMENT = Unit(
     what="a time such as 86ns, 32.5us, 7.4ms",

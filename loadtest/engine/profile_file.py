@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gateway.core.checked import InvalidFile
-from gateway.core.kinds import Text
-from gateway.core.yaml_file import MAX_BYTES, read_file
+from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.kinds import Text
+from gateway.shared.files.yaml_file import MAX_BYTES, read_file
 from loadtest.engine.latency import MOMENT, Profile, profiles
 
 DIGITS = 4  # significant ones, of what was fitted

@@ -15,16 +15,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from loadtest.engine.checks import BROKEN, DEAD, ApiError
+from loadtest.engine.api.checks import BROKEN, DEAD, ApiError
+from loadtest.engine.api.generate import Choice, Gathered, Generation
+from loadtest.engine.api.http import Connection
+from loadtest.engine.api.routes import Routes
 from loadtest.engine.config import SimConfig
 from loadtest.engine.core_calls import CoreCalls
 from loadtest.engine.engine import Engine, StepResult
 from loadtest.engine.faults import Faults, faults_of
-from loadtest.engine.generate import Choice, Gathered, Generation
-from loadtest.engine.http import Connection
 from loadtest.engine.latency import Front
 from loadtest.engine.resident import Resident
-from loadtest.engine.routes import Routes
 from loadtest.engine.sequence import Sequence, State
 from loadtest.engine.sleeping import Sleeping
 

@@ -1,4 +1,4 @@
-"""Tokens got for nothing by each way around a limit: `python -m loadtest.evasions`, in virtual time.
+"""Tokens got for nothing by each way around a limit: `python -m loadtest.lab.evasions`, in virtual time.
 
 Each row sends calls that end before their engine told its usage, through the whole gateway over one simulated engine,
 and compares what the engine read and wrote with what the tenant was charged. Exit status 1: a row got tokens for
@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from loadtest import vtime
-from loadtest.dst_case import Call, Case, Machine
-from loadtest.dst_policy import DAYS
-from loadtest.dst_world import World
+from loadtest.lab.dst.case import Call, Case, Machine
+from loadtest.lab.dst.policy import DAYS
+from loadtest.lab.dst.world import World
+from loadtest.simulate import vtime
 
 CALLS = 20
 IN_FLIGHT = 2  # tokens

@@ -1,6 +1,6 @@
 """What one tenant can tell of another's prompts by the time to a first token, with and without cache salts.
 
-    python -m loadtest.isolation [--seed N]
+    python -m loadtest.lab.isolation [--seed N]
 
 The whole gateway over one simulated engine, in virtual time. A tenant sends prompts of WORDS words. Then another one,
 who guesses, sends some of the same and as many that nobody has sent, in a random order. The table has his median times,
@@ -18,13 +18,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import vtime
-from loadtest.figure_runs import an_engine
-from loadtest.inprocess import GatewayTarget, key_of
-from loadtest.prompts import Text
-from loadtest.simulated_client import Clients
-from loadtest.simulation import Result, Run
-from loadtest.workload import Planned
+from loadtest.lab.figures.runs import an_engine
+from loadtest.load.prompts import Text
+from loadtest.load.workload import Planned
+from loadtest.simulate import vtime
+from loadtest.simulate.inprocess import GatewayTarget, key_of
+from loadtest.simulate.simulated_client import Clients
+from loadtest.simulate.simulation import Result, Run
 
 WORDS = 2500
 PROMPTS = 40  # of each kind
@@ -80,7 +80,9 @@ def _call(at: float, tenant: str, text: bytes) -> Planned:
 def main(argv: list[str] | None = None) -> int:
     """Print the table; the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.isolation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.lab.isolation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seed", type=int, default=1, help="of prompts, engine and gateway (1)")
     given = parser.parse_args(argv)

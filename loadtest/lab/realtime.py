@@ -1,8 +1,9 @@
-"""Figures 6 to 10 once more in real time: processes, sockets, the kernel's clock. `python -m loadtest.realtime --help`.
+"""Figures 6 to 10 once more in real time: `python -m loadtest.lab.realtime --help`.
 
-The same rows, engines, traffic and clients as in `loadtest.figures`, whose virtual time this checks: simulated engines
+The same rows, engines, traffic and clients as in `loadtest.lab.figures`, whose virtual time this checks, with
+processes, sockets and the kernel's clock: simulated engines
 and the gateway are child processes, every try is a connection of its own. Two cores are just enough for four engines.
-Exit status as that of `loadtest.figures`.
+Exit status as that of `loadtest.lab.figures`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from loadtest import figures
-from loadtest.client import Answer, Exchange
-from loadtest.figure_runs import PROFILE, Outcome, Setting, Shape, Stage
-from loadtest.figure_table import bars, report, terminal
+from loadtest.clients.client import Answer, Exchange
+from loadtest.lab.figures import command as figures
+from loadtest.lab.figures.runs import PROFILE, Outcome, Setting, Shape, Stage
+from loadtest.lab.figures.table import bars, report, terminal
+from loadtest.load.workload import Planned
 from loadtest.processes import SAMPLE, Child, Gateway, get
-from loadtest.simulated_client import Life, Try
-from loadtest.stats import quantile
-from loadtest.workload import Planned
+from loadtest.report.stats import quantile
+from loadtest.simulate.simulated_client import Life, Try
 
 SWEEP = (208, 240)
 PLACES = 256  # of a batch, at size 1
@@ -206,7 +207,7 @@ class Processes(msgspec.Struct, frozen=True):
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.realtime",
+        prog="python -m loadtest.lab.realtime",
         description="Figures 6 to 10 in real time, with processes and sockets: 15 minutes for all of them. Everything "
         "runs on the same cores; the lag of our own sending to the gateway is printed below the table: above some 50 "
         "ms at p99 the machine was too busy for the figures to count.",

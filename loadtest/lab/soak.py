@@ -1,4 +1,4 @@
-"""Everything at once in real time: `python -m loadtest.soak --help`.
+"""Everything at once in real time: `python -m loadtest.lab.soak --help`.
 
 A gateway and simulated engines in processes, three times the load they can carry, clients that leave, a policy that is
 saved every two seconds (every third time with a mistake), an engine killed every thirty, and in between engines that
@@ -27,15 +27,15 @@ from urllib.parse import urlsplit
 import msgspec
 from rich.table import Table
 
-from loadtest.figure_runs import MIX, PROFILE, Setting, in_time
-from loadtest.figure_table import percent, terminal
-from loadtest.inprocess import targets_of
-from loadtest.plan import poisson
+from loadtest.lab.figures.runs import MIX, PROFILE, Setting, in_time
+from loadtest.lab.figures.table import percent, terminal
+from loadtest.lab.realtime import Loop, Sockets
+from loadtest.load.plan import poisson
+from loadtest.load.workload import Planned
 from loadtest.processes import Child, Gateway, samples, until
-from loadtest.realtime import Loop, Sockets
-from loadtest.simulated_client import Clients, Life, Try
-from loadtest.simulation import Run
-from loadtest.workload import Planned
+from loadtest.simulate.inprocess import targets_of
+from loadtest.simulate.simulated_client import Clients, Life, Try
+from loadtest.simulate.simulation import Run
 
 ENGINES = 3
 BLOCKS = 1024  # KV blocks of each: few calls at a time, so that two cores are enough for all of it
@@ -256,7 +256,7 @@ def report(site: Site, target: Tagged, states: list[tuple[int, int]], calls: int
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.soak",
+        prog="python -m loadtest.lab.soak",
         description="A gateway under three times the load, while engines die and fail, clients leave and the policy is "
         "saved again and again; everything is counted by clients, metrics and log, and lateness is told by its cause.",
     )

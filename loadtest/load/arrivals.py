@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from gateway.core.units import Count, Factor, Seconds
+from gateway.shared.files.units import Count, Factor, Seconds
 
 Span = Annotated[Seconds, msgspec.Meta(ge=0.001, le=30 * 86_400)]
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from gateway.core.units import Count, Factor
+from gateway.shared.files.units import Count, Factor
 
 Tokens = Annotated[Count, msgspec.Meta(ge=1, le=10_000_000)]
 

@@ -14,10 +14,10 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.arrivals import Arrivals, Rate
 from loadtest.engine.tokens import BYTES
-from loadtest.lengths import Length
-from loadtest.prompts import (
+from loadtest.load.arrivals import Arrivals, Rate
+from loadtest.load.lengths import Length
+from loadtest.load.prompts import (
     HEADER,
     PATHS,
     Text,
@@ -27,10 +27,10 @@ from loadtest.prompts import (
     json_text,
     message,
     rerank_of,
-)  # fmt: skip
-from loadtest.records import Asked
-from loadtest.trace import BLOCK, Arrival
-from loadtest.workload import Kind, Planned, Sessions, Workload
+)
+from loadtest.load.trace import BLOCK, Arrival
+from loadtest.load.workload import Kind, Planned, Sessions, Workload
+from loadtest.report.records import Asked
 
 FRAME = 2 * HEADER  # tokens of a chat's template: before the message, and before the answer
 

@@ -14,20 +14,20 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from gateway.core.kinds import Text
-from gateway.core.policy_types import EngineUrl, FileName, HeaderName, ModelName, Times
-from gateway.core.schema import schema_of, text_of
-from gateway.core.units import Count, Seconds
-from gateway.core.yaml_file import MAX_BYTES, read_file, written
-from loadtest import trace
-from loadtest.arrivals import Arrivals, Rate, Span
-from loadtest.plan import plan
-from loadtest.records import Slo, Window
-from loadtest.scenario_rules import faults
-from loadtest.slo import Objective, slos_of
-from loadtest.workload import Kind, Planned, Tenant, Variable, Workload
+from gateway.core.policy.types import EngineUrl, FileName, HeaderName, ModelName, Times
+from gateway.shared.files.kinds import Text
+from gateway.shared.files.schema import schema_of, text_of
+from gateway.shared.files.units import Count, Seconds
+from gateway.shared.files.yaml_file import MAX_BYTES, read_file, written
+from loadtest.load import trace
+from loadtest.load.arrivals import Arrivals, Rate, Span
+from loadtest.load.plan import plan
+from loadtest.load.scenario_rules import faults
+from loadtest.load.slo import Objective, slos_of
+from loadtest.load.workload import Kind, Planned, Tenant, Variable, Workload
+from loadtest.report.records import Slo, Window
 
-SHIPPED = Path(__file__).with_name("scenarios")
+SHIPPED = Path(__file__).parents[1] / "scenarios"
 LONGEST_KEY = 4096  # bytes
 DURATION = 60.0  # seconds, where none is given
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.core.checked import Fault, Path, nearest
-from loadtest.arrivals import Arrivals
-from loadtest.lengths import Length
-from loadtest.slo import conflicts
-from loadtest.workload import GENERATING, Kind
+from gateway.shared.files.checked import Fault, Path, nearest
+from loadtest.load.arrivals import Arrivals
+from loadtest.load.lengths import Length
+from loadtest.load.slo import conflicts
+from loadtest.load.workload import GENERATING, Kind
 
 if TYPE_CHECKING:
-    from loadtest.scenario import Scenario
+    from loadtest.load.scenario import Scenario
 
 
 MOST_SHARED = 50_000_000  # tokens, 200 MB

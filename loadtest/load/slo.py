@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from gateway.core.units import SECONDS, SHARE
-from loadtest.records import Slo
+from gateway.shared.files.units import SECONDS, SHARE
+from loadtest.report.records import Slo
 
 Metric = Literal["ttft", "tpot", "e2e"]
 

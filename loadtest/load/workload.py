@@ -12,13 +12,13 @@ from typing import Annotated, Literal, Protocol
 
 import msgspec
 
-from gateway.core.kinds import Text
-from gateway.core.policy_types import FileName, ModelName, Name, TenantName, Weight
-from gateway.core.units import Count, Factor, Share
-from loadtest.arrivals import Span
-from loadtest.lengths import Length, LogNormal, Tokens
-from loadtest.prompts import PATHS, Route
-from loadtest.records import Asked
+from gateway.core.policy.types import FileName, ModelName, Name, TenantName, Weight
+from gateway.shared.files.kinds import Text
+from gateway.shared.files.units import Count, Factor, Share
+from loadtest.load.arrivals import Span
+from loadtest.load.lengths import Length, LogNormal, Tokens
+from loadtest.load.prompts import PATHS, Route
+from loadtest.report.records import Asked
 
 Variable = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "the name of an environment variable")]
 GENERATING = ("chat", "completions")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from loadtest.records import Run
-from loadtest.summary import Summary
-from loadtest.wording import count
+from loadtest.report.phrases import count
+from loadtest.report.records import Run
+from loadtest.report.summary import Summary
 
 
 def title_of(run: Run | Summary, runs: Sequence[Run] | Sequence[Summary]) -> str:

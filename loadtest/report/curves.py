@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from loadtest.compared import by_name, engines_of
-from loadtest.plots import Axis, Line, axis_over, chart
-from loadtest.records import Run, Sample
-from loadtest.sketch import Sketch
-from loadtest.summary import Part, Summary, merged
-from loadtest.tally import Timeline, tallies_of
-from loadtest.wording import count, seconds, share
+from loadtest.report.comparison import by_name, engines_of
+from loadtest.report.phrases import count, seconds, share
+from loadtest.report.plots import Axis, Line, axis_over, chart
+from loadtest.report.records import Run, Sample
+from loadtest.report.sketch import Sketch
+from loadtest.report.summary import Part, Summary, merged
+from loadtest.report.tally import Timeline, tallies_of
 
 DETAILED = 8  # runs whose distributions and timelines are drawn
 ENGINES = 8  # lines of a chart of engines; of more of them, only the least, the mean and the most

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from rich.console import Console
 
-from loadtest.records import Run
-from loadtest.report import Written, write
+from loadtest.report.records import Run
+from loadtest.report.report import Written, write
 
 INTERRUPTED = 130  # exit status
 WIDTH = 120  # columns where nobody looks on at a terminal

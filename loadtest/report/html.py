@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
-from loadtest import curves
-from loadtest.compared import title_of
-from loadtest.html_tables import comparison, distribution_table, endings_bars
-from loadtest.records import Run, Slo
-from loadtest.stats import LAG_BOUND
-from loadtest.summary import Summary
-from loadtest.wording import seconds, share
+from loadtest.report import curves
+from loadtest.report.comparison import title_of
+from loadtest.report.html_tables import comparison, distribution_table, endings_bars
+from loadtest.report.phrases import seconds, share
+from loadtest.report.records import Run, Slo
+from loadtest.report.stats import LAG_BOUND
+from loadtest.report.summary import Summary
 
 FEW = 2  # runs whose latencies need no fold
 MANY = 4  # runs over time that need none
@@ -62,7 +62,7 @@ def page(runs: Sequence[Run], summaries: Sequence[Summary], *, partial: bool = F
     titles = [title_of(run, runs) for run in close]
     own = [summaries[[id(one) for one in runs].index(id(run))] for run in close]
     names = _names(runs)
-    folder = resources.files("loadtest")
+    folder = resources.files("loadtest.report")
     style = "".join(folder.joinpath(name).read_text() for name in ("plots.css", "report.css"))
     chosen = _chosen(runs, close, titles)
     opened = " open" if len(close) <= FEW else ""

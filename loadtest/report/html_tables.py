@@ -9,10 +9,10 @@ from html import escape
 
 import msgspec
 
-from loadtest.compared import base_of, first_name, title_of, verdict
-from loadtest.curves import endings
-from loadtest.summary import Distribution, Part, Summary
-from loadtest.wording import change, count, seconds, share
+from loadtest.report.comparison import base_of, first_name, title_of, verdict
+from loadtest.report.curves import endings
+from loadtest.report.phrases import change, count, seconds, share
+from loadtest.report.summary import Distribution, Part, Summary
 
 OTHER = "other"
 FEW = 4  # runs whose classes are in one table with them

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadtest.pace import Gaps
+from loadtest.simulate.pace import Gaps
 
 if TYPE_CHECKING:
-    from loadtest.tally import Tally  # which is made of these records
+    from loadtest.report.tally import Tally
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +55,7 @@ class Result(msgspec.Struct, gc=False):
     first_token: float = 0.0
     finished: float = 0.0  # all of the answer is here, or it is known that no more comes
     status: int = 0
-    outcome: str = ""  # a word of loadtest.client.Answer.outcome; "ok" is the only good one
+    outcome: str = ""  # a word of loadtest.clients.client.Answer.outcome; "ok" is the only good one
     reason: str = ""  # the server's word for a refusal, or what the socket said
     prompt_tokens: int = 0
     completion_tokens: int = 0

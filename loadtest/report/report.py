@@ -19,11 +19,11 @@ from typing import IO
 
 import msgspec
 
-from loadtest.html import page
-from loadtest.records import Result, Run, Slo
-from loadtest.report_table import table
-from loadtest.stats import LAG_BOUND, OK, consistent, latency_of, met, slo_of
-from loadtest.summary import Missed, Summary, missed, summarise
+from loadtest.report.html import page
+from loadtest.report.records import Result, Run, Slo
+from loadtest.report.report_table import table
+from loadtest.report.stats import LAG_BOUND, OK, consistent, latency_of, met, slo_of
+from loadtest.report.summary import Missed, Summary, missed, summarise
 
 __all__ = ["Written", "check", "refusal", "table", "write"]
 

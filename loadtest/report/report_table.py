@@ -12,11 +12,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.compared import base_of, first_name, title_of, verdict
-from loadtest.records import Run
-from loadtest.stats import LAG_BOUND
-from loadtest.summary import Distribution, Part, Summary, summarise
-from loadtest.wording import change, count, printable, seconds, share
+from loadtest.report.comparison import base_of, first_name, title_of, verdict
+from loadtest.report.phrases import change, count, printable, seconds, share
+from loadtest.report.records import Run
+from loadtest.report.stats import LAG_BOUND
+from loadtest.report.summary import Distribution, Part, Summary, summarise
 
 # What runs are compared by, and whether more of it is better.
 COMPARED = {"goodput": True, "ttft_p50": False, "ttft_p99": False, "tpot_p50": False, "itl_p99": False,

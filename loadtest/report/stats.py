@@ -26,8 +26,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from loadtest.pace import Gaps
-from loadtest.records import Result, Slo
+from loadtest.report.records import Result, Slo
+from loadtest.simulate.pace import Gaps
 
 LAG_BOUND = 0.005  # seconds of sender's lag at p99, above which a run says more about the sender than the server
 OK = "ok"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from loadtest.records import Run, Slo, Window
-from loadtest.sketch import Sketch
-from loadtest.stats import LAG_BOUND, Interval, dispersion, interval, jain, slo_of
-from loadtest.tally import ClassTally, Share, Tally, tallies_of
+from loadtest.report.records import Run, Slo, Window
+from loadtest.report.sketch import Sketch
+from loadtest.report.stats import LAG_BOUND, Interval, dispersion, interval, jain, slo_of
+from loadtest.report.tally import ClassTally, Share, Tally, tallies_of
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 

@@ -11,10 +11,10 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-from loadtest.pace import Gaps
-from loadtest.records import Result, Run, Slo, Window
-from loadtest.sketch import Sketch
-from loadtest.stats import OK, consistent, latency_of, met, slo_of
+from loadtest.report.records import Result, Run, Slo, Window
+from loadtest.report.sketch import Sketch
+from loadtest.report.stats import OK, consistent, latency_of, met, slo_of
+from loadtest.simulate.pace import Gaps
 
 REASONS = 100  # of one class; servers' words are theirs to choose, and no memory may depend on them
 # How a request ended whose times cannot be: its sender is not believed, but it does not cost anyone the report.

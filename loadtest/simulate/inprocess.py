@@ -15,27 +15,29 @@ from typing import cast
 
 import msgspec
 
-from gateway.assembly import Gateway
-from gateway.calllog import CallLog
-from gateway.core.bodies import Held
-from gateway.core.checked import InvalidFile
-from gateway.core.fleet import Engine
-from gateway.core.outcome import Record
-from gateway.core.policy import EngineEntry, Logging, Policy
-from gateway.core.policy_file import decode
-from gateway.core.tenants import ANONYMOUS, with_keys
-from gateway.core.vllm import EngineSample, ModelCard
-from gateway.wire.client import Client, EngineError
-from gateway.wire.messages import Request, WireError, refusal
-from gateway.wire.responder import Responder
-from loadtest.memory_engine import MemoryEngine
-from loadtest.memory_requests import Taker
-from loadtest.memory_wire import MemoryClient, MemoryReply, Sends, Wire
-from loadtest.pace import Gaps
-from loadtest.simulated_client import Life, Try
-from loadtest.workload import Planned
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import EngineEntry, Logging, Policy
+from gateway.core.request.bodies import Held
+from gateway.core.request.outcome import Record
+from gateway.core.request.tenants import ANONYMOUS, with_keys
+from gateway.decider.call_log import CallLog
+from gateway.relay.wire.messages import Request, WireError, refusal
+from gateway.relay.wire.responder import Responder
+from gateway.serve.assembly import Gateway
+from gateway.shared.files.checked import InvalidFile
+from gateway.shared.vllm.answers import EngineSample, ModelCard
+from gateway.upstream.client import Client, EngineError
+from loadtest.load.workload import Planned
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.memory_requests import Taker
+from loadtest.simulate.memory_wire import MemoryClient, MemoryReply, Sends, Wire
+from loadtest.simulate.pace import Gaps
+from loadtest.simulate.simulated_client import Life, Try
 
-HEALTH_WITHIN = 0.25  # of the health interval: when a check that hangs counts as failed, as in gateway.telemetry
+HEALTH_WITHIN = (
+    0.25  # of the health interval: when a check that hangs counts as failed, as in gateway.decider.telemetry
+)
 
 
 class Records:

@@ -17,8 +17,8 @@ from types import FrameType
 
 import msgspec
 
-from loadtest.bench_capacity import Capacity, Tried, search, verdict
-from loadtest.simulate_run import Cell, Progress, Simulated, simulate
+from loadtest.bench.capacity import Capacity, Tried, search, verdict
+from loadtest.simulate.run import Cell, Progress, Simulated, simulate
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 5.0  # seconds until a process that was told to end is made to

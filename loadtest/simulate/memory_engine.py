@@ -15,11 +15,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from loadtest.engine.checks import ApiError, Limits
+from loadtest.engine.api.checks import ApiError, Limits
 from loadtest.engine.engine import LEAST_AHEAD, Engine, EngineConfig, StepResult
 from loadtest.engine.latency import Front
-from loadtest.memory_requests import JSON, Taker, Work, read
-from loadtest.pace import Pace
+from loadtest.simulate.memory_requests import JSON, Taker, Work, read
+from loadtest.simulate.pace import Pace
 
 MOST_AHEAD = 64  # steps that are made with one timer where nothing but decoding is to be done
 Condition = Literal["up", "dead", "stopped"]

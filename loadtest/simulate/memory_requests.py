@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from loadtest.engine import tokens
-from loadtest.engine.checks import ApiError, Limits, check_model, decode, output_room
-from loadtest.engine.openai_api import prompts_of
+from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, output_room
+from loadtest.engine.api.openai import prompts_of
 from loadtest.engine.sequence import Sequence
 
 WORD = b" ban"

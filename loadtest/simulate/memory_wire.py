@@ -1,6 +1,6 @@
 """Connections in memory: what the gateway's wire is replaced by, on both its sides, when there are no sockets.
 
-`MemoryClient` and `MemoryReply` have the surface of `gateway.wire.client.Client` and `Reply`, `Wire` is what a
+`MemoryClient` and `MemoryReply` have the surface of `gateway.upstream.client.Client` and `Reply`, `Wire` is what a
 `Responder` writes to. The gateway's own error type comes in as an argument: nothing here imports the gateway.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Literal, Protocol
 
-from loadtest.memory_engine import MemoryEngine
-from loadtest.simulated_client import Life
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.simulated_client import Life
 
 REQUEST_ID = b"x-request-id: "
 REMEMBERED = 1 << 16  # a run of any length has its place in memory
@@ -42,7 +42,7 @@ class Sends:
     def relayed(self, request_id: bytes) -> None:
         self._relayed[request_id] = None
         if len(self._relayed) > REMEMBERED:
-            for oldest in list(islice(self._relayed, REMEMBERED // 16)):  # at once: see gateway.core.fleet
+            for oldest in list(islice(self._relayed, REMEMBERED // 16)):  # at once: see gateway.core.engines.fleet
                 del self._relayed[oldest]
 
 
@@ -51,7 +51,7 @@ def _ignored(request_id: bytes) -> None:
 
 
 class MemoryReply:
-    """An engine's answer, as `gateway.wire.client.Reply` shows it."""
+    """An engine's answer, as `gateway.upstream.client.Reply` shows it."""
 
     __slots__ = ("_data", "_done", "_early", "_error", "_failure", "_leave", "_sends", "_waiter", "complete", "headers",
                  "heard_at", "length", "request_id", "status")  # fmt: skip
@@ -168,7 +168,7 @@ class MemoryReply:
 
 
 class MemoryClient:
-    """The connections to one engine, as `gateway.wire.client.Client` makes them."""
+    """The connections to one engine, as `gateway.upstream.client.Client` makes them."""
 
     idle = 0
 

@@ -14,8 +14,8 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loadtest.memory_requests import Taker
-    from loadtest.sketch import Sketch
+    from loadtest.report.sketch import Sketch
+    from loadtest.simulate.memory_requests import Taker
 
 KEPT = 1 << 15  # steps; of an answer that took more of them the earliest latencies are lost
 

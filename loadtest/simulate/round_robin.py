@@ -5,11 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 
-from loadtest.memory_engine import MemoryEngine
-from loadtest.memory_requests import Taker
-from loadtest.pace import Gaps
-from loadtest.simulated_client import Life, Try
-from loadtest.workload import Planned
+from loadtest.load.workload import Planned
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.memory_requests import Taker
+from loadtest.simulate.pace import Gaps
+from loadtest.simulate.simulated_client import Life, Try
 
 
 class RoundRobin:

@@ -16,19 +16,20 @@ from typing import Literal
 
 import msgspec
 
-from loadtest import records, vtime
+from loadtest.clients.retries import LONGEST_ADVICE
 from loadtest.engine.engine import EngineConfig
-from loadtest.inprocess import GatewayTarget
-from loadtest.memory_engine import MemoryEngine
-from loadtest.memory_requests import Taker
-from loadtest.pace import Gaps, Pace
-from loadtest.records import Result, Window
-from loadtest.retrying import LONGEST_ADVICE
-from loadtest.round_robin import Direct, RoundRobin, paced
-from loadtest.scenario import Scenario, planned
-from loadtest.simulated_client import Clients, Life
-from loadtest.simulation import Run, Sample
-from loadtest.tally import Tally
+from loadtest.load.scenario import Scenario, planned
+from loadtest.report import records
+from loadtest.report.records import Result, Window
+from loadtest.report.tally import Tally
+from loadtest.simulate import vtime
+from loadtest.simulate.inprocess import GatewayTarget
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.memory_requests import Taker
+from loadtest.simulate.pace import Gaps, Pace
+from loadtest.simulate.round_robin import Direct, RoundRobin, paced
+from loadtest.simulate.simulated_client import Clients, Life
+from loadtest.simulate.simulation import Run, Sample
 
 Before = Literal["gateway", "round_robin", "direct"]
 

@@ -14,9 +14,9 @@ from typing import Protocol
 
 import msgspec
 
-from loadtest.pace import Gaps
-from loadtest.retrying import advice, wait_before
-from loadtest.workload import Planned
+from loadtest.clients.retries import advice, wait_before
+from loadtest.load.workload import Planned
+from loadtest.simulate.pace import Gaps
 
 ERROR = b'data: {"error"'
 DONE = b"data: [DONE]"
@@ -30,7 +30,7 @@ _CONTENT = re.compile(rb'"content":"([^"]*)"')
 class Try(msgspec.Struct, gc=False):
     """One request and what came of it. Times are seconds of the loop's clock, -1 where the thing did not happen.
 
-    `outcome` is a word of `loadtest.client`: ok, the gateway's reason, upstream, truncated, cut, unanswered,
+    `outcome` is a word of `loadtest.clients.client`: ok, the gateway's reason, upstream, truncated, cut, unanswered,
     timed_out; `left`: the client went away on purpose; `unfinished`: the run was over. What only the gateway knows
     comes from its record.
     """

@@ -13,10 +13,10 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from loadtest.memory_engine import MemoryEngine
-from loadtest.simulated_client import Clients, Life, Target, Try
-from loadtest.trace import TraceError
-from loadtest.workload import Planned
+from loadtest.load.trace import TraceError
+from loadtest.load.workload import Planned
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.simulated_client import Clients, Life, Target, Try
 
 SAMPLE_EVERY = 0.5  # seconds
 PROGRESS_EVERY = 5.0  # seconds

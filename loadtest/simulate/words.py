@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from loadtest.bench_capacity import RULE
-from loadtest.report import check
-from loadtest.simulate_jobs import Done
-from loadtest.wording import count, printable
+from loadtest.bench.capacity import RULE
+from loadtest.report.phrases import count, printable
+from loadtest.report.report import check
+from loadtest.simulate.jobs import Done
 
 DESCRIPTION = """\
 What would this policy have done to last week's traffic? The gateway itself, its whole pipeline and every decision,

@@ -11,13 +11,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from sidecar import __version__, pool_commands, starter
-from sidecar.api import MOST_LINES
-from sidecar.checking import check
-from sidecar.commands import Impossible, logs, plan, serve, status, stop
+from sidecar import __version__
+from sidecar.cli import starter
+from sidecar.cli.checking import check
+from sidecar.cli.commands import Impossible, logs, plan, serve, status, stop
+from sidecar.cli.files import Mistake
+from sidecar.control.api import MOST_LINES
 from sidecar.core.config import FORMATS, schema_text
 from sidecar.core.flags import SIMULATED_GPUS
-from sidecar.files import Mistake
+from sidecar.ray import commands as pool_commands
 
 DESCRIPTION = """\
 Weir's sidecar: decides which models are resident on one machine's GPUs.
@@ -277,7 +279,3 @@ def _check(given: argparse.Namespace) -> int:
     if not given.files:
         raise Mistake("the following arguments are required: FILE (see sidecar check --help)")
     return check(given.files, full=given.explain, form=given.format, files=not given.no_files, here=given.here)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gateway.core.checked import Fault, InvalidFile, Value, readable
-from gateway.core.findings import Shown, as_github, as_json, as_text, mistake, mistakes, warning
+from gateway.shared.files.checked import Fault, InvalidFile, Value, readable
+from gateway.shared.files.findings import Shown, as_github, as_json, as_text, mistake, mistakes, warning
+from sidecar.cli.files import Mistake, token_of
 from sidecar.core.config import MAX_BYTES, SidecarConfig, explain, read_config, warnings
 from sidecar.core.profile import Profile
-from sidecar.files import Mistake, token_of
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")  # of a model on a hub
 

@@ -12,14 +12,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from sidecar import alone
-from sidecar.api import Stopping
-from sidecar.asking import Asking, NoSidecar, Said
 from sidecar.assembly import say
-from sidecar.files import Mistake, checked, token_of
+from sidecar.cli import offline
+from sidecar.cli.control_client import Asking, NoSidecar, Said
+from sidecar.cli.files import Mistake, checked, token_of
+from sidecar.control.api import Stopping
+from sidecar.control.status import Status, announcement, shown, table
 from sidecar.serve import Options, StartError, run
 from sidecar.state import Locked, StateFile
-from sidecar.status import Status, announcement, shown, table
 
 EVERY = 1.0  # seconds between two looks of `status --watch`
 STOP_WITHIN = 90.0  # seconds for a sidecar to end, with its engines
@@ -127,7 +127,7 @@ def plan(config: str, model: str, *, gpus_from: str | None) -> int:
     except Said as said:
         raise Impossible(str(said)) from said
     except NoSidecar:
-        text, usable = asyncio.run(alone.explained(file.config, file.folder, profile, _folder(gpus_from)))
+        text, usable = asyncio.run(offline.explained(file.config, file.folder, profile, _folder(gpus_from)))
         if not usable:
             raise Impossible("\n".join(map(shown, text.split("\n")))) from None
     print("\n".join(map(shown, text.split("\n"))))
@@ -167,7 +167,7 @@ def stop(config: str, *, engines: bool) -> int:
         if not engines:
             return 0
     try:
-        ended = asyncio.run(alone.ended(file.config, file.folder))
+        ended = asyncio.run(offline.ended(file.config, file.folder))
     except Locked as locked:
         raise Impossible(f"{locked}; it does not answer at {file.asking.address}: end it by its number") from locked
     if ended or not was_there:

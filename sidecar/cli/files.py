@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sidecar.core import pool
 from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, decode
+from sidecar.ray import pool
 
 TOKEN_LENGTH = 16
 TOKEN_BYTES = 4096

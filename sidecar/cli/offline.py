@@ -11,12 +11,12 @@ from pathlib import Path
 from sidecar.assembly import engines_of, gpus_of, host_memory, say
 from sidecar.core.config import SidecarConfig
 from sidecar.core.inventory import Size
-from sidecar.core.measured import Measured
 from sidecar.effects import Engine, EngineFailed, EngineRecord, Engines, Told
-from sidecar.engine import VllmEngines
 from sidecar.machine import Machine
 from sidecar.manager import Manager
+from sidecar.process.engine import VllmEngines
 from sidecar.sampler import Sampler
+from sidecar.sizing.measured import Measured
 from sidecar.state import State, StateFile
 
 

@@ -8,7 +8,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from sidecar.files import Mistake
+from sidecar.cli.files import Mistake
 
 STARTER = "starter"
 FILES = {STARTER: "sidecar.yaml", "example": "sidecar.yaml", "pool": "pool.yaml"}  # and what each is called by default
@@ -25,7 +25,7 @@ examples:
   sidecar init                                   sidecar.yaml and sidecar.token
   sidecar init pool --out cluster.yaml
   sidecar init example --out -                   read every field, on standard output"""
-_OWN = re.compile(r"(?:sidecar/)?(?:example|pool|sidecar)\.yaml")
+_OWN = re.compile(r"(?:sidecar/cli/)?(?:example|pool|sidecar)\.yaml")
 
 
 def init(name: str, out: str | None) -> int:

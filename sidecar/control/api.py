@@ -27,10 +27,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sidecar.guard import HEALTH, Guard, error
+from gateway.shared.protocol import Ensured, ModelReport, encode
+from sidecar.control.guard import HEALTH, Guard, error
+from sidecar.control.status import Status
 from sidecar.manager import Manager, Refused
-from sidecar.status import Status
-from sidecar.wire import Ensured, ModelReport, encode
 
 BODY = 64 * 1024  # bytes of a request
 BODY_WITHIN = 10.0  # seconds for all of it

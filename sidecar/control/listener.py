@@ -10,7 +10,7 @@ import socket
 
 from starlette.applications import Starlette
 
-from gateway.control.http1 import Http1Listener
+from gateway.shared.control.http1 import Http1Listener
 from sidecar.core.addresses import Address
 
 

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.shared.protocol import GPUReport, State
+from sidecar.control.status import GatewayStatus
 from sidecar.manager import Manager
-from sidecar.status import GatewayStatus
-from sidecar.wire import GPUReport, State
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sidecar.wire import GPUReport, ModelReport
+from gateway.shared.protocol import GPUReport, ModelReport
 
 GIB = 1 << 30
 COLUMNS = ("PROFILE", "STATE", "DOING", "CALLS", "READY IN", "CAN HOLD", "")

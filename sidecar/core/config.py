@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.core.checked import UNREAD, Fault, InvalidFile, Reading, readable
-from gateway.core.findings import FORMATS
-from gateway.core.kinds import Text
-from gateway.core.schema import schema_of, text_of
-from gateway.core.units import Bytes
-from gateway.core.yaml_file import MAX_BYTES, read_file, written
+from gateway.shared.files.checked import UNREAD, Fault, InvalidFile, Reading, readable
+from gateway.shared.files.findings import FORMATS
+from gateway.shared.files.kinds import Text
+from gateway.shared.files.schema import schema_of, text_of
+from gateway.shared.files.units import Bytes
+from gateway.shared.files.yaml_file import MAX_BYTES, read_file, written
 from sidecar.core.addresses import LONGEST_SOCKET, Address, Places, is_loopback, own_sockets
 from sidecar.core.profile import Bounds, Engine, FileName, GpuIndex, Profile, engine_faults, faults, on_cpu
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from gateway.core.checked import Fault, Path, listed, nearest, readable, shortened
-from gateway.core.kinds import Text
-from gateway.core.units import SECONDS, Bytes, Count, Seconds, Share
+from gateway.shared.files.checked import Fault, Path, listed, nearest, readable, shortened
+from gateway.shared.files.kinds import Text
+from gateway.shared.files.units import SECONDS, Bytes, Count, Seconds, Share
 from sidecar.core.flags import CPU_KV, FLAGS, OWNED, OWNED_VARIABLES, VARIABLES, fits, owned_flag
 
 GIB = 1 << 30

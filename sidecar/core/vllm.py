@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from gateway.core.vllm import (
+from gateway.shared.vllm.answers import (
     CACHE,
     GENERATION_TOKENS,
     KV_USAGE,

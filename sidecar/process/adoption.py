@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from sidecar import kin
 from sidecar.core.addresses import Place
+from sidecar.process import process_family
 
 LOOK_EVERY = 0.02  # seconds between two looks at what has got SIGKILL
 
@@ -38,13 +38,13 @@ def handle_for(record: ProcessRecord) -> int | None:
     """A pidfd of the process a record is of, opened before its start time is compared. Raises NotOurs."""
     gone = f"{record.engine}: process {record.pid} has ended"
     try:
-        handle = kin.handle_of(record.pid)
+        handle = process_family.handle_of(record.pid)
     except ProcessLookupError:
         raise NotOurs(gone) from None
-    seen = kin.look(record.pid)
-    marker = kin.marker_of(record.pid)
+    seen = process_family.look(record.pid)
+    marker = process_family.marker_of(record.pid)
     why = None
-    if record.boot != kin.boot_id():
+    if record.boot != process_family.boot_id():
         why = f"{record.engine}: the machine was started anew since process {record.pid} was"
     elif seen is None or seen.ended:
         why = gone
@@ -68,18 +68,18 @@ async def end_orphans(sidecar: str, *, keep: Collection[str] = (), within: float
     until = clock() + within
     known: dict[int, int] = {}
     while True:
-        found = {orphan.pid: orphan for orphan in kin.orphans(sidecar) if orphan.engine not in keep}
+        found = {orphan.pid: orphan for orphan in process_family.orphans(sidecar) if orphan.engine not in keep}
         for orphan in found.values():
-            kindred = kin.family(orphan.engine, since=orphan.started, leader=None)
+            kindred = process_family.family(orphan.engine, since=orphan.started, leader=None)
             known |= {seen.pid: seen.started for seen in kindred}
         left = [pid for pid, started in known.items() if _runs(pid, started)]
         if not left or clock() > until:
             return tuple(left)
         for pid in left:
-            kin.send(pid, known[pid], signal.SIGKILL)
+            process_family.send(pid, known[pid], signal.SIGKILL)
         await asyncio.sleep(LOOK_EVERY)
 
 
 def _runs(pid: int, started: int) -> bool:
-    seen = kin.look(pid)
+    seen = process_family.look(pid)
     return seen is not None and seen.started == started and not seen.ended

@@ -15,8 +15,8 @@ from sidecar.core.addresses import Place
 from sidecar.core.arguments import help_commands, known_flags, unsupported
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.profile import Engine
-from sidecar.process import Process
-from sidecar.ring import Ring
+from sidecar.process.process import Process
+from sidecar.process.ring import Ring
 
 MISTAKE = 2  # exit status of argparse for an argument that it does not know
 LINES, SIZE = 20_000, 4 * 1024 * 1024  # of a help; vLLM's is 3,000 lines, 0.2 MiB

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from sidecar.ring import Ring
+from sidecar.process.ring import Ring
 
 POLL, QUIET = 0.1, 0.5  # seconds between two looks: at an engine that writes, at one that does not
 MOST = 16 * 1024 * 1024  # bytes of the file, and of the one before it

@@ -21,13 +21,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sidecar import kin
-from sidecar.adoption import ProcessRecord, handle_for
+from gateway.shared.tasks import telling
 from sidecar.core.addresses import Place
-from sidecar.output import MOST, Output
-from sidecar.ring import Ring
-from sidecar.starting import SpawnFailed, start
-from sidecar.tasks import telling
+from sidecar.process import process_family
+from sidecar.process.adoption import ProcessRecord, handle_for
+from sidecar.process.output import MOST, Output
+from sidecar.process.ring import Ring
+from sidecar.process.starting import SpawnFailed, start
 
 GRACE = 30.0  # seconds from SIGTERM to SIGKILL
 KILL_WITHIN = 10.0  # seconds; what SIGKILL has not ended by then hangs in the kernel
@@ -96,17 +96,17 @@ class Process:
         """Start `argv`. Its environment is `env` and the marker, nothing of ours. Raises SpawnFailed."""
         asyncio.get_running_loop()
         try:
-            boot = kin.boot_id()
+            boot = process_family.boot_id()
             output = Output(log, ring=ring, most=log_most, clock=clock)
         except OSError as error:
             raise SpawnFailed(f"{argv[0]} was not started: {error}") from error
         try:
-            seen = start(argv, kin.marked(env, engine), cwd, output.fd)
+            seen = start(argv, process_family.marked(env, engine), cwd, output.fd)
         except SpawnFailed:
             output.close()
             raise
         record = ProcessRecord(engine=engine, pid=seen.pid, started=seen.started, boot=boot, log=str(log), place=place)
-        return cls(record, output, handle=kin.handle_of(seen.pid), child=True)
+        return cls(record, output, handle=process_family.handle_of(seen.pid), child=True)
 
     @classmethod
     def adopt(
@@ -123,7 +123,7 @@ class Process:
         handle = handle_for(record)
         try:
             output = Output(Path(record.log), writer=record.pid, ring=ring, most=log_most, clock=clock)
-            seen = kin.look(record.pid)
+            seen = process_family.look(record.pid)
         except OSError:
             if handle is not None:
                 os.close(handle)
@@ -145,7 +145,7 @@ class Process:
         """Whether a process that runs is of its family."""
         pinned = self._child or self.alive
         leader = self.record.pid if pinned else None
-        return kin.belongs(pid, self.record.engine, since=self.record.started, leader=leader)
+        return process_family.belongs(pid, self.record.engine, since=self.record.started, leader=leader)
 
     async def wait(self) -> int | None:
         """Until the leader has ended, by itself or not: `returncode`. The rest of its family may still be there."""
@@ -198,12 +198,14 @@ class Process:
 
     # -- the family ---------------------------------------------------------------------------------------------------
 
-    def _family(self) -> list[kin.Seen]:
+    def _family(self) -> list[process_family.Seen]:
         """All that runs of it. Zombies that have come to us, as they do where we are process 1, are reaped."""
         pid, started = self.record.pid, self.record.started
-        leader = kin.look(pid)
+        leader = process_family.look(pid)
         pinned = self._child or (leader is not None and leader.started == started)
-        found = kin.family(self.record.engine, since=started, leader=pid if pinned else None, known=self._known)
+        found = process_family.family(
+            self.record.engine, since=started, leader=pid if pinned else None, known=self._known
+        )
         self._known = {(seen.pid, seen.started) for seen in found}
         for seen in found:
             if seen.ended and seen.parent == os.getpid() and seen.pid != pid:
@@ -225,7 +227,7 @@ class Process:
                     os.killpg(self.record.pid, number)
         for seen in family:
             if not self._child or seen.group != self.record.pid:
-                kin.send(seen.pid, seen.started, number)
+                process_family.send(seen.pid, seen.started, number)
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
@@ -282,7 +284,7 @@ class Process:
                 return False
             self.returncode = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
             return True
-        seen = kin.look(self.record.pid)
+        seen = process_family.look(self.record.pid)
         return seen is None or seen.started != self.record.started or seen.ended
 
     async def _sweep(self) -> None:
@@ -294,7 +296,7 @@ class Process:
             if clock() > until:
                 break
             for seen in family:
-                kin.send(seen.pid, seen.started, signal.SIGKILL)
+                process_family.send(seen.pid, seen.started, signal.SIGKILL)
             await asyncio.sleep(LOOK_EVERY)
         else:
             self.left = ()

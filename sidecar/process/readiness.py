@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from sidecar.engine_api import ApiError, EngineApi
+from sidecar.process.engine_api import ApiError, EngineApi
 
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # seconds between two looks
 

@@ -8,14 +8,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sidecar import kin
+from sidecar.process import process_family
 
 
 class SpawnFailed(Exception):
     """The engine's program could not be started; the message says why."""
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int) -> kin.Seen:
+def start(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int) -> process_family.Seen:
     """The leader of a new session. The caller reaps it. Raises SpawnFailed, and nothing runs then.
 
     `env` is its whole environment; `output` is the descriptor it writes to. No shell sees `argv`.
@@ -34,7 +34,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output:
         raise SpawnFailed(f"{argv[0]} could not be started: {error}") from error
     child.returncode = 0  # it is the caller's to reap from here on: Popen must neither try nor warn
     try:
-        seen = kin.look(child.pid)
+        seen = process_family.look(child.pid)
         why = "/proc does not show it"
     except OSError as error:
         seen, why = None, str(error)

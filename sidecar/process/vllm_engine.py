@@ -18,20 +18,20 @@ from typing import Literal
 
 import msgspec
 
-from sidecar import ports
-from sidecar.adoption import NotOurs
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.inventory import Size
-from sidecar.core.memory import GIB
 from sidecar.core.profile import Profile
 from sidecar.core.vllm import Said
 from sidecar.effects import EngineFailed, EngineRecord, Level, Told
-from sidecar.engine_api import LIVENESS, NO_COMPLETIONS, ApiError, EngineApi
-from sidecar.ports import AddressTaken
-from sidecar.process import Process, Unkillable
-from sidecar.readiness import ready
-from sidecar.ring import LINES
-from sidecar.starting import SpawnFailed
+from sidecar.process import ports
+from sidecar.process.adoption import NotOurs
+from sidecar.process.engine_api import LIVENESS, NO_COMPLETIONS, ApiError, EngineApi
+from sidecar.process.ports import AddressTaken
+from sidecar.process.process import Process, Unkillable
+from sidecar.process.readiness import ready
+from sidecar.process.ring import LINES
+from sidecar.process.starting import SpawnFailed
+from sidecar.sizing.memory import GIB
 
 FAILURES = (ApiError, SpawnFailed, AddressTaken, Unkillable, NotOurs, OSError)
 _CACHE = re.compile(r"Available KV cache memory: ([0-9]{1,5}\.[0-9]{1,3}) GiB")

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from sidecar.commands import Impossible
-from sidecar.core.pool import PoolConfig, explain
-from sidecar.files import Mistake, pool_of, token_of
-from sidecar.node import NodeStatus
-from sidecar.status import columns, shown
+from sidecar.cli.commands import Impossible
+from sidecar.cli.files import Mistake, pool_of, token_of
+from sidecar.control.status import columns, shown
+from sidecar.ray.node import NodeStatus
+from sidecar.ray.pool import PoolConfig, explain
 
 if TYPE_CHECKING:
-    from sidecar.cluster import Pool, PoolNode
+    from sidecar.ray.cluster import Pool, PoolNode
 
 T = TypeVar("T")
 Nodes: TypeAlias = "list[tuple[PoolNode, NodeStatus]]"
@@ -100,7 +100,7 @@ def down(config: str) -> int:
 
 def _on(pool: PoolConfig, act: Callable[[Pool], T]) -> T:
     try:
-        from sidecar.cluster import Pool, Unreachable  # noqa: PLC0415 # Ray is an extra, and slow to import
+        from sidecar.ray.cluster import Pool, Unreachable  # noqa: PLC0415 # Ray is an extra, and slow to import
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

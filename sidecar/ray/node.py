@@ -18,12 +18,12 @@ from pathlib import Path
 
 import msgspec
 
-from sidecar.asking import Asking, NoSidecar, Said
+from gateway.shared.protocol import ModelReport
 from sidecar.assembly import say
+from sidecar.cli.control_client import Asking, NoSidecar, Said
+from sidecar.control.status import Status
 from sidecar.core.config import SidecarConfig, explain
-from sidecar.core.pool import PoolConfig, file_of, for_node
-from sidecar.status import Status
-from sidecar.wire import ModelReport
+from sidecar.ray.pool import PoolConfig, file_of, for_node
 
 LOOK_EVERY = 0.5  # seconds between two looks at the sidecar
 FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # seconds between two starts of one that ends

@@ -13,10 +13,10 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from gateway.core.checked import Fault, Value, nearest, needed, readable
-from gateway.core.kinds import Text
-from gateway.core.units import Count
-from gateway.core.yaml_file import read_file, written
+from gateway.shared.files.checked import Fault, Value, nearest, needed, readable
+from gateway.shared.files.kinds import Text
+from gateway.shared.files.units import Count
+from gateway.shared.files.yaml_file import read_file, written
 from sidecar.core.addresses import LOOPBACK, Places
 from sidecar.core.config import ProfileName, SidecarConfig, faults_of
 from sidecar.core.profile import Bounds, FileName, Profile

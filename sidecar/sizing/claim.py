@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from sidecar.core.memory import Need, arithmetic, gib
-from sidecar.core.model_config import ModelShape
+from sidecar.sizing.memory import Need, arithmetic, gib
+from sidecar.sizing.model_config import ModelShape
 
 MOST = 970  # thousandths of a GPU that are claimed unless the operator says more: the driver keeps some
 

@@ -12,19 +12,30 @@ from pathlib import Path
 import msgspec
 
 from sidecar.core.arguments import environment
-from sidecar.core.claim import claim, refuse_reason
 from sidecar.core.config import SidecarConfig
 from sidecar.core.inventory import Size
-from sidecar.core.measured import Measured
-from sidecar.core.memory import GIB, RESIDUE, STEP, Need, arithmetic, asleep, gib, kv_element_bytes, kv_per_token, need
-from sidecar.core.model_config import ModelShape
-from sidecar.core.model_fields import ModelError
 from sidecar.core.profile import Engine, KvMemory, Profile
-from sidecar.core.weights import Stored
 from sidecar.effects import Told, Unusable
-from sidecar.model_files import NotKnown, Where, read_model
+from sidecar.process.vllm_engine import pooling
+from sidecar.sizing.claim import claim, refuse_reason
+from sidecar.sizing.measured import Measured
+from sidecar.sizing.memory import (
+    GIB,
+    RESIDUE,
+    STEP,
+    Need,
+    arithmetic,
+    asleep,
+    gib,
+    kv_element_bytes,
+    kv_per_token,
+    need,
+)
+from sidecar.sizing.model_config import ModelShape
+from sidecar.sizing.model_fields import ModelError
+from sidecar.sizing.model_files import NotKnown, Where, read_model
+from sidecar.sizing.weights import Stored
 from sidecar.threads import in_thread
-from sidecar.vllm_engine import pooling
 
 READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
 BY_ITSELF = 0.9  # of a GPU, where nothing is known; what vLLM takes by itself before 0.20

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sidecar.core.model_config import ModelShape, shape_from
-from sidecar.core.model_fields import ModelError
+from sidecar.sizing.model_config import ModelShape, shape_from
+from sidecar.sizing.model_fields import ModelError
 
 MAX_METADATA = 1024**2  # bytes that are looked at; what is wanted stands before the tokenizer's lists, which are longer
 MOST_KEYS = 4096

@@ -10,11 +10,11 @@ from typing import Literal
 
 import msgspec
 
-from sidecar.core.measured import Measured
-from sidecar.core.model_config import ModelShape, element_bytes
-from sidecar.core.model_fields import ModelError, shown
-from sidecar.core.model_layers import Cache, State
-from sidecar.core.weights import Stored, on_each_gpu
+from sidecar.sizing.measured import Measured
+from sidecar.sizing.model_config import ModelShape, element_bytes
+from sidecar.sizing.model_fields import ModelError, shown
+from sidecar.sizing.model_layers import Cache, State
+from sidecar.sizing.weights import Stored, on_each_gpu
 
 MIB = 1024**2
 GIB = 1024**3

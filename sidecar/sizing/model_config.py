@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sidecar.core.model_fields import (
+from sidecar.sizing.model_fields import (
     MAX_LAYERS,
     MAX_TOKENS,
     SHOWN,
@@ -20,7 +20,7 @@ from sidecar.core.model_fields import (
     within,
     word,
 )
-from sidecar.core.model_layers import Cache, State, attends, caches_of, kinds_of, states_of
+from sidecar.sizing.model_layers import Cache, State, attends, caches_of, kinds_of, states_of
 
 MAX_BYTES = 4 * 1024**2  # some quantised models list their layers
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")  # where models that also see keep theirs

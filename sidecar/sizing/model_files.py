@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from sidecar.core.gguf import MAX_METADATA, gguf_shape
-from sidecar.core.model_config import MAX_BYTES, ModelShape, shape_from
-from sidecar.core.model_fields import ModelError
-from sidecar.core.weights import MAX_INDEX, Stored, header_length, index_from, stored_from
 from sidecar.effects import Unusable
+from sidecar.sizing.gguf import MAX_METADATA, gguf_shape
+from sidecar.sizing.model_config import MAX_BYTES, ModelShape, shape_from
+from sidecar.sizing.model_fields import ModelError
+from sidecar.sizing.weights import MAX_INDEX, Stored, header_length, index_from, stored_from
 
 MAX_FILES = 4096  # of weights
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"

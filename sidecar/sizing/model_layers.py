@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sidecar.core.model_fields import MAX_LAYERS, MAX_TOKENS, Fields, ModelError, needed, whole, word
+from sidecar.sizing.model_fields import MAX_LAYERS, MAX_TOKENS, Fields, ModelError, needed, whole, word
 
 _FULL, _WINDOW, _CHUNK, _STATE, _BOTH, _NOTHING = range(6)
 _KINDS = {

@@ -11,8 +11,8 @@ import re
 
 import msgspec
 
-from sidecar.core.model_config import ModelShape, element_bytes
-from sidecar.core.model_fields import Fields, ModelError, json_object, shown, within
+from sidecar.sizing.model_config import ModelShape, element_bytes
+from sidecar.sizing.model_fields import Fields, ModelError, json_object, shown, within
 
 MAX_INDEX = 64 * 1024**2
 MAX_HEADER = 100_000_000  # the format's own limit

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 
 from gateway.control.app import control_app
-from gateway.control.listener import ControlPort, split_address
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.policy import Policy
-from gateway.core.vllm import ModelCard
-from gateway.dispatch import Dispatch
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.policy.policy import Policy
+from gateway.decider.dispatch import Dispatch
+from gateway.shared.control.listener import ControlPort, split_address
+from gateway.shared.vllm.answers import ModelCard
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own
 USER_KEY = "sk-weir-a-user-of-the-data-port"

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from gateway.control.app import control_app
-from gateway.control.listener import ControlPort, is_loopback, split_address
-from gateway.core.trouble import Trouble
+from gateway.core.engines.trouble import Trouble
+from gateway.shared.control.listener import ControlPort, is_loopback, split_address
 from tests.control.parts import TOKEN, Parts, play
 
 

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from gateway.control.view import COST, PROMPT
-from gateway.core.breaker import BreakerState, Ending
-from gateway.core.outcome import Refused
-from gateway.core.policy import Policy
-from gateway.core.vllm import EngineSample
+from gateway.core.engines.breaker import BreakerState, Ending
+from gateway.core.policy.policy import Policy
+from gateway.core.request.outcome import Refused
+from gateway.shared.vllm.answers import EngineSample
 from tests.calls import a_call
 from tests.control.parts import Parts, play
 

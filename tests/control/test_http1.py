@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.control import http1
-from gateway.control.http1 import Http1Listener
+from gateway.shared.control import http1
+from gateway.shared.control.http1 import Http1Listener
 from tests.control.parts import TOKEN, Parts, play
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"

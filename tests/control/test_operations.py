@@ -8,8 +8,8 @@ from urllib.parse import quote
 import pytest
 
 from gateway.control.calls import SHOWN, CallView
-from gateway.core.fleet import Engine
-from gateway.core.policy_status import PolicyStatus
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.status import PolicyStatus
 from tests.calls import a_call
 from tests.control.parts import Parts, play
 

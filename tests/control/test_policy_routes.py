@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx
 
-from gateway.core.policy import Policy
-from gateway.core.policy_file import decode, explain
-from gateway.core.policy_status import PolicyStatus
+from gateway.core.policy.file import decode, explain
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.status import PolicyStatus
 from tests.control.parts import Parts, play
 
 HASH = "0123456789abcdef" * 4

@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.assembly import Gateway
 from gateway.control.app import control_app
-from gateway.control.listener import ControlPort
 from gateway.control.reports import is_local
-from gateway.core.outcome import Record
-from gateway.core.policy import FleetPolicy, Policy, SidecarsPolicy
-from gateway.loading import Configuration
-from sidecar.wire import MAX_BYTES, CapacityReport, GPUReport, ModelReport, demand_report, encode
+from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
+from gateway.core.request.outcome import Record
+from gateway.decider.loading import Configuration
+from gateway.serve.assembly import Gateway
+from gateway.shared.control.listener import ControlPort
+from gateway.shared.protocol import MAX_BYTES, CapacityReport, GPUReport, ModelReport, demand_report, encode
 
 TOKEN = "sixteen-and-some-characters"  # noqa: S105 # a test's own
 ADMIN = "another-one-of-the-operator"

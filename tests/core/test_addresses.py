@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.addresses import is_loopback, networks_of, refusal
+from gateway.core.sidecars.addresses import is_loopback, networks_of, refusal
 
 PRIVATE = ("10.0.0.0/8", "fd00::/8")
 LOOPBACK = ("127.0.0.0/8", "::1")

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.core.advice import PREFILL, Advice, advise
-from gateway.core.checked import Mark
-from gateway.core.policy import Policy
-from gateway.core.policy_file import read_policy
-from gateway.core.policy_traffic import TrafficClass
+from gateway.core.policy.advice import PREFILL, Advice, advise
+from gateway.core.policy.file import read_policy
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import TrafficClass
+from gateway.shared.files.checked import Mark
 
 ROOT = Path(__file__).parents[2]
 TOP = "classes: {top: {}, default: {}, low: {}}\nservice_tiers: {}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.bodies import Bodies, Held
+from gateway.core.request.bodies import Bodies, Held
 
 
 def test_bytes_are_held_up_to_the_memory_and_up_to_an_owners_share() -> None:

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from gateway.core import bookings
-from gateway.core.bookings import HORIZON, LATE, SHARE, SHOWS, WEIGHT, Booked, Bookings
-from gateway.core.limits import Charge, LimitBook
-from gateway.core.outcome import Refused
-from gateway.core.policy_file import decode
+from gateway.core.admission import bookings
+from gateway.core.admission.bookings import HORIZON, LATE, SHARE, SHOWS, WEIGHT, Booked, Bookings
+from gateway.core.admission.limits import Charge, LimitBook
+from gateway.core.policy.file import decode
+from gateway.core.request.outcome import Refused
 
 FOUR = "{per_tenant: {requests: {rate: 1/s, burst: 4}}}"
 

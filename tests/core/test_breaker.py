@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.breaker import (
+from gateway.core.engines.breaker import (
     UNCOUNTED,
     BreakerState,
     CircuitBreaker,
@@ -18,7 +18,7 @@ from gateway.core.breaker import (
     next_state,
     panicked,
 )
-from gateway.core.policy_traffic import Breaker
+from gateway.core.policy.traffic import Breaker
 
 CLOSED, OPEN, HALF_OPEN = BreakerState
 SUCCESS, FAILURE, NEUTRAL = Ending

@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from gateway.core.breaker import BreakerState, Ending
-from gateway.core.call import Call
-from gateway.core.choice import (
+from gateway.core.engines.breaker import BreakerState, Ending
+from gateway.core.engines.choice import (
     LOOKED_AT,
     SCAN_AT_MOST,
     Choice,
@@ -19,9 +18,10 @@ from gateway.core.choice import (
     predicted_ttft,
     usable_of,
 )
-from gateway.core.fleet import Engine
-from gateway.core.policy import Policy, Routing
-from gateway.core.policy_traffic import Breaker
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.policy import Policy, Routing
+from gateway.core.policy.traffic import Breaker
+from gateway.core.request.call import Call
 from tests.calls import a_call
 
 POLICY = Policy()

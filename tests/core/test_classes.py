@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from gateway.core.call import ROUTES
-from gateway.core.classes import ClassRules, classify
-from gateway.core.policy import Policy
-from gateway.core.policy_traffic import TrafficClass, When
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import TrafficClass, When
+from gateway.core.request.call import ROUTES
+from gateway.core.request.classes import ClassRules, classify
 from tests.calls import a_call
 
 RULES = ClassRules(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.cors import EXPOSED, MAX_AGE, preflight, shared_lines
+from gateway.core.request.cors import EXPOSED, MAX_AGE, preflight, shared_lines
 
 PAGE = "https://chat.example.com"
 ASKS = {

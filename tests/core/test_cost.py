@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.core import cost
-from gateway.core.call import ROUTES, Call
-from gateway.core.cost import CostModel, Quantile, Weights
+from gateway.core.request import cost
+from gateway.core.request.call import ROUTES, Call
+from gateway.core.request.cost import CostModel, Quantile, Weights
 
 
 def call(

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from gateway.core.call import Call
-from gateway.core.deadline import EVERY, LEAST_SHARE, WINDOW, Drain, TokenRate, service, too_late
+from gateway.core.admission.deadline import EVERY, LEAST_SHARE, WINDOW, Drain, TokenRate, service, too_late
+from gateway.core.request.call import Call
 from tests.calls import a_call
 
 

@@ -6,14 +6,14 @@ from itertools import product
 
 import pytest
 
-from gateway.core.call import CallSettings, parse, route_of
-from gateway.core.classes import ClassRules, classify
-from gateway.core.explained import NOTHING, class_of, explain_call
-from gateway.core.mode import Mode, ModelMode
-from gateway.core.policy import Policy
-from gateway.core.policy_file import decode
-from gateway.core.shaping import cap
-from gateway.core.tenants import Tenants
+from gateway.core.admission.mode import Mode, ModelMode
+from gateway.core.admission.shaping import cap
+from gateway.core.policy.explained import NOTHING, class_of, explain_call
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import Policy
+from gateway.core.request.call import CallSettings, parse, route_of
+from gateway.core.request.classes import ClassRules, classify
+from gateway.core.request.tenants import Tenants
 
 POLICY = decode(
     """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.checked import InvalidFile, Mark, Problem
-from gateway.core.findings import WIDEST, as_github, as_json, as_text, mistake, mistakes, warning
+from gateway.shared.files.checked import InvalidFile, Mark, Problem
+from gateway.shared.files.findings import WIDEST, as_github, as_json, as_text, mistake, mistakes, warning
 
 LINES = ["first: 1", "  second: [a, bad, c]", "x" * (WIDEST + 10), "tab\there"]
 

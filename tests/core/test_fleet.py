@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.choice import predicted_ttft
-from gateway.core.fleet import (
+from gateway.core.engines.choice import predicted_ttft
+from gateway.core.engines.fleet import (
     FASTEST,
     MOST_SPREAD,
     PACE,
@@ -19,9 +19,9 @@ from gateway.core.fleet import (
     Engine,
     Fleet,
 )
-from gateway.core.policy import Budget, EngineEntry, Policy
-from gateway.core.policy_traffic import Breaker, TrafficClass
-from gateway.core.vllm import EngineSample, ModelCard
+from gateway.core.policy.policy import Budget, EngineEntry, Policy
+from gateway.core.policy.traffic import Breaker, TrafficClass
+from gateway.shared.vllm.answers import EngineSample, ModelCard
 
 POLICY = Policy()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.form import MAX_PARTS, MAX_VALUE, form_fields
-from gateway.core.outcome import Refused
+from gateway.core.request.form import MAX_PARTS, MAX_VALUE, form_fields
+from gateway.core.request.outcome import Refused
 
 TYPE = b"multipart/form-data; boundary=B"
 

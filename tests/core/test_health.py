@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gateway.core.breaker import Ending
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.health import BURST, REFILL, Announcer, state_of
-from gateway.core.policy import Policy
-from gateway.core.trouble import REASONS, Trouble
-from gateway.core.vllm import ModelCard
+from gateway.core.engines.breaker import Ending
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.health import BURST, REFILL, Announcer, state_of
+from gateway.core.engines.trouble import REASONS, Trouble
+from gateway.core.policy.policy import Policy
+from gateway.shared.vllm.answers import ModelCard
 
 REFUSED = Trouble("refused", "connection refused")
 EXPIRED = Trouble("tls_expired", "its TLS certificate has expired")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core import residency as module
-from gateway.core.fleet import Engine
-from gateway.core.kv_events import EventsError, address_fault, events_from
-from gateway.core.policy import Policy
-from gateway.core.residency import LATEST, LONGEST, Residency
+from gateway.core.engines import cache_age as module
+from gateway.core.engines.cache_age import LATEST, LONGEST, Residency
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.policy import Policy
+from gateway.shared.vllm.kv_events import EventsError, address_fault, events_from
 
 TTL = 600.0
 encode = msgspec.msgpack.encode

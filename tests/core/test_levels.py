@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.checked import spelled
-from gateway.core.levels import KINDS, Counted, Kind, Level, counted, levels_of
-from gateway.core.limits import LimitBook
-from gateway.core.outcome import Refused
-from gateway.core.policy import Policy
-from gateway.core.policy_file import decode
-from gateway.core.policy_traffic import Quota
-from gateway.core.policy_types import Rate
+from gateway.core.admission.levels import KINDS, Counted, Kind, Level, counted, levels_of
+from gateway.core.admission.limits import LimitBook
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Quota
+from gateway.core.policy.types import Rate
+from gateway.core.request.outcome import Refused
+from gateway.shared.files.checked import spelled
 
 ONE = Quota(rate=Rate(1, 3600.0))
 TWO = Quota(rate=Rate(2, 3600.0))

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gateway.core import limits
-from gateway.core.bucket import LATE, Bucket, duration
-from gateway.core.limits import Charge, LimitBook, refusal_body
-from gateway.core.outcome import Outcome, Refused, refusal_headers
-from gateway.core.policy import Policy
-from gateway.core.policy_file import decode
-from gateway.core.policy_traffic import Quota, Refusal
-from gateway.core.policy_types import Rate
+from gateway.core.admission import limits
+from gateway.core.admission.bucket import LATE, Bucket, duration
+from gateway.core.admission.limits import Charge, LimitBook, refusal_body
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Quota, Refusal
+from gateway.core.policy.types import Rate
+from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 
 TENANTS = "{a: {}, b: {}}"
 Call = tuple[str, str, str]  # tenant, class, model

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.call import Call
-from gateway.core.merging import KEY_AT_MOST, Pace, Piece, SplitError, merge, piece_of, rule_of, shares, split
-from gateway.core.policy_traffic import Batching, Merge
+from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.request.call import Call
+from gateway.core.request.merging import KEY_AT_MOST, Pace, Piece, SplitError, merge, piece_of, rule_of, shares, split
 from tests.calls import a_call
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, answer, asked
 

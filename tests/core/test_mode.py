@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from gateway.core.mode import LEVELS, UNKNOWN_HOLDS, Mode, ModelMode, Signals, Window
-from gateway.core.policy_traffic import ModeRule, Modes, Threshold
-from gateway.core.policy_types import Level
+from gateway.core.admission.mode import LEVELS, UNKNOWN_HOLDS, Mode, ModelMode, Signals, Window
+from gateway.core.policy.traffic import ModeRule, Modes, Threshold
+from gateway.core.policy.types import Level
 from gateway.core.quantile import TTFTQuantile, nearest_rank
 
 NORMAL, TIGHT, BROWNOUT, CLOSED = Mode

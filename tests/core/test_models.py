@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.models import model_list
-from gateway.core.policy import Policy
-from gateway.core.vllm import ModelCard
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.models import model_list
+from gateway.core.policy.policy import Policy
+from gateway.shared.vllm.answers import ModelCard
 
 
 def fleet() -> Fleet:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gateway.core.origin import engine_id, meant_url, parse_origin, url_fault
+from gateway.core.engines.origin import engine_id, meant_url, parse_origin, url_fault
 
 GOOD = [
     # url, host, port, tls, base path, Host header

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gateway.core.outcome import STATUS, Outcome, Record, Refused, refusal_headers
+from gateway.core.request.outcome import STATUS, Outcome, Record, Refused, refusal_headers
 
 
 def headers(refused: Refused, seed: int = 0) -> dict[str, str]:

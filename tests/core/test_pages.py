@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.pages import PageGuard
-from gateway.core.policy import Cors, Policy, ServerPolicy, TrustedProxies
-from gateway.core.policy_traffic import Tenant
-from gateway.core.printable import printable
-from gateway.core.snapshot import Snapshot
+from gateway.core.policy.policy import Cors, Policy, ServerPolicy, TrustedProxies
+from gateway.core.policy.snapshot import Snapshot
+from gateway.core.policy.traffic import Tenant
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.pages import PageGuard
+from gateway.shared.printable import printable
 
 PAGE = "https://chat.example.com"
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from gateway.core import places as module
-from gateway.core.call import Call
-from gateway.core.places import EARLY, HORIZON, LATE, SHOWS, SHOWS_WEIGHT, Places, fingerprint
+from gateway.core.admission import places as module
+from gateway.core.admission.places import EARLY, HORIZON, LATE, SHOWS, SHOWS_WEIGHT, Places, fingerprint
+from gateway.core.request.call import Call
 from tests.calls import a_call
 
 

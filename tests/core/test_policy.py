@@ -15,11 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.call import ROUTES
-from gateway.core.checked import InvalidFile, Mark, Value, listed, spelled
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_file import decode, explain, read_policy
-from gateway.core.policy_traffic import (
+from gateway.core.policy.file import decode, explain, read_policy
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.traffic import (
     Batching,
     Hedging,
     Limit,
@@ -36,9 +34,11 @@ from gateway.core.policy_traffic import (
     TrafficClass,
     When,
 )
-from gateway.core.policy_types import Rate, RouteKind
-from gateway.core.units import ABOVE, BYTES, COUNT, FACTOR, SAMPLE, SECONDS, SHARE, TIMES, Unit
-from gateway.core.yaml_file import MAX_BYTES
+from gateway.core.policy.types import Rate, RouteKind
+from gateway.core.request.call import ROUTES
+from gateway.shared.files.checked import InvalidFile, Mark, Value, listed, spelled
+from gateway.shared.files.units import ABOVE, BYTES, COUNT, FACTOR, SAMPLE, SECONDS, SHARE, TIMES, Unit
+from gateway.shared.files.yaml_file import MAX_BYTES
 from tests.config_files import problems_of, structs_of
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.policy_status import PolicyStatus
+from gateway.core.policy.status import PolicyStatus
 
 FIRST = PolicyStatus(digest="a", loaded_at="t0", file="f")
 

@@ -6,17 +6,17 @@ import math
 
 import pytest
 
-from gateway.core.breaker import Ending
-from gateway.core.call import Call
-from gateway.core.fleet import Engine
-from gateway.core.mode import Mode, Signals
-from gateway.core.places import SHARE, SHOWS
-from gateway.core.policy import Policy
-from gateway.core.policy_traffic import ModeRule, Modes, Threshold, TrafficClass
-from gateway.core.pressure import SOON, STEP_EVERY, Pressure
+from gateway.core.admission.mode import Mode, Signals
+from gateway.core.admission.places import SHARE, SHOWS
+from gateway.core.admission.pressure import SOON, STEP_EVERY, Pressure
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.engines.breaker import Ending
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import ModeRule, Modes, Threshold, TrafficClass
 from gateway.core.quantile import SORT_EVERY
-from gateway.core.queues import Queues, Ticket
-from gateway.core.vllm import EngineSample
+from gateway.core.request.call import Call
+from gateway.shared.vllm.answers import EngineSample
 from tests.calls import a_call
 
 POLICY = Policy(

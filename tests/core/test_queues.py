@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core import fairness
-from gateway.core.policy_traffic import TrafficClass
-from gateway.core.queues import Queues, Ticket
+from gateway.core.admission import fairness
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.policy.traffic import TrafficClass
 from tests.calls import a_call, ahead
 
 CLASSES = {"interactive": TrafficClass(weight=8), "default": TrafficClass(weight=4), "batch": TrafficClass(weight=1)}

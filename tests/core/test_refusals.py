@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.core import refusals
-from gateway.core.breaker import Ending
-from gateway.core.call import Call
-from gateway.core.fleet import Engine
-from gateway.core.outcome import Outcome, Refused, refusal_headers
-from gateway.core.policy import Policy
-from gateway.core.refusals import Foretold
+from gateway.core.admission import refusals
+from gateway.core.admission.refusals import Foretold
+from gateway.core.engines.breaker import Ending
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.policy import Policy
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 from tests.calls import a_call
 
 LONG = Foretold(ready=4.0, wait=2000.0, ttft=0.5, tpot=0.01)

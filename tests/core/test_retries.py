@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from gateway.core.policy import Retries
-from gateway.core.retries import WINDOW, RetryBudget
+from gateway.core.admission.retries import WINDOW, RetryBudget
+from gateway.core.policy.policy import Retries
 
 
 def test_a_quiet_gateway_may_retry_at_least() -> None:

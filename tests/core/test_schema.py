@@ -10,13 +10,14 @@ import jsonschema
 import pytest
 import yaml
 
-from gateway.core.kinds import Text
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_file import decode, explain
-from gateway.core.policy_traffic import Quota, TrafficClass
-from gateway.core.policy_types import Rate
-from gateway.core.schema import described, schema, schema_text
-from gateway.core.units import ABOVE, BYTES, COUNT, FACTOR, SAMPLE, SECONDS, SHARE, TIMES, Unit
+from gateway.core.policy.file import decode, explain
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.schema import schema, schema_text
+from gateway.core.policy.traffic import Quota, TrafficClass
+from gateway.core.policy.types import Rate
+from gateway.shared.files.kinds import Text
+from gateway.shared.files.schema import described
+from gateway.shared.files.units import ABOVE, BYTES, COUNT, FACTOR, SAMPLE, SECONDS, SHARE, TIMES, Unit
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "policies").glob("*.yaml"))

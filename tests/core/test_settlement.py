@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.call import ROUTES
-from gateway.core.settlement import MOST, PER_CALL, TURNS, believed, written
+from gateway.core.request.call import ROUTES
+from gateway.core.request.settlement import MOST, PER_CALL, TURNS, believed, written
 from tests.calls import a_call
 
 LIE = 2**40

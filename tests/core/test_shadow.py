@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from gateway.core.call import ROUTES
-from gateway.core.classes import classify
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.limits import Charge, LimitBook
-from gateway.core.outcome import Outcome
-from gateway.core.policy import Policy
-from gateway.core.policy_file import decode
-from gateway.core.pressure import Pressure
-from gateway.core.queues import Queues, Ticket
-from gateway.core.shadow import Shadow
-from gateway.core.snapshot import Snapshot
-from gateway.core.verdict import Verdict
-from gateway.core.vllm import EngineSample, ModelCard
+from gateway.core.admission.limits import Charge, LimitBook
+from gateway.core.admission.pressure import Pressure
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.snapshot import Snapshot
+from gateway.core.request.call import ROUTES
+from gateway.core.request.classes import classify
+from gateway.core.request.outcome import Outcome
+from gateway.core.shadow.shadow import Shadow
+from gateway.core.shadow.verdict import Verdict
+from gateway.shared.vllm.answers import EngineSample, ModelCard
 from tests.calls import a_call
 
 KEY = hashlib.sha256(b"password").hexdigest()

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from gateway.core.mode import Mode
-from gateway.core.policy_traffic import ShapingTier
-from gateway.core.shaping import cap, least, shape_body, shaped, shaped_header
+from gateway.core.admission.mode import Mode
+from gateway.core.admission.shaping import cap, least, shape_body, shaped, shaped_header
+from gateway.core.policy.traffic import ShapingTier
 
 ORDER = ("interactive", "default", "batch")
 NORMAL, TIGHT, BROWNOUT, CLOSED = Mode

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.sidecar import BOOTS, STALE
-from gateway.core.sidecars import FORGOTTEN, MOST, MOST_MODELS, Changes, Impostor, Overfull, Registry
-from sidecar.wire import CapacityReport, Demand, GPUReport, ModelReport
+from gateway.core.sidecars.sidecar import BOOTS, STALE
+from gateway.core.sidecars.sidecars import FORGOTTEN, MOST, MOST_MODELS, Changes, Impostor, Overfull, Registry
+from gateway.shared.protocol import CapacityReport, Demand, GPUReport, ModelReport
 
 ALLOW = ("10.0.0.0/8",)
 ASLEEP = {"state": "sleeping", "ready_in": 2.0}

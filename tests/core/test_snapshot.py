@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.call import ROUTES, CallSettings
-from gateway.core.policy import Body, Policy, Routing, TrustedProxies
-from gateway.core.policy_traffic import Deadlines, TrafficClass
-from gateway.core.snapshot import Snapshot, call_settings, largest_body
+from gateway.core.policy.policy import Body, Policy, Routing, TrustedProxies
+from gateway.core.policy.snapshot import Snapshot, call_settings, largest_body
+from gateway.core.policy.traffic import Deadlines, TrafficClass
+from gateway.core.request.call import ROUTES, CallSettings
 
 
 def test_the_default_policy_is_the_parsers_default() -> None:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from gateway.core import tenants
-from gateway.core.checked import InvalidFile
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.policy import Policy, Routing, TrustedProxies
-from gateway.core.policy_file import decode
-from gateway.core.policy_traffic import Refusal, Tenant
-from gateway.core.tenants import Account, Tenants, keys_from, with_keys
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import Policy, Routing, TrustedProxies
+from gateway.core.policy.traffic import Refusal, Tenant
+from gateway.core.request import tenants
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.tenants import Account, Tenants, keys_from, with_keys
+from gateway.shared.files.checked import InvalidFile
 from tests.config_files import problems_of
 
 

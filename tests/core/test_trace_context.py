@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.trace_context import trace_id
+from gateway.core.request.trace_context import trace_id
 
 ID, PARENT = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
 GOOD = b"00-%b-%b-01" % (ID, PARENT)

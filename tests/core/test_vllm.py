@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from gateway.core.vllm import LOGGED_AT_MOST, AnswerError, ModelCard, ModelLoad, engine_error, models_from, sample_from
+from gateway.core.request.engine_error import LOGGED_AT_MOST, engine_error
+from gateway.shared.vllm.answers import AnswerError, ModelCard, ModelLoad, models_from, sample_from
 
 V9 = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sidecar.wire import REPORT_PATH, CapacityReport, Demand, Ensured, ModelReport, demand_report, encode
+from gateway.shared.protocol import REPORT_PATH, CapacityReport, Demand, Ensured, ModelReport, demand_report, encode
 
 
 class SmallSidecar:

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.batcher import Batcher, Exchanged, Part
-from gateway.core.bodies import Bodies
-from gateway.core.call import Call
-from gateway.core.policy_traffic import Batching, Merge
-from gateway.wire.client import Client, ClientSettings, parse_origin
+from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.request.bodies import Bodies
+from gateway.core.request.call import Call
+from gateway.relay.batcher import Batcher, Exchanged, Part
+from gateway.upstream.client import Client, ClientSettings, parse_origin
 from loadtest.processes import total, until
 from tests.e2e.children import SimEngine
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, asked

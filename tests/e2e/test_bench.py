@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest import scenario
-from loadtest.bench_capacity import Tried, search
+from loadtest.bench.capacity import Tried, search
+from loadtest.load import scenario
+from loadtest.load.slo import parse_slo
+from loadtest.load.trace import REORDER
+from loadtest.load.workload import Planned
 from loadtest.processes import Child, until
-from loadtest.slo import parse_slo
-from loadtest.trace import REORDER
-from loadtest.workload import Planned
 from tests.loadtest.bench_servers import DONE, SSE, USAGE, WORD, Answering, always, chunk, plain, served, stream
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.descriptors import shared_out, warning
-from loadtest.client import chat
+from gateway.serve.descriptors import shared_out, warning
+from loadtest.clients.client import chat
 from loadtest.processes import Child, get, until
 from tests.e2e.children import SimEngine
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from gateway.embedded_sidecar import GPUS, MODELS
+from gateway.serve.embedded_sidecar import GPUS, MODELS
 from loadtest.processes import Gateway, get, until
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.client import chat
+from loadtest.clients.client import chat
 from loadtest.processes import Gateway, until
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadtest.client import Answer, chat, exchange
+from loadtest.clients.client import Answer, chat, exchange
 from loadtest.processes import SAMPLE, get, total, until
 from tests.e2e.children import SimEngine, post
 from tests.e2e.traffic import CHAT, QUICK, Site, Tree, body

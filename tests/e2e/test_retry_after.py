@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from loadtest.client import Answer, chat, exchange
+from loadtest.clients.client import Answer, chat, exchange
 from loadtest.processes import until
 from tests.e2e.children import SimEngine
 from tests.e2e.traffic import CHAT, QUICK, Site, Tree, body

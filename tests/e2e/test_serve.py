@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadtest.client import chat
+from loadtest.clients.client import chat
 from loadtest.processes import Child, Gateway, answers, get, until
 from tests.e2e.children import ONE_AT_A_TIME, SimEngine, gateway, post
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.policy_file import decode
-from gateway.core.shadow import Shadow
+from gateway.core.policy.file import decode
+from gateway.core.shadow.shadow import Shadow
 from loadtest.processes import Gateway, get, samples, until
 from tests.e2e.children import post
 from tests.e2e.traffic import CHAT, MESSAGES, QUICK, Tree, sha256

@@ -12,12 +12,12 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from loadtest import vtime
 from loadtest.engine.engine import engine_config
 from loadtest.engine.latency import profiles
 from loadtest.engine.profile_file import ProfileFile, text_of
-from loadtest.memory_engine import MemoryEngine
-from loadtest.prompts import body_of, message
+from loadtest.load.prompts import body_of, message
+from loadtest.simulate import vtime
+from loadtest.simulate.memory_engine import MemoryEngine
 
 CHAT = b"/v1/chat/completions"
 BODY = body_of(message(b"user", b"x" * 80), 1)

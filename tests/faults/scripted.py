@@ -10,9 +10,9 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.vllm import ModelCard
-from gateway.serve import Gateway
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.serve.run import Gateway
+from gateway.shared.vllm.answers import ModelCard
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"hello"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}\n\n'

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.core.call import Call
-from gateway.core.policy import Body, Budget, Policy
-from gateway.core.policy_traffic import Tenant
-from gateway.pipeline import READ_HERE, Pipeline
-from gateway.serve import Gateway
-from gateway.wire.connection import Connection
+from gateway.core.policy.policy import Body, Budget, Policy
+from gateway.core.policy.traffic import Tenant
+from gateway.core.request.call import Call
+from gateway.relay.pipeline import READ_HERE, Pipeline
+from gateway.relay.wire.connection import Connection
+from gateway.serve.run import Gateway
 from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, request, settled
 
 

@@ -18,17 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from gateway.core.fleet import Hold
-from gateway.core.outcome import Record
-from gateway.core.policy import Body, EngineEntry, FleetPolicy, Policy, Timeouts
-from gateway.core.queues import Ticket
-from gateway.dispatch import Grant
-from gateway.relay import Relay
-from gateway.serve import Gateway
-from gateway.wire.client import Reply
-from gateway.wire.connection import Connection
-from gateway.wire.server import Request, Responder
-from gateway.wire.upstream import Connection as EngineConnection
+from gateway.core.admission.queues import Ticket
+from gateway.core.engines.fleet import Hold
+from gateway.core.policy.policy import Body, EngineEntry, FleetPolicy, Policy, Timeouts
+from gateway.core.request.outcome import Record
+from gateway.decider.dispatch import Grant
+from gateway.relay.answer import Relay
+from gateway.relay.wire.connection import Connection
+from gateway.relay.wire.server import Request, Responder
+from gateway.serve.run import Gateway
+from gateway.upstream.client import Reply
+from gateway.upstream.connection import Connection as EngineConnection
 from tests.faults.scripted import (
     Answer,
     ScriptedEngine,

@@ -14,12 +14,12 @@ from contextlib import AsyncExitStack
 import pytest
 import uvloop
 
-from gateway.assembly import Gateway
-from gateway.core.breaker import Ending
-from gateway.core.outcome import Record
-from gateway.core.policy import Policy, Retries, Routing, Timeouts
-from gateway.core.policy_traffic import Breaker, Hedging
-from gateway.wire.client import EngineError
+from gateway.core.engines.breaker import Ending
+from gateway.core.policy.policy import Policy, Retries, Routing, Timeouts
+from gateway.core.policy.traffic import Breaker, Hedging
+from gateway.core.request.outcome import Record
+from gateway.serve.assembly import Gateway
+from gateway.upstream.client import EngineError
 from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, request, settled
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

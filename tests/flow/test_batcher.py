@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from gateway.batcher import Batcher, Exchanged, Part
-from gateway.core.bodies import Bodies
-from gateway.core.call import Call
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.policy_traffic import Batching, Merge
-from loadtest import vtime
+from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.request.bodies import Bodies
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.relay.batcher import Batcher, Exchanged, Part
+from loadtest.simulate import vtime
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, answer, asked, row
 
 RULE = Merge(window=0.02, max_items=8, max_tokens=1000)

@@ -11,15 +11,15 @@ import pytest
 import uvloop
 from msgspec import structs
 
-from gateway.core.call import Call
-from gateway.core.cost import CostModel
-from gateway.core.fleet import Engine, Fleet
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.policy import Policy, TrafficClass
-from gateway.core.policy_traffic import Deadlines, ModeRule, Modes, Threshold
-from gateway.core.vllm import EngineSample, ModelCard
-from gateway.dispatch import NOBODY, Dispatch
-from loadtest import vtime
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.policy.policy import Policy, TrafficClass
+from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
+from gateway.core.request.call import Call
+from gateway.core.request.cost import CostModel
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.decider.dispatch import NOBODY, Dispatch
+from gateway.shared.vllm.answers import EngineSample, ModelCard
+from loadtest.simulate import vtime
 from tests.calls import a_call
 
 POLICY = Policy(

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from gateway.core.residency import Residency
+from gateway.core.engines.cache_age import Residency
 from tests.calls import a_call
 from tests.flow.test_dispatch import World, virtual
 

@@ -14,10 +14,10 @@ import random
 
 import pytest
 
-from loadtest import vtime
-from loadtest.residency_faults import TEXT, TOTALS, Storm, models, storm
-from loadtest.residency_site import GIB, counted, file, opened
-from loadtest.residents import Model
+from loadtest.lab.residency.faults import TEXT, TOTALS, Storm, models, storm
+from loadtest.lab.residency.residents import Model
+from loadtest.lab.residency.site import GIB, counted, file, opened
+from loadtest.simulate import vtime
 
 
 async def weathered(seed: int, *, orders: bool, events: int = 100, seconds: float = 600.0) -> Storm:

@@ -13,16 +13,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from gateway.core.choice import usable_of
-from loadtest import vtime
+from gateway.core.engines.choice import usable_of
 from loadtest.engine.config import sim_config
-from loadtest.inprocess import GatewayTarget, targets_of
-from loadtest.lengths import Length, LogNormal
-from loadtest.memory_engine import MemoryEngine
-from loadtest.plan import poisson
-from loadtest.simulated_client import Clients, Try
-from loadtest.simulation import Fault, Result, Run
-from loadtest.workload import Kind, Planned
+from loadtest.load.lengths import Length, LogNormal
+from loadtest.load.plan import poisson
+from loadtest.load.workload import Kind, Planned
+from loadtest.simulate import vtime
+from loadtest.simulate.inprocess import GatewayTarget, targets_of
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.simulated_client import Clients, Try
+from loadtest.simulate.simulation import Fault, Result, Run
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 

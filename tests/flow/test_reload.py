@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec import structs
 
-from gateway.assembly import ApplyError, Gateway
-from gateway.core.call import Call
-from gateway.core.fleet import Engine, engine_id
-from gateway.core.outcome import Outcome, Record, Refused
-from gateway.core.policy import EngineEntry, FleetPolicy, Policy, TrustedProxies
-from gateway.core.policy_traffic import Deadlines, Tenant, TrafficClass
-from gateway.core.vllm import ModelCard
-from gateway.loading import Configuration
-from loadtest import vtime
+from gateway.core.engines.fleet import Engine, engine_id
+from gateway.core.policy.policy import EngineEntry, FleetPolicy, Policy, TrustedProxies
+from gateway.core.policy.traffic import Deadlines, Tenant, TrafficClass
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome, Record, Refused
+from gateway.decider.loading import Configuration
+from gateway.serve.assembly import ApplyError, Gateway
+from gateway.shared.vllm.answers import ModelCard
+from loadtest.simulate import vtime
 from tests.calls import a_call
 
 CLASSES = {

@@ -16,19 +16,19 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.assembly import Gateway
 from gateway.control.view import fleet_view
-from gateway.core.breaker import BreakerState, Ending
-from gateway.core.call import Call
-from gateway.core.fleet import engine_id
-from gateway.core.outcome import Outcome, Record, Refused
-from gateway.core.policy import FleetPolicy, Policy, SidecarsPolicy
-from gateway.core.policy_traffic import Deadlines, TrafficClass
-from gateway.core.sidecar import STALE
-from gateway.core.vllm import EngineSample
-from gateway.loading import Configuration
-from loadtest import vtime
-from sidecar.wire import MAX_BYTES, CapacityReport, Demand, Ensured, ModelReport, encode
+from gateway.core.engines.breaker import BreakerState, Ending
+from gateway.core.engines.fleet import engine_id
+from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
+from gateway.core.policy.traffic import Deadlines, TrafficClass
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome, Record, Refused
+from gateway.core.sidecars.sidecar import STALE
+from gateway.decider.loading import Configuration
+from gateway.serve.assembly import Gateway
+from gateway.shared.protocol import MAX_BYTES, CapacityReport, Demand, Ensured, ModelReport, encode
+from gateway.shared.vllm.answers import EngineSample
+from loadtest.simulate import vtime
 from tests.calls import a_call
 
 POLICY = Policy(

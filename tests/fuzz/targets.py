@@ -13,22 +13,22 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.call import ROUTES, CallSettings, parse
-from gateway.core.checked import InvalidFile
-from gateway.core.fields import READS
-from gateway.core.form import form_fields
-from gateway.core.json_usage import BLOCK, JSONUsage
-from gateway.core.kv_events import EventsError, events_from
-from gateway.core.outcome import Refused
-from gateway.core.policy_file import decode
-from gateway.core.tenants import keys_from
-from gateway.core.usage import SSEUsage, UsageError
-from gateway.core.vllm import AnswerError, models_from, sample_from
-from gateway.wire.body import ChunkedBody
-from gateway.wire.http1 import HeadReader
-from gateway.wire.messages import ServerSettings, WireError
-from sidecar.wire import WireError as ReportError
-from sidecar.wire import capacity_report
+from gateway.core.policy.file import decode
+from gateway.core.request.call import ROUTES, CallSettings, parse
+from gateway.core.request.fields import READS
+from gateway.core.request.form import form_fields
+from gateway.core.request.json_usage import BLOCK, JSONUsage
+from gateway.core.request.outcome import Refused
+from gateway.core.request.tenants import keys_from
+from gateway.core.request.usage import SSEUsage, UsageError
+from gateway.relay.wire.body import ChunkedBody
+from gateway.relay.wire.http1 import HeadReader
+from gateway.relay.wire.messages import ServerSettings, WireError
+from gateway.shared.files.checked import InvalidFile
+from gateway.shared.protocol import WireError as ReportError
+from gateway.shared.protocol import capacity_report
+from gateway.shared.vllm.answers import AnswerError, models_from, sample_from
+from gateway.shared.vllm.kv_events import EventsError, events_from
 
 Pieces = Sequence[bytes]
 SETTINGS = ServerSettings()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.tenants import keys_from
+from gateway.core.request.tenants import keys_from
 from tests.fuzz.engine import CORPUS, Found, Fuzzer, Lines, check, corpus
 from tests.fuzz.targets import TARGETS, Target
 

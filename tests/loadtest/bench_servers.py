@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from loadtest.arrivals import Arrivals, Rate
-from loadtest.bench_run import Job, Ran, run
-from loadtest.drive import Load
-from loadtest.lengths import Length
-from loadtest.scenario import Scenario, planned
-from loadtest.sender import Clients
-from loadtest.targets import Address, Target
-from loadtest.workload import Kind, Sessions, Workload
+from loadtest.bench.run import Job, Ran, run
+from loadtest.clients.drive import Load
+from loadtest.clients.sender import Clients
+from loadtest.clients.targets import Address, Target
+from loadtest.load.arrivals import Arrivals, Rate
+from loadtest.load.lengths import Length
+from loadtest.load.scenario import Scenario, planned
+from loadtest.load.workload import Kind, Sessions, Workload
 
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":"hi \\"you\\""}}]}\n\n'

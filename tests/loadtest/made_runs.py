@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from loadtest.records import Result, Run, Sample, Slo, Window
+from loadtest.report.records import Result, Run, Sample, Slo, Window
 
 SLOS = (
     Slo(class_name="interactive", ttft=0.5, tpot=0.05, attainment=0.99),

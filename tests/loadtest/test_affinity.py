@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadtest.affinity import EVENTS, SCENARIOS, hits, run
+from loadtest.lab.figures.affinity import EVENTS, SCENARIOS, hits, run
 
 SHORT = msgspec.structs.replace(SCENARIOS["busy"], blocks=(1024,) * 2, rate=0.8, think=20.0, seconds=90.0, warm=0.0)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.arrivals import Arrivals, Gamma, Ramp, Rate, Step, parse_rate
-from loadtest.stats import counts_of, dispersion
+from loadtest.load.arrivals import Arrivals, Gamma, Ramp, Rate, Step, parse_rate
+from loadtest.report.stats import counts_of, dispersion
 
 RUSH = (Step(Rate(4.0), 10.0), Step(Rate(0.0), 5.0), Step(Rate(40.0), 2.0))
 OPEN = {

@@ -8,8 +8,8 @@ import re
 import msgspec
 import pytest
 
-from loadtest.bench_capacity import PRECISION, Capacity, Tried, needed, search, verdict
-from loadtest.records import Slo
+from loadtest.bench.capacity import PRECISION, Capacity, Tried, needed, search, verdict
+from loadtest.report.records import Slo
 from tests.loadtest.made_runs import a_run
 
 

@@ -8,10 +8,10 @@ from typing import NoReturn
 
 import pytest
 
-from loadtest.bench_flags import add_arguments
-from loadtest.bench_options import Bench, BenchError, bench_of
-from loadtest.records import Window
-from loadtest.targets import Address, parse_url
+from loadtest.bench.flags import add_arguments
+from loadtest.bench.options import Bench, BenchError, bench_of
+from loadtest.clients.targets import Address, parse_url
+from loadtest.report.records import Window
 
 ROOT = Path(__file__).parents[2]
 

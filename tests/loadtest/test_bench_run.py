@@ -14,12 +14,12 @@ from statistics import median
 
 import pytest
 
-from loadtest.arrivals import Arrivals, Rate
-from loadtest.bench_run import probe
-from loadtest.bench_words import unreachable
-from loadtest.lengths import Length
-from loadtest.targets import Address, Target
-from loadtest.workload import Sessions
+from loadtest.bench.run import probe
+from loadtest.bench.words import unreachable
+from loadtest.clients.targets import Address, Target
+from loadtest.load.arrivals import Arrivals, Rate
+from loadtest.load.lengths import Length
+from loadtest.load.workload import Sessions
 from tests.loadtest.bench_servers import (
     DONE,
     SSE,

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.bench_options import Bench, Contender
-from loadtest.bench_run import Ran
-from loadtest.bench_session import Session, Taken, cut, in_turn
-from loadtest.records import Result, Window
-from loadtest.scenario import Scenario
-from loadtest.slo import parse_slo
+from loadtest.bench.options import Bench, Contender
+from loadtest.bench.run import Ran
+from loadtest.bench.session import Session, Taken, cut, in_turn
+from loadtest.load.scenario import Scenario
+from loadtest.load.slo import parse_slo
+from loadtest.report.records import Result, Window
 
 WEIR = Contender(name="weir")
 DIRECT = Contender(name="direct", before="direct", compared=True)

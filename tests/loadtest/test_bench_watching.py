@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadtest.records import Sample
-from loadtest.watching import samples_of
+from loadtest.clients.target_metrics import samples_of
+from loadtest.report.records import Sample
 
 OLD = b"""\
 # HELP vllm:gpu_cache_usage_perc GPU KV-cache usage. 1 means 100 percent usage.

@@ -10,22 +10,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.embedded import EmbeddedFleet, parse_embedded
-from loadtest import vtime
-from loadtest.bench_fleet import parse_fleet
-from loadtest.calibrate import profile_from
-from loadtest.calibrate_fit import Fit, Unfit, fit, played, with_front
-from loadtest.calibrate_probe import Probe
-from loadtest.calibrate_seen import Burst, Limits, Observed, Row, Seen
-from loadtest.calibrate_steps import SLICE, between
+from gateway.serve.embedded import EmbeddedFleet, parse_embedded
+from loadtest.bench.fleet import parse_fleet
+from loadtest.calibrate.command import profile_from
+from loadtest.calibrate.fit import Fit, Unfit, fit, played, with_front
+from loadtest.calibrate.observations import Burst, Limits, Observed, Row, Seen
+from loadtest.calibrate.probe import Probe
+from loadtest.calibrate.steps import SLICE, between
 from loadtest.engine.config import sim_config
 from loadtest.engine.engine import engine_config
 from loadtest.engine.latency import Front, Profile, profiles
 from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
-from loadtest.memory_engine import MemoryEngine
-from loadtest.memory_requests import Taker
-from loadtest.pace import Gaps, Pace
-from loadtest.prompts import Text, completion_of
+from loadtest.load.prompts import Text, completion_of
+from loadtest.simulate import vtime
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.memory_requests import Taker
+from loadtest.simulate.pace import Gaps, Pace
 
 TIMES = ("base", "prefill", "decode", "context", "front", "delay")
 WORK = [  # of a step: prompt tokens, sequences that decode, KV tokens they read, pairs of tokens

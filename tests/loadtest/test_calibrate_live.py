@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.calibrate import main
+from loadtest.calibrate.command import main
 from tests.loadtest.bench_servers import DONE, USAGE, WORD, always, plain, served, stream
 
 MODELS = plain(200, b'{"data":[{"id":"m","max_model_len":4096}]}')

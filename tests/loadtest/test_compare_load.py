@@ -8,10 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.client import Answer
-from loadtest.compare_load import BATCH, INTERACTIVE, KINDS, Counted, Kind, Planned, Side, plan, save, side, together
-from loadtest.compare_table import ends_of, misses
-from loadtest.compare_vllm import arguments
+from loadtest.clients.client import Answer
+from loadtest.lab.vllm.compare_load import (
+    BATCH,
+    INTERACTIVE,
+    KINDS,
+    Counted,
+    Kind,
+    Planned,
+    Side,
+    plan,
+    save,
+    side,
+    together,
+)
+from loadtest.lab.vllm.compare_table import ends_of, misses
+from loadtest.lab.vllm.compare_vllm import arguments
 
 
 def an_answer(first: float, last: float, **other: object) -> Answer:

@@ -12,7 +12,7 @@ from typing import TextIO
 import pytest
 from rich.console import Console
 
-from loadtest.ending import deliver, saying, unhurried
+from loadtest.report.delivery import deliver, saying, unhurried
 from tests.loadtest.made_runs import a_run
 
 

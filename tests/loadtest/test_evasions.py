@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.pipeline import Pipeline
-from loadtest.evasions import CALLS, EVASIONS, IN_FLIGHT, got, main
-from loadtest.vtime import run
+from gateway.relay.pipeline import Pipeline
+from loadtest.lab.evasions import CALLS, EVASIONS, IN_FLIGHT, got, main
+from loadtest.simulate.vtime import run
 
 
 def test_nothing_is_got_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.figure_runs import Capacity, Outcome, Setting, in_time
-from loadtest.figure_table import Row, details_of, percent, report, table_of
-from loadtest.figures import ROWS, main
-from loadtest.figures_load import goodput, late, retry_after, throughput, wait
-from loadtest.figures_waits import foretold, row_of, waits
-from loadtest.inprocess import Target
-from loadtest.simulated_client import Try
-from loadtest.simulation import Result
-from loadtest.stats import quantile
+from loadtest.lab.figures.command import ROWS, main
+from loadtest.lab.figures.load import goodput, late, retry_after, throughput, wait
+from loadtest.lab.figures.runs import Capacity, Outcome, Setting, in_time
+from loadtest.lab.figures.table import Row, details_of, percent, report, table_of
+from loadtest.lab.figures.waits import foretold, row_of, waits
+from loadtest.report.stats import quantile
+from loadtest.simulate.inprocess import Target
+from loadtest.simulate.simulated_client import Try
+from loadtest.simulate.simulation import Result
 
 TARGETS = {"chat": Target(ttft=2.0, deadline=30.0), "batch": Target(ttft=float("inf"), deadline=600.0)}
 

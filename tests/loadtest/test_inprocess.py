@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from loadtest import vtime
 from loadtest.engine.config import sim_config
-from loadtest.inprocess import GatewayTarget, targets_of
-from loadtest.lengths import Length, LogNormal
-from loadtest.memory_engine import MemoryEngine
-from loadtest.plan import poisson
-from loadtest.prompts import body_of, message
-from loadtest.round_robin import RoundRobin
-from loadtest.simulated_client import Clients, Life, Try
-from loadtest.simulation import Broken, Fault, Result, Run
-from loadtest.workload import Kind, Planned, Prefix, Sessions
+from loadtest.load.lengths import Length, LogNormal
+from loadtest.load.plan import poisson
+from loadtest.load.prompts import body_of, message
+from loadtest.load.workload import Kind, Planned, Prefix, Sessions
+from loadtest.simulate import vtime
+from loadtest.simulate.inprocess import GatewayTarget, targets_of
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.round_robin import RoundRobin
+from loadtest.simulate.simulated_client import Clients, Life, Try
+from loadtest.simulate.simulation import Broken, Fault, Result, Run
 
 CHAT = b"/v1/chat/completions"
 KIND = Kind(

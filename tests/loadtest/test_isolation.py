@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest import isolation
+from loadtest.lab import isolation
 
 
 def test_salts_leave_a_guesser_to_chance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.lengths import Length, LogNormal, Uniform
+from loadtest.load.lengths import Length, LogNormal, Uniform
 
 
 def drawn(length: Length, seed: int = 1, count: int = 4000) -> list[int]:

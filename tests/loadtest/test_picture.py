@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.figure_runs import Outcome, Setting
-from loadtest.inprocess import Target
-from loadtest.picture import FACTORS, FOLDER, measure, share_of, written
-from loadtest.picture_points import SIDES, Picture, Share, table
-from loadtest.picture_svg import draw
-from loadtest.simulated_client import Try
-from loadtest.simulation import Result
+from loadtest.lab.figures.picture import FACTORS, FOLDER, measure, share_of, written
+from loadtest.lab.figures.picture_points import SIDES, Picture, Share, table
+from loadtest.lab.figures.picture_svg import draw
+from loadtest.lab.figures.runs import Outcome, Setting
+from loadtest.simulate.inprocess import Target
+from loadtest.simulate.simulated_client import Try
+from loadtest.simulate.simulation import Result
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.arrivals import Arrivals, Rate
 from loadtest.engine import tokens
-from loadtest.lengths import Length, Uniform
-from loadtest.plan import plan, poisson
-from loadtest.prompts import WORDS
-from loadtest.trace import BLOCK, Arrival
-from loadtest.workload import Kind, Planned, Prefix, Sessions, Tenant, Workload
+from loadtest.load.arrivals import Arrivals, Rate
+from loadtest.load.lengths import Length, Uniform
+from loadtest.load.plan import plan, poisson
+from loadtest.load.prompts import WORDS
+from loadtest.load.trace import BLOCK, Arrival
+from loadtest.load.workload import Kind, Planned, Prefix, Sessions, Tenant, Workload
 
 TIMES = [float(at) for at in range(3000)]
 SHORT = Length(uniform=Uniform(20, 60))

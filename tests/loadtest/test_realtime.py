@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.figure_runs import MIX, Setting
-from loadtest.plan import poisson
-from loadtest.realtime import Processes, main
+from loadtest.lab.figures.runs import MIX, Setting
+from loadtest.lab.realtime import Processes, main
+from loadtest.load.plan import poisson
 
 
 @pytest.mark.slow

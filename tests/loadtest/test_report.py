@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.records import Run, Slo, Window
-from loadtest.report import COLUMNS, SCHEMA, check, refusal, table, write
-from loadtest.summary import summarise
-from loadtest.tally import tallies_of
+from loadtest.report.records import Run, Slo, Window
+from loadtest.report.report import COLUMNS, SCHEMA, check, refusal, table, write
+from loadtest.report.summary import summarise
+from loadtest.report.tally import tallies_of
 from tests.loadtest.made_runs import SLOS, a_result, a_run
 
 FILES = ["report.html", "report.json", "requests.csv"]

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.compared import base_of, verdict
-from loadtest.html import page
-from loadtest.plots import Axis, Line, axis_over, chart
-from loadtest.records import Run, Sample
-from loadtest.summary import summarise
-from loadtest.wording import change, count, seconds, share
+from loadtest.report.comparison import base_of, verdict
+from loadtest.report.html import page
+from loadtest.report.phrases import change, count, seconds, share
+from loadtest.report.plots import Axis, Line, axis_over, chart
+from loadtest.report.records import Run, Sample
+from loadtest.report.summary import summarise
 from tests.loadtest.made_runs import a_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser",

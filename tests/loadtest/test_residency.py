@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.residency import main
+from loadtest.lab.residency.command import main
 
 
 def test_a_row_that_there_is_not_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,14 +12,13 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.core.checked import InvalidFile
-from gateway.core.schema import described
-from loadtest.arrivals import Arrivals, Gamma, Rate, Step
-from loadtest.figure_runs import MIX
-from loadtest.figures_fleet import CONVERSATIONS
-from loadtest.lengths import Length, LogNormal, Uniform
-from loadtest.records import Slo, Window
-from loadtest.scenario import (
+from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.schema import described
+from loadtest.lab.figures.fleet import CONVERSATIONS
+from loadtest.lab.figures.runs import MIX
+from loadtest.load.arrivals import Arrivals, Gamma, Rate, Step
+from loadtest.load.lengths import Length, LogNormal, Uniform
+from loadtest.load.scenario import (
     LONGEST_KEY,
     SHIPPED,
     Scenario,
@@ -35,8 +34,9 @@ from loadtest.scenario import (
     schema_text,
     shipped,
 )
-from loadtest.trace import TraceError
-from loadtest.workload import Kind, Planned, Prefix, Sessions, Tenant, Workload
+from loadtest.load.trace import TraceError
+from loadtest.load.workload import Kind, Planned, Prefix, Sessions, Tenant, Workload
+from loadtest.report.records import Slo, Window
 from tests.config_files import problems_of, structs_of
 
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens\n10,m,100,7\n12,m,200,8\n14,m,300,9\n"

@@ -19,18 +19,18 @@ import msgspec
 import pytest
 
 from gateway.cli import main
-from loadtest import vtime
 from loadtest.engine.engine import engine_config
 from loadtest.engine.latency import profiles
-from loadtest.memory_engine import MemoryEngine
-from loadtest.pace import Pace
-from loadtest.prompts import body_of, message
-from loadtest.scenario import Scenario, decode, of_trace
-from loadtest.simulate_options import about
-from loadtest.simulate_run import Before, Cell, Progress, Simulated, simulate
-from loadtest.sketch import Sketch
-from loadtest.stats import latency_of
-from loadtest.trace import REORDER
+from loadtest.load.prompts import body_of, message
+from loadtest.load.scenario import Scenario, decode, of_trace
+from loadtest.load.trace import REORDER
+from loadtest.report.sketch import Sketch
+from loadtest.report.stats import latency_of
+from loadtest.simulate import vtime
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.options import about
+from loadtest.simulate.pace import Pace
+from loadtest.simulate.run import Before, Cell, Progress, Simulated, simulate
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 

@@ -9,8 +9,8 @@ from array import array
 
 import pytest
 
-from loadtest import sketch
-from loadtest.sketch import ERROR, EXACT, Sketch, quantile_of
+from loadtest.report import sketch
+from loadtest.report.sketch import ERROR, EXACT, Sketch, quantile_of
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from loadtest.records import Slo
-from loadtest.slo import Objective, parse_slo, slos_of
+from loadtest.load.slo import Objective, parse_slo, slos_of
+from loadtest.report.records import Slo
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.records import Result, Run, Slo, Window
-from loadtest.summary import Ending, missed, summarise
-from loadtest.tally import REASONS, Tally, Timeline, tallies_of
+from loadtest.report.records import Result, Run, Slo, Window
+from loadtest.report.summary import Ending, missed, summarise
+from loadtest.report.tally import REASONS, Tally, Timeline, tallies_of
 from tests.loadtest.made_runs import a_result
 
 WINDOW = Window(duration=30.0, warmup=5.0, cooldown=5.0)  # 20 s are measured

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.trace import BLOCK, REORDER, Arrival, TraceError, read
+from loadtest.load.trace import BLOCK, REORDER, Arrival, TraceError, read
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROWS = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:48.1805900,396,109\n2023-11-16 18:15:51.2224670,879,55\n"

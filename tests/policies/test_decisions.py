@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.call import Call, parse, route_of
-from gateway.core.classes import classify
-from gateway.core.fleet import Engine
-from gateway.core.limits import LimitBook, refusal_body
-from gateway.core.merging import rule_of
-from gateway.core.mode import Mode, ModelMode, Signals
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.policy import Policy
-from gateway.core.policy_file import decode
-from gateway.core.policy_traffic import Limit, Merge
-from gateway.core.shaping import cap
-from gateway.core.snapshot import Snapshot
-from gateway.core.tenants import with_keys
+from gateway.core.admission.limits import LimitBook, refusal_body
+from gateway.core.admission.mode import Mode, ModelMode, Signals
+from gateway.core.admission.shaping import cap
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.snapshot import Snapshot
+from gateway.core.policy.traffic import Limit, Merge
+from gateway.core.request.call import Call, parse, route_of
+from gateway.core.request.classes import classify
+from gateway.core.request.merging import rule_of
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.tenants import with_keys
 
 ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway import cli
-from gateway.core.advice import advise
-from gateway.core.policy_file import decode, explain, read_policy
+from gateway.core.policy.advice import advise
+from gateway.core.policy.file import decode, explain, read_policy
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "policies").glob("*.yaml"))

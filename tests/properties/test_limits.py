@@ -8,11 +8,11 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.limits import Charge, LimitBook
-from gateway.core.outcome import Refused
-from gateway.core.policy import Policy
-from gateway.core.policy_traffic import Limit, Limits, Quota, Tenant, TenantLimits
-from gateway.core.policy_types import Rate
+from gateway.core.admission.limits import Charge, LimitBook
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Limit, Limits, Quota, Tenant, TenantLimits
+from gateway.core.policy.types import Rate
+from gateway.core.request.outcome import Refused
 
 TENANTS, CLASSES, MODELS = ("a", "b"), ("default", "batch"), ("m", "n")
 

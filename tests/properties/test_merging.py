@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.merging import Pace, Piece, SplitError, merge, piece_of, shares, split
-from gateway.core.outcome import Refused
+from gateway.core.request.merging import Pace, Piece, SplitError, merge, piece_of, shares, split
+from gateway.core.request.outcome import Refused
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, answer, asked
 
 text = st.text(alphabet='ab é日"\\\n', max_size=6)

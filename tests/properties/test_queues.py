@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.policy_traffic import TrafficClass
-from gateway.core.queues import Queues, Ticket
-from gateway.core.ticket import OUTPUT_WEIGHT
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.admission.ticket import OUTPUT_WEIGHT
+from gateway.core.policy.traffic import TrafficClass
 from tests.calls import a_call, ahead
 
 NAMES = ("interactive", "default", "batch")

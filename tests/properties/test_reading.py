@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.call import ROUTES, Call, CallSettings, parse
-from gateway.core.cost import CostModel
-from gateway.core.json_usage import JSONUsage
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.usage import SSEUsage
-from gateway.core.vllm import AnswerError, models_from, sample_from
+from gateway.core.request.call import ROUTES, Call, CallSettings, parse
+from gateway.core.request.cost import CostModel
+from gateway.core.request.json_usage import JSONUsage
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.usage import SSEUsage
+from gateway.shared.vllm.answers import AnswerError, models_from, sample_from
 
 FORWARDED = [route for route in ROUTES.values() if route.kind not in ("models", "health", "help")]
 NAMES = [

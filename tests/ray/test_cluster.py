@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 
 from loadtest.processes import Gateway, get, until
-from sidecar import kin
 from sidecar.assembly import owner
 from sidecar.core.config import decode
 from sidecar.fake_gpu import lay_out
+from sidecar.process import process_family
 from tests.e2e.children import post
 
 GIB = 1 << 30
@@ -128,7 +128,7 @@ class Machines:
         file = self.folder / "nodes" / f"{node}.yaml"
         if not file.exists():
             return set()
-        return {orphan.pid for orphan in kin.orphans(owner(decode(file.read_bytes()), file.parent))}
+        return {orphan.pid for orphan in process_family.orphans(owner(decode(file.read_bytes()), file.parent))}
 
     def call(self) -> tuple[int, bytes]:
         """Status and body of a call for `chat`."""

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sidecar import kin
 from sidecar.core.addresses import Place
-from sidecar.process import Process
-from sidecar.ring import Ring
+from sidecar.process import process_family
+from sidecar.process.process import Process
+from sidecar.process.ring import Ring
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 PLACE = Place(port=8100)
@@ -57,9 +57,9 @@ def nothing_left(*, heir: bool = True) -> Iterator[None]:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        marked = kin.orphans(f"test-{os.getpid()}")
+        marked = process_family.orphans(f"test-{os.getpid()}")
         for orphan in marked:
-            kin.send(orphan.pid, orphan.started, signal.SIGKILL)
+            process_family.send(orphan.pid, orphan.started, signal.SIGKILL)
     assert left == set(), "children or zombies were left"
     assert marked == [], "processes were left to init"
     after = descriptors()

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 
 from loadtest.processes import Child, until
-from sidecar import kin
 from sidecar.assembly import owner
 from sidecar.core.config import decode
 from sidecar.fake_gpu import lay_out
+from sidecar.process import process_family
 
 GIB = 1 << 30
 NUMBERS = itertools.count()
@@ -86,8 +86,8 @@ class Box:
             except httpx.HTTPError:
                 return False
 
-    def engines(self) -> list[kin.Orphan]:
-        return kin.orphans(owner(decode(self.file.read_bytes()), self.folder))
+    def engines(self) -> list[process_family.Orphan]:
+        return process_family.orphans(owner(decode(self.file.read_bytes()), self.folder))
 
 
 @contextlib.contextmanager
@@ -98,5 +98,5 @@ def box(folder: Path, more: str = MODELS) -> Iterator[Box]:
         yield found
     finally:
         for orphan in found.engines():
-            kin.send(orphan.pid, orphan.started, signal.SIGKILL)
+            process_family.send(orphan.pid, orphan.started, signal.SIGKILL)
         assert until(lambda: not found.engines(), 10.0) is not None

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sidecar import kin
-from sidecar.adoption import NotOurs, ProcessRecord, end_orphans, handle_for
-from sidecar.process import Process
+from sidecar.process import process_family
+from sidecar.process.adoption import NotOurs, ProcessRecord, end_orphans, handle_for
+from sidecar.process.process import Process
 from tests.sidecar.nothing_left import PLACE, gone, nothing_left, python, sidecar_name, spawn
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -81,14 +81,14 @@ async def written(log: Path, *words: str) -> None:
 
 
 def ended(pid: int) -> bool:
-    seen = kin.look(pid)
+    seen = process_family.look(pid)
     return seen is None or seen.ended
 
 
 def forgotten(pid: int) -> None:
     """Until init has reaped a process, before our loop learns of its end: its number means nothing then."""
     until = time.monotonic() + WITHIN
-    while kin.look(pid) is not None:
+    while process_family.look(pid) is not None:
         assert time.monotonic() < until
         time.sleep(0.005)
 
@@ -112,9 +112,9 @@ def test_an_engine_is_adopted_after_its_sidecar_is_gone(tmp_path: Path, heir: bo
         assert process.alive
         child, unmarked = await child_of(process), await child_of(process, "unmarked")
         async with asyncio.timeout(WITHIN):
-            while kin.marker_of(unmarked) is not None:
+            while process_family.marker_of(unmarked) is not None:
                 await asyncio.sleep(0.01)
-        assert {orphan.pid for orphan in kin.orphans(name)} == {record.pid, child}
+        assert {orphan.pid for orphan in process_family.orphans(name)} == {record.pid, child}
         process.output.ring.feed(b"\n" * 10_000)
         async with asyncio.timeout(WITHIN):
             while "beat" not in process.output.ring.lines():
@@ -127,7 +127,7 @@ def test_an_engine_is_adopted_after_its_sidecar_is_gone(tmp_path: Path, heir: bo
                 forgotten(record.pid)
             assert await process.wait() == (-9 if heir else None)
             await process.gone()
-        assert kin.orphans(name) == []
+        assert process_family.orphans(name) == []
         assert all(ended(pid) for pid in (record.pid, child, unmarked))
         assert not heir or all(gone(pid) for pid in (record.pid, child, unmarked))
         with pytest.raises(NotOurs, match="has ended"):
@@ -169,13 +169,13 @@ def test_output_is_followed_where_the_file_has_been_moved_or_never_was(tmp_path:
 def test_a_leader_of_a_group_without_the_mark_of_an_engine_is_left_alone(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
     try:
-        seen = kin.look(stranger.pid)
+        seen = process_family.look(stranger.pid)
         assert seen is not None
         record = ProcessRecord(
             engine=f"{sidecar_name()}/m-1",
             pid=stranger.pid,
             started=seen.started,
-            boot=kin.boot_id(),
+            boot=process_family.boot_id(),
             log=str(tmp_path / "log"),
             place=PLACE,
         )
@@ -201,15 +201,15 @@ def test_a_number_that_is_another_s_by_now_is_not_touched(tmp_path: Path, change
         stranger = msgspec.structs.replace(process.record, **change)
         if "started" in change:
             stranger = msgspec.structs.replace(process.record, started=process.record.started - 1)
-            assert not kin.send(stranger.pid, stranger.started, signal.SIGKILL)
+            assert not process_family.send(stranger.pid, stranger.started, signal.SIGKILL)
         with pytest.raises(NotOurs, match=why):
             Process.adopt(stranger)
-        seen = kin.look(stranger.pid)
+        seen = process_family.look(stranger.pid)
         assert seen is not None
         assert not seen.ended
-        assert kin.send(process.record.pid, process.record.started, signal.SIGTERM)
+        assert process_family.send(process.record.pid, process.record.started, signal.SIGTERM)
         assert await process.gone() == -15
-        assert not kin.send(process.record.pid, process.record.started, signal.SIGTERM)
+        assert not process_family.send(process.record.pid, process.record.started, signal.SIGTERM)
 
     with nothing_left():
         run(scenario)
@@ -218,10 +218,15 @@ def test_a_number_that_is_another_s_by_now_is_not_touched(tmp_path: Path, change
 def test_a_zombie_is_not_adopted(tmp_path: Path) -> None:
     with nothing_left(), subprocess.Popen(python(""), env={}) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        seen = kin.look(child.pid)
+        seen = process_family.look(child.pid)
         assert seen is not None
         record = ProcessRecord(
-            engine="box/a", pid=child.pid, started=seen.started, boot=kin.boot_id(), log=str(tmp_path), place=PLACE
+            engine="box/a",
+            pid=child.pid,
+            started=seen.started,
+            boot=process_family.boot_id(),
+            log=str(tmp_path),
+            place=PLACE,
         )
 
         async def scenario() -> None:
@@ -239,11 +244,11 @@ def test_orphans_of_one_sidecar_are_ended_but_those_that_are_kept(tmp_path: Path
         other = Process.adopt(records[2])
         await child_of(kept)
         await child_of(other)
-        found = kin.orphans(name)
+        found = process_family.orphans(name)
         assert {orphan.engine for orphan in found} == {f"{name}/a", f"{name}/b"}
         assert {orphan.pid for orphan in found if orphan.leads} >= {records[0].pid, records[1].pid}
         assert await end_orphans(name, keep={f"{name}/b"}, within=WITHIN) == ()
-        assert {orphan.engine for orphan in kin.orphans(name)} == {f"{name}/b"}
+        assert {orphan.engine for orphan in process_family.orphans(name)} == {f"{name}/b"}
         assert kept.alive
         assert other.alive
         await kept.terminate(WITHIN)

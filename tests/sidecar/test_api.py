@@ -11,13 +11,14 @@ import httpx
 import msgspec
 import pytest
 
-from sidecar import api, wire
-from sidecar.api import control_app
+from gateway.shared import protocol
+from sidecar.control import api
+from sidecar.control.api import control_app
+from sidecar.control.listener import ControlPort
+from sidecar.control.metrics import Metrics
+from sidecar.control.status import GatewayStatus, Status, table
 from sidecar.core.addresses import Address
-from sidecar.listener import ControlPort
 from sidecar.manager import Manager
-from sidecar.metrics import Metrics
-from sidecar.status import GatewayStatus, Status, table
 from tests.sidecar.parts import opened
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own
@@ -82,7 +83,7 @@ def test_what_there_is_to_see(tmp_path: Path) -> None:
             models["data"][0].items()
         )
         assert models["data"][0]["ready_in"] > 0
-        gpus = msgspec.json.decode((await door.ask("GET", "/gpu")).content, type=dict[str, list[wire.GPUReport]])
+        gpus = msgspec.json.decode((await door.ask("GET", "/gpu")).content, type=dict[str, list[protocol.GPUReport]])
         assert [gpu.total for gpu in gpus["gpus"]] == [80 << 30]
         status = msgspec.json.decode((await door.ask("GET", "/status")).content, type=Status)
         shown = table(status)
@@ -101,7 +102,9 @@ def test_what_there_is_to_see(tmp_path: Path) -> None:
 def test_metrics_have_the_names_that_dashboards_know(tmp_path: Path) -> None:
     async def scene(door: Door) -> None:
         door.manager.heard(
-            wire.DemandReport(gateway="g", boot="b", sequence=1, demands=(wire.Demand(profile="a", in_flight=3),))
+            protocol.DemandReport(
+                gateway="g", boot="b", sequence=1, demands=(protocol.Demand(profile="a", in_flight=3),)
+            )
         )
         lines = (await door.ask("GET", "/metrics")).text.splitlines()
         assert 'vllm_gpu_memory_total_mb{gpu_id="0"} 81920.0' in lines
@@ -119,13 +122,13 @@ def test_orders_are_answered_at_once(tmp_path: Path) -> None:
     async def scene(door: Door) -> None:
         for body in (b"", b"{}", b" {} "):
             answer = await door.ask("POST", "/models/big/ensure", content=body)
-            report = wire.ensured(answer.content).model
+            report = protocol.ensured(answer.content).model
             assert (report.profile, report.ready_in, report.why) == ("big", None, "error")
             assert "needs 4 GPUs" in report.message
         assert door.manager.entries["big"].wanted_since is not None
         status, message = await door.refused("POST", "/models/a/sleep")
         assert (status, message) == (409, "a is stopped, not running")
-        assert wire.ensured((await door.ask("POST", "/models/a/stop")).content).model.state == "stopped"
+        assert protocol.ensured((await door.ask("POST", "/models/a/stop")).content).model.state == "stopped"
         assert (await door.ask("POST", "/stop", content=b'{"engines": true}')).json() == {
             "engines": True,
             "running": [],

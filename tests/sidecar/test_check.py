@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
-from gateway.core.checked import listed
+from gateway.shared.files.checked import listed
 from sidecar.cli import COMMANDS, main
 from sidecar.core.config import decode
 from sidecar.core.flags import FLAGS
 
-EXAMPLE = Path(__file__).parents[2] / "sidecar" / "example.yaml"
+EXAMPLE = Path(__file__).parents[2] / "sidecar" / "cli" / "example.yaml"
 
 
 class Ran:

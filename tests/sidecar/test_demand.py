@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.shared.protocol import Demand, DemandReport
 from sidecar.demand import MOST, STALE, Gateways
-from sidecar.wire import Demand, DemandReport
 
 
 class Heard:

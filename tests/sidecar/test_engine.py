@@ -17,16 +17,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.shared.protocol import SOCKETS_MARK
 from sidecar.core.addresses import SOCKETS
 from sidecar.core.config import decode
 from sidecar.core.inventory import Size
-from sidecar.core.measured import Measured
-from sidecar.core.memory import GIB
 from sidecar.core.vllm import Said
 from sidecar.effects import Engine, EngineFailed, Engines, Told
-from sidecar.engine import VllmEngines, measurement
 from sidecar.fake_gpu import FakeGPUs, lay_out
-from sidecar.wire import SOCKETS_MARK
+from sidecar.process.engine import VllmEngines, measurement
+from sidecar.sizing.measured import Measured
+from sidecar.sizing.memory import GIB
 from tests.sidecar.nothing_left import children, gone, nothing_left
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -438,7 +438,7 @@ def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pyt
     async def scenario() -> None:
         box = Box(tmp_path, "{simulated: h100-8b}", pool=None)
         stranger = os.geteuid() + 1
-        monkeypatch.setattr("sidecar.engine.os.geteuid", lambda: stranger)
+        monkeypatch.setattr("sidecar.process.engine.os.geteuid", lambda: stranger)
         assert "belongs to another user: give engine_addresses a folder of this one's" in str(
             await box.failed(box.start)
         )
@@ -488,7 +488,7 @@ HELPLESS = [
 def test_without_a_help_nothing_is_refused(
     tmp_path: Path, answers: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.engine.HELP_WITHIN", 0.2 if "99" in answers else WITHIN)
+    monkeypatch.setattr("sidecar.process.engine.HELP_WITHIN", 0.2 if "99" in answers else WITHIN)
 
     async def scenario() -> None:
         box = Box(tmp_path, vllm(tmp_path, SERVES, answers_help=answers))

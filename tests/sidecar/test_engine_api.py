@@ -17,7 +17,7 @@ import pytest
 
 from loadtest.processes import Child
 from sidecar.core.vllm import Said
-from sidecar.engine_api import ANSWER_LIMIT, ApiError, EngineApi, Kind
+from sidecar.process.engine_api import ANSWER_LIMIT, ApiError, EngineApi, Kind
 from tests.sidecar.scripted import Scripted, answer, engine, play, stopped
 
 Ask = Callable[[EngineApi], Awaitable[object]]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.gguf import gguf_shape
-from sidecar.core.memory import kv_per_token
-from sidecar.core.model_config import Quantization
-from sidecar.core.model_fields import ModelError
+from sidecar.sizing.gguf import gguf_shape
+from sidecar.sizing.memory import kv_per_token
+from sidecar.sizing.model_config import Quantization
+from sidecar.sizing.model_fields import ModelError
 
 
 def text(words: str) -> bytes:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.measured import Measured
-from sidecar.core.memory import (
+from sidecar.sizing.measured import Measured
+from sidecar.sizing.memory import (
     ACTIVATIONS,
     CONTEXT,
     FLOOR,
@@ -28,9 +28,9 @@ from sidecar.core.memory import (
     kv_per_token,
     need,
 )
-from sidecar.core.model_config import ModelShape, shape_from
-from sidecar.core.model_fields import ModelError
-from sidecar.core.weights import Stored
+from sidecar.sizing.model_config import ModelShape, shape_from
+from sidecar.sizing.model_fields import ModelError
+from sidecar.sizing.weights import Stored
 
 CONFIGS = Path(__file__).parent / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.memory import kv_bytes
-from sidecar.core.model_config import MAX_BYTES, ModelShape, Quantization, element_bytes, shape_from
-from sidecar.core.model_fields import ModelError
-from sidecar.core.model_layers import Cache, State
-from sidecar.core.weights import (
+from sidecar.sizing.memory import kv_bytes
+from sidecar.sizing.model_config import MAX_BYTES, ModelShape, Quantization, element_bytes, shape_from
+from sidecar.sizing.model_fields import ModelError
+from sidecar.sizing.model_layers import Cache, State
+from sidecar.sizing.weights import (
     MAX_HEADER,
     Index,
     Stored,

@@ -15,12 +15,12 @@ import pytest
 
 from sidecar.core.config import decode
 from sidecar.core.inventory import Size
-from sidecar.core.measured import Measured
-from sidecar.core.memory import GIB, RESIDUE
-from sidecar.core.weights import Stored
 from sidecar.effects import Told, Unusable
-from sidecar.engine import VllmEngines
-from sidecar.model_files import NotKnown, Where, cache_folder, read_model
+from sidecar.process.engine import VllmEngines
+from sidecar.sizing.measured import Measured
+from sidecar.sizing.memory import GIB, RESIDUE
+from sidecar.sizing.model_files import NotKnown, Where, cache_folder, read_model
+from sidecar.sizing.weights import Stored
 
 LLAMA = (Path(__file__).parent / "configs" / "llama-3-8b.json").read_bytes()
 EIGHT_B = 16_060_522_496  # bytes of its weights
@@ -286,7 +286,7 @@ def test_what_can_never_run_is_refused(tmp_path: Path, profile: str, total: int,
 
 
 def test_a_disk_that_hangs_holds_up_only_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.sizing.READ_WITHIN", 0.0)
+    monkeypatch.setattr("sidecar.sizing.estimate.READ_WITHIN", 0.0)
     with pytest.raises(Unusable, match="m was not read within 0 s: does its disk hang"):
         size(engines(tmp_path, "model_path: m"))
 

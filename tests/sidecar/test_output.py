@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.output import Output
-from sidecar.ring import LINE_MOST, Ring
+from sidecar.process.output import Output
+from sidecar.process.ring import LINE_MOST, Ring
 from tests.sidecar.nothing_left import nothing_left, spawn
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -190,7 +190,7 @@ def test_no_link_is_followed(tmp_path: Path, name: str, link: Callable[[Path, Pa
 def test_a_file_of_another_user_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "log").write_text("of somebody else\n")
     stranger = os.geteuid() + 1
-    monkeypatch.setattr("sidecar.output.os.geteuid", lambda: stranger)
+    monkeypatch.setattr("sidecar.process.output.os.geteuid", lambda: stranger)
     output = Output(tmp_path / "log")
     os.write(output.fd, b"line\n")
     output.close()

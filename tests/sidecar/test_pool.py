@@ -10,20 +10,20 @@ import msgspec
 import pytest
 
 from loadtest.processes import until
-from sidecar import kin
-from sidecar.asking import Asking
 from sidecar.assembly import owner, say
 from sidecar.cli import main
+from sidecar.cli.control_client import Asking
+from sidecar.control.status import Status
 from sidecar.core import config
-from sidecar.core.pool import PoolConfig, decode, explain, file_of, for_node, node_id
 from sidecar.core.profile import Sleep
 from sidecar.fake_gpu import lay_out
-from sidecar.node import Node
+from sidecar.process import process_family
+from sidecar.ray.node import Node
+from sidecar.ray.pool import PoolConfig, decode, explain, file_of, for_node, node_id
 from sidecar.state import StateFile
-from sidecar.status import Status
 from tests.config_files import problems_of, structs_of
 
-EXAMPLE = Path(__file__).parents[2] / "sidecar" / "pool.yaml"
+EXAMPLE = Path(__file__).parents[2] / "sidecar" / "cli" / "pool.yaml"
 TOKEN = "of-sixteen-characters"  # noqa: S105 # a test's own
 S = "sidecar: {token_file: t, models: {a: {model_path: /m}}}\n"
 
@@ -155,7 +155,7 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
     node = Node(pool, "n", "127.0.0.9", TOKEN)
 
     def engines() -> set[int]:
-        return {orphan.pid for orphan in kin.orphans(owner(ours, file.parent))}
+        return {orphan.pid for orphan in process_family.orphans(owner(ours, file.parent))}
 
     def asked() -> Status:
         return msgspec.json.decode(Asking(ours, TOKEN).ask("GET", "/status"), type=Status)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.ports import AddressTaken, clear_socket, free_port
+from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from tests.sidecar.nothing_left import nothing_left
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.process import Process, Unkillable
-from sidecar.ring import Ring
-from sidecar.starting import SpawnFailed
+from sidecar.process.process import Process, Unkillable
+from sidecar.process.ring import Ring
+from sidecar.process.starting import SpawnFailed
 from tests.sidecar.nothing_left import PLACE, gone, nothing_left, python, spawn
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from loadtest.processes import Child
-from sidecar.engine_api import ApiError, EngineApi
-from sidecar.readiness import ready
+from sidecar.process.engine_api import ApiError, EngineApi
+from sidecar.process.readiness import ready
 from tests.sidecar.scripted import Scripted, answer, engine, play
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

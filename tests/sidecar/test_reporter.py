@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sidecar import gateway_link, reporter, wire
+from gateway.shared import protocol
+from sidecar import gateway_link, reporter
 from sidecar.core.addresses import Address
 from sidecar.manager import Manager
 from sidecar.reporter import Reporter
@@ -26,12 +27,12 @@ TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
 
 
 def demand(boot: str = BOOT, **of_a: int) -> bytes:
-    told = wire.DemandReport(gateway="g", boot=boot, sequence=1, demands=(wire.Demand(profile="a", **of_a),))
-    return answer(wire.encode(told), 200, b"connection: close")
+    told = protocol.DemandReport(gateway="g", boot=boot, sequence=1, demands=(protocol.Demand(profile="a", **of_a),))
+    return answer(protocol.encode(told), 200, b"connection: close")
 
 
-def reports(gateway: Scripted) -> list[wire.CapacityReport]:
-    return [wire.capacity_report(body) for _, _, body in gateway.asked]
+def reports(gateway: Scripted) -> list[protocol.CapacityReport]:
+    return [protocol.capacity_report(body) for _, _, body in gateway.asked]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -159,7 +160,7 @@ def test_a_report_is_what_a_gateway_decodes(tmp_path: Path) -> None:
         async with opened(tmp_path) as manager:
             manager.ensure("big")
             report = manager.report("box", BOOT, "http://127.0.0.1:1")
-            assert wire.capacity_report(msgspec.json.encode(report)) == report
+            assert protocol.capacity_report(msgspec.json.encode(report)) == report
 
     play(scene)
 
@@ -184,7 +185,7 @@ def test_engines_end_only_when_gateways_have_let_go_of_them(tmp_path: Path, monk
             await told.aclose()
 
     play(scene)
-    running = wire.ModelReport(profile="a", model="a", state="running", url="http://e", ready_in=0.0)
+    running = protocol.ModelReport(profile="a", model="a", state="running", url="http://e", ready_in=0.0)
     ending = reporter._ending(running)
     assert (ending.state, ending.pending, ending.ready_in) == ("running", "stop", None)
 

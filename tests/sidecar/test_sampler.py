@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import vtime
+from loadtest.simulate import vtime
 from sidecar.core.gpus import GPU, GPUError, Unselectable
 from sidecar.fake_gpu import FakeGPUs, claim, lay_out
 from sidecar.sampler import Sampler, memory_back

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sidecar.state
-from sidecar.adoption import ProcessRecord
 from sidecar.core.addresses import Place
 from sidecar.core.inventory import Size
-from sidecar.core.measured import Measured
 from sidecar.core.vllm import Said
 from sidecar.effects import EngineRecord, Told
+from sidecar.process.adoption import ProcessRecord
+from sidecar.sizing.measured import Measured
 from sidecar.state import MAX_BYTES, Locked, State, StateError, StateFile, Times, decode, encode, replace
 
 PROCESS = ProcessRecord(engine="box/m-1", pid=7, started=8, boot="b", log="/x", place=Place(uds="/run/m.sock"))

@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar import wire
+from gateway.shared import protocol
 
-REPORT = wire.CapacityReport(
+REPORT = protocol.CapacityReport(
     sidecar="gpu-box-1",
     boot="b1",
     sequence=7,
     control="http://10.0.0.1:9000",
-    gpus=(wire.GPUReport(index=0, total=24 * 2**30, used=20 * 2**30, free=4 * 2**30, utilization=0.5),),
+    gpus=(protocol.GPUReport(index=0, total=24 * 2**30, used=20 * 2**30, free=4 * 2**30, utilization=0.5),),
     models=(
-        wire.ModelReport(profile="a", model="llama", state="running", url="http://10.0.0.1:9100", ready_in=0.0),
-        wire.ModelReport(profile="b", model="qwen", state="stopped", why="no_memory", message="every model is busy"),
+        protocol.ModelReport(profile="a", model="llama", state="running", url="http://10.0.0.1:9100", ready_in=0.0),
+        protocol.ModelReport(
+            profile="b", model="qwen", state="stopped", why="no_memory", message="every model is busy"
+        ),
     ),
 )
 
@@ -29,15 +31,15 @@ def changed(**fields: Any) -> bytes:
 
 
 def test_messages_come_back_as_they_were_sent() -> None:
-    assert wire.capacity_report(wire.encode(REPORT)) == REPORT
-    demand = wire.Demand(profile="a", in_flight=3, waiting=2, idle=0.5, withdrawn=True)
-    answer = wire.DemandReport(gateway="g", boot="b1", sequence=7, demands=(demand,))
-    assert wire.demand_report(wire.encode(answer)) == answer
-    assert wire.ensured(wire.encode(wire.Ensured(model=REPORT.models[0]))).model == REPORT.models[0]
+    assert protocol.capacity_report(protocol.encode(REPORT)) == REPORT
+    demand = protocol.Demand(profile="a", in_flight=3, waiting=2, idle=0.5, withdrawn=True)
+    answer = protocol.DemandReport(gateway="g", boot="b1", sequence=7, demands=(demand,))
+    assert protocol.demand_report(protocol.encode(answer)) == answer
+    assert protocol.ensured(protocol.encode(protocol.Ensured(model=REPORT.models[0]))).model == REPORT.models[0]
 
 
 def test_what_a_newer_version_says_besides_is_ignored() -> None:
-    assert wire.capacity_report(changed(colour="blue")) == REPORT
+    assert protocol.capacity_report(changed(colour="blue")) == REPORT
 
 
 @pytest.mark.parametrize(
@@ -58,18 +60,18 @@ def test_what_a_newer_version_says_besides_is_ignored() -> None:
         (changed(models=[{"profile": str(n), "model": "m", "state": "stopped"} for n in range(257)]), "`$.models`"),
         (changed(gpus=[{"index": 0, "total": 1, "used": 1, "free": 2**61}]), "`$.gpus[0].free`"),
         (b'{"x":' + b"[" * 100_000, "maximum recursion depth exceeded"),
-        (b" " * (wire.MAX_BYTES + 1), f"{wire.MAX_BYTES + 1} bytes, expected at most {wire.MAX_BYTES}"),
+        (b" " * (protocol.MAX_BYTES + 1), f"{protocol.MAX_BYTES + 1} bytes, expected at most {protocol.MAX_BYTES}"),
     ],
 )
 def test_bad_messages(data: bytes, message: str) -> None:
-    with pytest.raises(wire.WireError) as error:
-        wire.capacity_report(data)
+    with pytest.raises(protocol.WireError) as error:
+        protocol.capacity_report(data)
     assert message in str(error.value)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(msgspec.json.encode))
 def test_nothing_else_is_ever_raised(data: bytes) -> None:
-    for read in (wire.capacity_report, wire.demand_report, wire.ensured):
-        with pytest.raises(wire.WireError):
+    for read in (protocol.capacity_report, protocol.demand_report, protocol.ensured):
+        with pytest.raises(protocol.WireError):
             read(data)

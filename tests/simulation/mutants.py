@@ -13,10 +13,10 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from gateway.core.fairness import Line
-from gateway.core.residency import Residency
-from gateway.dispatch import Dispatch
-from gateway.pipeline import Pipeline
+from gateway.core.admission.fairness import Line
+from gateway.core.engines.cache_age import Residency
+from gateway.decider.dispatch import Dispatch
+from gateway.relay.pipeline import Pipeline
 
 
 class Mutant(NamedTuple):

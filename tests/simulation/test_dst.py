@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.dst import Outcome, attempt, case, command, explore, failures, kind, main, shrink
-from loadtest.dst_case import Call, Case, Event, Helper, Machine, Reload
-from loadtest.dst_policy import DAYS
-from loadtest.simulation import Fault
+from loadtest.lab.dst.case import Call, Case, Event, Helper, Machine, Reload
+from loadtest.lab.dst.command import Outcome, attempt, case, command, explore, failures, kind, main, shrink
+from loadtest.lab.dst.policy import DAYS
+from loadtest.simulate.simulation import Fault
 from tests.simulation.mutants import (
     ANOTHERS_ACCOUNT,
     LATE_AT_ONCE,
@@ -48,7 +48,7 @@ def test_everything_holds_for_a_thousand_seeds() -> None:
     began, failed = time.monotonic(), []
     for _, found in explore(range(SEEDS), os.cpu_count() or 1):
         failed += found
-    commands = [f"python -m loadtest.dst --seed {each.seed}  # {each.wrong}" for each in failed]
+    commands = [f"python -m loadtest.lab.dst --seed {each.seed}  # {each.wrong}" for each in failed]
     assert not failed, "\n".join(commands)
     assert time.monotonic() - began < WITHIN
 
@@ -115,7 +115,7 @@ def test_a_seed_that_fails_in_a_worker_fails_for_whoever_types_the_command() -> 
     """Texts have other hashes in every process; no order may depend on them."""
     seeds = [seed for seed in range(100) if len(case(seed).sidecars) == 2][:3]
     for seed in seeds:
-        typed = [sys.executable, "-m", "loadtest.dst", "--seed", str(seed)]
+        typed = [sys.executable, "-m", "loadtest.lab.dst", "--seed", str(seed)]
         runs = [
             subprocess.run(
                 typed, check=False, env=os.environ | {"PYTHONHASHSEED": hashes}, capture_output=True, timeout=60
@@ -136,8 +136,8 @@ def test_a_failure_is_made_smaller_while_it_is_the_same() -> None:
 
     small = shrink(whole, "at 9.25 s: call 7 is lost", run)
     assert set(small.numbers) == needed
-    assert command(small) == f"python -m loadtest.dst --seed 1 --only {whole.numbers[2]},{whole.numbers[-1]}"
-    assert command(whole) == "python -m loadtest.dst --seed 1"
+    assert command(small) == f"python -m loadtest.lab.dst --seed 1 --only {whole.numbers[2]},{whole.numbers[-1]}"
+    assert command(whole) == "python -m loadtest.lab.dst --seed 1"
 
 
 def test_the_same_failure_is_known_by_its_words() -> None:
@@ -149,7 +149,7 @@ def test_what_cannot_be_understood_is_refused(argv: list[str], capsys: pytest.Ca
     with pytest.raises(SystemExit) as stopped:
         main(argv)
     assert stopped.value.code == 2
-    assert "loadtest.dst: error" in capsys.readouterr().err
+    assert "loadtest.lab.dst: error" in capsys.readouterr().err
 
 
 # -- what has been found ----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.control.calls import CallsView, CallView
 from gateway.control.view import EngineView, FleetView, ModelView, QueueView, SidecarModelView, SidecarView
-from gateway.core.policy_status import PolicyStatus
+from gateway.core.policy.status import PolicyStatus
 from gateway.top.sample import Counts, Point, Sample, Summary
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.control.view import QueueView
-from gateway.core.outcome import Outcome
-from gateway.core.policy_status import PolicyStatus
-from gateway.core.vllm import AnswerError
+from gateway.core.policy.status import PolicyStatus
+from gateway.core.request.outcome import Outcome
+from gateway.shared.vllm.answers import AnswerError
 from gateway.top.sample import Counts, Sample, counts_from, targets_from
 from gateway.top.view import NO_CLASS, View, kind_of, view_of
 from tests.top.samples import call, engine, model, sample, sidecar, sleeper

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.fidelity import engine, measure, table_of
+from loadtest.lab.vllm.fidelity import engine, measure, table_of
 from tests.vllm.conftest import Place
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(480)]

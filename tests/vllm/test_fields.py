@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from gateway.core.call import ROUTES, Call, CallSettings, parse
-from gateway.core.fields import PROMPTS, READS
-from gateway.core.outcome import Refused
-from gateway.core.prompt import BY_GATEWAY
-from loadtest.real_vllm import venv
+from gateway.core.request.call import ROUTES, Call, CallSettings, parse
+from gateway.core.request.fields import PROMPTS, READS
+from gateway.core.request.outcome import Refused
+from gateway.core.request.prompt import BY_GATEWAY
+from loadtest.lab.vllm.real_vllm import venv
 from tests.core.test_fields import BODIES
 from tests.vllm import install
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from loadtest.lab.vllm.real_vllm import MODEL
 from loadtest.processes import Gateway
-from loadtest.real_vllm import MODEL
 from tests.vllm.conftest import Place
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from gateway.core.fleet import Engine
-from gateway.core.policy import Policy
-from gateway.core.residency import Residency
-from gateway.kv_events import KvEvents
-from loadtest.real_vllm import MODEL, Vllm
+from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.policy import Policy
+from gateway.decider.cache_events import KvEvents
+from loadtest.lab.vllm.real_vllm import MODEL, Vllm
 from tests.e2e.children import post
 from tests.vllm.conftest import Place
 

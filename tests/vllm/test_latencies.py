@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.agreement import BOUNDS, measure, table_of
-from loadtest.real_vllm import ENVIRONMENT, venv
-from loadtest.records import Run, Slo, Window
-from loadtest.summary import summarise
+from loadtest.lab.vllm.agreement import BOUNDS, measure, table_of
+from loadtest.lab.vllm.real_vllm import ENVIRONMENT, venv
+from loadtest.report.records import Run, Slo, Window
+from loadtest.report.summary import summarise
 from tests.loadtest.made_runs import a_run
 from tests.vllm import install
 from tests.vllm.conftest import Place

@@ -11,9 +11,9 @@ import openai
 import pytest
 import uvloop
 
-from loadtest.client import Answer, chat, exchange
+from loadtest.clients.client import Answer, chat, exchange
+from loadtest.lab.vllm.real_vllm import MODEL, Vllm
 from loadtest.processes import Gateway, until
-from loadtest.real_vllm import MODEL, Vllm
 from tests.vllm.conftest import Place
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

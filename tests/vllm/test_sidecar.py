@@ -21,9 +21,9 @@ from typing import Any
 import openai
 import pytest
 
+from loadtest.lab.vllm.real_vllm import CONTEXT, ENVIRONMENT, free_port, model, venv
 from loadtest.processes import Child, Gateway, get, until
-from loadtest.real_vllm import CONTEXT, ENVIRONMENT, free_port, model, venv
-from sidecar import kin
+from sidecar.process import process_family
 from tests.vllm import install
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -114,7 +114,7 @@ class Machine:
     def processes(self, profile: str = "") -> list[int]:
         """The pids of the engines of this sidecar, or of one profile's."""
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        marked = {pid: kin.marker_of(pid) or "" for pid in pids}
+        marked = {pid: process_family.marker_of(pid) or "" for pid in pids}
         return [pid for pid, mark in marked.items() if mark.startswith(f"{self.id}-") and f"/{profile}" in mark]
 
     def core(self, profile: str) -> int:

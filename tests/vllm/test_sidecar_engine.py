@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.real_vllm import CONTEXT, ENVIRONMENT, free_port, model, venv
+from loadtest.lab.vllm.real_vllm import CONTEXT, ENVIRONMENT, free_port, model, venv
 from sidecar.core.config import decode
 from sidecar.core.inventory import Size
 from sidecar.core.vllm import Said
 from sidecar.effects import EngineFailed
-from sidecar.engine import VllmEngines
+from sidecar.process.engine import VllmEngines
 from tests.sidecar.nothing_left import gone, nothing_left
 from tests.vllm import install
 

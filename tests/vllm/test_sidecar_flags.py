@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from loadtest.real_vllm import venv
+from loadtest.lab.vllm.real_vllm import venv
 from sidecar.core.arguments import MODEL, SERVER, UNIFIED, help_commands, known_flags
 from sidecar.core.flags import FLAGS, OWNED, SWITCH, VARIABLES
 from sidecar.core.profile import Engine

@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from gateway.wire.client import Client, ClientSettings, EngineError, Reply, parse_origin
+from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
 
 OK = b"HTTP/1.1 200 OK\r\n"
 PLAIN = OK + b"content-length: 2\r\n\r\nok"

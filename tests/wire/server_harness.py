@@ -17,8 +17,8 @@ from typing import Any
 
 import uvloop
 
-from gateway.core.bodies import Bodies
-from gateway.wire.server import Request, Responder, Server, ServerSettings, answer
+from gateway.core.request.bodies import Bodies
+from gateway.relay.wire.server import Request, Responder, Server, ServerSettings, answer
 
 ALIVE = b"GET /alive HTTP/1.1\r\nHost: a\r\n\r\n"
 TEXT = b"content-type: text/plain\r\n"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.wire.client import Client, ClientSettings, EngineError, parse_origin
+from gateway.upstream.client import Client, ClientSettings, EngineError, parse_origin
 from tests.wire.client_harness import CHUNKED, OK, PLAIN, Rig, Taken, chunk, failure, run
 
 LARGE = b"x" * (16 << 20)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.wire.client import Client, ClientSettings, EngineError, Reply, parse_origin
-from gateway.wire.upstream import Connection
+from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
+from gateway.upstream.connection import Connection
 from tests.wire.client_harness import CHUNKED, OK, PLAIN, Peer, Rig, Taken, chunk, failure, open_fds, run
 
 

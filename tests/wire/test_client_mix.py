@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.wire.client import EngineError, Reply
-from gateway.wire.upstream import Connection
+from gateway.upstream.client import EngineError, Reply
+from gateway.upstream.connection import Connection
 from tests.wire.client_harness import CHUNKED, OK, Peer, Rig, Taken, chunk, run
 
 ENDS = ["good", "good", "good", "closing", "extra", "close", "reset", "stall", "garbage"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from gateway.wire.client import Client, ClientSettings, parse_origin
+from gateway.upstream.client import Client, ClientSettings, parse_origin
 from tests.wire.client_harness import CHUNKED, OK, PLAIN, Peer, Rig, Taken, chunk, failure, open_fds, run
 
 

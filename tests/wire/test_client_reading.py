@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.wire.client import EngineError
+from gateway.upstream.client import EngineError
 from tests.wire.client_harness import CHUNKED, OK, PLAIN, Peer, Rig, Taken, chunk, failure, run
 
 TRICKY = b"5\r\nhello\r\n0\r\n\r\n"  # a payload that looks like chunks

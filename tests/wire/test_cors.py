@@ -9,8 +9,8 @@ from hashlib import sha256
 import pytest
 import uvloop
 
-from gateway.core.policy import Cors, Policy, TrustedProxies
-from gateway.core.policy_traffic import Tenant
+from gateway.core.policy.policy import Cors, Policy, TrustedProxies
+from gateway.core.policy.traffic import Tenant
 from tests.faults.scripted import Answer, ScriptedEngine, ask, gateway_over, port_of, request
 
 PAGE = "https://chat.example.com"

@@ -8,9 +8,9 @@ import ssl
 
 import pytest
 
-from gateway.core.trouble import OWN, REASONS
-from gateway.wire.failures import reason_of, unknown_name
-from gateway.wire.upstream import REASONS_OF
+from gateway.core.engines.trouble import OWN, REASONS
+from gateway.upstream.connection import REASONS_OF
+from gateway.upstream.failures import reason_of, unknown_name
 
 
 def certificate(code: int, said: str) -> ssl.SSLCertVerificationError:

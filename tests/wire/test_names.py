@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gateway.wire import names as module
-from gateway.wire.client import Client, ClientSettings, EngineError, parse_origin
-from gateway.wire.failures import UnknownName
-from gateway.wire.names import AGAIN, AT_ONCE, PATIENCE, TTL, Names
+from gateway.upstream import names as module
+from gateway.upstream.client import Client, ClientSettings, EngineError, parse_origin
+from gateway.upstream.failures import UnknownName
+from gateway.upstream.names import AGAIN, AT_ONCE, PATIENCE, TTL, Names
 
 
 class Servers:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.wire.server import Responder, Server, ServerSettings, answer
+from gateway.relay.wire.server import Responder, Server, ServerSettings, answer
 from tests.wire.server_harness import ALIVE, TEXT, Recorder, Rig, serve
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"

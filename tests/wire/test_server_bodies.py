@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.core.bodies import SMALL, Bodies
+from gateway.core.request.bodies import SMALL, Bodies
 from tests.wire.server_harness import Client, Rig, serve
 
 COUNTED = b"POST /p HTTP/1.1\r\nHost: a\r\ncontent-length: 20000\r\n\r\n"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.wire.body import ChunkedBody
-from gateway.wire.connection import Connection
-from gateway.wire.messages import WireError
-from gateway.wire.server import Responder, ServerSettings
+from gateway.relay.wire.body import ChunkedBody
+from gateway.relay.wire.connection import Connection
+from gateway.relay.wire.messages import WireError
+from gateway.relay.wire.server import Responder, ServerSettings
 from tests.wire.server_harness import ALIVE, TEXT, Client, Recorder, Rig, serve
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -235,7 +235,7 @@ def test_a_client_that_takes_little_is_not_slow() -> None:
 def test_a_client_that_takes_too_little_for_too_long_is_slow(
     monkeypatch: pytest.MonkeyPatch, unix: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("gateway.wire.connection._STALLS", 4)
+    monkeypatch.setattr("gateway.relay.wire.connection._STALLS", 4)
 
     async def scenario(rig: Rig) -> None:
         client = await narrow(rig)

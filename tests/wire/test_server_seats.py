@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.wire import shared
-from gateway.wire.messages import HTTP_1_1_REQUIRED
+from gateway.relay.wire import shared
+from gateway.relay.wire.messages import HTTP_1_1_REQUIRED
 from tests.wire.server_harness import ALIVE, TEXT, Client, Rig, serve
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from gateway.core.bookings import Booked
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.policy_traffic import Quota
+from gateway.core.admission.bookings import Booked
+from gateway.core.policy.traffic import Quota
+from gateway.core.request.outcome import Outcome, Refused
 
 Kind = Literal["requests", "tokens"]
 # Whose bucket it is: kind, tenant, class, model; "" where its level does not ask. All of them "": the whole gateway's.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from gateway.core.call import Call
+from gateway.core.request.call import Call
 
 WINDOW = 5.0  # seconds over which the drain rate is averaged
 SHARES = 15.0  # seconds over which a class's share of it is: longer, since it is made of fewer calls

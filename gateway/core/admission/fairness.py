@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from math import floor, inf
 
-from gateway.core.call import Call
-from gateway.core.policy_traffic import TrafficClass
-from gateway.core.ticket import OUTPUT_WEIGHT, Account, Ticket
+from gateway.core.admission.ticket import OUTPUT_WEIGHT, Account, Ticket
+from gateway.core.policy.traffic import TrafficClass
+from gateway.core.request.call import Call
 
 CREDIBLE = 2**24  # tokens: no engine's report of one call counts for more
 REMEMBERED = 10_000  # tenants that do not wait, per class

@@ -11,9 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from gateway.core.checked import Path
-from gateway.core.policy import Policy
-from gateway.core.policy_traffic import Limit, Quantity, Quota, Tenant, TenantLimits
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Limit, Quantity, Quota, Tenant, TenantLimits
+from gateway.shared.files.checked import Path
 
 Kind = Literal["requests", "tokens"]
 KINDS: tuple[Kind, ...] = ("requests", "tokens")

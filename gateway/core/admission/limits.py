@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, Bookings
-from gateway.core.bucket import SHARED, Bucket, Buckets, Key, Kind, rate_lines, refusal
-from gateway.core.outcome import Refused
-from gateway.core.policy import Policy
-from gateway.core.policy_traffic import Limit, Quota, Refusal, Tenant, TenantLimits
+from gateway.core.admission.bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, Bookings
+from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, Kind, rate_lines, refusal
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Limit, Quota, Refusal, Tenant, TenantLimits
+from gateway.core.request.outcome import Refused
 
 ROUTES_REMEMBERED = 4096  # (tenant, class, model) whose buckets are at hand
 OTHER_MODELS = 4096  # models that the policy does not name and that have buckets of their own

@@ -19,8 +19,8 @@ from itertools import pairwise
 
 import msgspec
 
-from gateway.core.policy_traffic import Modes, Threshold
-from gateway.core.policy_types import Level
+from gateway.core.policy.traffic import Modes, Threshold
+from gateway.core.policy.types import Level
 from gateway.core.quantile import nearest_rank
 
 WINDOW = 10.0  # seconds of which `Window` tells

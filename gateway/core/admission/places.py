@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 
-from gateway.core.call import Call
+from gateway.core.request.call import Call
 
 SHARE = 0.5
 HORIZON = 60.0  # seconds; clients honour no longer Retry-After

@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from gateway.core.breaker import errors_of
-from gateway.core.call import Call
-from gateway.core.choice import usable_of
-from gateway.core.deadline import Drain, TokenRate
-from gateway.core.fleet import Engine
-from gateway.core.mode import Mode, ModelMode, Signals, Window
-from gateway.core.places import SHARE, Places
-from gateway.core.policy import Policy
+from gateway.core.admission.deadline import Drain, TokenRate
+from gateway.core.admission.mode import Mode, ModelMode, Signals, Window
+from gateway.core.admission.places import SHARE, Places
+from gateway.core.admission.queues import Queues
+from gateway.core.admission.ticket import Ticket
+from gateway.core.engines.breaker import errors_of
+from gateway.core.engines.choice import usable_of
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.policy import Policy
 from gateway.core.quantile import TTFTQuantile
-from gateway.core.queues import Queues
-from gateway.core.ticket import Ticket
+from gateway.core.request.call import Call
 
 SOON = 1.0  # seconds: nobody is told to come back sooner
 UNCROWDED = 0.9  # of what a class is served: newcomers that ask for less leave room for those who come back

@@ -26,10 +26,10 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import count, islice, takewhile
 from math import inf
 
-from gateway.core.call import Call
-from gateway.core.fairness import Line, turns_before
-from gateway.core.policy_traffic import TrafficClass
-from gateway.core.ticket import Ticket
+from gateway.core.admission.fairness import Line, turns_before
+from gateway.core.admission.ticket import Ticket
+from gateway.core.policy.traffic import TrafficClass
+from gateway.core.request.call import Call
 
 __all__ = ["Queues", "Ticket"]
 

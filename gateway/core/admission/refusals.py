@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gateway.core.breaker import BreakerState
-from gateway.core.call import Call
-from gateway.core.fleet import Engine
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.sidecar import Outlook
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.fleet import Engine
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.sidecars.sidecar import Outlook
 
 SOON = 1.0  # seconds: nothing better is known
 UNKNOWN = 5.0  # seconds: what is in the way may take long, and nobody knows how long

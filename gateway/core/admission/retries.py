@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from gateway.core.policy import Retries
+from gateway.core.policy.policy import Retries
 
 WINDOW = 10  # seconds
 BACKOFF = 0.025  # seconds, doubled per attempt

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from gateway.core.mode import LEVELS, Mode
-from gateway.core.policy_traffic import ShapingTier
+from gateway.core.admission.mode import LEVELS, Mode
+from gateway.core.policy.traffic import ShapingTier
 
 # Where each kind of route says how long an answer may be. vLLM takes the first that is not null; a client that says
 # nothing gets the first set for it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from gateway.core.call import Call
+from gateway.core.request.call import Call
 
 OUTPUT_WEIGHT = 2  # VTC's w_out over w_in: a token written is work for two that are read
 SCANNED = 512  # tickets of one tenant that one estimate looks at

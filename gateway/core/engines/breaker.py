@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from enum import Enum
 
-from gateway.core.policy_traffic import Breaker
+from gateway.core.policy.traffic import Breaker
 
 
 class BreakerState(Enum):

@@ -16,7 +16,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from gateway.core.kv_events import (
+from gateway.shared.vllm.kv_events import (
     BlockRemoved,
     BlockStored,
     EventsError,

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.core.breaker import BreakerState, panicked
-from gateway.core.call import Call
-from gateway.core.fleet import PREFILL_RATE, TPOT, Engine
-from gateway.core.policy import Routing
+from gateway.core.engines.breaker import BreakerState, panicked
+from gateway.core.engines.fleet import PREFILL_RATE, TPOT, Engine
+from gateway.core.policy.policy import Routing
+from gateway.core.request.call import Call
 
 CLOSED = BreakerState.CLOSED
 LOOKED_AT = 4  # engines whose state says enough of all

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from gateway.core.breaker import CircuitBreaker
-from gateway.core.origin import engine_id
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.residency import Residency
-from gateway.core.trouble import Trouble
-from gateway.core.vllm import EngineSample, ModelCard
+from gateway.core.engines.breaker import CircuitBreaker
+from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.origin import engine_id
+from gateway.core.engines.trouble import Trouble
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.shared.vllm.answers import EngineSample, ModelCard
 
 __all__ = ["Engine", "Fleet", "Hold", "engine_id"]
 

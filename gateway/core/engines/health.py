@@ -10,9 +10,9 @@ import math
 
 import msgspec
 
-from gateway.core.breaker import BreakerState
-from gateway.core.checked import listed
-from gateway.core.fleet import Engine
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.fleet import Engine
+from gateway.shared.files.checked import listed
 
 BURST = 6.0  # lines of one engine without a pause
 REFILL = 20.0  # seconds until an engine that has used them up gets one more

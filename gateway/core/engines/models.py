@@ -7,9 +7,9 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from gateway.core.fleet import Fleet
-from gateway.core.outcome import STATUS, Outcome, error_body
-from gateway.core.vllm import ModelCard
+from gateway.core.engines.fleet import Fleet
+from gateway.core.request.outcome import STATUS, Outcome, error_body
+from gateway.shared.vllm.answers import ModelCard
 
 
 class _ModelList(msgspec.Struct, frozen=True):

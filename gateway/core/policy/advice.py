@@ -12,13 +12,13 @@ from itertools import pairwise
 
 import msgspec
 
-from gateway.core.advice_tenants import USUAL, Found, tenant_rules
-from gateway.core.checked import Mark, Path, Value, listed, shown, spelled
-from gateway.core.origin import parse_origin
-from gateway.core.policy import Policy
-from gateway.core.policy_rules import bands_of, modes_of, signals_of
-from gateway.core.policy_traffic import Modes, ShapingTier, Threshold
-from gateway.core.units import COUNT, SECONDS, SHARE
+from gateway.core.engines.origin import parse_origin
+from gateway.core.policy.advice_tenants import USUAL, Found, tenant_rules
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.rules import bands_of, modes_of, signals_of
+from gateway.core.policy.traffic import Modes, ShapingTier, Threshold
+from gateway.shared.files.checked import Mark, Path, Value, listed, shown, spelled
+from gateway.shared.files.units import COUNT, SECONDS, SHARE
 
 PREFILL = 10_000  # tokens of prompt that one engine reads in a second
 BYTES_PER_TOKEN = 4

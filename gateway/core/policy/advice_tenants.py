@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gateway.core.checked import Path, nearest, spelled
-from gateway.core.levels import KINDS, Counted, Kind, counted
-from gateway.core.policy import Policy
-from gateway.core.policy_rules import HINTS
-from gateway.core.policy_traffic import Limit, Limits, Quota, TenantLimits
-from gateway.core.units import COUNT
+from gateway.core.admission.levels import KINDS, Counted, Kind, counted
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.rules import HINTS
+from gateway.core.policy.traffic import Limit, Limits, Quota, TenantLimits
+from gateway.shared.files.checked import Path, nearest, spelled
+from gateway.shared.files.units import COUNT
 
 ANONYMOUS = "anonymous"
 USUAL = 2_000  # tokens of prompt and answer of a usual call

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gateway.core.advice_tenants import ANONYMOUS
-from gateway.core.checked import listed, nearest, shown, spelled
-from gateway.core.levels import KINDS, Counted, counted, levels_of
-from gateway.core.policy import Policy
-from gateway.core.policy_rules import bands_of, modes_of, signals_of
-from gateway.core.policy_traffic import ModeRule, Tenant, When
-from gateway.core.units import COUNT, SECONDS, SHARE
+from gateway.core.admission.levels import KINDS, Counted, counted, levels_of
+from gateway.core.policy.advice_tenants import ANONYMOUS
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.rules import bands_of, modes_of, signals_of
+from gateway.core.policy.traffic import ModeRule, Tenant, When
+from gateway.shared.files.checked import listed, nearest, shown, spelled
+from gateway.shared.files.units import COUNT, SECONDS, SHARE
 
 NOTHING = "-"
 WIDTH = 16  # columns of labels
@@ -50,7 +50,7 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
 
 
 def class_of(policy: Policy, tenant: Tenant, wanted: str) -> str:
-    """The class a call gets that asks for `wanted` and is subject to no `when`, as gateway.core.classes decides."""
+    """The class a call gets that asks for `wanted` and is subject to no `when`, as `classes` decides."""
     order = list(policy.classes)
     name = (tenant.class_ or "default") if wanted == NOTHING else wanted
     best = tenant.best_class or order[0]
@@ -188,7 +188,7 @@ def _shaping(policy: Policy, name: str) -> Iterator[str]:
 
 
 def _modes(policy: Policy, name: str) -> Iterator[str]:
-    """The rules of the milder modes hold too, as in gateway.core.mode."""
+    """The rules of the milder modes hold too, as in gateway.core.admission.mode."""
     order = list(policy.classes)
     refused, longest = False, None
     for mode, rule in modes_of(policy):

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gateway.core.checked import Reading, readable
-from gateway.core.policy import Policy
-from gateway.core.policy_rules import faults
-from gateway.core.yaml_file import read_file, written
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.rules import faults
+from gateway.shared.files.checked import Reading, readable
+from gateway.shared.files.yaml_file import read_file, written
 
 
 def decode(data: bytes, name: str = "policy") -> Policy:

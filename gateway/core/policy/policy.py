@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gateway.core.policy_traffic import (
+from gateway.core.policy.traffic import (
     Batching,
     Breaker,
     Deadlines,
@@ -24,7 +24,7 @@ from gateway.core.policy_traffic import (
     TrafficClass,
     default_classes,
 )
-from gateway.core.policy_types import (
+from gateway.core.policy.types import (
     Block,
     Bounds,
     Buffer,
@@ -42,7 +42,7 @@ from gateway.core.policy_types import (
     TenantName,
     WebOrigin,
 )
-from gateway.core.units import SAMPLE, Bytes, Count, Factor, Seconds, Share
+from gateway.shared.files.units import SAMPLE, Bytes, Count, Factor, Seconds, Share
 
 
 def default_service_tiers() -> Mapping[str, str]:

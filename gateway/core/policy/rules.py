@@ -10,13 +10,13 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from gateway.core.checked import UNREAD, Fault, Path, listed, nearest, readable, shown
-from gateway.core.kv_events import address_fault
-from gateway.core.origin import engine_id, url_fault
-from gateway.core.policy import EngineEntry, Policy
-from gateway.core.policy_traffic import ModeRule, ShapingTier, Tenant, Threshold, TrafficClass, When
-from gateway.core.policy_types import OF_NOTHING
-from gateway.core.units import BYTES, SECONDS, SHARE
+from gateway.core.engines.origin import engine_id, url_fault
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.core.policy.traffic import ModeRule, ShapingTier, Tenant, Threshold, TrafficClass, When
+from gateway.core.policy.types import OF_NOTHING
+from gateway.shared.files.checked import UNREAD, Fault, Path, listed, nearest, readable, shown
+from gateway.shared.files.units import BYTES, SECONDS, SHARE
+from gateway.shared.vllm.kv_events import address_fault
 
 T = TypeVar("T")
 

@@ -5,12 +5,12 @@ A reload makes a new one and swaps the pointer; calls under way keep theirs. Cou
 
 from __future__ import annotations
 
-from gateway.core.bodies import SMALL
-from gateway.core.call import CallSettings, Route
-from gateway.core.classes import ClassRules
-from gateway.core.pages import PageGuard
-from gateway.core.policy import Policy
-from gateway.core.tenants import Tenants
+from gateway.core.policy.policy import Policy
+from gateway.core.request.bodies import SMALL
+from gateway.core.request.call import CallSettings, Route
+from gateway.core.request.classes import ClassRules
+from gateway.core.request.pages import PageGuard
+from gateway.core.request.tenants import Tenants
 
 
 class Snapshot:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from gateway.core.policy_types import (
+from gateway.core.policy.types import (
     Above,
     Bounds,
     Json,
@@ -28,7 +28,7 @@ from gateway.core.policy_types import (
     Times,
     Weight,
 )
-from gateway.core.units import Count, Seconds, Share
+from gateway.shared.files.units import Count, Seconds, Share
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True):

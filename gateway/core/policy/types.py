@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from gateway.core.kinds import Text
-from gateway.core.origin import NO_ROUTE, meant_url
-from gateway.core.units import ABOVE, TIMES, Bytes, Count, Factor, Seconds, Share
+from gateway.core.engines.origin import NO_ROUTE, meant_url
+from gateway.shared.files.kinds import Text
+from gateway.shared.files.units import ABOVE, TIMES, Bytes, Count, Factor, Seconds, Share
 
 Bounds = msgspec.Meta
 Moment = Annotated[Seconds, Bounds(ge=0.001, le=86_400)]
@@ -71,7 +71,7 @@ EventsUrl = Annotated[
     ),
 ]
 Level = Literal["tight", "brownout", "closed"]
-# As gateway.core.call has them; what it answers itself has no class.
+# As gateway.core.request.call has them; what it answers itself has no class.
 RouteKind = Literal[
     "chat",
     "completion",

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from gateway.core.fields import DECODERS, check_unread
-from gateway.core.form import form_fields
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.prompt import BY_GATEWAY, Body, Prompt, StreamOptions, bad, body_of, chain, reserved, scripts
+from gateway.core.request.fields import DECODERS, check_unread
+from gateway.core.request.form import form_fields
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.prompt import BY_GATEWAY, Body, Prompt, StreamOptions, bad, body_of, chain, reserved, scripts
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

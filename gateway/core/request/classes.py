@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from gateway.core.call import Call, time_allowed
-from gateway.core.policy import Policy
-from gateway.core.policy_traffic import When
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import When
+from gateway.core.request.call import Call, time_allowed
 
 
 class ClassRules:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Literal, TypeVar
 
-from gateway.core.call import Call
+from gateway.core.request.call import Call
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.core.prompt import BY_GATEWAY, Body, bad
+from gateway.core.request.prompt import BY_GATEWAY, Body, bad
 
 _CHAT = ("messages", "documents", "chat_template")
 _POOLED = ("input", "messages", "chat_template")

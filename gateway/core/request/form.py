@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.core.prompt import bad
+from gateway.core.request.prompt import bad
 
 MAX_PARTS = 64
 MAX_HEAD = 16 * 1024  # bytes of a part's header block

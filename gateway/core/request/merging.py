@@ -22,8 +22,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Raw
 
-from gateway.core.call import Call
-from gateway.core.policy_traffic import Batching, Merge
+from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.request.call import Call
 
 GAIN = 0.125  # weight of the newest gap in the mean one
 KEY_AT_MOST = 16 * 1024  # bytes of the fields that must be equal: they are kept for as long as the key is

@@ -11,8 +11,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping
 
-from gateway.core.cors import ALL
-from gateway.core.outcome import Outcome, Refused
+from gateway.core.request.cors import ALL
+from gateway.core.request.outcome import Outcome, Refused
 
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from gateway.core.outcome import Outcome, Refused
+from gateway.core.request.outcome import Outcome, Refused
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 

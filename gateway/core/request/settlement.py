@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from gateway.core.call import Call
+from gateway.core.request.call import Call
 
 MOST = 2**20  # tokens of one sequence, where no engine tells its context
 TURNS = 16  # of a model and its tools, whose tokens a response is the sum of

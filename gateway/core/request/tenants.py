@@ -18,11 +18,11 @@ from typing import NoReturn
 
 import msgspec
 
-from gateway.core.checked import InvalidFile, Problem, nearest
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.policy import Policy
-from gateway.core.policy_traffic import Tenant
-from gateway.core.policy_types import OF_NOTHING
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Tenant
+from gateway.core.policy.types import OF_NOTHING
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.shared.files.checked import InvalidFile, Problem, nearest
 
 ANONYMOUS = "anonymous"
 MAX_KEYS = 100_000

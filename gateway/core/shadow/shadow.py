@@ -22,17 +22,17 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from gateway.core.call import Call
-from gateway.core.fleet import Engine
-from gateway.core.limits import Charge, LimitBook
-from gateway.core.mode import ModelMode, Signals
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.policy import Policy
-from gateway.core.pressure import Pressure
-from gateway.core.queues import Queues
-from gateway.core.snapshot import Snapshot
-from gateway.core.tenants import Account
-from gateway.core.verdict import ADMITTED, PASSED, REFUSED, Compared, Verdict, told
+from gateway.core.admission.limits import Charge, LimitBook
+from gateway.core.admission.mode import ModelMode, Signals
+from gateway.core.admission.pressure import Pressure
+from gateway.core.admission.queues import Queues
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.snapshot import Snapshot
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.tenants import Account
+from gateway.core.shadow.verdict import ADMITTED, PASSED, REFUSED, Compared, Verdict, told
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.core.breaker import BreakerState
-from gateway.core.call import Call
-from gateway.core.choice import any_idle, least_ttft
-from gateway.core.classes import classify
-from gateway.core.deadline import too_late
-from gateway.core.fleet import Engine, Hold
-from gateway.core.limits import Charge
-from gateway.core.mode import ModelMode
-from gateway.core.outcome import STATUS, Outcome, Refused
-from gateway.core.policy import Policy
-from gateway.core.pressure import Pressure
-from gateway.core.queues import Queues
-from gateway.core.shaping import cap, shaped
-from gateway.core.snapshot import Snapshot
-from gateway.core.tenants import Account
-from gateway.core.ticket import Ticket
+from gateway.core.admission.deadline import too_late
+from gateway.core.admission.limits import Charge
+from gateway.core.admission.mode import ModelMode
+from gateway.core.admission.pressure import Pressure
+from gateway.core.admission.queues import Queues
+from gateway.core.admission.shaping import cap, shaped
+from gateway.core.admission.ticket import Ticket
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.choice import any_idle, least_ttft
+from gateway.core.engines.fleet import Engine, Hold
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.snapshot import Snapshot
+from gateway.core.request.call import Call
+from gateway.core.request.classes import classify
+from gateway.core.request.outcome import STATUS, Outcome, Refused
+from gateway.core.request.tenants import Account
 
 if TYPE_CHECKING:
-    from gateway.core.shadow import Arrival, Shadow
+    from gateway.core.shadow.shadow import Arrival, Shadow
 
 ACCOUNT, CLASS, MODEL, LIMIT, MODE, WAIT, ROOM, NONE = range(8)  # where a policy refused a call; NONE: it did not
 STEPS = ("account", "class", "model", "limit", "mode", "wait", "room")

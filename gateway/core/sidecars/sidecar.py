@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gateway.core.fleet import engine_id
-from gateway.core.vllm import ModelCard
-from sidecar.wire import CapacityReport, ModelReport
+from gateway.core.engines.fleet import engine_id
+from gateway.shared.protocol import CapacityReport, ModelReport
+from gateway.shared.vllm.answers import ModelCard
 
 STALE = 10.0  # seconds
 BOOTS = 8  # earlier starts of one sidecar that are remembered: their last reports may come late

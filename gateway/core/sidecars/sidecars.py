@@ -19,10 +19,10 @@ from collections.abc import Callable, Container, Sequence
 
 import msgspec
 
-from gateway.core.addresses import Network, networks_of, refusal
-from gateway.core.sidecar import STALE, Member, Outlook, Sidecar, cards_of, members_of
-from gateway.core.vllm import ModelCard
-from sidecar.wire import CapacityReport, Demand
+from gateway.core.sidecars.addresses import Network, networks_of, refusal
+from gateway.core.sidecars.sidecar import STALE, Member, Outlook, Sidecar, cards_of, members_of
+from gateway.shared.protocol import CapacityReport, Demand
+from gateway.shared.vllm.answers import ModelCard
 
 FORGOTTEN = 600.0  # seconds after which a sidecar without an engine that serves is no longer thought of
 MOST = 1000  # sidecars

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.wire.messages import ServerSettings, WireError
+from gateway.relay.wire.messages import ServerSettings, WireError
 
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[\t\x20-\x7e\x80-\xff]{0,256})?\r\n")
 _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")

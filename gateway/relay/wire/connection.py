@@ -19,13 +19,13 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final, cast
 
-from gateway.core.bodies import SMALL, Held
-from gateway.wire.body import ChunkedBody, CountedBody
-from gateway.wire.http1 import HeadReader
-from gateway.wire.messages import CHUNKED, HTTP_1_1_REQUIRED, PREFACE, Request, ServerSettings, WireError, refusal
-from gateway.wire.responder import Responder
-from gateway.wire.shared import UNIX, Shared
-from gateway.wire.taken import taken
+from gateway.core.request.bodies import SMALL, Held
+from gateway.relay.wire.body import ChunkedBody, CountedBody
+from gateway.relay.wire.http1 import HeadReader
+from gateway.relay.wire.messages import CHUNKED, HTTP_1_1_REQUIRED, PREFACE, Request, ServerSettings, WireError, refusal
+from gateway.relay.wire.responder import Responder
+from gateway.relay.wire.shared import UNIX, Shared
+from gateway.relay.wire.taken import taken
 
 _HEAD, _BODY, _ANSWER, _LINGER, _CLOSED = range(5)  # what the connection does; _HEAD with an empty buffer is idle
 

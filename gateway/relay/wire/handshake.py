@@ -15,9 +15,9 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from gateway.wire.connection import Connection
-from gateway.wire.messages import WireError
-from gateway.wire.shared import Shared
+from gateway.relay.wire.connection import Connection
+from gateway.relay.wire.messages import WireError
+from gateway.relay.wire.shared import Shared
 
 _AT_ONCE: Final = 64  # accepted in a row; others get their turn in between
 _HANDSHAKE: Final = b"\x16"  # the first byte of a TLS client

@@ -16,7 +16,7 @@ import re
 
 import httptools
 
-from gateway.wire.messages import CHUNKED, Request, ServerSettings, WireError
+from gateway.relay.wire.messages import CHUNKED, Request, ServerSettings, WireError
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
 _ABSOLUTE = re.compile(rb"[Hh][Tt][Tt][Pp][Ss]?://([^/?#]*)([^?#]*)(?:\?([^#]*))?")

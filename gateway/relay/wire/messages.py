@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.bodies import Held
-from gateway.core.outcome import error_body
+from gateway.core.request.bodies import Held
+from gateway.core.request.outcome import error_body
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.wire.messages import Request, status_line
+from gateway.relay.wire.messages import Request, status_line
 
 _CHUNKS, _COUNTED, _UNTIL_CLOSE, _NONE = range(4)
 _NO_LENGTH: Final = frozenset({204, 304})  # answers without a body, whatever is written

@@ -13,12 +13,12 @@ import socket
 import ssl as tls
 import stat
 
-from gateway.core.bodies import Bodies
-from gateway.wire.connection import Connection
-from gateway.wire.handshake import TlsListener
-from gateway.wire.messages import Request, ServerSettings, answer
-from gateway.wire.responder import Responder
-from gateway.wire.shared import Handler, Shared
+from gateway.core.request.bodies import Bodies
+from gateway.relay.wire.connection import Connection
+from gateway.relay.wire.handshake import TlsListener
+from gateway.relay.wire.messages import Request, ServerSettings, answer
+from gateway.relay.wire.responder import Responder
+from gateway.relay.wire.shared import Handler, Shared
 
 __all__ = ["Handler", "Request", "Responder", "Server", "ServerSettings", "answer"]
 

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.core.bodies import Bodies
-from gateway.wire.messages import Request, ServerSettings, WireError
-from gateway.wire.responder import Responder
+from gateway.core.request.bodies import Bodies
+from gateway.relay.wire.messages import Request, ServerSettings, WireError
+from gateway.relay.wire.responder import Responder
 
 UNIX: Final = "unix"  # the address of every client of a unix socket
 IDLE_AT_LEAST: Final = 1.0  # seconds before a connection is given up for another: a flood must not evict newcomers

@@ -11,7 +11,7 @@ import socket
 
 from starlette.applications import Starlette
 
-from gateway.control.http1 import CONNECTIONS, Http1Listener
+from gateway.shared.control.http1 import CONNECTIONS, Http1Listener
 
 
 def split_address(listen: str) -> tuple[str, int]:

@@ -15,8 +15,8 @@ from typing import Any, Generic, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
 
-from gateway.core.kinds import Structs, Text, Words, expected, form_of, is_struct, meant, options_of, scalar
-from gateway.core.units import Unit
+from gateway.shared.files.kinds import Structs, Text, Words, expected, form_of, is_struct, meant, options_of, scalar
+from gateway.shared.files.units import Unit
 
 Path = tuple[str | int, ...]  # fields by name, entries of lists by number
 LISTED = 40  # names in one message

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from gateway.core.checked import InvalidFile, Mark, Problem
+from gateway.shared.files.checked import InvalidFile, Mark, Problem
 
 FORMATS = ("text", "json", "github")
 WIDEST = 160  # columns of a line that is shown

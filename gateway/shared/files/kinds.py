@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from gateway.core.units import Unit
+from gateway.shared.files.units import Unit
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -13,24 +13,13 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from gateway.core.checked import plain
-from gateway.core.kinds import Words, bounds_of, expected, form_of, options_of
-from gateway.core.policy import Policy
-from gateway.core.units import Unit
+from gateway.shared.files.checked import plain
+from gateway.shared.files.kinds import Words, bounds_of, expected, form_of, options_of
+from gateway.shared.files.units import Unit
 
 Schema = dict[str, Any]
 
 _FIELDS = re.compile(r"((?:`\w+`, )*`\w+`): ")
-
-
-def schema_text() -> str:
-    """The schema as policies/schema.json holds it."""
-    return text_of(schema())
-
-
-def schema() -> Schema:
-    """The schema of a whole policy file."""
-    return schema_of(Policy, "Weir policy")
 
 
 def text_of(schema: Schema) -> str:

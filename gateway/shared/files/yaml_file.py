@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import msgspec
 import yaml
 
-from gateway.core.checked import InvalidFile, Mark, Reader, Reading, Value, dotted, plain, shortened
+from gateway.shared.files.checked import InvalidFile, Mark, Reader, Reading, Value, dotted, plain, shortened
 
 MAX_BYTES = 256 * 1024  # about 3,000 engines
 MAX_NODES = 20_000  # after aliases: a file that grows by reference is refused before it is built

@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gateway.core.outcome import STATUS, Outcome, error_body
-
 SleepState = Literal["awake", "weights_offloaded", "discard_all", "paused"]
 
 
@@ -64,7 +62,6 @@ _SAMPLE = re.compile(rb"([\w:]+)(?:\{(.*)\})?[ \t]+([-+.0-9eE]+)(?:[ \t]+-?[0-9]
 _LABELS = re.compile(r'(?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*')
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _MOST = 2.0**53
-LOGGED_AT_MOST = 2000  # characters of an engine's words on its own failure
 
 Rows = list[tuple[dict[str, str], float]]  # of one metric: labels and value
 
@@ -218,17 +215,17 @@ def models_from(body: bytes) -> list[ModelCard]:
     ]
 
 
-class _Error(msgspec.Struct):
+class EngineFault(msgspec.Struct):
     message: str | None = None
     type: str | None = None
     param: str | None = None
     code: str | int | None = None
 
 
-class _ErrorAnswer(msgspec.Struct):
+class EngineFaultAnswer(msgspec.Struct):
     """OpenAI's nested object (0.10.2 and later), vLLM's older flat one, or FastAPI's `detail`."""
 
-    error: _Error | str | None = None
+    error: EngineFault | str | None = None
     message: str | None = None
     type: str | None = None
     param: str | None = None
@@ -236,41 +233,21 @@ class _ErrorAnswer(msgspec.Struct):
     detail: Any = None
 
 
-_decode_error = msgspec.json.Decoder(_ErrorAnswer).decode
+_decode_error = msgspec.json.Decoder(EngineFaultAnswer).decode
 
 
-def engine_error(status: int, body: bytes) -> tuple[bytes, str]:
-    """An engine's own error as the error object our callers know, whatever form it came in, and words for the log.
-
-    What it says of a request is the caller's to know. What it says of its own failure may hold paths, addresses and
-    code, and is for the log alone.
-    """
-    advice = STATUS[Outcome.BAD_REQUEST if status < 500 else Outcome.UPSTREAM]
-    error = _error_of(body)
-    if status >= 500:
-        message = f"The engine failed with status {status}. The gateway's log has its words, under this request's id."
-        return error_body(message, advice.type, advice.code), (error.message or "")[:LOGGED_AT_MOST]
-    answer = error_body(
-        error.message or f"The engine answered {status} without saying why.",
-        error.type or advice.type,
-        error.code if isinstance(error.code, str) else advice.code,
-        error.param,
-    )
-    return answer, ""
-
-
-def _error_of(body: bytes) -> _Error:
+def error_of(body: bytes) -> EngineFault:
     """The error in an engine's answer, in any of the forms that vLLM and FastAPI have for one."""
     try:
         answer = _decode_error(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Error()
+        return EngineFault()
     error = answer.error
     if isinstance(error, str):
-        error = _Error(message=error)
+        error = EngineFault(message=error)
     elif error is None:
-        error = _Error(answer.message, answer.type, answer.param, answer.code)
+        error = EngineFault(answer.message, answer.type, answer.param, answer.code)
     if error.message is None and answer.detail is not None:
         detail = answer.detail if isinstance(answer.detail, str) else msgspec.json.encode(answer.detail).decode()
-        return _Error(detail, error.type, error.param, error.code)
+        return EngineFault(detail, error.type, error.param, error.code)
     return error

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
-from loadtest.engine import tokens, tools
-from loadtest.engine.checks import ApiError, Limits, check_model, decode, encode, output_room
+from loadtest.engine import tokens
+from loadtest.engine.api import tools
+from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, encode, output_room
+from loadtest.engine.api.generate import Choice, Generation, spawn
+from loadtest.engine.api.http import Connection, chunk
 from loadtest.engine.faults import Plan
-from loadtest.engine.generate import Choice, Generation, spawn
-from loadtest.engine.http import Connection, chunk
 
 PLACE = b" @@@"  # where a word goes: as long as one
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "abort": "end_turn"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadtest.engine.checks import encode
+from loadtest.engine.api.checks import encode
 from loadtest.engine.tokens import BYTES
 
 DEEPEST = 16  # levels; below, a schema that refers to itself is cut off by an empty object

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from loadtest.engine import tokens
-from loadtest.engine.checks import BROKEN, DEAD, ApiError, Limits
+from loadtest.engine.api.checks import BROKEN, DEAD, ApiError, Limits
+from loadtest.engine.api.http import Connection
 from loadtest.engine.faults import Plan
-from loadtest.engine.http import Connection
 from loadtest.engine.sequence import Sequence
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
-from loadtest.engine import examples, tokens, tools
-from loadtest.engine.checks import ApiError, Limits, check_model, decode, output_room
+from loadtest.engine import tokens
+from loadtest.engine.api import examples, tools
+from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, output_room
+from loadtest.engine.api.generate import Generation, spawn
+from loadtest.engine.api.http import Connection
+from loadtest.engine.api.openai_form import OpenAIForm, StreamOptions
 from loadtest.engine.faults import Plan
-from loadtest.engine.generate import Generation, spawn
-from loadtest.engine.http import Connection
-from loadtest.engine.openai_form import OpenAIForm, StreamOptions
 
 COMPLETION_DEFAULT = 16  # tokens, where max_tokens is absent
 MAX_N = 128

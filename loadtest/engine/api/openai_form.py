@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
-from loadtest.engine import tokens, tools
-from loadtest.engine.checks import ApiError, encode
-from loadtest.engine.generate import Choice, Generation
-from loadtest.engine.http import chunk
+from loadtest.engine import tokens
+from loadtest.engine.api import tools
+from loadtest.engine.api.checks import ApiError, encode
+from loadtest.engine.api.generate import Choice, Generation
+from loadtest.engine.api.http import chunk
 
 DONE = chunk(b"data: [DONE]\n\n")
 PLACE = b" @@@"  # where a word goes: as long as one

@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from loadtest.engine import tokens
-from loadtest.engine.checks import ApiError, Limits, check_model, decode, encode, output_room
+from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, encode, output_room
+from loadtest.engine.api.generate import Choice, Gathered, Whole
+from loadtest.engine.api.http import Connection
+from loadtest.engine.api.openai import prompts_of
 from loadtest.engine.faults import Plan
-from loadtest.engine.generate import Choice, Gathered, Whole
-from loadtest.engine.http import Connection
-from loadtest.engine.openai_api import prompts_of
 from loadtest.engine.sequence import Sequence
 
 DIMENSIONS = 64

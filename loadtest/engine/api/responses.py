@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
-from loadtest.engine import tokens, tools
-from loadtest.engine.anthropic_api import event
-from loadtest.engine.checks import ApiError, Limits, check_model, decode, encode, output_room
+from loadtest.engine import tokens
+from loadtest.engine.api import tools
+from loadtest.engine.api.anthropic import event
+from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, encode, output_room
+from loadtest.engine.api.generate import Choice, Generation, spawn
+from loadtest.engine.api.http import Connection
+from loadtest.engine.api.openai import structured
 from loadtest.engine.faults import Plan
-from loadtest.engine.generate import Choice, Generation, spawn
-from loadtest.engine.http import Connection
-from loadtest.engine.openai_api import structured
 
 
 class ResponseBody(msgspec.Struct):

@@ -12,12 +12,13 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from loadtest.engine import anthropic_api, metrics, openai_api, pooling_api, responses_api
-from loadtest.engine.checks import BROKEN, DEAD, ApiError, Limits, encode
+from loadtest.engine import metrics
+from loadtest.engine.api import anthropic, openai, pooling, responses
+from loadtest.engine.api.checks import BROKEN, DEAD, ApiError, Limits, encode
+from loadtest.engine.api.generate import Gathered, Generation
+from loadtest.engine.api.http import Connection, Request
 from loadtest.engine.engine import SleepMode
 from loadtest.engine.faults import Faults, Plan, plan
-from loadtest.engine.generate import Gathered, Generation
-from loadtest.engine.http import Connection, Request
 
 if TYPE_CHECKING:
     from loadtest.engine.server import SimServer
@@ -54,15 +55,15 @@ class Routes:
             b"/_faults": self._faults,
         }
         apis: dict[bytes, Api] = {
-            b"/v1/chat/completions": openai_api.chat,
-            b"/v1/completions": openai_api.completion,
-            b"/v1/responses": responses_api.response,
-            b"/v1/messages": anthropic_api.message,
-            b"/v1/embeddings": pooling_api.embeddings,
-            b"/pooling": pooling_api.pooling,
-            b"/classify": pooling_api.classify,
-            **dict.fromkeys((b"/v1/score", b"/score"), pooling_api.score),
-            **dict.fromkeys((b"/v1/rerank", b"/v2/rerank", b"/rerank"), pooling_api.rerank),
+            b"/v1/chat/completions": openai.chat,
+            b"/v1/completions": openai.completion,
+            b"/v1/responses": responses.response,
+            b"/v1/messages": anthropic.message,
+            b"/v1/embeddings": pooling.embeddings,
+            b"/pooling": pooling.pooling,
+            b"/classify": pooling.classify,
+            **dict.fromkeys((b"/v1/score", b"/score"), pooling.score),
+            **dict.fromkeys((b"/v1/rerank", b"/v2/rerank", b"/rerank"), pooling.rerank),
         }
         self._post: dict[bytes, Handler] = {path: self._through(api) for path, api in apis.items()} | {
             b"/ping": self._health,
@@ -95,7 +96,7 @@ class Routes:
             else:
                 raise ApiError(405, "Method Not Allowed", type="Method Not Allowed")
         except ApiError as error:
-            body = anthropic_api.error_body(error) if path == b"/v1/messages" else error.body()
+            body = anthropic.error_body(error) if path == b"/v1/messages" else error.body()
             connection.send(error.status, body)
 
     def metrics_text(self) -> bytes:
@@ -152,10 +153,10 @@ class Routes:
         connection.send(200, encode({"object": "list", "data": models}))
 
     def _tokenize(self, request: Request, connection: Connection) -> None:
-        connection.send(200, pooling_api.tokenize(request.body, self.limits))
+        connection.send(200, pooling.tokenize(request.body, self.limits))
 
     def _detokenize(self, request: Request, connection: Connection) -> None:
-        connection.send(200, pooling_api.detokenize(request.body, self.limits))
+        connection.send(200, pooling.detokenize(request.body, self.limits))
 
     def _alive(self) -> None:
         if self._server.dead:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from loadtest.engine import examples
-from loadtest.engine.checks import ApiError
+from loadtest.engine.api import examples
+from loadtest.engine.api.checks import ApiError
 
 
 def call_id(request_id: str, index: int) -> str:

@@ -1,6 +1,6 @@
 """What large or unfinished bodies cost others: the event loop's stall, another tenant's latency, and memory.
 
-    python -m loadtest.bodies [--tree FOLDER] [--connections 1000]
+    python -m loadtest.lab.cost.bodies [--tree FOLDER] [--connections 1000]
 
 One `gateway serve` over an engine that costs almost nothing. *Stall*: while a client sends bodies of 1 MiB of one kind,
 another asks for /health all the time; what it waits longest is how long nothing else ran. *Flood*: one tenant sends
@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from loadtest.overhead import ENGINE_PORT, memory
+from loadtest.clients.stub import serve_stub
+from loadtest.lab.cost.overhead import ENGINE_PORT, memory
 from loadtest.processes import Child, ChildError, answers
-from loadtest.stub import serve_stub
 
 PORT = 19395
 MIB = 1024**2

@@ -1,6 +1,6 @@
 """Instructions per request and per SSE event of the gateway's process, counted by callgrind.
 
-    python -m loadtest.instructions [--tree FOLDER]
+    python -m loadtest.lab.cost.instructions [--tree FOLDER]
 
 A clock differs from run to run with whatever else a machine does; user-space instructions differ by 1 % or less. One
 gateway process runs under valgrind. Each figure is the slope between a short and a long load, so that start-up and
@@ -22,9 +22,9 @@ from pathlib import Path
 
 import uvloop
 
-from loadtest.overhead import ENGINE_PORT, answers_calls
+from loadtest.clients.stub import Load, serve_stub
+from loadtest.lab.cost.overhead import ENGINE_PORT, answers_calls
 from loadtest.processes import Child, ChildError
-from loadtest.stub import Load, serve_stub
 
 PORT = 19390
 WARM, FEW, MANY = 300, 200, 1200  # requests

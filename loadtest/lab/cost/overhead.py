@@ -1,6 +1,6 @@
 """What the gateway itself costs: CPU per request and per SSE event, memory per open stream, refusals per second.
 
-    python -m loadtest.overhead [--rounds 3] [--peers nginx,vllm-router]
+    python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,vllm-router]
 
 Every server runs alone on core 0; an engine that costs almost nothing and the load share core 1. CPU time is what the
 kernel accounts to the server's processes, which survives a noisy machine far better than a throughput does. Rounds are
@@ -24,8 +24,8 @@ from pathlib import Path
 
 import uvloop
 
+from loadtest.clients.stub import Load, LoadResult, serve_stub
 from loadtest.processes import Child, ChildError
-from loadtest.stub import Load, LoadResult, serve_stub
 
 ENGINE_PORT = 19301
 FIRST_PORT = 19310

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from loadtest.dst_case import Call
 from loadtest.engine import tokens
-from loadtest.simulated_client import Life
+from loadtest.lab.dst.case import Call
+from loadtest.simulate.simulated_client import Life
 
 FEATURES = (b'"role":"assistant"', b'"finish_reason":"', b"data: [DONE]")  # of a stream, each there once
 

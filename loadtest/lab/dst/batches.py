@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from gateway.batcher import Batcher
-from gateway.core.policy import Policy
-from loadtest.dst_answers import prompt_tokens
+from gateway.core.policy.policy import Policy
+from gateway.relay.batcher import Batcher
+from loadtest.lab.dst.answers import prompt_tokens
 
 SLACK = 1e-6  # seconds
 ALIKE = 1.1  # times another's time until its deadline that a merged call's may be

@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from gateway.core.bucket import Kind
-from gateway.core.limits import Charge, LimitBook
-from gateway.core.outcome import Outcome, Record
-from gateway.core.retries import WINDOW, RetryBudget
+from gateway.core.admission.bucket import Kind
+from gateway.core.admission.limits import Charge, LimitBook
+from gateway.core.admission.retries import WINDOW, RetryBudget
+from gateway.core.request.outcome import Outcome, Record
 
 # How a call ends by its client's doing, or the gateway's; else an engine has failed it, and it is not paid for.
 THEIRS = (Outcome.OK, Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT, Outcome.EXPIRED, Outcome.DRAINING)

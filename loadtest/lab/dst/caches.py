@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from gateway.core.fleet import Engine
-from gateway.core.residency import Residency
+from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.fleet import Engine
 from loadtest.engine.cache_log import WORD, CacheLog
-from loadtest.memory_engine import MemoryEngine
+from loadtest.simulate.memory_engine import MemoryEngine
 
 
 class Telling:

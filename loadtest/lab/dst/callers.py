@@ -7,18 +7,18 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from gateway.core.outcome import Record
-from loadtest.dst_answers import Reader
-from loadtest.dst_books import Charges, Ledger
-from loadtest.dst_case import KEYS, Call, Case
-from loadtest.dst_invariants import BACKOFF, SLACK, Invariants
-from loadtest.dst_parts import planned
-from loadtest.inprocess import GatewayTarget
-from loadtest.simulated_client import Clients, Life, Try
-from loadtest.workload import Planned
+from gateway.core.request.outcome import Record
+from loadtest.lab.dst.answers import Reader
+from loadtest.lab.dst.books import Charges, Ledger
+from loadtest.lab.dst.case import KEYS, Call, Case
+from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
+from loadtest.lab.dst.parts import planned
+from loadtest.load.workload import Planned
+from loadtest.simulate.inprocess import GatewayTarget
+from loadtest.simulate.simulated_client import Clients, Life, Try
 
 if TYPE_CHECKING:
-    from gateway.calllog import CallLog
+    from gateway.decider.call_log import CallLog
 
 # What a client sees, and what the gateway may call it; anything else has the same name on both sides. Who leaves in the
 # very moment of an answer's end sees nothing of it.

@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.prompts import Route
-from loadtest.simulation import Fault
+from loadtest.load.prompts import Route
+from loadtest.simulate.simulation import Fault
 
 KEYS = {"": "anonymous", "key-of-acme": "acme", "key-of-zeta": "zeta"}  # and whose they are
 

@@ -1,4 +1,4 @@
-"""Deterministic simulation tests of the whole gateway: `python -m loadtest.dst --help`.
+"""Deterministic simulation tests of the whole gateway: `python -m loadtest.lab.dst --help`.
 
 Exit status 0: everything held; 1: something did not; 2: bad arguments.
 """
@@ -16,20 +16,21 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import msgspec
 
-from loadtest import vtime
-from loadtest.dst_case import Case
-from loadtest.dst_draw import case
-from loadtest.dst_world import simulate
-from loadtest.tied import tie
+from loadtest.die_with_parent import tie
+from loadtest.lab.dst.case import Case
+from loadtest.lab.dst.draw import case
+from loadtest.lab.dst.world import simulate
+from loadtest.simulate import vtime
 
 HELP = """\
 Random calls, faults, reloads and reports of sidecars befall the whole gateway in virtual time; what must hold whatever
-happens is looked at whenever nothing is left to be done at a moment (loadtest/dst_invariants.py). One seed is one run.
+happens is looked at whenever nothing is left to be done at a moment (loadtest/lab/dst/invariants.py). One seed is
+one run.
 
-  python -m loadtest.dst --seeds 1000             the seeds 0 to 999, on every core
-  python -m loadtest.dst --seeds 1000 --first N   the thousand from N on
-  python -m loadtest.dst --seed N                 one run, and everything that happened in it
-  python -m loadtest.dst --seed N --only 3,7-9    the same with these events of it alone
+  python -m loadtest.lab.dst --seeds 1000             the seeds 0 to 999, on every core
+  python -m loadtest.lab.dst --seeds 1000 --first N   the thousand from N on
+  python -m loadtest.lab.dst --seed N                 one run, and everything that happened in it
+  python -m loadtest.lab.dst --seed N --only 3,7-9    the same with these events of it alone
 
 A seed that fails is made smaller: events are left out while it still fails in the same way. What is printed of it is
 the command that runs what is left.
@@ -109,7 +110,7 @@ def command(what: Case) -> str:
     """What to type to run a case again."""
     whole = case(what.seed)
     only = "" if what.numbers == whole.numbers else f" --only {_ranges(what.numbers)}"
-    return f"python -m loadtest.dst --seed {what.seed}{only}"
+    return f"python -m loadtest.lab.dst --seed {what.seed}{only}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -145,7 +146,7 @@ def report(failure: Failure) -> str:
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.dst", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.lab.dst", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many to run (default: 1000)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default: 0)")
@@ -186,7 +187,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"and {len(failed) - SHOWN} more: {', '.join(str(failure.seed) for failure in failed[SHOWN:])}")
     print(f"{given.seeds} seeds from {given.first} on in {time.monotonic() - began:.0f} s: {len(failed)} failed")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from loadtest.dst_case import KEYS, Call, Case, Event, Hand, Helper, Machine, Reload, Word
-from loadtest.dst_policy import Traits
-from loadtest.simulation import Fault
+from loadtest.lab.dst.case import KEYS, Call, Case, Event, Hand, Helper, Machine, Reload, Word
+from loadtest.lab.dst.policy import Traits
+from loadtest.simulate.simulation import Fault
 
 MODELS = ("sim", "m1", "m2")
 CLASSES = ("interactive", "default", "batch", "offline")

@@ -20,9 +20,9 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gateway.core.policy import Policy
-    from gateway.core.policy_traffic import TrafficClass
-    from gateway.core.queues import Queues, Ticket
+    from gateway.core.admission.queues import Queues, Ticket
+    from gateway.core.policy.policy import Policy
+    from gateway.core.policy.traffic import TrafficClass
 
 OUTPUT = 2  # what a written token counts beside one that is read
 ROUNDING = 1e-6  # tokens over weight

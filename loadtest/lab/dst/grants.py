@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gateway.assembly import Gateway
-from gateway.core.breaker import BreakerState
-from gateway.core.call import Call
-from gateway.core.choice import Choice
-from gateway.core.queues import Queues, Ticket
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.choice import Choice
+from gateway.core.request.call import Call
+from gateway.serve.assembly import Gateway
 
 
 class Grants:

@@ -12,21 +12,21 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
-from gateway.assembly import Gateway
-from gateway.core.breaker import BreakerState
-from gateway.core.call import Call
-from gateway.core.choice import Choice, choose
-from gateway.core.deadline import too_late
-from gateway.core.fleet import Engine, Hold
-from gateway.core.outcome import Outcome, Refused
-from gateway.core.policy import Policy
-from gateway.core.queues import Queues, Ticket
-from gateway.core.retries import RetryBudget
-from gateway.dispatch import NOBODY, Grant
-from loadtest.dst_batches import Batches
-from loadtest.dst_books import Retries
-from loadtest.dst_fairness import Fairness
-from loadtest.dst_grants import Grants
+from gateway.core.admission.deadline import too_late
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.admission.retries import RetryBudget
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.choice import Choice, choose
+from gateway.core.engines.fleet import Engine, Hold
+from gateway.core.policy.policy import Policy
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.decider.dispatch import NOBODY, Grant
+from gateway.serve.assembly import Gateway
+from loadtest.lab.dst.batches import Batches
+from loadtest.lab.dst.books import Retries
+from loadtest.lab.dst.fairness import Fairness
+from loadtest.lab.dst.grants import Grants
 
 SLACK = 1e-6  # seconds: two clock readings of one moment
 BACKOFF = 0.3  # seconds after its deadline a call may need to notice it: it may sleep between two attempts

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from loadtest.dst_case import Call, Machine
 from loadtest.engine.engine import EngineConfig
 from loadtest.engine.latency import Profile
-from loadtest.memory_engine import MemoryEngine
-from loadtest.prompts import PATHS
-from loadtest.simulation import Fault
-from loadtest.workload import Planned
+from loadtest.lab.dst.case import Call, Machine
+from loadtest.load.prompts import PATHS
+from loadtest.load.workload import Planned
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.simulation import Fault
 
 
 def strike(memory: MemoryEngine, fault: Fault) -> None:

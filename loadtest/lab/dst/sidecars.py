@@ -15,9 +15,9 @@ from urllib.parse import unquote
 import httpx
 import msgspec
 
-from loadtest.dst_case import Word
-from loadtest.memory_engine import MemoryEngine
-from sidecar.wire import CapacityReport, DemandReport, Ensured, ModelReport, encode
+from gateway.shared.protocol import CapacityReport, DemandReport, Ensured, ModelReport, encode
+from loadtest.lab.dst.case import Word
+from loadtest.simulate.memory_engine import MemoryEngine
 
 EVERY = 1.0  # seconds between two reports
 Report = Callable[[bytes], DemandReport | None]  # None: it was not heard

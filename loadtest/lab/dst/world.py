@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 
-from gateway.assembly import ApplyError
-from gateway.core.fleet import Engine, engine_id
-from gateway.core.shadow import Shadow
-from gateway.core.sidecars import Impostor, Untrusted
-from gateway.loading import Configuration
-from gateway.wire.client import EngineError
-from loadtest.dst_books import Charges
-from loadtest.dst_caches import Telling
-from loadtest.dst_callers import Callers
-from loadtest.dst_case import Call, Case, Event, Hand, Reload, Word
-from loadtest.dst_parts import engine_of, strike
-from loadtest.dst_sidecars import PlayedSidecar
-from loadtest.inprocess import GatewayTarget, Watch, policy_of
-from loadtest.memory_engine import MemoryEngine
-from loadtest.memory_wire import MemoryClient
-from loadtest.vtime import VirtualLoop
-from sidecar.wire import DemandReport
+from gateway.core.engines.fleet import Engine, engine_id
+from gateway.core.shadow.shadow import Shadow
+from gateway.core.sidecars.sidecars import Impostor, Untrusted
+from gateway.decider.loading import Configuration
+from gateway.serve.assembly import ApplyError
+from gateway.shared.protocol import DemandReport
+from gateway.upstream.client import EngineError
+from loadtest.lab.dst.books import Charges
+from loadtest.lab.dst.caches import Telling
+from loadtest.lab.dst.callers import Callers
+from loadtest.lab.dst.case import Call, Case, Event, Hand, Reload, Word
+from loadtest.lab.dst.parts import engine_of, strike
+from loadtest.lab.dst.sidecars import PlayedSidecar
+from loadtest.simulate.inprocess import GatewayTarget, Watch, policy_of
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.memory_wire import MemoryClient
+from loadtest.simulate.vtime import VirtualLoop
 
 if TYPE_CHECKING:
-    from gateway.wire.client import Client
+    from gateway.upstream.client import Client
 
 TOKEN = "what every sidecar shows"  # noqa: S105 # in memory alone
 LONGEST = 600.0  # seconds after the last thing happened by which every call must have ended

@@ -1,6 +1,6 @@
 """What cache events are worth: conversations that outgrow the engines' caches, routed with and without them.
 
-    python -m loadtest.affinity --help
+    python -m loadtest.lab.figures.affinity --help
 
 The whole gateway over simulated engines, in virtual time. Without events it believes that what an engine has read is
 still cached for `routing.affinity_ttl`; with them it knows since when. No one time is right: it depends on the traffic
@@ -19,18 +19,18 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gateway.core.fleet import Engine
-from gateway.core.residency import Residency
-from loadtest import vtime
+from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.fleet import Engine
 from loadtest.engine.cache_log import CacheLog
-from loadtest.figure_runs import an_engine
-from loadtest.inprocess import GatewayTarget
-from loadtest.lengths import Length, LogNormal
-from loadtest.memory_engine import MemoryEngine
-from loadtest.plan import poisson
-from loadtest.simulated_client import Clients, Try
-from loadtest.simulation import Result, Run
-from loadtest.workload import Kind, Planned, Prefix, Sessions
+from loadtest.lab.figures.runs import an_engine
+from loadtest.load.lengths import Length, LogNormal
+from loadtest.load.plan import poisson
+from loadtest.load.workload import Kind, Planned, Prefix, Sessions
+from loadtest.simulate import vtime
+from loadtest.simulate.inprocess import GatewayTarget
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.simulated_client import Clients, Try
+from loadtest.simulate.simulation import Result, Run
 
 EVERY = 0.05  # seconds
 EVENTS = "events"
@@ -119,7 +119,9 @@ def hits(tries: list[Try]) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Print the table; the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.affinity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.lab.figures.affinity",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("scenarios", nargs="*", default=list(SCENARIOS), help=f"of {', '.join(SCENARIOS)} (all)")
     parser.add_argument("--seed", type=int, default=1, help="of traffic, engines and the gateway (1)")

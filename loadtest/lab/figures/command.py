@@ -1,4 +1,4 @@
-"""Measures the design's figures in virtual time and prints them as a table: `python -m loadtest.figures --help`.
+"""Measures the design's figures in virtual time and prints them as a table: `python -m loadtest.lab.figures --help`.
 
 Exit status 0: measured; 1: with `--gate` a milestone is missed, or something was left over; 2: bad arguments.
 """
@@ -12,30 +12,30 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from loadtest import figures_fleet, figures_load, figures_waits
-from loadtest.figure_runs import Setting
-from loadtest.figure_table import Row, bars, report, terminal
+from loadtest.lab.figures import fleet, load, waits
+from loadtest.lab.figures.runs import Setting
+from loadtest.lab.figures.table import Row, bars, report, terminal
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
-    "6": figures_load.row6,
-    "7": figures_load.row7,
-    "8": figures_load.row8,
-    "9": figures_load.row9,
-    "10": figures_fleet.row10,
-    "11": figures_fleet.row11,
-    "12": figures_fleet.row12,
-    "13": figures_fleet.row13,
-    "16": figures_fleet.row16,
+    "6": load.row6,
+    "7": load.row7,
+    "8": load.row8,
+    "9": load.row9,
+    "10": fleet.row10,
+    "11": fleet.row11,
+    "12": fleet.row12,
+    "13": fleet.row13,
+    "16": fleet.row16,
 }
 HELP = """\
 The whole gateway runs in this process, over simulated engines and in virtual time: four engines at ten times the load
 they can carry take seconds, and the same seed gives the same numbers.
 
-  python -m loadtest.figures --quick              a first look: every row, short runs
-  python -m loadtest.figures --rows 6,7,8         some rows only
-  python -m loadtest.figures --policy mine.yaml   what another policy does to them
-  python -m loadtest.figures --details            who was refused, who waited how long
-  python -m loadtest.figures --rows "" --waits    how far predicted waits are from real ones, in four fleets
+  python -m loadtest.lab.figures --quick              a first look: every row, short runs
+  python -m loadtest.lab.figures --rows 6,7,8         some rows only
+  python -m loadtest.lab.figures --policy mine.yaml   what another policy does to them
+  python -m loadtest.lab.figures --details            who was refused, who waited how long
+  python -m loadtest.lab.figures --rows "" --waits    how far predicted waits are from real ones, in four fleets
 
 rows:
   6   goodput under 2, 5 and 10 times the load the engines can carry, over that capacity
@@ -50,7 +50,7 @@ rows:
 
 A call is in time if it meets its class's two targets (first and last token), counted from when that try was sent.
 Clients try again as openai-python does and give up at their class's deadline. Round robin is the same engines
-without a gateway. loadtest/figure_runs.py says what engines and traffic these are.
+without a gateway. loadtest/lab/figures/runs.py says what engines and traffic these are.
 
 A figure stands beside its milestone, which should hold on any machine, and the aim beyond it; row 16 is of this
 machine. Exit status 0: measured, whatever came of it; 1: with --gate, a milestone is missed; or a gateway has left
@@ -61,7 +61,7 @@ something behind, which is a bug; 2: bad arguments.
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.figures", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.lab.figures", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_arguments(parser, ROWS, seeded="traffic, engines and the gateway")
     parser.add_argument("--quick", action="store_true", help="30 s warm-up and 40 s measured, in place of 60 and 120")
@@ -106,11 +106,11 @@ def main(argv: list[str] | None = None) -> int:
     options = arguments(sys.argv[1:] if argv is None else argv)
     wanted = [ROWS[name] for name in options.rows]
     if options.retry_after:
-        wanted += [figures_load.retry_after, figures_load.limits]
+        wanted += [load.retry_after, load.limits]
     if options.wait:
-        wanted.append(figures_load.wait)
+        wanted.append(load.wait)
     if options.waits:
-        wanted.append(figures_waits.waits)
+        wanted.append(waits.waits)
     warm, length = (30.0, 40.0) if options.quick else (60.0, 120.0)
     gc.freeze()  # as the gateway does: what lives long is not worth scanning
     gc.set_threshold(50_000, 20, 50)
@@ -130,7 +130,3 @@ def main(argv: list[str] | None = None) -> int:
     speed = setting.tries / seconds * 60.0
     summary = f"{setting.tries} simulated calls in {seconds:.0f} s: {speed:.0f} a minute of wall time"
     return report(console, setting, rows, summary, details=options.details, gate=options.gate)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

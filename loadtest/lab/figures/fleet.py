@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from loadtest.figure_runs import BLOCKS, MIX, Outcome, Setting
-from loadtest.figure_table import Row, measured, percent
-from loadtest.lengths import Length, LogNormal
-from loadtest.plan import poisson
-from loadtest.simulated_client import Clients, Try
-from loadtest.simulation import Fault
-from loadtest.stats import quantile
-from loadtest.workload import Kind, Prefix, Sessions
+from loadtest.lab.figures.runs import BLOCKS, MIX, Outcome, Setting
+from loadtest.lab.figures.table import Row, measured, percent
+from loadtest.load.lengths import Length, LogNormal
+from loadtest.load.plan import poisson
+from loadtest.load.workload import Kind, Prefix, Sessions
+from loadtest.report.stats import quantile
+from loadtest.simulate.simulated_client import Clients, Try
+from loadtest.simulate.simulation import Fault
 
 SESSIONS = 1.25  # that begin per second and engine: their prompts about fill the engines' caches
 CONVERSATIONS = Kind(  # six turns and a half on average; as scenarios/multi-turn.yaml has it

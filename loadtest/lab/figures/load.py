@@ -8,11 +8,11 @@ and output per second of the measured part of the run, over the capacity.
 
 from __future__ import annotations
 
-from loadtest.figure_runs import MIX, Outcome, Setting, in_time, tokens
-from loadtest.figure_table import Row, measured, percent
-from loadtest.plan import poisson
-from loadtest.simulated_client import Clients
-from loadtest.stats import quantile
+from loadtest.lab.figures.runs import MIX, Outcome, Setting, in_time, tokens
+from loadtest.lab.figures.table import Row, measured, percent
+from loadtest.load.plan import poisson
+from loadtest.report.stats import quantile
+from loadtest.simulate.simulated_client import Clients
 
 FACTORS = (2.0, 5.0, 10.0)
 

@@ -1,4 +1,6 @@
-"""The README's picture: `python -m loadtest.picture --help`. Goodput, and every class's share of calls in time, against
+"""The README's picture: `python -m loadtest.lab.figures.picture --help`.
+
+Goodput, and every class's share of calls in time, against
 offered load: on engines that are asked directly, in turn, and through the gateway, in virtual time.
 
 Engines, clients, policy, capacity, targets and goodput are those of `make figures` (figure_runs.py, figures_load.py),
@@ -22,23 +24,24 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.figure_runs import BLOCKS, MIX, Capacity, InMemory, Outcome, Setting, in_time
-from loadtest.figure_table import measured
-from loadtest.figures_load import goodput, late
-from loadtest.picture_points import SIDES, Picture, Point, Share, Side, table
-from loadtest.picture_svg import draw
-from loadtest.round_robin import Direct, RoundRobin
-from loadtest.tied import tie
+from loadtest.die_with_parent import tie
+from loadtest.lab.figures.load import goodput, late
+from loadtest.lab.figures.picture_points import SIDES, Picture, Point, Share, Side, table
+from loadtest.lab.figures.picture_svg import draw
+from loadtest.lab.figures.runs import BLOCKS, MIX, Capacity, InMemory, Outcome, Setting, in_time
+from loadtest.lab.figures.table import measured
+from loadtest.simulate.round_robin import Direct, RoundRobin
 
 HELP = """\
 Draws what the README shows: goodput and every class's share of calls in time against offered load, on four simulated
 engines that are asked directly, in turn, and through the gateway. The same seeds give the same files, byte for byte.
 
-  python -m loadtest.picture                  all of it, and the table
-  python -m loadtest.picture --draw-only      the same from the figures there are, without a run
-  python -m loadtest.picture --engines 1 --blocks 24576 --out docs/one-engine     one, which binds on its sequences
+  python -m loadtest.lab.figures.picture                  all of it, and the table
+  python -m loadtest.lab.figures.picture --draw-only      the same from the figures there are, without a run
+  python -m loadtest.lab.figures.picture --engines 1 --blocks 24576 --out docs/one-engine
+                                                          one, which binds on its sequences
 
-loadtest/picture.json has every figure, loadtest/picture.py what they mean."""
+loadtest/lab/figures/picture.json has every figure, loadtest/lab/figures/picture.py what they mean."""
 
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 SHARES = (0.05, 0.65, 0.30)  # as scenarios/overload.yaml has it
@@ -94,7 +97,9 @@ def measured_all(seeds: Sequence[int], engines: int, workers: int, blocks: int =
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.picture", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.lab.figures.picture",
+        description=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--draw-only", action="store_true", help="draw FOLDER/picture.json and print its table")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each point, averaged (default: 3)")

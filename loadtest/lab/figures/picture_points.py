@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.figure_runs import Capacity
+from loadtest.lab.figures.runs import Capacity
 
 Side = Literal["weir", "direct", "round_robin"]
 SIDES: tuple[Side, ...] = ("weir", "direct", "round_robin")

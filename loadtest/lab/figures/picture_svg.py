@@ -11,8 +11,8 @@ from html import escape
 from importlib import resources
 from itertools import pairwise
 
-from loadtest.picture_points import SIDES, TITLES, Picture, mean_first, mean_goodput, mean_share
-from loadtest.plots import Axis, Frame, Line, drawn, grid
+from loadtest.lab.figures.picture_points import SIDES, TITLES, Picture, mean_first, mean_goodput, mean_share
+from loadtest.report.plots import Axis, Frame, Line, drawn, grid
 
 WIDTH, HEIGHT = 900, 450
 LEFT = Frame(74, 84, 405, 386)
@@ -46,7 +46,7 @@ def draw(picture: Picture) -> str:
     factors = sorted({point.factor for point in picture.points})
     x = Axis(label="offered load, times capacity", low=factors[0], high=factors[-1], log=True, word=_times)
     words = ". ".join(_words(picture, side) for side in SIDES)
-    style = resources.files("loadtest").joinpath("plots.css").read_text().partition("*/\n")[2]
+    style = resources.files("loadtest.report").joinpath("plots.css").read_text().partition("*/\n")[2]
     title = "Goodput and calls in time against offered load: direct, round robin and Weir"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'

@@ -15,18 +15,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadtest import vtime
 from loadtest.engine.engine import engine_config
 from loadtest.engine.latency import profiles
-from loadtest.inprocess import GatewayTarget, Target, targets_of
-from loadtest.lengths import Length
-from loadtest.memory_engine import MemoryEngine
-from loadtest.plan import poisson
-from loadtest.round_robin import RoundRobin
-from loadtest.simulated_client import Clients, Try
-from loadtest.simulated_client import Target as Where
-from loadtest.simulation import Fault, Result, Run, Watched
-from loadtest.workload import Kind, Planned
+from loadtest.load.lengths import Length
+from loadtest.load.plan import poisson
+from loadtest.load.workload import Kind, Planned
+from loadtest.simulate import vtime
+from loadtest.simulate.inprocess import GatewayTarget, Target, targets_of
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.round_robin import RoundRobin
+from loadtest.simulate.simulated_client import Clients, Try
+from loadtest.simulate.simulated_client import Target as Where
+from loadtest.simulate.simulation import Fault, Result, Run, Watched
 
 PROFILE = "a100-8b"
 BLOCKS = 8192

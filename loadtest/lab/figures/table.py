@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from loadtest.figure_runs import Outcome, Setting
-from loadtest.simulated_client import Try
-from loadtest.stats import quantile
+from loadtest.lab.figures.runs import Outcome, Setting
+from loadtest.report.stats import quantile
+from loadtest.simulate.simulated_client import Try
 
 WIDTH = 180  # of a table that nobody looks at in a terminal
 

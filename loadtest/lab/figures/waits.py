@@ -14,12 +14,12 @@ import msgspec
 
 from loadtest.engine.engine import engine_config
 from loadtest.engine.latency import profiles
-from loadtest.figure_runs import BLOCKS, InMemory, Outcome, Setting, Shape
-from loadtest.figure_table import Row
-from loadtest.memory_engine import MemoryEngine
-from loadtest.plan import poisson
-from loadtest.simulated_client import Try
-from loadtest.stats import quantile
+from loadtest.lab.figures.runs import BLOCKS, InMemory, Outcome, Setting, Shape
+from loadtest.lab.figures.table import Row
+from loadtest.load.plan import poisson
+from loadtest.report.stats import quantile
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.simulated_client import Try
 
 MET = 0.01  # seconds of wait, real or foretold, from which on a call has met a queue
 LASTS = 3.0  # of the measured part: the run after the warm-up

@@ -1,4 +1,4 @@
-"""Measures residency, which models have GPU memory and what that costs: `python -m loadtest.residency --help`.
+"""Measures residency, which models have GPU memory and what that costs: `python -m loadtest.lab.residency --help`.
 
 Exit status 0: every target is met; 1: one is missed; 2: bad arguments.
 """
@@ -10,24 +10,24 @@ import sys
 import time
 from collections.abc import Callable
 
-from loadtest import residency_figures, residency_real
-from loadtest.figure_table import Row, bars, table_of, terminal
-from loadtest.residency_figures import Progress
+from loadtest.lab.figures.table import Row, bars, table_of, terminal
+from loadtest.lab.residency import figures, real
+from loadtest.lab.residency.figures import Progress
 
 ROWS: dict[str, Callable[[int, Progress, float], list[Row]]] = {
-    "share": residency_figures.shares,
-    "turns": residency_figures.turns,
-    "rounds": residency_figures.rounds,
-    "wake": residency_figures.wakes,
-    "faults": residency_figures.faults,
+    "share": figures.shares,
+    "turns": figures.turns,
+    "rounds": figures.rounds,
+    "wake": figures.wakes,
+    "faults": figures.faults,
 }
 HELP = """\
 The sidecar's manager runs in this process, over simulated engines and GPUs and in virtual time: hours of calls take
 seconds, and the same seed gives the same numbers.
 
-  python -m loadtest.residency --quick              a first look: every row, short runs
-  python -m loadtest.residency --rows share,turns   some rows only
-  python -m loadtest.residency --real               with processes and sockets, in real time: two minutes
+  python -m loadtest.lab.residency --quick              a first look: every row, short runs
+  python -m loadtest.lab.residency --rows share,turns   some rows only
+  python -m loadtest.lab.residency --real               with processes and sockets, in real time: two minutes
 
 rows:
   share   four models on memory for two: which share of calls waits for a load, and how long; against LRU and Belady
@@ -46,7 +46,7 @@ with --real, in their place:
 def arguments(argv: list[str]) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.residency", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.lab.residency", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", default=",".join(ROWS), help="which rows (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of calls and faults (default: 1)")
@@ -68,13 +68,9 @@ def main(argv: list[str] | None = None) -> int:
     scale = 0.2 if options.quick else 1.0
     with bars(console) as progress:
         if options.real:
-            rows = residency_real.rows(progress)
+            rows = real.rows(progress)
         else:
             rows = [row for name in options.rows for row in ROWS[name](options.seed, progress, scale)]
     console.print(table_of(rows))
     console.print(f"in {time.perf_counter() - began:.0f} s")
     return 0 if all(row.met is not False for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

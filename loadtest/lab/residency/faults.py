@@ -13,9 +13,9 @@ from collections import Counter
 
 import msgspec
 
-from loadtest.residency_callers import Answer, Callers
-from loadtest.residency_site import GIB, Site, file
-from loadtest.residents import Model
+from loadtest.lab.residency.callers import Answer, Callers
+from loadtest.lab.residency.residents import Model
+from loadtest.lab.residency.site import GIB, Site, file
 from sidecar.manager import Refused
 
 FORGIVEN = 15.0  # seconds after it was cut off for which a gateway may be wrong

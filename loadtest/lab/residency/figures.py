@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from loadtest import vtime
-from loadtest.figure_table import Row, percent
-from loadtest.residency_callers import Answer
-from loadtest.residency_faults import TEXT, TOTALS, models, storm
-from loadtest.residency_site import GIB, Site, counted, file, opened
-from loadtest.residents import Model
-from loadtest.stats import quantile
+from loadtest.lab.figures.table import Row, percent
+from loadtest.lab.residency.callers import Answer
+from loadtest.lab.residency.faults import TEXT, TOTALS, models, storm
+from loadtest.lab.residency.residents import Model
+from loadtest.lab.residency.site import GIB, Site, counted, file, opened
+from loadtest.report.stats import quantile
+from loadtest.simulate import vtime
 from sidecar.core.roster import Entry
 from sidecar.manager import HOT
 

@@ -21,12 +21,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from loadtest.figure_table import Row
+from gateway.shared.protocol import REPORT_PATH, CapacityReport, ModelReport, encode
+from loadtest.lab.figures.table import Row
+from loadtest.lab.residency.site import GIB
 from loadtest.processes import Child, ChildError, Gateway, get, until
-from loadtest.residency_site import GIB
-from loadtest.stats import quantile
+from loadtest.report.stats import quantile
 from sidecar.fake_gpu import lay_out
-from sidecar.wire import REPORT_PATH, CapacityReport, ModelReport, encode
 
 NAMES = "abcd"
 SPEED = "3"  # of the simulated engines: a start takes six seconds, far longer than a wake

@@ -17,12 +17,12 @@ from typing import Literal
 import msgspec
 
 from loadtest.engine import residency
-from sidecar.adoption import ProcessRecord
 from sidecar.core.addresses import Place
 from sidecar.core.gpus import GPU, GPUError
 from sidecar.core.inventory import Size
-from sidecar.core.measured import Measured
 from sidecar.effects import EngineFailed, EngineRecord, Level, Told, Unusable
+from sidecar.process.adoption import ProcessRecord
+from sidecar.sizing.measured import Measured
 
 EXIT = 0.5  # seconds from SIGTERM to the end
 

@@ -11,8 +11,8 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from loadtest.residency_callers import Callers
-from loadtest.residents import Engines, Machine, Model
+from loadtest.lab.residency.callers import Callers
+from loadtest.lab.residency.residents import Engines, Machine, Model
 from sidecar.core.config import decode
 from sidecar.core.lifecycle import RUNNING, SLEEPING
 from sidecar.core.roster import Entry

@@ -21,10 +21,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.lab.vllm.real_vllm import ENVIRONMENT, absent, model, venv
+from loadtest.load.prompts import Text
+from loadtest.load.trace import BLOCK
 from loadtest.processes import QUOTED, Child, ChildError
-from loadtest.prompts import Text
-from loadtest.real_vllm import ENVIRONMENT, absent, model, venv
-from loadtest.trace import BLOCK
 
 BOUNDS = {"p50": 0.05, "p99": 0.10}  # shares of what vLLM's bench tells
 LATENCIES = {"ttft": "ttft_from_send", "tpot": "tpot", "itl": "itl", "e2el": "e2e_from_send"}  # its name, and ours
@@ -177,7 +177,9 @@ def table_of(figures: Sequence[Figure]) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.agreement", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.lab.vllm.agreement",
+        description=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=40.0, help="of load in each round (default: 40)")
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second (default: 8)")
@@ -188,14 +190,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--seconds and --rate must be above 0, --rounds at least 1")
     reason = absent()
     if reason:
-        print(f"loadtest.agreement: {reason}", file=sys.stderr)
+        print(f"loadtest.lab.vllm.agreement: {reason}", file=sys.stderr)
         return 2
     console = Console()
     with tempfile.TemporaryDirectory(prefix="agreement-") as folder:
         try:
             figures = measure(Path(folder), **vars(given), console=console)
         except (ChildError, subprocess.TimeoutExpired) as error:
-            print(f"loadtest.agreement: {error}", file=sys.stderr)
+            print(f"loadtest.lab.vllm.agreement: {error}", file=sys.stderr)
             return 2
     console.print(table_of(figures))
     return 0 if all(figure.good for figure in figures) else 1

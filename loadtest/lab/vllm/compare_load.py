@@ -1,4 +1,4 @@
-"""The load of `loadtest.compare_vllm` and what is counted of it: two kinds of call, one target each.
+"""The load of `loadtest.lab.vllm.compare_vllm` and what is counted of it: two kinds of call, one target each.
 
 Open loop: every side gets the same list of calls at the same intended times, whatever it answers; a call is in time
 from its *intended* time, and one that is refused or never answered is not. Calls that are still open when none of them
@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from loadtest.client import Answer, chat, exchange
-from loadtest.real_vllm import MODEL
-from loadtest.stats import quantile
+from loadtest.clients.client import Answer, chat, exchange
+from loadtest.lab.vllm.real_vllm import MODEL
+from loadtest.report.stats import quantile
 
 WORDS = "the of and in to was is for as on with by he at from his an were are which it one had be but has not who"
 Show = Callable[[float], None]  # told the share of the time that has passed

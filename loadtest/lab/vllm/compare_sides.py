@@ -1,4 +1,4 @@
-"""The ways to the engine that `loadtest.compare_vllm` compares: nothing, vllm-router, the gateway."""
+"""The ways to the engine that `loadtest.lab.vllm.compare_vllm` compares: nothing, vllm-router, the gateway."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from loadtest.lab.vllm.real_vllm import Vllm, free_port
 from loadtest.processes import Child, Gateway, answers, get, until
-from loadtest.real_vllm import Vllm, free_port
 
 SIDES = ("direct", "vllm-router", "weir")
-POLICY = Path(__file__).parents[1] / "policies" / "one-engine.yaml"
+POLICY = Path(__file__).parents[3] / "policies" / "one-engine.yaml"
 ENGINE = "http://127.0.0.1:8100"  # what that file calls the engine; the one started here has another port
 DRAIN = 300.0  # seconds for the engine to come to rest
 

@@ -1,4 +1,4 @@
-"""The table of `loadtest.compare_vllm`, and whether its targets are met."""
+"""The table of `loadtest.lab.vllm.compare_vllm`, and whether its targets are met."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from loadtest.compare_load import BATCH, INTERACTIVE, Counted, Side
-from loadtest.stats import quantile
+from loadtest.lab.vllm.compare_load import BATCH, INTERACTIVE, Counted, Side
+from loadtest.report.stats import quantile
 
 TARGET = 0.97  # of Weir's interactive calls in time
 LAG = 0.05  # seconds of the sender at p99: beyond it, the machine was too busy for times to mean much

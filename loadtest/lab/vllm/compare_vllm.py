@@ -20,8 +20,8 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest import compare_load
-from loadtest.compare_load import (
+from loadtest.lab.vllm import compare_load
+from loadtest.lab.vllm.compare_load import (
     BATCH,
     INTERACTIVE,
     KINDS,
@@ -34,10 +34,10 @@ from loadtest.compare_load import (
     save,
     side,
 )
-from loadtest.compare_sides import ENGINE, POLICY, SIDES, access, router, settle
-from loadtest.compare_table import ends_of, misses, table_of
+from loadtest.lab.vllm.compare_sides import ENGINE, POLICY, SIDES, access, router, settle
+from loadtest.lab.vllm.compare_table import ends_of, misses, table_of
+from loadtest.lab.vllm.real_vllm import Vllm, absent, free_port
 from loadtest.processes import ChildError
-from loadtest.real_vllm import Vllm, absent, free_port
 
 WIDTH = 160  # of a table that nobody looks at in a terminal
 WARM_UP = 3.0  # seconds
@@ -62,12 +62,12 @@ through Weir. The same calls at the same times each time, one half of each kind:
 Times count from when a call was to be sent; a call that is refused is not in time. Targets: at least 97 % of Weir's
 interactive calls in time, and tokens of calls in time (read and written, a second) not below direct access.
 
-  python -m loadtest.compare_vllm                        all three, six minutes
-  python -m loadtest.compare_vllm --sides direct,weir    without the router
-  python -m loadtest.compare_vllm --rounds 3             taking turns three times, on a machine that is not quiet
-  python -m loadtest.compare_vllm --policy mine.yaml     what another policy does; an engine {ENGINE} in it
+  python -m loadtest.lab.vllm.compare_vllm                        all three, six minutes
+  python -m loadtest.lab.vllm.compare_vllm --sides direct,weir    without the router
+  python -m loadtest.lab.vllm.compare_vllm --rounds 3             taking turns three times, on a noisy machine
+  python -m loadtest.lab.vllm.compare_vllm --policy mine.yaml     what another policy does; an engine {ENGINE} in it
                                                          stands for the one that is started here
-  python -m loadtest.compare_vllm --keep /tmp/run        leave every call, the logs and the policy there
+  python -m loadtest.lab.vllm.compare_vllm --keep /tmp/run        leave every call, the logs and the policy there
 
 Needs: `make vllm` once; vllm-router on the PATH or named by $VLLM_ROUTER, else it is left out. Everything runs on the
 same cores, sender included: an otherwise idle machine, and a sender's lag of some milliseconds in the table's last
@@ -78,7 +78,9 @@ column, make it a measurement.
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.compare_vllm", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.lab.vllm.compare_vllm",
+        description=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="of load on each side (default: 60)")
     parser.add_argument("--rounds", type=int, default=1, help="how often each side is measured (default: 1)")
@@ -195,7 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     given = arguments(argv)
     reason = absent()
     if reason:
-        print(f"loadtest.compare_vllm: {reason}", file=sys.stderr)
+        print(f"loadtest.lab.vllm.compare_vllm: {reason}", file=sys.stderr)
         return 2
     console = Console()
     if not console.is_terminal:
@@ -214,7 +216,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             sides = Comparison(given, folder, console, bars).run()
         except ChildError as error:
-            print(f"loadtest.compare_vllm: {error}", file=sys.stderr)
+            print(f"loadtest.lab.vllm.compare_vllm: {error}", file=sys.stderr)
             return 1
     totals = compare_load.together(sides)
     console.print(table_of(totals))

@@ -20,13 +20,13 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.calibrate import add_arguments, observe, profile_from
-from loadtest.calibrate_fit import Unfit, fit
-from loadtest.calibrate_live import CalibrateError
-from loadtest.calibrate_seen import Limits, Observed
-from loadtest.calibrate_words import table
+from loadtest.calibrate.command import add_arguments, observe, profile_from
+from loadtest.calibrate.fit import Unfit, fit
+from loadtest.calibrate.live import CalibrateError
+from loadtest.calibrate.observations import Limits, Observed
+from loadtest.calibrate.words import table
 from loadtest.engine.latency import Profile
-from loadtest.fidelity_load import (
+from loadtest.lab.vllm.fidelity_load import (
     CLOSED,
     OPEN,
     PLACES,
@@ -38,9 +38,9 @@ from loadtest.fidelity_load import (
     simulated,
     tokens,
 )
+from loadtest.lab.vllm.real_vllm import Vllm, absent, free_port
 from loadtest.processes import ChildError
-from loadtest.real_vllm import Vllm, absent, free_port
-from loadtest.records import Result
+from loadtest.report.records import Result
 
 # About 20 million parameters in place of the tiny model's 200,000: steps of some milliseconds, as a GPU's are. What is
 # in the weights does not matter.
@@ -190,21 +190,23 @@ def engine(folder: Path) -> Vllm:
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.fidelity", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m loadtest.lab.vllm.fidelity",
+        description=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--laps", type=int, default=LAPS, help=f"how often everything is done ({LAPS})")
     parser.add_argument("--seed", type=int, default=1, help="of the load (1)")
     given = parser.parse_args(argv)
     reason = absent()
     if given.laps < 2 or reason:
-        print(f"loadtest.fidelity: {reason or '--laps must be at least 2'}", file=sys.stderr)
+        print(f"loadtest.lab.vllm.fidelity: {reason or '--laps must be at least 2'}", file=sys.stderr)
         return 2
     console = Console(width=120)
     try:
         with tempfile.TemporaryDirectory(prefix="fidelity-") as folder, engine(Path(folder)) as vllm:
             figures = measure(Path(folder), vllm.url, laps=given.laps, seed=given.seed, console=console)
     except (ChildError, CalibrateError, Unfit, subprocess.TimeoutExpired) as error:
-        print(f"loadtest.fidelity: {error}", file=sys.stderr)
+        print(f"loadtest.lab.vllm.fidelity: {error}", file=sys.stderr)
         return 2
     console.print(table_of(figures))
     return 0 if all(figure.good for figure in figures) else 1

@@ -15,12 +15,12 @@ import msgspec
 
 from loadtest.engine.engine import engine_config
 from loadtest.engine.latency import Profile
+from loadtest.lab.vllm.real_vllm import MODEL
+from loadtest.load.scenario import decode
 from loadtest.processes import QUOTED, ChildError
-from loadtest.real_vllm import MODEL
-from loadtest.records import Result, Run, Window
-from loadtest.scenario import decode
-from loadtest.simulate_run import Cell, simulate
-from loadtest.summary import summarise
+from loadtest.report.records import Result, Run, Window
+from loadtest.report.summary import summarise
+from loadtest.simulate.run import Cell, simulate
 
 PLACES = 32  # sequences in the engine's batch
 CLOSED = f"{{closed: {2 * PLACES}}}"  # as many as it can take
