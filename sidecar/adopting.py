@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from sidecar.core.lifecycle import RUNNING, SLEEPING, Lifecycle
-from sidecar.core.roster import Entry
+from sidecar.core.roster import ModelState
 from sidecar.effects import Engine, EngineFailed, EngineRecord, Engines
 from sidecar.operations import Operations
 
@@ -14,7 +14,7 @@ from sidecar.operations import Operations
 async def take_over(
     name: str,
     record: EngineRecord,
-    entry: Entry | None,
+    entry: ModelState | None,
     engines: Engines,
     operations: Operations,
     now: float,
@@ -44,7 +44,7 @@ async def take_over(
     say(f"{name} runs already and is taken over{f', asleep at level {entry.level}' if entry.level else ''}")
 
 
-async def _adopted(entry: Entry, engine: Engine, record: EngineRecord, *, changed: bool) -> str:
+async def _adopted(entry: ModelState, engine: Engine, record: EngineRecord, *, changed: bool) -> str:
     """Why it cannot be adopted; empty: it can, and sleeps at the entry's level."""
     if changed:
         return "its profile has changed"

@@ -22,7 +22,7 @@ from sidecar.machine import Machine
 from sidecar.manager import Manager
 from sidecar.process.engine import VllmEngines
 from sidecar.sampler import Sampler
-from sidecar.state import State, StateFile
+from sidecar.state import SavedState, StateFile
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", as a container sees its own
 
@@ -42,7 +42,7 @@ def gpus_of(config: SidecarConfig, folder: Path | None) -> GPUs:
     return NVML(config.gpus) if folder is None else FakeGPUs(folder, config.gpus)
 
 
-def engines_of(config: SidecarConfig, folder: Path, known: State, gpus_from: Path | None = None) -> VllmEngines:
+def engines_of(config: SidecarConfig, folder: Path, known: SavedState, gpus_from: Path | None = None) -> VllmEngines:
     """Who starts the engines of a file in `folder`; `gpus_from` simulates their GPUs, if any does."""
     simulated = {} if gpus_from is None else {SIMULATED_GPUS: str(gpus_from.resolve())}
     return VllmEngines(

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from sidecar.core.inventory import Size
-from sidecar.core.vllm import Said
+from sidecar.core.vllm import Completion
 from sidecar.process.adoption import ProcessRecord
 from sidecar.sizing.measured import Measured
 
@@ -31,14 +31,14 @@ class Unusable(Exception):
     """A model that cannot be run as its profile is; the message says why, and what to change."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine that is ready says of itself; None: it does not."""
 
     kv_tokens: int | None = None
     kv_bytes: int | None = None  # on each GPU
     context_length: int | None = None
     max_concurrency: int | None = None
-    canary: Said | None = None
+    canary: Completion | None = None
 
 
 class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     size: Size
     settings: str
-    told: Told = Told()
+    told: EngineFacts = EngineFacts()
     level: Literal[0, 1, 2] = 0
 
 
@@ -64,7 +64,7 @@ class Engine(Protocol):
     def gpus(self) -> tuple[int, ...]:
         """Their numbers; none on CPU."""
 
-    def record(self, *, level: Literal[0, 1, 2], told: Told) -> EngineRecord:
+    def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
         """For the state file."""
 
     def held(self, processes: dict[int, int]) -> int:
@@ -73,7 +73,7 @@ class Engine(Protocol):
     def lines(self, most: int) -> list[str]:
         """The last lines it has written."""
 
-    async def ready(self) -> Told:
+    async def ready(self) -> EngineFacts:
         """Until it serves: healthy, its name served, warmed up, the canary recorded."""
 
     async def awake(self) -> Literal[0, 1, 2]:
@@ -88,7 +88,7 @@ class Engine(Protocol):
     async def sleep(self, level: Level) -> None:
         """Back once it does."""
 
-    async def wake(self, level: Level, told: Told) -> None:
+    async def wake(self, level: Level, told: EngineFacts) -> None:
         """Back once it serves; after level 2 its canary must be `told`'s."""
 
     async def ended(self) -> str:
@@ -120,6 +120,6 @@ class Engines(Protocol):
         """End what still runs of engines that were started by an earlier sidecar, but for these (`process.engine`)."""
 
     def measurement(
-        self, profile: str, told: Told, *, peak: int, settled: int, asleep: int | None = None
+        self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
     ) -> Measured | None:
         """What was seen of its engine, in bytes on the GPU where that was most; None: nothing safe to conclude."""

@@ -43,7 +43,7 @@ class OutOfMemory(Exception):
     """The GPU has less free than was asked for; what the process held already it still holds."""
 
 
-class Claim(msgspec.Struct, frozen=True):
+class HeldMemory(msgspec.Struct, frozen=True):
     """What one process, alive or not, has said it holds on one GPU."""
 
     name: str
@@ -105,7 +105,7 @@ class FakeGPUs:
         self._folder = folder
         self._select = select
         self._clock = clock
-        self._held: dict[str, Claim] = {}
+        self._held: dict[str, HeldMemory] = {}
         self._late: list[Late] = []
 
     def snapshot(self) -> tuple[GPU, ...]:
@@ -174,13 +174,13 @@ def _totals(folder: Path) -> Iterator[int]:
         index += 1
 
 
-def _claims(folder: Path) -> Iterator[Claim]:
+def _claims(folder: Path) -> Iterator[HeldMemory]:
     for name in sorted(os.listdir(folder)):
         match = _CLAIM.fullmatch(name)
         size = _bytes(folder, name) if match else None
         if match and size is not None:
             pid = int(match["pid"])
-            yield Claim(name, int(match["index"]), pid, size, _started(pid) == int(match["start"]))
+            yield HeldMemory(name, int(match["index"]), pid, size, _started(pid) == int(match["start"]))
 
 
 def _started(pid: int) -> int | None:

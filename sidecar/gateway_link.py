@@ -22,7 +22,7 @@ from gateway.shared.protocol import (
     REPORT_PATH,
     CapacityReport,
     DemandReport,
-    WireError,
+    ProtocolError,
     demand_report,
     encode,
 )
@@ -172,7 +172,7 @@ class Link:
             raise Failed(STATUS.get(status, f"it answered {status}: {answer[:200].decode(errors='replace')!r}"))
         try:
             demand = demand_report(answer)
-        except WireError as error:
+        except ProtocolError as error:
             raise Failed(f"its answer cannot be read: {error}") from error
         self._heard(demand)
         self.answered = report.sequence

@@ -24,14 +24,14 @@ from sidecar.core.config import SidecarConfig
 from sidecar.core.inventory import Resident, Settings
 from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEPING, START, STARTING, STOP, STOPPED, WAKE
 from sidecar.core.plan import Infeasible, Plan, plan
-from sidecar.core.roster import Entry
+from sidecar.core.roster import ModelState
 from sidecar.demand import Gateways
 from sidecar.effects import Engines
 from sidecar.gpu_tasks import Works
 from sidecar.machine import Machine
 from sidecar.operations import Operations
 from sidecar.reports import explained, gpu_report, model_report
-from sidecar.state import State, StateFile, Times
+from sidecar.state import SavedState, StateFile, Times
 from sidecar.watch import Watch
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
@@ -66,10 +66,10 @@ class Manager:
         machine: Machine,
         state: StateFile | None,
         *,
-        known: State,
+        known: SavedState,
         host_memory: int,
         hot: float = HOT,
-        warmth: Callable[[Entry, float], float] = Entry.warmth,
+        warmth: Callable[[ModelState, float], float] = ModelState.warmth,
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
@@ -79,7 +79,7 @@ class Manager:
         self.gateways = Gateways(clock)
         self.changed = asyncio.Event()
         self.sequence = 0  # of the last report
-        self.entries = {name: Entry(name, profile, now) for name, profile in config.models.items()}
+        self.entries = {name: ModelState(name, profile, now) for name, profile in config.models.items()}
         self.operations = Operations(
             engines,
             machine,
@@ -160,7 +160,7 @@ class Manager:
         records = {name: self.operations.record(entry) for name, entry in self.entries.items()}
         times = {name: Times(**entry.times()) for name, entry in self.entries.items()}
         engines = {name: record for name, record in records.items() if record is not None}
-        self._state.save(State(key=self._key, engines=engines, measured=self._known.measured, times=times))
+        self._state.save(SavedState(key=self._key, engines=engines, measured=self._known.measured, times=times))
 
     # -- the turn ---------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Manager:
         start = [self._let_start(entry, now) for entry in first_wanted]
         return max(now + LEAST, min(now + MOST, *idle, *start))
 
-    def _let_idle(self, entry: Entry, now: float) -> float:
+    def _let_idle(self, entry: ModelState, now: float) -> float:
         """Put it to sleep or end it if it has idled for long enough. When to look again."""
         step = entry.idle_step()
         if step is None or not self._idle(entry):
@@ -184,7 +184,7 @@ class Manager:
             self._begin_idle(entry, what)
         return idle_until if idle_until > now else math.inf
 
-    def _let_start(self, entry: Entry, now: float) -> float:
+    def _let_start(self, entry: ModelState, now: float) -> float:
         """Start or wake it if it is to be and can be. When to look again."""
         at = entry.starts_at(now)
         if at is None or entry.name in self._works:
@@ -216,14 +216,14 @@ class Manager:
             self.changed.set()
         return self._asked_at + ASK
 
-    def _moves_unasked(self, entry: Entry, decision: Plan, now: float) -> bool:
+    def _moves_unasked(self, entry: ModelState, decision: Plan, now: float) -> bool:
         """Whether it would be stopped where it sleeps and started elsewhere for calls that may be over: no gateway has
         told of them since it was wanted."""
         if entry.lifecycle.state is not SLEEPING or decision.start is None or entry.wanted_since is None:
             return False
         return now < entry.wanted_since + FRESH and not self.gateways.heard_since(entry.wanted_since)
 
-    def _hear(self, entry: Entry, now: float) -> None:
+    def _hear(self, entry: ModelState, now: float) -> None:
         if self.gateways.waiting(entry.name) and not entry.serves():
             entry.want(now)
         in_flight = self.in_flight(entry)
@@ -231,14 +231,14 @@ class Manager:
         if in_flight:
             entry.used(now)
 
-    def in_flight(self, entry: Entry) -> int:
+    def in_flight(self, entry: ModelState) -> int:
         return self.gateways.in_flight(entry.name)
 
-    def _idle(self, entry: Entry) -> bool:
+    def _idle(self, entry: ModelState) -> bool:
         return not self.in_flight(entry) and not entry.busy and entry.name not in self._works
 
     def decide(
-        self, entry: Entry, now: float, *, since: float | None = None, ended: bool = False, idle: bool = False
+        self, entry: ModelState, now: float, *, since: float | None = None, ended: bool = False, idle: bool = False
     ) -> Plan | Infeasible:
         """What would be done now to have it run; `since`: from when on it is taken to be wanted, where nobody wants it
         yet; `ended`, `idle`: see `residents`."""
@@ -274,7 +274,7 @@ class Manager:
             return [msgspec.structs.replace(each, ref_count=0) for each in found]
         return [each.after_all() for each in found] if ended else found
 
-    def _begin(self, entry: Entry, decision: Plan, *, patient: bool = False) -> None:
+    def _begin(self, entry: ModelState, decision: Plan, *, patient: bool = False) -> None:
         """Give the orders of a plan and begin to carry them out; not now, if something is under way on these GPUs.
         `patient`: its victims may have calls that have to end first."""
         victims = {each.profile: self.entries[each.profile] for each in decision.sleep}
@@ -298,7 +298,7 @@ class Manager:
         self._works.begin(names, gpus, carried_out)
         self._touch()
 
-    def _begin_idle(self, entry: Entry, what: Literal["sleep", "stop"], *, ordered: bool = False) -> None:
+    def _begin_idle(self, entry: ModelState, what: Literal["sleep", "stop"], *, ordered: bool = False) -> None:
         now = self._clock()
         if entry.lifecycle.state is SLEEPING:
             entry.lifecycle.step("stop", now)
@@ -309,7 +309,7 @@ class Manager:
         self._works.begin([entry.name], entry.gpus, retired)
         self._touch()
 
-    def _level(self, entry: Entry) -> Literal[1, 2] | None:
+    def _level(self, entry: ModelState) -> Literal[1, 2] | None:
         """How deep it should sleep: at level 1 only while host memory has room for its weights."""
         if entry.profile.sleep is None:
             return None
@@ -328,7 +328,7 @@ class Manager:
             await asyncio.sleep(SAMPLE_EVERY)
             self._due.set()
 
-    def _size_again(self, entry: Entry) -> None:
+    def _size_again(self, entry: ModelState) -> None:
         """What was wrong with a model that could not be run may be mended."""
         if entry.unusable and entry.name not in self._works:
             self._works.begin([entry.name], (), self.operations.size(entry))
@@ -394,7 +394,7 @@ class Manager:
         self._touch()
         return self.model(profile)
 
-    def _stop(self, entry: Entry) -> None:
+    def _stop(self, entry: ModelState) -> None:
         entry.off, entry.wanted_since, entry.held_back = True, None, False
         state = entry.lifecycle.state
         if state is ERROR:
@@ -442,7 +442,7 @@ class Manager:
             entry, self.config.served_name(profile), engine.url if engine else "", told, self._foreseen(entry, now), now
         )
 
-    def _foreseen(self, entry: Entry, now: float) -> Plan | Infeasible | None:
+    def _foreseen(self, entry: ModelState, now: float) -> Plan | Infeasible | None:
         """What the plan would do with one that is not on its way, were it wanted; None: it is, or runs.
 
         Where it is only too soon to evict, or calls or operations have to end first, that is a plan for later: one that
@@ -466,7 +466,7 @@ class Manager:
         sleep = sum(self.entries[each.profile].sleep_seconds for each in decision.sleep)
         return sleep + sum(self.entries[name].stop_seconds for name in decision.stop)
 
-    def _ready_in(self, entry: Entry) -> float | None:
+    def _ready_in(self, entry: ModelState) -> float | None:
         now = self._clock()
         return entry.ready_in(now, self._foreseen(entry, now))
 

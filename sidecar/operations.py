@@ -18,9 +18,9 @@ import msgspec
 from sidecar.core.gpus import GPU, returned
 from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEP, SLEEPING, STARTING, STOP, STOPPED, WAKE, Event
 from sidecar.core.plan import Plan
-from sidecar.core.roster import Entry
+from sidecar.core.roster import ModelState
 from sidecar.demand import Gateways
-from sidecar.effects import Engine, EngineFailed, EngineRecord, Engines, Told, Unusable
+from sidecar.effects import Engine, EngineFacts, EngineFailed, EngineRecord, Engines, Unusable
 from sidecar.machine import Machine
 from sidecar.sizing.measured import Measured
 
@@ -47,7 +47,7 @@ class Operations:
         keep: Callable[[], None],
     ) -> None:
         self.running: dict[str, Engine] = {}
-        self.told: dict[str, Told] = {}
+        self.told: dict[str, EngineFacts] = {}
         self.counts: dict[tuple[str, str], int] = {}
         self._last_lines: dict[str, list[str]] = {}
         self._measured = measured
@@ -61,23 +61,25 @@ class Operations:
         self._keep = keep
         self._stopping: dict[str, asyncio.Event] = {}  # for engines that start: somebody wants them ended
 
-    def record(self, entry: Entry) -> EngineRecord | None:
+    def record(self, entry: ModelState) -> EngineRecord | None:
         """What the state file is to know of an engine; None where there is none, or none that is ready."""
         engine = self.running.get(entry.name)
         if engine is None or entry.lifecycle.state is STARTING:
             return None
-        return engine.record(level=entry.level, told=self.told.get(entry.name, Told()))
+        return engine.record(level=entry.level, told=self.told.get(entry.name, EngineFacts()))
 
     # -- whole operations -------------------------------------------------------------------------------------------
 
     async def carry_out(
-        self, entry: Entry, plan: Plan, victims: Mapping[str, Entry], after: int, *, patient: bool = False
+        self, entry: ModelState, plan: Plan, victims: Mapping[str, ModelState], after: int, *, patient: bool = False
     ) -> None:
         """Make room as planned, then start or wake. All of them have their orders: see `Manager`. `after`: the number
         of the last report that was made before they had. `patient`: calls of victims are waited for; where they take
         too long, those go on for as long again as this one has waited."""
         within = ORDERED_WITHIN if patient else DRAIN_WITHIN
-        steps: list[tuple[Entry, Literal[1, 2] | None]] = [(victims[each.profile], each.level) for each in plan.sleep]
+        steps: list[tuple[ModelState, Literal[1, 2] | None]] = [
+            (victims[each.profile], each.level) for each in plan.sleep
+        ]
         steps += [(victims[name], None) for name in plan.stop if name != entry.name]
         for number, (victim, level) in enumerate(steps):
             self._say(f"{victim.name} {f'goes to sleep at level {level}' if level else 'ends'} for {entry.name}")
@@ -96,7 +98,7 @@ class Operations:
         else:
             await self.start(entry)
 
-    def _give_up(self, entries: Sequence[Entry]) -> None:
+    def _give_up(self, entries: Sequence[ModelState]) -> None:
         """Whatever nothing was done about yet stays as it is."""
         for entry in entries:
             if entry.lifecycle.pending not in (None, STOP, SLEEP):
@@ -104,7 +106,7 @@ class Operations:
                     entry.gpus = ()
                 self._step(entry, "cancel")
 
-    async def evict(self, entry: Entry, level: Literal[1, 2] | None, after: int, within: float) -> bool:
+    async def evict(self, entry: ModelState, level: Literal[1, 2] | None, after: int, within: float) -> bool:
         """Put it to sleep at `level`, or end it if None. False: it is still used, or its memory has not come back."""
         try:
             if entry.lifecycle.pending is DRAIN and not await self._drained(entry, after, within):
@@ -117,7 +119,7 @@ class Operations:
             entry.made_room(level or 0, self._clock() - began)
         return made_room
 
-    async def retire(self, entry: Entry, level: Literal[1, 2] | None, after: int, *, ordered: bool) -> None:
+    async def retire(self, entry: ModelState, level: Literal[1, 2] | None, after: int, *, ordered: bool) -> None:
         """One that is idle, or that somebody wants to sleep or end: an order to end one is obeyed in any case. `after`:
         as in `carry_out`."""
         if not await self.evict(entry, level, after, ORDERED_WITHIN if ordered else DRAIN_WITHIN):
@@ -126,7 +128,7 @@ class Operations:
             else:
                 self._give_up([entry])
 
-    async def _drained(self, entry: Entry, after: int, within: float) -> bool:
+    async def _drained(self, entry: ModelState, after: int, within: float) -> bool:
         """Until no gateway sends it calls any more and it has none; False: not in time, or it has just got one."""
         engine = self.running[entry.name]
         patient = within == ORDERED_WITHIN
@@ -143,7 +145,7 @@ class Operations:
 
     # -- one engine -------------------------------------------------------------------------------------------------
 
-    async def start(self, entry: Entry) -> None:
+    async def start(self, entry: ModelState) -> None:
         """Start its engine on the GPUs that are its own now, until it serves or has failed."""
         gpus = await self._machine.look()
         room = min((gpu.free for gpu in gpus if gpu.index in entry.gpus), default=0)
@@ -172,8 +174,8 @@ class Operations:
         self._say(f"{entry.name} is ready after {self._clock() - began:.1f} s on {_places(entry.gpus)}")
 
     async def _ready(
-        self, entry: Entry, engine: Engine, stopping: asyncio.Event, before: Mapping[int, int]
-    ) -> Told | None:
+        self, entry: ModelState, engine: Engine, stopping: asyncio.Event, before: Mapping[int, int]
+    ) -> EngineFacts | None:
         """What it says once it serves; None: somebody wants it ended before that. `before`: bytes used by GPU."""
         ready = asyncio.ensure_future(engine.ready())
         stop = asyncio.ensure_future(stopping.wait())
@@ -200,20 +202,20 @@ class Operations:
                 task.cancel()
             await asyncio.gather(ready, stop, return_exceptions=True)
 
-    def stop_starting(self, entry: Entry) -> bool:
+    def stop_starting(self, entry: ModelState) -> bool:
         """End one that starts; False: it does not."""
         stopping = self._stopping.get(entry.name)
         if stopping is not None:
             stopping.set()
         return stopping is not None
 
-    async def wake(self, entry: Entry) -> None:
+    async def wake(self, entry: ModelState) -> None:
         """Wake it where it sleeps."""
         engine, level = self.running[entry.name], entry.level
         entry.began = began = self._clock()
         try:
             if level:
-                await engine.wake(level, self.told.get(entry.name, Told()))
+                await engine.wake(level, self.told.get(entry.name, EngineFacts()))
         except EngineFailed as error:
             await self.fail(entry, error)
             return
@@ -223,7 +225,7 @@ class Operations:
         self._serves(entry, "woken")
         self._say(f"{entry.name} is awake after {self._clock() - began:.2f} s")
 
-    def _serves(self, entry: Entry, event: Literal["ready", "woken"]) -> None:
+    def _serves(self, entry: ModelState, event: Literal["ready", "woken"]) -> None:
         now = self._clock()
         if entry.wanted_since is not None:
             entry.used(now)  # by the calls that wait for it, though none of them is there yet
@@ -232,7 +234,7 @@ class Operations:
         self._step(entry, event)
         self._keep()
 
-    async def sleep(self, entry: Entry, level: Literal[1, 2]) -> bool:
+    async def sleep(self, entry: ModelState, level: Literal[1, 2]) -> bool:
         """Put it to sleep, and see its memory come back. One that cannot is ended, which gives it back too."""
         engine = self.running[entry.name]
         before = await self._machine.look()
@@ -256,7 +258,7 @@ class Operations:
         self._say(f"{entry.name} sleeps at level {level} after {self._clock() - began:.2f} s")
         return True
 
-    async def end(self, entry: Entry) -> bool:
+    async def end(self, entry: ModelState) -> bool:
         """End it; False: its memory has not come back."""
         if entry.lifecycle.pending is not STOP:
             self._step(entry, "stop")
@@ -266,7 +268,7 @@ class Operations:
         self._say(f"{entry.name} is stopped")
         return back
 
-    async def end_anyway(self, entry: Entry) -> None:
+    async def end_anyway(self, entry: ModelState) -> None:
         """End it, whatever was pending: nobody waits for its memory any more."""
         engine = self.running.pop(entry.name, None)
         if engine is None:
@@ -280,7 +282,7 @@ class Operations:
         entry.gpus, entry.level = (), 0
         self._step(entry, "stopped")
 
-    async def fail(self, entry: Entry, error: EngineFailed) -> bool:
+    async def fail(self, entry: ModelState, error: EngineFailed) -> bool:
         """It has failed: gateways are told at once, then what is left of it is ended. As `end`."""
         self._step(entry, "out_of_memory" if error.out_of_memory and entry.lifecycle.pending else "failed", str(error))
         self._say(f"{entry.name} failed: {error}")
@@ -290,13 +292,13 @@ class Operations:
             self._step(entry, "stopped")
         return back
 
-    async def _ended(self, entry: Entry) -> bool:
+    async def _ended(self, entry: ModelState) -> bool:
         """End what runs of it; from then on it has no GPUs. False: its memory has not come back."""
         back = await self._memory_back(entry)
         entry.gpus, entry.level = (), 0
         return back
 
-    async def _memory_back(self, entry: Entry) -> bool:
+    async def _memory_back(self, entry: ModelState) -> bool:
         engine = self.running.get(entry.name)
         if engine is None:
             return True
@@ -313,7 +315,7 @@ class Operations:
         await self.size(entry)  # by what was measured
         return back
 
-    async def size(self, entry: Entry) -> None:
+    async def size(self, entry: ModelState) -> None:
         """Find out what its engine will take."""
         try:
             entry.size = await self._engines.size(entry.name, self._machine.smallest, len(self._machine.gpus))
@@ -324,20 +326,20 @@ class Operations:
             entry.sized, entry.unusable = False, str(error)
         self._touch()
 
-    def settle(self, entry: Entry) -> None:
+    def settle(self, entry: ModelState) -> None:
         """One that has failed, and of which nothing is left, is not tried again by itself."""
         if entry.lifecycle.state is ERROR:
             self._step(entry, "stop")
             self._step(entry, "stopped")
 
-    def lines(self, entry: Entry, most: int) -> list[str]:
+    def lines(self, entry: ModelState, most: int) -> list[str]:
         """The last lines of its engine, or of the one that has ended last."""
         engine = self.running.get(entry.name)
         return self._last_lines.get(entry.name, [])[-most:] if engine is None else engine.lines(most)
 
     # -- small ------------------------------------------------------------------------------------------------------
 
-    def _held(self, entry: Entry, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
+    def _held(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
         """Bytes that it holds now, by GPU: by its processes, or, where these are not told (in a container), by what
         the GPU's use grew while it started."""
         held = self._seen(entry, engine, gpus)
@@ -349,11 +351,11 @@ class Operations:
             return {index: size if size <= used else 0 for index, (size, used) in foreseen.items()}  # 0: it is back
         return held
 
-    def _seen(self, entry: Entry, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
+    def _seen(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
         """Bytes that its processes hold by NVML, by GPU; 0 where NVML does not tell."""
         return {gpu.index: engine.held(gpu.processes) for gpu in gpus if gpu.index in entry.gpus}
 
-    def unseen(self, entry: Entry) -> int:
+    def unseen(self, entry: ModelState) -> int:
         """Bytes that it is taking and NVML does not show yet, on the GPU where that is most."""
         if entry.lifecycle.state is RUNNING or entry.lifecycle.pending is None:
             return 0
@@ -365,12 +367,12 @@ class Operations:
             return target
         return max((target - size for size in self._held(entry, engine, self._machine.gpus).values()), default=0)
 
-    def _measure(self, entry: Entry, told: Told, peak: int, settled: int) -> None:
+    def _measure(self, entry: ModelState, told: EngineFacts, peak: int, settled: int) -> None:
         measured = self._engines.measurement(entry.name, told, peak=peak, settled=settled)
         if measured is not None:
             self._measured[entry.name] = measured
 
-    def _step(self, entry: Entry, event: Event, error: str = "") -> None:
+    def _step(self, entry: ModelState, event: Event, error: str = "") -> None:
         entry.lifecycle.step(event, self._clock(), error)
         if event in ("ready", "woken", "slept", "stopped", "failed", "out_of_memory"):
             key = (entry.name, event)

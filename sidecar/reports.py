@@ -9,8 +9,8 @@ from sidecar.core.gpus import GPU
 from sidecar.core.inventory import Device, Resident
 from sidecar.core.lifecycle import ERROR, SLEEPING, State
 from sidecar.core.plan import Infeasible, Plan
-from sidecar.core.roster import Entry
-from sidecar.effects import Told
+from sidecar.core.roster import ModelState
+from sidecar.effects import EngineFacts
 
 NO_MEMORY, FAILED, WITHDRAWN = "no_memory", "error", "draining"  # why a model cannot be had
 LONGEST = 2000  # characters of a sentence, as the wire has it
@@ -29,7 +29,7 @@ def gpu_report(gpu: GPU, refused: str) -> GPUReport:
 
 
 def model_report(
-    entry: Entry, model: str, url: str, told: Told | None, decision: Plan | Infeasible | None, now: float
+    entry: ModelState, model: str, url: str, told: EngineFacts | None, decision: Plan | Infeasible | None, now: float
 ) -> ModelReport:
     """`decision`: what the plan would do with it now, None where it was not asked."""
     life = entry.lifecycle
@@ -37,7 +37,7 @@ def model_report(
     why, message, retry_in = "", "", None
     if ready_in is None:
         why, message, retry_in = _why(entry, decision, now)
-    told = told or Told()
+    told = told or EngineFacts()
     return ModelReport(
         profile=entry.name,
         model=model,
@@ -56,7 +56,7 @@ def model_report(
     )
 
 
-def _why(entry: Entry, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
+def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
     """Why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
     life = entry.lifecycle
     if entry.unusable:
@@ -70,7 +70,7 @@ def _why(entry: Entry, decision: Plan | Infeasible | None, now: float) -> tuple[
 
 
 def explained(
-    entry: Entry, residents: Sequence[Resident], devices: Sequence[Device], decision: Plan | Infeasible | None
+    entry: ModelState, residents: Sequence[Resident], devices: Sequence[Device], decision: Plan | Infeasible | None
 ) -> str:
     """What a model takes, what the GPUs have, and what would be done now to have it run."""
     lines = [f"{entry.name}: {entry.lifecycle.state.value}"]
@@ -97,7 +97,7 @@ def _how(resident: Resident) -> str:
     return ", ".join(words)
 
 
-def _decided(entry: Entry, decision: Plan | Infeasible | None) -> list[str]:
+def _decided(entry: ModelState, decision: Plan | Infeasible | None) -> list[str]:
     if decision is None:
         return []
     if isinstance(decision, Infeasible):

@@ -56,7 +56,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     stop: _Seconds | None = None
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is kept, by profile; and the `key` that this sidecar's reports show, empty: it has none yet."""
 
     key: _Key = ""
@@ -73,12 +73,12 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     times: dict[_Name, Times] = {}
 
 
-def encode(state: State) -> bytes:
+def encode(state: SavedState) -> bytes:
     """The state file's bytes."""
     return msgspec.json.encode(_File(version=VERSION, **msgspec.structs.asdict(state)))
 
 
-def decode(data: bytes) -> State:
+def decode(data: bytes) -> SavedState:
     """What a state file's bytes say. Raises StateError."""
     if len(data) > MAX_BYTES:
         raise StateError(f"it has {len(data)} bytes, expected at most {MAX_BYTES}")
@@ -88,7 +88,7 @@ def decode(data: bytes) -> State:
         raise StateError(str(error)) from None
     if file.version != VERSION:
         raise StateError(f"it is of version {file.version}, expected {VERSION}")
-    return State(key=file.key, engines=file.engines, measured=file.measured, times=file.times)
+    return SavedState(key=file.key, engines=file.engines, measured=file.measured, times=file.times)
 
 
 def _trusted(seen: os.stat_result) -> None:
@@ -144,7 +144,7 @@ class StateFile:
             self._say(f"{path}: {error.strerror}")
         self._lock = fd
 
-    def load(self) -> State:
+    def load(self) -> SavedState:
         """What was saved last. Without a file, or with one that cannot be read: nothing. That one is moved aside, to
         PATH.bad, so that the next save does not destroy what a person may want to look at."""
         try:
@@ -153,7 +153,7 @@ class StateFile:
                 _trusted(os.fstat(fd))
                 return decode(file.read(MAX_BYTES + 1))
         except FileNotFoundError:
-            return State()
+            return SavedState()
         except (OSError, StateError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         aside = Path(f"{self.path}.bad")
@@ -163,9 +163,9 @@ class StateFile:
         except OSError as error:
             where = f"it could not be moved to {aside}: {error.strerror}"
         self._say(f"the state file {self.path} cannot be used, {where}; starting without it: {why}")
-        return State()
+        return SavedState()
 
-    def save(self, state: State) -> None:
+    def save(self, state: SavedState) -> None:
         """Have a thread replace the file. What is saved while it writes is written next, the newest alone; what could
         not be written is tried again."""
         self._wanted = encode(state)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from sidecar.core.lifecycle import RUNNING
-from sidecar.core.roster import Entry
+from sidecar.core.roster import ModelState
 from sidecar.effects import Engine, EngineFailed
 from sidecar.gpu_tasks import Works
 from sidecar.operations import Operations
@@ -28,20 +28,20 @@ class Watch:
         self._clock = clock
         self._watched: dict[Engine, asyncio.Event] = {}
 
-    def look_after(self, entry: Entry) -> None:
+    def look_after(self, entry: ModelState) -> None:
         """See to it that the engine of an entry, if it has one, has somebody who looks at it."""
         engine = self._operations.running.get(entry.name)
         if engine is not None and engine not in self._watched:
             self._watched[engine] = asyncio.Event()
             self._works.spawn(self._look(entry, engine))
 
-    def look_now(self, entry: Entry) -> None:
+    def look_now(self, entry: ModelState) -> None:
         """What was seen of it may be otherwise now: look again, and not only when it is time."""
         engine = self._operations.running.get(entry.name)
         if engine in self._watched:
             self._watched[engine].set()
 
-    async def _look(self, entry: Entry, engine: Engine) -> None:
+    async def _look(self, entry: ModelState, engine: Engine) -> None:
         ended = asyncio.ensure_future(engine.ended())
         try:
             while self._operations.running.get(entry.name) is engine:
@@ -70,7 +70,7 @@ class Watch:
             asked.cancel()
             now.clear()
 
-    async def _once(self, entry: Entry, engine: Engine, ended: asyncio.Future[str]) -> None:
+    async def _once(self, entry: ModelState, engine: Engine, ended: asyncio.Future[str]) -> None:
         if ended.done():
             raise EngineFailed(f"its process ended: {ended.result()}")
         await engine.alive()

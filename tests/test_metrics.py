@@ -225,7 +225,7 @@ def test_breakers_and_modes_are_told(failures: int, told: float) -> None:
         async with world.dispatch.admitted(a_call(prompt_tokens=10)):
             assert world.total("weir_mode", model="m") == 0
             assert world.total("weir_mode_changes_total", model="m", to="tight") == 0
-            assert {labels["class"] for name, labels, _ in world.samples() if name == "weir_places"} == set(
+            assert {labels["class"] for name, labels, _ in world.samples() if name == "weir_bookings"} == set(
                 Policy().classes
             )
 

@@ -53,7 +53,7 @@ class Mistake(Exception):
     """Something a person can correct; each line says what and where."""
 
 
-class Refused(Exception):
+class CheckFailed(Exception):
     """A file that cannot be used, with what was found."""
 
     def __init__(self, found: list[Shown]) -> None:
@@ -104,7 +104,7 @@ def command(given: argparse.Namespace) -> int:
                 found, note = _policy(name, files=not given.no_files)
                 report.add(*_unwise(name, found, files=not given.no_files))
                 text = f"{name}: ok{note}" if call is None else _explained(name, found.policy, call)
-        except Refused as refused:
+        except CheckFailed as refused:
             report.add(*refused.found)
             continue
         report.good(text)
@@ -162,11 +162,11 @@ def _scenario(name: str, *, explained: bool) -> str:
         found = scenario.load(file)
         rows = sum(1 for _ in scenario.recorded(found, file.parent) or ())
     except InvalidFile as error:
-        raise Refused(mistakes(error)) from error
+        raise CheckFailed(mistakes(error)) from error
     except (TraceError, scenario.Unusable) as error:
-        raise Refused([mistake("", str(error))]) from error
+        raise CheckFailed([mistake("", str(error))]) from error
     except OSError as error:
-        raise Refused([mistake(name, f"{error.filename}: {error.strerror}")]) from error
+        raise CheckFailed([mistake(name, f"{error.filename}: {error.strerror}")]) from error
     if explained:
         return scenario.explain(found)
     return f"{name}: ok{f' ({rows} rows in {found.trace.file})' if found.trace is not None else ''}"
@@ -178,7 +178,7 @@ def _explained(name: str, policy: Policy, call: Sequence[str]) -> str:
     try:
         return explain_call(policy, *call)
     except ValueError as error:
-        raise Refused([mistake(name, f"--explain: {error}")]) from error
+        raise CheckFailed([mistake(name, f"--explain: {error}")]) from error
 
 
 def _probed(name: str, found: Configuration, report: Report) -> int:
@@ -212,9 +212,9 @@ def _policy(name: str, *, files: bool) -> tuple[Configuration, str]:
     try:
         found = load(path, lambda file: read_bytes(file, MOST), files=files)
     except InvalidFile as error:
-        raise Refused(mistakes(error)) from error
+        raise CheckFailed(mistakes(error)) from error
     except OSError as error:
-        raise Refused([mistake(name, error.strerror or str(error))]) from error
+        raise CheckFailed([mistake(name, error.strerror or str(error))]) from error
     keys_file = None if found.policy.keys_file is None else path.parent / found.policy.keys_file
     if files and keys_file is not None and not keys_file.exists():
         return found, f" (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)"

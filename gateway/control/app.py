@@ -30,7 +30,7 @@ from gateway.control.calls import CallView, calls_view, problem
 from gateway.control.guard import JSON, Guard, error
 from gateway.control.page import dashboard
 from gateway.control.policy_view import policy_json, policy_yaml
-from gateway.control.reports import Sidecars, take_report
+from gateway.control.reports import ReportTaker, take_report
 from gateway.control.view import fleet_view
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import state_of
@@ -57,7 +57,7 @@ def control_app(
     drain: Callable[[bool], None] | None = None,
     drain_engine: Callable[[Engine, bool], None] | None = None,
     is_user_key: Callable[[str], bool] = lambda _: False,
-    sidecars: Sidecars | None = None,
+    sidecars: ReportTaker | None = None,
 ) -> Starlette:
     """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 

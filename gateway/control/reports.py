@@ -20,13 +20,13 @@ from starlette.types import Scope
 from gateway.control.guard import JSON, error
 from gateway.core.sidecars.addresses import is_loopback
 from gateway.core.sidecars.sidecars import Impostor, Overfull, Untrusted
-from gateway.shared.protocol import MAX_BYTES, DemandReport, WireError, encode
+from gateway.shared.protocol import MAX_BYTES, DemandReport, ProtocolError, encode
 
 BODY_WITHIN = 5.0  # seconds for all of it
 HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?")  # an IPv6 address, or a name or an IPv4 address
 
 
-class Sidecars(Protocol):
+class ReportTaker(Protocol):
     """Who takes reports. `local`: the sender is on this machine."""
 
     @property
@@ -40,7 +40,7 @@ class Sidecars(Protocol):
         """Raises WireError, Overfull and Impostor."""
 
 
-async def take_report(request: Request, sidecars: Sidecars | None) -> Response:
+async def take_report(request: Request, sidecars: ReportTaker | None) -> Response:
     """The answer to one report; `sidecars` None: nobody takes any."""
     if sidecars is None:
         return error(404, "no_sidecars", "This gateway takes no reports of sidecars.")
@@ -67,7 +67,7 @@ async def take_report(request: Request, sidecars: Sidecars | None) -> Response:
         return error(400, "cut_off", "The report ended early.")
     try:
         answer = sidecars.report(bytes(body), local=is_local(request.scope))
-    except WireError as bad:
+    except ProtocolError as bad:
         return error(400, "bad_report", f"The report cannot be read: {bad}")
     except Impostor as impostor:
         return error(409, "id_taken", f"The report is not taken: {impostor}.")

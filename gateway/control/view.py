@@ -210,13 +210,13 @@ def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, now: 
     engines = [engine for engine in fleet.serving(id) if engine.up and not engine.draining]
     engines = [engine for engine in engines if engine.breaker.state is not BreakerState.OPEN]
     slow_start = dispatch.policy.routing.slow_start
-    queues, pressure = dispatch.queues.get(id), dispatch.pressure.get(id)
+    queues, traffic = dispatch.queues.get(id), dispatch.traffic.get(id)
     outlook = None if engines else dispatch.sidecars.outlook(id, now)
     ready_in = (outlook.ready_in or 0.0) if outlook is not None else 0.0
     return ModelView(
         id=id,
         max_model_len=context,
-        mode=str(Mode.NORMAL if pressure is None else pressure.mode),
+        mode=str(Mode.NORMAL if traffic is None else traffic.mode),
         engines=[engine.id for engine in engines],
         predicted_ttft_s=min(
             (round(predicted_ttft(engine, PROMPT, now, slow_start), 3) for engine in engines), default=None
@@ -237,7 +237,7 @@ def _wait(model: str, class_name: str, dispatch: Dispatch, now: float) -> float:
     queues = dispatch.queues.get(model)
     if not queues:
         return 0.0
-    return dispatch.pressure[model].wait(queues, _newcomer(model, class_name, dispatch, now), now)
+    return dispatch.traffic[model].wait(queues, _newcomer(model, class_name, dispatch, now), now)
 
 
 def _newcomer(model: str, class_name: str, dispatch: Dispatch, now: float) -> Call:

@@ -20,7 +20,7 @@ from types import TracebackType
 
 from gateway.core.admission import refusals
 from gateway.core.admission.deadline import too_late
-from gateway.core.admission.pressure import Pressure
+from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.refusals import Foretold
 from gateway.core.admission.shaping import cap, least, shaped
@@ -57,7 +57,7 @@ class Grant:
         if not call.stream:
             choice.engine.expect_first_byte(self.hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
-        dispatch.pressure[call.model].drain.taken(self.hold.tokens)
+        dispatch.traffic[call.model].drain.taken(self.hold.tokens)
 
     def first_byte(self, now: float) -> None:
         """The engine has answered: it has read the prompt, and has it cached."""
@@ -67,7 +67,7 @@ class Grant:
         self.hold.first_byte(now, teach=call.stream)
         self._remember(now)
         if call.stream:
-            self._dispatch.pressure[call.model].first_byte(call, now)
+            self._dispatch.traffic[call.model].first_byte(call, now)
 
     def _remember(self, now: float) -> None:
         if self.engine.policy.routing.affinity == "session":
@@ -146,7 +146,7 @@ class Dispatch:
         self.leaving = False  # balancers are told to go elsewhere; calls are still taken
         self.draining = False
         self.queues: dict[str, Queues] = {}
-        self.pressure: dict[str, Pressure] = {}
+        self.traffic: dict[str, ModelTraffic] = {}
         self.running = dict.fromkeys(policy.classes, 0)
         self._order = tuple(policy.classes)
         self._limited = _limited(policy)
@@ -160,7 +160,7 @@ class Dispatch:
         self.sidecars = Registry()
         self.wake: Callable[[str, float], None] = _ignored  # have a model made ready; for so long though nobody waits
         self.woken: Callable[[str, float], None] = _ignored  # told of each call that was held: its class, and how long
-        self._held: dict[Ticket, float] = {}  # those that wait for a model to be made ready, and since when
+        self._awaiting_model: dict[Ticket, float] = {}  # those that wait for a model to be made ready, and since when
         self._foreseen: dict[str, float] = {}  # model -> when it will be ready, as calls that are held were told
 
     def apply(self, policy: Policy) -> None:
@@ -172,8 +172,8 @@ class Dispatch:
         weights = _weights(policy)
         for queues in self.queues.values():
             queues.apply(policy.classes, weights)
-        for pressure in self.pressure.values():
-            pressure.apply(policy)
+        for traffic in self.traffic.values():
+            traffic.apply(policy)
         for name in policy.classes:
             self.running.setdefault(name, 0)
         for name in [name for name, calls in self.running.items() if not calls and name not in policy.classes]:
@@ -190,12 +190,12 @@ class Dispatch:
         """A grant without waiting: nobody waits for this model, and an engine has room."""
         if self.queues.get(call.model) or self.draining or call.class_name not in self.policy.classes:
             return None
-        pressure = self.pressure.get(call.model)
-        if pressure is None:  # the first of its model
+        traffic = self.traffic.get(call.model)
+        if traffic is None:  # the first of its model
             if not self.fleet.serving(call.model):
                 return None
-            pressure = self._state(call.model)[1]
-        if pressure.level and pressure.refuses(call):
+            traffic = self._state(call.model)[1]
+        if traffic.level and traffic.refuses(call):
             return None  # enter() says why
         now = self.clock()
         if now >= call.deadline:
@@ -234,31 +234,31 @@ class Dispatch:
         engines = self.fleet.serving(call.model)
         usable = usable_of(engines, now)
         if not usable:
-            return self._hold(call, exclude, engines, now, front=front)
+            return self._await_model(call, exclude, engines, now, front=front)
         largest = max(engine.largest for engine in engines)
         if call.cost > largest:
             raise refusals.too_large(call, largest)
         large = call.cost > LARGE * largest
-        queues, pressure = self._state(call.model)
+        queues, traffic = self._state(call.model)
         if front:
             return Ticket(call, now, exclude, large=large)
-        why = pressure.refuses(call) if pressure.level else None
+        why = traffic.refuses(call) if traffic.level else None
         if why is not None:
             raise refusals.refused_by_mode(call, why, self.wait_estimate(call.model))
-        place = pressure.places[call.class_name].claim(call, now)
-        if place is None:
-            self._in_time(call, queues, pressure, usable, now)
+        booking = traffic.bookings[call.class_name].claim(call, now)
+        if booking is None:
+            self._in_time(call, queues, traffic, usable, now)
         bound = queues.room(call)
         if bound is not None:
-            self._make_room(call, queues, pressure, bound)
+            self._make_room(call, queues, traffic, bound)
         expires = min(call.deadline, call.ttft_by) if self.policy.deadlines.shed_late else call.deadline
-        if place is None:
+        if booking is None:
             return Ticket(call, now, exclude, expires, large=large)
-        ticket = Ticket(call, now, exclude, expires, place.since, place.deadline, large=large)
-        call.predicted_wait = pressure.wait(queues, call, now, ticket)
+        ticket = Ticket(call, now, exclude, expires, booking.since, booking.deadline, large=large)
+        call.predicted_wait = traffic.wait(queues, call, now, ticket)
         return ticket
 
-    def _hold(
+    def _await_model(
         self, call: Call, exclude: frozenset[str], engines: Sequence[Engine], now: float, *, front: bool
     ) -> Ticket:
         """A place in the queue of a model that no engine serves now, while a sidecar has it made ready; or Refused.
@@ -275,12 +275,12 @@ class Dispatch:
             raise refusals.too_large(call, largest)
         large = call.cost > LARGE * largest
         self.sidecars.wanted(outlook, now)
-        queues, pressure = self._state(call.model)
+        queues, traffic = self._state(call.model)
         if front:
             self.wake(call.model, 0.0)
             return Ticket(call, now, exclude, large=large)
         ready_in = outlook.ready_in
-        call.predicted_wait = wait = ready_in + pressure.wait(queues, call, now, until=call.ttft_by, spare=largest)
+        call.predicted_wait = wait = ready_in + traffic.wait(queues, call, now, until=call.ttft_by, spare=largest)
         times = foreseen_ttft(engines, call, now)
         late = now + wait > call.ttft_by or too_late(call, now + wait, *times)
         if late and self.policy.deadlines.predict:
@@ -289,12 +289,12 @@ class Dispatch:
             raise refusals.not_ready(call, now, foretold)
         bound = queues.room(call)
         if bound is not None:
-            self._make_room(call, queues, pressure, bound)
+            self._make_room(call, queues, traffic, bound)
         self.wake(call.model, 0.0)
         self._foreseen[call.model] = min(now + ready_in, self._foreseen.get(call.model, math.inf))
         expires = min(call.deadline, call.ttft_by) if self.policy.deadlines.shed_late else call.deadline
         ticket = Ticket(call, now, exclude, expires, large=large)
-        self._held[ticket] = now
+        self._awaiting_model[ticket] = now
         return ticket
 
     def unknown(self, model: str) -> Refused:
@@ -308,32 +308,32 @@ class Dispatch:
             told = self.policy.budget.capacity
         return max([int((told or 0) * self.policy.budget.kv_target), *(engine.largest for engine in engines)])
 
-    def _state(self, model: str) -> tuple[Queues, Pressure]:
+    def _state(self, model: str) -> tuple[Queues, ModelTraffic]:
         queues = self.queues.get(model)
         if queues is None:
             queues = self.queues[model] = Queues(self.policy.classes, _weights(self.policy))
-            self.pressure[model] = Pressure(self.policy, self.clock())
-        return queues, self.pressure[model]
+            self.traffic[model] = ModelTraffic(self.policy, self.clock())
+        return queues, self.traffic[model]
 
-    def _in_time(self, call: Call, queues: Queues, pressure: Pressure, usable: Sequence[Engine], now: float) -> None:
+    def _in_time(self, call: Call, queues: Queues, traffic: ModelTraffic, usable: Sequence[Engine], now: float) -> None:
         """Raises Refused if the call's turn will come too late. Fills in `predicted_wait`."""
-        pressure.offered(call, now)
+        traffic.offered(call, now)
         spare = max(engine.budget - engine.load for engine in usable[:LOOKED_AT])
-        call.predicted_wait = wait = pressure.wait(queues, call, now, until=call.ttft_by, spare=spare)
+        call.predicted_wait = wait = traffic.wait(queues, call, now, until=call.ttft_by, spare=spare)
         if not self.policy.deadlines.predict or any_idle(usable, call):
             return
         ttft, reading, tpot = least_ttft(usable, call, now)
         if now + wait > call.ttft_by or too_late(call, now + wait, ttft, reading, tpot):
             foretold = Foretold(wait=wait, ttft=ttft, tpot=tpot)
-            raise refusals.hopeless(call, now, foretold, pressure.place(queues, call, now))
+            raise refusals.hopeless(call, now, foretold, traffic.book(queues, call, now))
 
-    def _make_room(self, call: Call, queues: Queues, pressure: Pressure, bound: str) -> None:
+    def _make_room(self, call: Call, queues: Queues, traffic: ModelTraffic, bound: str) -> None:
         """A full queue refuses the newcomer, unless it outranks a call that waits."""
         now = self.clock()
         victim = queues.victim(call)
         if victim is None:
-            raise refusals.queue_full(call, bound, pressure.place(queues, call, now))
-        self._refuse(victim, refusals.displaced(victim.call, call, pressure.place(queues, victim.call, now)))
+            raise refusals.queue_full(call, bound, traffic.book(queues, call, now))
+        self._refuse(victim, refusals.displaced(victim.call, call, traffic.book(queues, victim.call, now)))
 
     # -- the pump -----------------------------------------------------------------------------------------------
 
@@ -348,9 +348,9 @@ class Dispatch:
         now = self.clock()
         engine.forget_stale(now)
         for model in engine.models:
-            pressure = self.pressure.get(model)
-            if pressure is not None:
-                pressure.step(self.fleet.serving(model), now)
+            traffic = self.traffic.get(model)
+            if traffic is not None:
+                traffic.step(self.fleet.serving(model), now)
                 if self.queues[model]:
                     self._pump(model, self.queues[model])
         self._pump_unserved()
@@ -394,7 +394,7 @@ class Dispatch:
     def released(self, call: Call, hold: Hold, now: float) -> None:
         """A hold came back: account the drain and let the next calls of that engine's models go."""
         self.running[call.class_name] -= 1
-        self.pressure[call.model].drain.returned(call.class_name, hold.tokens, now - hold.taken_at, now)
+        self.traffic[call.model].drain.returned(call.class_name, hold.tokens, now - hold.taken_at, now)
         if not self._turns:
             return  # nobody waits
         # A class's own limit may bind a model that another engine serves.
@@ -425,7 +425,7 @@ class Dispatch:
             ticket = queues.pop(fits, now, self._paused())
             if ticket is not None:
                 turn = self._turns.pop(ticket)
-                if self._held:
+                if self._awaiting_model:
                     self._let_go(ticket, now)
                 choice = choices.pop()
                 if not turn.done():  # else its task is cancelled and has not run yet
@@ -471,9 +471,9 @@ class Dispatch:
         return too_late(call, now, spread * choice.ttft, reading, engine.tpot)
 
     def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Grant:
-        watermark, pressure = choice.engine.watermark, self.pressure[call.model]
-        if (watermark > self._shaped_above or pressure.level >= self._shaped_from) and call.route.generates:
-            most = cap(self.policy.shaping, watermark, pressure.mode, call.class_name, self._order)
+        watermark, traffic = choice.engine.watermark, self.traffic[call.model]
+        if (watermark > self._shaped_above or traffic.level >= self._shaped_from) and call.route.generates:
+            most = cap(self.policy.shaping, watermark, traffic.mode, call.class_name, self._order)
             if most is not None and most < call.asked:
                 call.shaped = shaped(call.asked, most, self.policy.classes[call.class_name].min_tokens)
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
@@ -496,12 +496,12 @@ class Dispatch:
     def _withdraw(self, ticket: Ticket) -> None:
         self.queues[ticket.call.model].remove(ticket)
         del self._turns[ticket]
-        if self._held:
+        if self._awaiting_model:
             self._let_go(ticket, self.clock())
         self._arm()
 
     def _let_go(self, ticket: Ticket, now: float) -> None:
-        since = self._held.pop(ticket, None)
+        since = self._awaiting_model.pop(ticket, None)
         if since is not None:
             self.woken(ticket.call.class_name, now - since)
 
@@ -525,8 +525,8 @@ class Dispatch:
             else:
                 ttft, tpot = choice.engine.ttft_spread * choice.ttft, choice.engine.tpot  # as in _is_late
             foretold = Foretold(waited=waited, ttft=ttft, tpot=tpot)
-            place = self.pressure[call.model].place(self.queues[call.model], call, now)
-            self._refuse(ticket, refusals.shed_late(call, now, foretold, place))
+            booking = self.traffic[call.model].book(self.queues[call.model], call, now)
+            self._refuse(ticket, refusals.shed_late(call, now, foretold, booking))
 
     def _arm(self) -> None:
         """One timer, on the earliest expiry of a call that still waits."""
@@ -568,7 +568,7 @@ class Dispatch:
 
     def wait_estimate(self, model: str) -> float:
         """Seconds until what waits now has been served: queued tokens over the measured drain rate (Little's law)."""
-        return self.pressure[model].drain.wait(self.queues[model].total_tokens, self.clock()) or refusals.SOON
+        return self.traffic[model].drain.wait(self.queues[model].total_tokens, self.clock()) or refusals.SOON
 
 
 def _unserved(

@@ -253,21 +253,21 @@ class Metrics(Collector):
     def _models(self) -> Iterable[Metric]:
         mode = GaugeMetricFamily("weir_mode", "0 normal, 1 tight, 2 brownout, 3 closed.", labels=("model",))
         steps = CounterMetricFamily("weir_mode_changes", "Steps between modes.", labels=("model", "from", "to"))
-        places = GaugeMetricFamily("weir_places", "Places kept for refused calls.", labels=("model", "class"))
+        bookings = GaugeMetricFamily("weir_bookings", "Bookings kept for refused calls.", labels=("model", "class"))
         drain = GaugeMetricFamily("weir_drain_tokens_per_second", "Tokens that come back.", labels=("model",))
         now = self._dispatch.clock()
-        for model, pressure in self._dispatch.pressure.items():
-            mode.add_metric((model,), pressure.level)
-            for (before, after), count in pressure.state.transitions.items():
+        for model, traffic in self._dispatch.traffic.items():
+            mode.add_metric((model,), traffic.level)
+            for (before, after), count in traffic.state.transitions.items():
                 steps.add_metric((model, str(before), str(after)), count)
-            for name, kept in pressure.places.items():
-                places.add_metric((model, name), len(kept))
-            drain.add_metric((model,), pressure.drain.rate(now))
+            for name, kept in traffic.bookings.items():
+                bookings.add_metric((model, name), len(kept))
+            drain.add_metric((model,), traffic.drain.rate(now))
         changes = CounterMetricFamily("weir_breaker_changes", "States a breaker has entered.", labels=("engine", "to"))
         for engine in self._fleet:
             for state, count in engine.breaker.transitions.items():
                 changes.add_metric((engine.id, state), count)
-        yield from (mode, steps, places, drain, changes)
+        yield from (mode, steps, bookings, drain, changes)
 
     def _engines(self) -> Iterable[Metric]:
         gauges: list[tuple[str, str, Callable[[Engine], float]]] = [

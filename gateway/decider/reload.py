@@ -79,7 +79,7 @@ class _Files:
         return any(_mark(path) != mark for path, mark in self.marks.items())
 
 
-class Reading(msgspec.Struct, frozen=True):
+class PolicyReading(msgspec.Struct, frozen=True):
     """What one attempt found: what was loaded, or an error."""
 
     digest: str
@@ -182,7 +182,7 @@ class PolicyFile:
         finally:
             self._tell(self._ended)
 
-    def _read_at_rest(self) -> Reading:
+    def _read_at_rest(self) -> PolicyReading:
         """Read at once if nothing has changed since the last time, else when the files have come to rest."""
         until = time.monotonic() + PATIENCE
         before = self._files.marks
@@ -197,7 +197,7 @@ class PolicyFile:
             before = now
             self._end.wait(self._settle)
 
-    def _read(self) -> Reading:
+    def _read(self) -> PolicyReading:
         files = self._files = _Files(self._path)
         self._again = False
         try:
@@ -205,10 +205,10 @@ class PolicyFile:
         except self._failures as error:
             # That something could not be read may pass without a change of any file.
             self._again = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
-            return Reading(files.digest, error=_words(error))
+            return PolicyReading(files.digest, error=_words(error))
         if files.empty(self._path):
-            return Reading(files.digest, error=f"{self._path}: the file is empty")
-        return Reading(files.digest, loaded)
+            return PolicyReading(files.digest, error=f"{self._path}: the file is empty")
+        return PolicyReading(files.digest, loaded)
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None  # noqa: S101 # start() has set it
@@ -217,14 +217,14 @@ class PolicyFile:
 
     # -- in the loop --------------------------------------------------------------------------------------------
 
-    def _take(self, reading: Reading, asked: int) -> None:
+    def _take(self, reading: PolicyReading, asked: int) -> None:
         try:
             if not self._end.is_set():
                 self._judge(reading)
         finally:
             self._answer(asked)
 
-    def _judge(self, reading: Reading) -> None:
+    def _judge(self, reading: PolicyReading) -> None:
         before = self.status
         if reading.error is not None:
             self._failed(reading.digest, reading.error)

@@ -33,7 +33,7 @@ class Members(Protocol):
     def leave(self, id: str) -> None: ...
 
 
-class Sidecars:
+class ReportIntake:
     """`say` takes lines for the operator. `heard` is told after each report, and when some sidecar has fallen silent:
     what was foretold may be otherwise. `socket_refusal`: see core.sidecars.Registry."""
 

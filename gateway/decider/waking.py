@@ -16,7 +16,7 @@ import httpx
 from gateway.core.sidecars.sidecar import Outlook, awake, beginning
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.control.http_client import client
-from gateway.shared.protocol import MAX_BYTES, WireError, ensured
+from gateway.shared.protocol import MAX_BYTES, ProtocolError, ensured
 from gateway.shared.tasks import telling
 
 WITHIN = 3.0  # seconds for a whole answer
@@ -111,8 +111,8 @@ class Waking:
         try:
             model = ensured(await self._post(url)).model
             if model.profile != outlook.profile:
-                raise WireError(f"an answer about {model.profile!r}")
-        except (httpx.HTTPError, httpx.InvalidURL, WireError, TimeoutError) as error:
+                raise ProtocolError(f"an answer about {model.profile!r}")
+        except (httpx.HTTPError, httpx.InvalidURL, ProtocolError, TimeoutError) as error:
             if not sidecar.failures:
                 self._say(f"sidecar {outlook.sidecar} was asked for {outlook.profile!r}: {_words(error)}")
             sidecar.failed(now())
@@ -130,11 +130,11 @@ class Waking:
         body = bytearray()
         async with asyncio.timeout(WITHIN), self._client.stream("POST", url, headers=headers) as response:
             if response.status_code != httpx.codes.OK:
-                raise WireError(f"it answered {response.status_code}")
+                raise ProtocolError(f"it answered {response.status_code}")
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > MAX_BYTES:
-                    raise WireError(f"an answer of more than {MAX_BYTES} bytes")
+                    raise ProtocolError(f"an answer of more than {MAX_BYTES} bytes")
         return bytes(body)
 
     async def aclose(self) -> None:

@@ -57,7 +57,7 @@ class Attempts:
         self.clock = clock
         self.rng = rng
 
-    async def first_byte(self, path: bytes, headers: bytes, call: Call, grant: Grant, record: Record) -> Reply:
+    async def send(self, path: bytes, headers: bytes, call: Call, grant: Grant, record: Record) -> Reply:
         """Send the call; on a failure try another engine within the budget. `grant` is then of the engine that
         answered. `headers` are lines for the engine. Raises Refused."""
         policy = self.policy
@@ -158,11 +158,11 @@ class Attempts:
 
     def _hedge_after(self, call: Call, policy: Policy) -> float | None:
         """Seconds after which a second attempt is worth its cost; None: never."""
-        pressure = self.dispatch.pressure[call.model]
-        if not call.stream or pressure.level:
+        traffic = self.dispatch.traffic[call.model]
+        if not call.stream or traffic.level:
             return None
         after = policy.hedging.after
-        return after if isinstance(after, float) else pressure.usual_ttft(call.class_name, QUANTILES[after])
+        return after if isinstance(after, float) else traffic.usual_ttft(call.class_name, QUANTILES[after])
 
     def _second(self, grant: Grant) -> Grant | None:
         """Room on another engine, at once, and within the retry budget."""

@@ -67,7 +67,7 @@ WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
 PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the engine
 
 
-class Live:
+class ActiveCall:
     """A call under way, as its watchers see it: `leave` ends it from outside, saying why."""
 
     __slots__ = ("account", "arrived", "begun", "call", "record", "shadowed", "task", "verdict")
@@ -118,7 +118,7 @@ class Pipeline:
         self.parser: Executor | None = None  # where large bodies are parsed; None: in the event loop
         self.clock = clock
         self.rng = rng
-        self.tasks: dict[asyncio.Task[None], Live] = {}
+        self.tasks: dict[asyncio.Task[None], ActiveCall] = {}
         self._listing: set[asyncio.Task[None]] = set()
         self._whose: Request | None = None  # the request whose head was read last, and its account
         self._account: Account | None = None
@@ -187,7 +187,7 @@ class Pipeline:
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
         if b"traceparent" in request.fields:
             _trace(request, record)
-        live = Live(record)
+        live = ActiveCall(record)
         if self._whose is request:  # its body came with its head: nobody has asked since
             live.account = self._account
         self._whose = self._account = None
@@ -228,7 +228,7 @@ class Pipeline:
 
     # -- the life of a call -------------------------------------------------------------------------------------
 
-    async def _run(self, request: Request, responder: Responder, route: Route, live: Live) -> None:
+    async def _run(self, request: Request, responder: Responder, route: Route, live: ActiveCall) -> None:
         """`_serve`, and what becomes of its exceptions. Nothing but a bug leaves here as an exception."""
         record = live.record
         live.begun = True
@@ -256,7 +256,7 @@ class Pipeline:
                 _let_go(request, live.call)
             self._finish(record, request.at)
 
-    async def _serve(self, request: Request, responder: Responder, route: Route, live: Live) -> None:
+    async def _serve(self, request: Request, responder: Responder, route: Route, live: ActiveCall) -> None:
         record, snapshot = live.record, self.snapshot
         account = live.account or snapshot.tenants.identify(request.fields, request.peer)
         record.tenant = account.name
@@ -308,7 +308,7 @@ class Pipeline:
         )
 
     async def _granted(
-        self, request: Request, responder: Responder, live: Live, call: Call, charge: Charge, grant: Grant
+        self, request: Request, responder: Responder, live: ActiveCall, call: Call, charge: Charge, grant: Grant
     ) -> None:
         """From the grant to the answer's last byte."""
         record = live.record
@@ -322,7 +322,7 @@ class Pipeline:
             record.shaped_tokens = (call.asked - call.shaped) * call.n
         headers = self._engine_headers(request, call, record)
         try:
-            reply = await self.attempts.first_byte(request.path, headers, call, grant, record)
+            reply = await self.attempts.send(request.path, headers, call, grant, record)
         except (asyncio.CancelledError, Refused):
             # A stream's first token is its first byte; of a whole answer nothing is seen before its last.
             since = None if call.stream else call.sent_at
@@ -382,10 +382,10 @@ class Pipeline:
     ) -> Verdict | None:
         """What the shadow policy thinks of it, with the facts that the enforced one has."""
         dispatch, model = self.dispatch, call.model
-        queues, pressure = dispatch.queues.get(model), dispatch.pressure.get(model)
+        queues, traffic = dispatch.queues.get(model), dispatch.traffic.get(model)
         now, engines = self.clock(), self.fleet.serving(model)
         fields, peer = request.fields, request.peer
-        return shadow.judge(call, account, snapshot, fields, peer, queues, pressure, engines, now, arrival)
+        return shadow.judge(call, account, snapshot, fields, peer, queues, traffic, engines, now, arrival)
 
     def _may_have(self, call: Call, account: Account) -> None:
         """Raises Refused for a model that is not for this tenant, or not here at all."""
@@ -394,7 +394,7 @@ class Pipeline:
         if not self.fleet.serving(call.model) and not self.dispatch.sidecars.knows(call.model):
             raise self.dispatch.unknown(call.model)  # before tokens are charged for it
 
-    def _arrive(self, request: Request, account: Account, live: Live) -> None:
+    def _arrive(self, request: Request, account: Account, live: ActiveCall) -> None:
         """Count the request before its body is read, most of the work that it can make here. Raises Refused."""
         if self.shadow is not None:
             live.shadowed = self.shadow.arrive(account, request.fields, request.peer, request.at)
@@ -439,7 +439,7 @@ class Pipeline:
         headers = b"content-type: application/json\r\nx-request-id: %b\r\n" % call.request_id.encode()
         granted = self.clock()
         path = call.route.path.encode()
-        with closing(await self.attempts.first_byte(path, headers, call, grant, record)) as reply:
+        with closing(await self.attempts.send(path, headers, call, grant, record)) as reply:
             first_byte = self.clock()
             try:
                 body = await reply.read(WHOLE_AT_MOST)
@@ -465,8 +465,8 @@ class Pipeline:
 
     def _window(self, model: str) -> float:
         """What is left of a batch's window under pressure: in a brownout nobody waits for company."""
-        pressure = self.dispatch.pressure.get(model)
-        return 1.0 if pressure is None or pressure.level < Mode.BROWNOUT.value else 0.0
+        traffic = self.dispatch.traffic.get(model)
+        return 1.0 if traffic is None or traffic.level < Mode.BROWNOUT.value else 0.0
 
     def _answer_part(self, part: Part, call: Call, charge: Charge, responder: Responder, record: Record) -> None:
         """A call's own part of an answer that others may share."""
@@ -487,7 +487,7 @@ class Pipeline:
         headers = self._lines(call, charge, record, exchanged.content_type)
         responder.send(exchanged.status, headers, body)
 
-    async def _relayed(self, relay: Relay, reply: Reply, live: Live) -> None:
+    async def _relayed(self, relay: Relay, reply: Reply, live: ActiveCall) -> None:
         """The answer, to its end or to the deadline."""
         call = live.call
         if reply.complete or call is None or not self.snapshot.within_deadline:

@@ -31,7 +31,7 @@ from gateway.decider.call_log import CallLog
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.loading import Configuration
 from gateway.decider.metrics import Metrics
-from gateway.decider.report_intake import Sidecars
+from gateway.decider.report_intake import ReportIntake
 from gateway.decider.sidecar_metrics import SidecarMetrics
 from gateway.decider.telemetry import Telemetry
 from gateway.decider.waking import Waking
@@ -115,7 +115,7 @@ class Gateway:
         self.pipeline.shadow = self.metrics.shadow = None if shadow is None else Shadow(shadow, self._shadow_failed)
         self.waking = Waking(self.dispatch, say)
         self.dispatch.wake = self.waking.wanted
-        self.sidecars = Sidecars(self.dispatch, self, self.waking.heard, say)
+        self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
         sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.asked)
         self.dispatch.woken = sidecar_metrics.woken
         self.metrics.more = sidecar_metrics.collect

@@ -95,7 +95,7 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
     """The whole life of a gateway process, from first object to last. `open_files`: how many it may have; `errors`
     writes to standard error."""
     async with AsyncExitStack() as stack:
-        signals = Signals(asyncio.get_running_loop())
+        signals = ProcessSignals(asyncio.get_running_loop())
         stack.callback(signals.close)
         beside = None if options.demo else options.sidecar or options.policy
         own_token = OwnToken(beside, _say, own=options.demo or options.sidecar is not None)
@@ -183,12 +183,12 @@ def _warn(open_files: int, policy: Policy) -> None:
         _say(few)
 
 
-def _drained_by_hand(gateway: Gateway, signals: Signals, wanted: bool) -> None:
+def _drained_by_hand(gateway: Gateway, signals: ProcessSignals, wanted: bool) -> None:
     """An operator's drain, which the end of the process overrules."""
     gateway.dispatch.leaving = wanted or signals.first.is_set()
 
 
-async def _drain(gateway: Gateway, signals: Signals) -> None:
+async def _drain(gateway: Gateway, signals: ProcessSignals) -> None:
     """From the first signal on: let in-flight answers finish, for as long as the policy or a second signal allows."""
     dispatch, server, timeouts = gateway.dispatch, gateway.server, gateway.policy.timeouts
     dispatch.leaving = True
@@ -241,7 +241,7 @@ def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)  # some of it is what engines say
 
 
-class Signals:
+class ProcessSignals:
     """SIGTERM and SIGINT as two events: the first asks for a drain, the second ends it. SIGHUP asks for a reload."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -115,7 +115,7 @@ class Ensured(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelReport
 
 
-class WireError(ValueError):
+class ProtocolError(ValueError):
     """A message that is not what it should be; the text says where."""
 
 
@@ -129,7 +129,7 @@ def capacity_report(data: bytes) -> CapacityReport:
     report = _decoded(data, CapacityReport)
     names = [model.profile for model in report.models]
     if len(set(names)) < len(names):
-        raise WireError("models: a profile is there twice")
+        raise ProtocolError("models: a profile is there twice")
     return report
 
 
@@ -145,12 +145,12 @@ def ensured(data: bytes) -> Ensured:
 
 def _decoded(data: bytes, kind: type[T]) -> T:
     if len(data) > MAX_BYTES:
-        raise WireError(f"{len(data)} bytes, expected at most {MAX_BYTES}")
+        raise ProtocolError(f"{len(data)} bytes, expected at most {MAX_BYTES}")
     try:
         message = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(str(error)) from None
+        raise ProtocolError(str(error)) from None
     version = getattr(message, "version", VERSION)
     if version != VERSION:
-        raise WireError(f"version {version}, expected {VERSION}: upgrade the older of the two")
+        raise ProtocolError(f"version {version}, expected {VERSION}: upgrade the older of the two")
     return message

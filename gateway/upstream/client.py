@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from gateway.core.engines.origin import Origin, parse_origin
-from gateway.upstream.connection import ClientSettings, Connection, EngineError, Kind
+from gateway.upstream.connection import ClientSettings, EngineConnection, EngineError, Kind
 from gateway.upstream.failures import reason_of
 from gateway.upstream.names import Names
 
@@ -40,8 +40,8 @@ class Client:
         self._names = names or Names()
         self.active = 0
         self._ssl = (ssl or tls.create_default_context()) if origin.tls else None
-        self._pool: deque[Connection] = deque()
-        self._unanswered: set[Connection] = set()
+        self._pool: deque[EngineConnection] = deque()
+        self._unanswered: set[EngineConnection] = set()
         self._base = origin.base_path.encode()
         self._closed = False
         self.go_by(settings, api_key)
@@ -102,13 +102,13 @@ class Client:
         while self._pool:
             self._pool.pop().abort()
 
-    async def _connect(self, deadline: float) -> Connection:
+    async def _connect(self, deadline: float) -> EngineConnection:
         loop, origin = asyncio.get_running_loop(), self.origin
         left = deadline - loop.time()
         within = min(self.settings.connect_timeout, left)
 
-        def made() -> Connection:
-            return Connection(self.settings, self._forget, loop)
+        def made() -> EngineConnection:
+            return EngineConnection(self.settings, self._forget, loop)
 
         resolving = False
         try:
@@ -137,7 +137,7 @@ class Client:
             reason, words = reason_of(error)
             raise EngineError("connect", f"cannot connect: {words}", before_bytes=True, reason=reason) from error
 
-    async def _connect_to(self, addresses: Sequence[str], made: Callable[[], Connection]) -> Connection:
+    async def _connect_to(self, addresses: Sequence[str], made: Callable[[], EngineConnection]) -> EngineConnection:
         """To the first address that takes a connection. Raises OSError, the first one's."""
         loop, origin = asyncio.get_running_loop(), self.origin
         name = origin.host if self._ssl else None
@@ -153,7 +153,7 @@ class Client:
                 return connection
         raise failed or OSError("no address")
 
-    def _returned(self, connection: Connection) -> None:
+    def _returned(self, connection: EngineConnection) -> None:
         """The answer is over, one way or the other."""
         self.active -= 1
         connection.let_go()
@@ -163,7 +163,7 @@ class Client:
             connection.rest()
             self._pool.append(connection)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: EngineConnection) -> None:
         with contextlib.suppress(ValueError):
             self._pool.remove(connection)
 
@@ -188,8 +188,8 @@ class Reply:
 
     __slots__ = ("_connection", "_leave", "_reading", "_was_complete", "headers", "length", "status")
 
-    def __init__(self, connection: Connection, leave: Callable[[Connection], None]) -> None:
-        self._connection: Connection | None = connection  # None once closed: it may have another answer by then
+    def __init__(self, connection: EngineConnection, leave: Callable[[EngineConnection], None]) -> None:
+        self._connection: EngineConnection | None = connection  # None once closed: it may have another answer by then
         self._leave = leave
         self._was_complete = False
         self._reading: asyncio.Future[None] | None = None

@@ -52,7 +52,7 @@ class EngineError(Exception):
         self.reason = reason or REASONS_OF[kind]
 
 
-class Connection(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """To one engine. `idle`: open, and nothing under way. `gone` is called when it ends while idle. `lost`: ended."""
 
     __slots__ = ("_chunk_over", "_data", "_deadline", "_done", "_early", "_early_size", "_ended", "_error",
@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
                  "status")  # fmt: skip
 
     def __init__(
-        self, settings: ClientSettings, gone: Callable[[Connection], None], loop: asyncio.AbstractEventLoop
+        self, settings: ClientSettings, gone: Callable[[EngineConnection], None], loop: asyncio.AbstractEventLoop
     ) -> None:
         self._settings = settings
         self._gone = gone

@@ -14,7 +14,7 @@ import msgspec
 
 from sidecar.assembly import say
 from sidecar.cli import offline
-from sidecar.cli.control_client import Asking, NoSidecar, Said
+from sidecar.cli.control_client import Asking, NoSidecar, Rejected
 from sidecar.cli.files import Mistake, checked, token_of
 from sidecar.control.api import Stopping
 from sidecar.control.status import Status, announcement, shown, table
@@ -124,7 +124,7 @@ def plan(config: str, model: str, *, gpus_from: str | None) -> int:
     profile = file.profile(model)
     try:
         text = file.asking.ask("GET", f"/models/{quote(profile)}/plan").decode(errors="replace").rstrip("\n")
-    except Said as said:
+    except Rejected as said:
         raise Impossible(str(said)) from said
     except NoSidecar:
         text, usable = asyncio.run(offline.explained(file.config, file.folder, profile, _folder(gpus_from)))
@@ -153,7 +153,7 @@ def stop(config: str, *, engines: bool) -> int:
     try:
         answer = file.asking.ask("POST", "/stop", {"engines": engines})
         running = ", ".join(msgspec.json.decode(answer, type=Stopping).running)
-    except (Said, msgspec.MsgspecError) as error:
+    except (Rejected, msgspec.MsgspecError) as error:
         raise Impossible(str(error)) from error
     except NoSidecar as nobody:
         if not engines:
@@ -199,7 +199,7 @@ def _asked(file: File, path: str) -> bytes:
         with contextlib.suppress(OSError):
             hint += _left(file)
         raise Impossible(f"{nobody}; {hint}") from nobody
-    except Said as said:
+    except Rejected as said:
         raise Impossible(str(said)) from said
 
 

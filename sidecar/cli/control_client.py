@@ -19,7 +19,7 @@ class NoSidecar(Exception):
     """Nobody answers at the address; the message says which."""
 
 
-class Said(Exception):
+class Rejected(Exception):
     """The sidecar refuses, or what answers is none; the message is for the person who asked."""
 
 
@@ -52,16 +52,16 @@ class Asking:
         except ConnectionRefusedError:
             raise NoSidecar(f"no sidecar answers at {self.address}") from None
         except socket.gaierror as error:
-            raise Said(f"listen {self.address}: {error.strerror}") from None
+            raise Rejected(f"listen {self.address}: {error.strerror}") from None
         except (OSError, http.client.HTTPException) as error:
             what = "it does not answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-            raise Said(f"the sidecar at {self.address} cannot be asked: {what}") from None
+            raise Rejected(f"the sidecar at {self.address} cannot be asked: {what}") from None
         finally:
             connection.close()
         if response.status != 200:
-            raise Said(self._refusal(response.status, answer))
+            raise Rejected(self._refusal(response.status, answer))
         if len(answer) > MOST:
-            raise Said(f"what answers at {self.address} has more than {MOST} bytes to say: it is no sidecar")
+            raise Rejected(f"what answers at {self.address} has more than {MOST} bytes to say: it is no sidecar")
         return answer
 
     def _refusal(self, status: int, answer: bytes) -> str:

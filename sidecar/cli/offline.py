@@ -11,13 +11,13 @@ from pathlib import Path
 from sidecar.assembly import engines_of, gpus_of, host_memory, say
 from sidecar.core.config import SidecarConfig
 from sidecar.core.inventory import Size
-from sidecar.effects import Engine, EngineFailed, EngineRecord, Engines, Told
+from sidecar.effects import Engine, EngineFacts, EngineFailed, EngineRecord, Engines
 from sidecar.machine import Machine
 from sidecar.manager import Manager
 from sidecar.process.engine import VllmEngines
 from sidecar.sampler import Sampler
 from sidecar.sizing.measured import Measured
-from sidecar.state import State, StateFile
+from sidecar.state import SavedState, StateFile
 
 
 class OnlySizes:
@@ -46,7 +46,7 @@ class OnlySizes:
         """Nothing is ended."""
 
     def measurement(
-        self, profile: str, told: Told, *, peak: int, settled: int, asleep: int | None = None
+        self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
     ) -> Measured | None:
         """Nothing was seen."""
         return None
@@ -62,7 +62,7 @@ async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from
         on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
         machine = Machine(sampler.sample if on_gpus else None, lambda _: None)
         only: Engines = OnlySizes(engines_of(config, folder, known))
-        asked = State(times=known.times, measured=known.measured)
+        asked = SavedState(times=known.times, measured=known.measured)
         memory = host_memory(config)
         manager = Manager(
             config, only, machine, None, known=asked, host_memory=memory, clock=time.monotonic, say=lambda _: None
@@ -91,7 +91,7 @@ async def ended(config: SidecarConfig, folder: Path) -> list[str]:
         engines = engines_of(config, folder, known)
         stopped = await asyncio.gather(*(_stop(engines, name, record) for name, record in known.engines.items()))
         await engines.sweep(())  # what could not be taken over, and what the state file does not know
-        state.save(State(key=known.key, measured=known.measured, times=known.times))
+        state.save(SavedState(key=known.key, measured=known.measured, times=known.times))
         await state.flush()
     finally:
         state.close()

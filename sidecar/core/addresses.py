@@ -22,12 +22,12 @@ ELSEWHERE = "/tmp/weir-engines-"  # noqa: S108 # such folders are made for one u
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]"
 
 
-def own_sockets(folder: str, profiles: Iterable[str]) -> Places:
+def own_sockets(folder: str, profiles: Iterable[str]) -> AddressPool:
     """The pool of sockets of a sidecar whose file is in `folder`: beside it, or in /tmp where paths get too long."""
-    beside = Places(sockets=f"{folder.rstrip('/')}/{SOCKETS}")
+    beside = AddressPool(sockets=f"{folder.rstrip('/')}/{SOCKETS}")
     if all(len(str(beside.on_socket(name).uds).encode()) <= LONGEST_SOCKET for name in profiles):
         return beside
-    return Places(sockets=ELSEWHERE + hashlib.sha256(folder.encode()).hexdigest()[:8])
+    return AddressPool(sockets=ELSEWHERE + hashlib.sha256(folder.encode()).hexdigest()[:8])
 
 
 def is_loopback(host: str) -> bool:
@@ -57,7 +57,7 @@ class Address(msgspec.Struct, frozen=True):
         return f"{self.host}:{self.port}"
 
 
-class Place(msgspec.Struct, frozen=True):
+class EngineAddress(msgspec.Struct, frozen=True):
     """Where one engine listens: on `port` of `host`, or on the unix socket `uds`."""
 
     host: str = LOOPBACK
@@ -70,7 +70,7 @@ class Place(msgspec.Struct, frozen=True):
         return f"http://{self.host}:{self.port}" if self.uds is None else f"unix://{self.uds}"
 
 
-class Places(msgspec.Struct, frozen=True):
+class AddressPool(msgspec.Struct, frozen=True):
     """The pool that engines listen on: the ports `first` to `last` of `host`, or sockets in the folder `sockets`."""
 
     pattern: ClassVar[str] = rf"(?:({_HOST}):)?([0-9]{{1,5}})-([0-9]{{1,5}})|unix:(/[^\x00-\x20\x7f?#]{{0,99}})"
@@ -84,7 +84,7 @@ class Places(msgspec.Struct, frozen=True):
     sockets: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Places | None:
+    def parse(cls, text: str) -> AddressPool | None:
         """The pool; None where the text is none. 0.0.0.0 is none: it is no address that a gateway could call."""
         match = re.fullmatch(cls.pattern, text)
         if match is None:
@@ -105,10 +105,10 @@ class Places(msgspec.Struct, frozen=True):
         """The ports in order; none where engines listen on sockets."""
         return () if self.sockets is not None else tuple(range(self.first, self.last + 1))
 
-    def on_socket(self, profile: str) -> Place:
+    def on_socket(self, profile: str) -> EngineAddress:
         """Where the engine of a profile listens if the pool is a folder of sockets."""
-        return Place(uds=f"{(self.sockets or '').rstrip('/')}/{profile}{SUFFIX}")
+        return EngineAddress(uds=f"{(self.sockets or '').rstrip('/')}/{profile}{SUFFIX}")
 
-    def on_port(self, port: int) -> Place:
+    def on_port(self, port: int) -> EngineAddress:
         """Where an engine listens that has been given one of `ports`."""
-        return Place(host=self.host, port=port)
+        return EngineAddress(host=self.host, port=port)

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from sidecar.core.addresses import Place
+from sidecar.core.addresses import EngineAddress
 from sidecar.core.flags import CPU_KV, VARIABLES
-from sidecar.core.profile import GIB, Engine, KvMemory, Profile
+from sidecar.core.profile import GIB, EngineSettings, KvMemory, Profile
 
 CLI = ("-m", "vllm.entrypoints.cli.main", "serve")
 SERVER = ("-m", "vllm.entrypoints.openai.api_server")
@@ -46,9 +46,9 @@ _OPTION_FLAG = re.compile(r"(?:^|, )(--[A-Za-z0-9][A-Za-z0-9_-]*)")
 
 def command(
     profile: Profile,
-    engine: Engine,
+    engine: EngineSettings,
     served_name: str,
-    place: Place,
+    place: EngineAddress,
     *,
     own: str,
     share: float | None = None,
@@ -75,7 +75,7 @@ def command(
     return (engine.python or own, *launcher, *model, *found)
 
 
-def help_commands(engine: Engine, own: str) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+def help_commands(engine: EngineSettings, own: str) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
     """Launchers, each with a command line that prints all flags of the installed engine, to be tried in order until
     one exits with 0: older vLLMs know only the second. Either takes as long as the import of vLLM, about 20 s."""
     if engine.simulated is not None:
@@ -84,7 +84,9 @@ def help_commands(engine: Engine, own: str) -> tuple[tuple[tuple[str, ...], tupl
     return tuple((launcher, (python, *launcher, ask)) for launcher in (CLI, SERVER) for ask in ("--help=all", "--help"))
 
 
-def environment(profile: Profile, engine: Engine, gpus: Sequence[int], own: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    profile: Profile, engine: EngineSettings, gpus: Sequence[int], own: Mapping[str, str]
+) -> dict[str, str]:
     """The whole environment of a profile's engine on the GPUs with these numbers, as nvidia-smi counts them.
 
     `own`: the sidecar's environment, of which an engine gets what VARIABLES lists. Without GPUs it sees none.
@@ -131,7 +133,7 @@ def _argument(flag: str, value: Any) -> list[str]:
     return [flag, str(value)]
 
 
-def _listen(place: Place) -> list[str]:
+def _listen(place: EngineAddress) -> list[str]:
     """Always told: what vLLM does by itself is to listen for everybody."""
     if place.uds is not None:
         return ["--uds", place.uds]
@@ -149,7 +151,7 @@ def _memory(profile: Profile, share: float | None) -> list[str]:
 
 
 def _simulated(
-    profile: Profile, engine: Engine, served_name: str, place: Place, own: str, share: float | None
+    profile: Profile, engine: EngineSettings, served_name: str, place: EngineAddress, own: str, share: float | None
 ) -> tuple[str, ...]:
     found = ["--profile", str(engine.simulated), "--model", served_name, *_listen(place)]
     found += _memory(profile, share) if engine.device == "gpu" else []

@@ -20,8 +20,8 @@ from gateway.shared.files.kinds import Text
 from gateway.shared.files.schema import schema_of, text_of
 from gateway.shared.files.units import Bytes
 from gateway.shared.files.yaml_file import MAX_BYTES, read_file, written
-from sidecar.core.addresses import LONGEST_SOCKET, Address, Places, is_loopback, own_sockets
-from sidecar.core.profile import Bounds, Engine, FileName, GpuIndex, Profile, engine_faults, faults, on_cpu
+from sidecar.core.addresses import LONGEST_SOCKET, Address, AddressPool, is_loopback, own_sockets
+from sidecar.core.profile import Bounds, EngineSettings, FileName, GpuIndex, Profile, engine_faults, faults, on_cpu
 
 __all__ = ["FORMATS", "MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
 
@@ -59,24 +59,24 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     gateways: tuple[GatewayUrl, ...] = ()
     token_file: FileName | None = None
     listen: Address = Address("127.0.0.1", 8002)
-    engine_addresses: Places | None = None
-    engine: Engine = Engine()
+    engine_addresses: AddressPool | None = None
+    engine: EngineSettings = EngineSettings()
     host_memory_for_sleep: Literal["auto"] | Annotated[Bytes, Bounds(ge=0, le=1024**5)] = "auto"
     state_file: FileName = "sidecar.state"
     log_dir: FileName = "sidecar-logs"
     models: Mapping[ProfileName, Profile]
 
-    def pool(self, folder: str) -> Places:
+    def pool(self, folder: str) -> AddressPool:
         """What engines listen on; `folder`: of the sidecar's file."""
         if self.engine_addresses is not None:
             return self.engine_addresses
-        return Places() if _far(self) else own_sockets(folder, self.models)
+        return AddressPool() if _far(self) else own_sockets(folder, self.models)
 
     def served_name(self, profile: str) -> str:
         """What calls name the model of a profile. Raises KeyError where there is none."""
         return self.models[profile].served_name or profile
 
-    def engine_of(self, profile: str) -> Engine:
+    def engine_of(self, profile: str) -> EngineSettings:
         """What runs the model of a profile. Raises KeyError where there is none."""
         return self.models[profile].engine or self.engine
 

@@ -32,7 +32,7 @@ VariableText = Annotated[str, Text(r"[^\x00-\x1f\x7f]{0,4096}", "text of one lin
 Flag = Any  # as YAML writes it; FLAGS says what each takes
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True):
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is started for a model. `python`: the interpreter whose vLLM it is; null: the sidecar's own. `device`: cpu
     for a vLLM built for CPU, which has no memory to give back. `simulated`: no vLLM but a simulated one with this
     latency profile, for a trial without a GPU.
@@ -99,7 +99,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     warmup: Warmup = Warmup()
     load_stall: Moment = 300.0
     load_timeout: Moment | None = None
-    engine: Engine | None = None
+    engine: EngineSettings | None = None
     flags: Mapping[FlagName, Flag] = msgspec.field(default_factory=dict)
     environment: Mapping[VariableName, VariableText] = msgspec.field(default_factory=dict)
 
@@ -117,7 +117,7 @@ def _engine(profile: Profile, at: Path) -> Iterator[Fault]:
     yield from engine_faults(profile.engine, (*at, "engine"))
 
 
-def engine_faults(engine: Engine | None, at: Path) -> Iterator[Fault]:
+def engine_faults(engine: EngineSettings | None, at: Path) -> Iterator[Fault]:
     if engine is not None and engine.simulated is not None and engine.python is not None:
         yield Fault((*at, "simulated"), "python as well", "one of them: a simulated engine is no vLLM")
 

@@ -24,7 +24,7 @@ APART = 1.5  # seconds between two uses of their own: gateways tell of calls onc
 SOON = 0.2  # seconds: the least that is promised of what is late already
 
 
-class Entry:
+class ModelState:
     """One profile. `gpus`: where its engine is, or is to be. `level`: that it sleeps at. `began`: what is pending.
 
     `uses`: the times of its last BACK uses that a pause lay before, the newest last.

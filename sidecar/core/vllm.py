@@ -32,9 +32,9 @@ from gateway.shared.vllm.answers import (
 
 __all__ = [
     "AnswerError",
+    "Completion",
     "Done",
     "Gauges",
-    "Said",
     "SleepState",
     "done_from",
     "gauges_from",
@@ -100,7 +100,7 @@ def _sum(rows: Rows) -> float:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-class Said(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True):
     """One completion. Two are equal if the tokens are; before 0.10.2 only the text is told."""
 
     text: str
@@ -124,7 +124,7 @@ class _Sleeping(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    choices: Annotated[list[Said], msgspec.Meta(min_length=1)]
+    choices: Annotated[list[Completion], msgspec.Meta(min_length=1)]
 
 
 _decode_models = msgspec.json.Decoder(ModelList).decode
@@ -158,7 +158,7 @@ def sleeping_from(body: bytes) -> bool:
     return _read(_decode_sleeping, body).is_sleeping
 
 
-def said_from(body: bytes) -> Said:
+def said_from(body: bytes) -> Completion:
     """POST /v1/completions: its first choice."""
     return _read(_decode_completion, body).choices[0]
 

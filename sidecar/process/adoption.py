@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from sidecar.core.addresses import Place
+from sidecar.core.addresses import EngineAddress
 from sidecar.process import process_family
 
 LOOK_EVERY = 0.02  # seconds between two looks at what has got SIGKILL
@@ -31,7 +31,7 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
     started: int
     boot: str
     log: str
-    place: Place
+    place: EngineAddress
 
 
 def handle_for(record: ProcessRecord) -> int | None:

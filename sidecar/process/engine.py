@@ -18,11 +18,11 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.protocol import SOCKETS_MARK
-from sidecar.core.addresses import Place, Places
+from sidecar.core.addresses import AddressPool, EngineAddress
 from sidecar.core.arguments import command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.inventory import Size
-from sidecar.effects import EngineFailed, EngineRecord, Told
+from sidecar.effects import EngineFacts, EngineFailed, EngineRecord
 from sidecar.process.adoption import end_orphans
 from sidecar.process.installed import Installed
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
@@ -65,7 +65,7 @@ class VllmEngines:
         self._own = own
         self._logs = folder / config.log_dir
         self._pool = config.pool(str(folder.resolve()))
-        self._taken: set[Place] = set()
+        self._taken: set[EngineAddress] = set()
         self._installed = Installed(sidecar, own, self._logs / FLAGS_LOG, folder, say, within=HELP_WITHIN)
         self._sizing = Sizing(config, folder, environment)
 
@@ -79,7 +79,7 @@ class VllmEngines:
         return await self._sizing.size(profile, total, present, measured)
 
     def measurement(
-        self, profile: str, told: Told, *, peak: int, settled: int, asleep: int | None = None
+        self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
     ) -> Measured | None:
         """What was seen of an engine, to estimate by the next time: bytes on the GPU where that was most, at its `peak`
         while it started, `settled` once it was ready, `asleep` if it was. None: nothing can be concluded from it."""
@@ -95,7 +95,7 @@ class VllmEngines:
         given, pool = self._config.models[profile], self._config.pool(str(self._folder.resolve()))
         engine = self._config.engine_of(profile)
         told = (
-            command(given, engine, self._config.served_name(profile), Place(), own=self._own),
+            command(given, engine, self._config.served_name(profile), EngineAddress(), own=self._own),
             environment(given, engine, given.gpus or (), {}),
             (engine.device, pool.sockets or pool.host),
         )
@@ -108,7 +108,7 @@ class VllmEngines:
         try:
             return await self._start(profile, gpus, size)
         except _NoSockets as error:
-            self._pool = Places()
+            self._pool = AddressPool()
             self._say(f"{profile}: {error}: engines listen on ports, {self._pool}, which every user here can reach")
             return await self._start(profile, gpus, size)
 
@@ -194,7 +194,7 @@ class VllmEngines:
 
     # -- where ------------------------------------------------------------------------------------------------------
 
-    def _place(self, profile: str) -> Place:
+    def _place(self, profile: str) -> EngineAddress:
         """One that nobody has. Raises AddressTaken."""
         pool = self._pool
         if pool.sockets is None:

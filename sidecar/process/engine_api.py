@@ -19,9 +19,9 @@ import msgspec
 
 from sidecar.core.vllm import (
     AnswerError,
+    Completion,
     Done,
     Gauges,
-    Said,
     done_from,
     gauges_from,
     models_from,
@@ -164,11 +164,11 @@ class EngineApi:
         for _ in range(requests):
             await self._complete(prompt, CANARY_TOKENS, within)
 
-    async def canary(self, within: float = GENERATE) -> Said:
+    async def canary(self, within: float = GENERATE) -> Completion:
         """The same as long as the weights are; to be asked of an idle engine, as batches change the arithmetic."""
         return await self._complete(CANARY, CANARY_TOKENS, within)
 
-    async def _complete(self, prompt: str, tokens: int, within: float) -> Said:
+    async def _complete(self, prompt: str, tokens: int, within: float) -> Completion:
         asked = {"model": self.served_name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "seed": 0}
         asked |= {"ignore_eos": True, "return_token_ids": True}  # unknown fields are ignored
         body = await self._ask("POST", "/v1/completions", within, asked)

@@ -11,10 +11,10 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sidecar.core.addresses import Place
+from sidecar.core.addresses import EngineAddress
 from sidecar.core.arguments import help_commands, known_flags, unsupported
 from sidecar.core.diagnosis import diagnosis
-from sidecar.core.profile import Engine
+from sidecar.core.profile import EngineSettings
 from sidecar.process.process import Process
 from sidecar.process.ring import Ring
 
@@ -47,7 +47,7 @@ class Installed:
         self._known: dict[str, tuple[tuple[str, ...], frozenset[str] | None]] = {}  # None: its help cannot be had
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def launcher(self, engine: Engine, environment: Mapping[str, str]) -> tuple[str, ...]:
+    async def launcher(self, engine: EngineSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
         """By what it is started: see core.arguments. Raises SpawnFailed where the interpreter cannot be started, and
         Unkillable."""
         key = _key(engine)
@@ -56,13 +56,13 @@ class Installed:
                 self._known[key] = await self._ask(engine, environment)
         return self._known[key][0]
 
-    def lacking(self, engine: Engine, argv: Sequence[str]) -> tuple[str, ...]:
+    def lacking(self, engine: EngineSettings, argv: Sequence[str]) -> tuple[str, ...]:
         """The flags of `argv` that it does not have; `launcher` has been asked."""
         known = self._known[_key(engine)][1]
         return () if known is None else unsupported(argv, known)
 
     async def _ask(
-        self, engine: Engine, environment: Mapping[str, str]
+        self, engine: EngineSettings, environment: Mapping[str, str]
     ) -> tuple[tuple[str, ...], frozenset[str] | None]:
         why = ""
         commands = help_commands(engine, self._own)
@@ -75,7 +75,7 @@ class Installed:
                 argv,
                 env=environment,
                 engine=f"{self._sidecar}/help-{secrets.token_hex(8)}",
-                place=Place(),
+                place=EngineAddress(),
                 log=self._log,
                 cwd=self._folder,
                 ring=ring,
@@ -98,5 +98,5 @@ class Installed:
         return commands[0][0], None
 
 
-def _key(engine: Engine) -> str:
+def _key(engine: EngineSettings) -> str:
     return engine.python or ("" if engine.simulated is None else "simulated")

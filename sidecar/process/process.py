@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gateway.shared.tasks import telling
-from sidecar.core.addresses import Place
+from sidecar.core.addresses import EngineAddress
 from sidecar.process import process_family
 from sidecar.process.adoption import ProcessRecord, handle_for
 from sidecar.process.output import MOST, Output
@@ -86,7 +86,7 @@ class Process:
         *,
         env: Mapping[str, str],
         engine: str,
-        place: Place,
+        place: EngineAddress,
         log: Path,
         cwd: Path | None = None,
         ring: Ring | None = None,

@@ -21,8 +21,8 @@ import msgspec
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.inventory import Size
 from sidecar.core.profile import Profile
-from sidecar.core.vllm import Said
-from sidecar.effects import EngineFailed, EngineRecord, Level, Told
+from sidecar.core.vllm import Completion
+from sidecar.effects import EngineFacts, EngineFailed, EngineRecord, Level
 from sidecar.process import ports
 from sidecar.process.adoption import NotOurs
 from sidecar.process.engine_api import LIVENESS, NO_COMPLETIONS, ApiError, EngineApi
@@ -91,7 +91,7 @@ class VllmEngine:
         """Their numbers; none on CPU."""
         return self._identity.gpus
 
-    def record(self, *, level: Literal[0, 1, 2], told: Told) -> EngineRecord:
+    def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
         """For the state file."""
         known = self._identity
         return EngineRecord(
@@ -117,7 +117,7 @@ class VllmEngine:
 
     # -- its start --------------------------------------------------------------------------------------------------
 
-    async def ready(self) -> Told:
+    async def ready(self) -> EngineFacts:
         """Until it serves: healthy, its name served, warmed up, the canary recorded. Raises EngineFailed."""
         profile = self._profile()
         async with self._failing("it did not get ready", memory=True):
@@ -125,7 +125,7 @@ class VllmEngine:
             gauges = await self._api.gauges(LIVENESS)
             served = await self._api.models(LIVENESS)
         most = profile.flags.get("max-num-seqs")
-        return Told(
+        return EngineFacts(
             kv_tokens=gauges.kv_tokens,
             kv_bytes=_kv_bytes(self.lines(LINES)),
             context_length=served.get(self._api.served_name),
@@ -133,7 +133,7 @@ class VllmEngine:
             canary=canary,
         )
 
-    async def _warmed_up(self, profile: Profile) -> Said | None:
+    async def _warmed_up(self, profile: Profile) -> Completion | None:
         """Its canary; None where it cannot have one, or need not."""
         pools = pooling(profile)
         requests = 0 if pools else profile.warmup.requests
@@ -192,7 +192,7 @@ class VllmEngine:
                 if error.kind not in ("timeout", "lost") or not self._process.alive or await self._depth() != level:
                     raise
 
-    async def wake(self, level: Level, told: Told) -> None:
+    async def wake(self, level: Level, told: EngineFacts) -> None:
         """Back once it serves; after level 2 its canary must be `told`'s. Raises EngineFailed."""
         profile = self._profile()
         doing = f"it did not wake from level {level}"

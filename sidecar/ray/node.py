@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.shared.protocol import ModelReport
 from sidecar.assembly import say
-from sidecar.cli.control_client import Asking, NoSidecar, Said
+from sidecar.cli.control_client import Asking, NoSidecar, Rejected
 from sidecar.control.status import Status
 from sidecar.core.config import SidecarConfig, explain
 from sidecar.ray.pool import PoolConfig, file_of, for_node
@@ -65,7 +65,7 @@ class Node:
         """As it is now."""
         try:
             said = self._creation.look()
-        except (Said, NoSidecar) as error:
+        except (Rejected, NoSidecar) as error:
             return NodeStatus(node=self._node, trouble=self._trouble or str(error))
         return NodeStatus(node=self._node, status=said, creating=self._creation.left)
 
@@ -146,7 +146,7 @@ class Creation:
         try:
             return msgspec.json.decode(self._asking.ask("GET", "/status"), type=Status)
         except msgspec.MsgspecError as error:
-            raise Said(f"what answers at {self._asking.address} is another version's: {error}") from error
+            raise Rejected(f"what answers at {self._asking.address} is another version's: {error}") from error
 
     def step(self) -> None:
         """Give the orders that are due. One that is refused is given again."""
@@ -157,7 +157,7 @@ class Creation:
             for model in said.models:
                 if model.pending is None:
                     self._go_on(model, said.calls.get(model.profile, 0))
-        except (Said, NoSidecar):
+        except (Rejected, NoSidecar):
             return  # it starts or ends, or is busy with another model on these GPUs
 
     def _go_on(self, model: ModelReport, calls: int) -> None:

@@ -17,7 +17,7 @@ from gateway.shared.files.checked import Fault, Value, nearest, needed, readable
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.units import Count
 from gateway.shared.files.yaml_file import read_file, written
-from sidecar.core.addresses import LOOPBACK, Places
+from sidecar.core.addresses import LOOPBACK, AddressPool
 from sidecar.core.config import ProfileName, SidecarConfig, faults_of
 from sidecar.core.profile import Bounds, FileName, Profile
 
@@ -113,7 +113,7 @@ def for_node(pool: PoolConfig, node: str, address: str) -> SidecarConfig:
         id=node,
         token_file=f"{node}/token",
         listen=msgspec.structs.replace(config.listen, host=host),
-        engine_addresses=msgspec.structs.replace(config.engine_addresses or Places(), host=host),
+        engine_addresses=msgspec.structs.replace(config.engine_addresses or AddressPool(), host=host),
         state_file=f"{node}/{config.state_file}",
         log_dir=f"{node}/{config.log_dir}",
         models=models,
@@ -169,7 +169,7 @@ def _of_nodes(config: SidecarConfig) -> Iterator[Fault]:
     if config.listen.host not in ANY:
         expected = f"0.0.0.0:{config.listen.port}: each listens at its node's own address"
         yield Fault(("sidecar", "listen"), str(config.listen), expected)
-    places = config.engine_addresses or Places()
+    places = config.engine_addresses or AddressPool()
     if places.sockets is not None or places.host != LOOPBACK:
         yield Fault(("sidecar", "engine_addresses"), str(places), "ports alone: they are of each node's own address")
     for field, name in (("state_file", config.state_file), ("log_dir", config.log_dir)):

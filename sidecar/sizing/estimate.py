@@ -14,8 +14,8 @@ import msgspec
 from sidecar.core.arguments import environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.inventory import Size
-from sidecar.core.profile import Engine, KvMemory, Profile
-from sidecar.effects import Told, Unusable
+from sidecar.core.profile import EngineSettings, KvMemory, Profile
+from sidecar.effects import EngineFacts, Unusable
 from sidecar.process.vllm_engine import pooling
 from sidecar.sizing.claim import claim, refuse_reason
 from sidecar.sizing.measured import Measured
@@ -79,7 +79,7 @@ class Sizing:
         self._shapes[name] = shape
         return size
 
-    def kv_bytes(self, name: str, told: Told) -> int | None:
+    def kv_bytes(self, name: str, told: EngineFacts) -> int | None:
         """How large an engine's KV cache is on each GPU, rather too small than too large, since the rest is taken for
         what it needs; None: that cannot be told."""
         profile, shape = self._config.models.get(name), self._shapes.get(name)
@@ -98,7 +98,7 @@ class Sizing:
         where = Where(
             model=profile.model_path,
             folder=self._folder,
-            environment=environment(profile, Engine(), (), self._inherited),
+            environment=environment(profile, EngineSettings(), (), self._inherited),
             revision=str(given("revision") or "main"),
             downloads=_text(given("download-dir")),
             shape=_text(given("hf-config-path")),

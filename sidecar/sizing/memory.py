@@ -13,7 +13,7 @@ import msgspec
 from sidecar.sizing.measured import Measured
 from sidecar.sizing.model_config import ModelShape, element_bytes
 from sidecar.sizing.model_fields import ModelError, shown
-from sidecar.sizing.model_layers import Cache, State
+from sidecar.sizing.model_layers import Cache, LayerState
 from sidecar.sizing.weights import Stored, on_each_gpu
 
 MIB = 1024**2
@@ -198,7 +198,7 @@ def _held(cache: Cache, tokens: int, sequences: int, step: int) -> int:
     return tokens if cache.window is None else min(tokens, sequences * (cache.window - 1 + BLOCK) + step)
 
 
-def _state_bytes(state: State, gpus: int, element: int) -> int:
+def _state_bytes(state: LayerState, gpus: int, element: int) -> int:
     channels = _split(state.channels, gpus) + _split(state.groups, gpus) * state.group_channels
     recurrent = _split(state.recurrent, gpus) * (state.recurrent_bytes or element)
     return state.layers * (channels * state.kept * element + recurrent)

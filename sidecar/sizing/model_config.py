@@ -20,7 +20,7 @@ from sidecar.sizing.model_fields import (
     within,
     word,
 )
-from sidecar.sizing.model_layers import Cache, State, attends, caches_of, kinds_of, states_of
+from sidecar.sizing.model_layers import Cache, LayerState, attends, caches_of, kinds_of, states_of
 
 MAX_BYTES = 4 * 1024**2  # some quantised models list their layers
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")  # where models that also see keep theirs
@@ -62,7 +62,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     heads: int
     embedding: int
     caches: tuple[Cache, ...]
-    states: tuple[State, ...] = ()
+    states: tuple[LayerState, ...] = ()
     context: int | None = None
     dtype: str | None = None
     quantization: Quantization | None = None

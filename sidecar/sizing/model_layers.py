@@ -40,7 +40,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class LayerState(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that keep the same of each sequence, however long: the last `kept` inputs of a convolution over
     `channels` and, per group, `group_channels`; and `recurrent` elements of `recurrent_bytes` (None: the model's)."""
 
@@ -125,7 +125,7 @@ def _kept(fields: Fields, model_type: str, heads: int, hidden: int) -> tuple[tup
     return (kv_heads, 2 * dim), (few, 2 * wide)
 
 
-def states_of(fields: Fields, model_type: str, kinds: list[int], hidden: int) -> Iterator[State]:
+def states_of(fields: Fields, model_type: str, kinds: list[int], hidden: int) -> Iterator[LayerState]:
     """The Mamba or linear attention layers: one State, or none. Raises ModelError."""
     layers = sum(kind in {_STATE, _BOTH} for kind in kinds)
     if not layers:
@@ -134,7 +134,7 @@ def states_of(fields: Fields, model_type: str, kinds: list[int], hidden: int) ->
     values = whole(fields, ("linear_num_value_heads",))
     if values is not None:  # gated delta net: Qwen3-Next and after
         value_dim, key_dim = needed(fields, ("linear_value_head_dim",)), needed(fields, ("linear_key_head_dim",))
-        yield State(
+        yield LayerState(
             layers=layers,
             kept=needed(fields, ("linear_conv_kernel_dim",)) - 1,
             channels=2 * key_dim * needed(fields, ("linear_num_key_heads",)) + value_dim * values,
@@ -152,7 +152,7 @@ def states_of(fields: Fields, model_type: str, kinds: list[int], hidden: int) ->
     inner = inner or (whole(fields, ("mamba_expand", "expand")) or 2) * hidden
     # Mamba 2 has heads, and keeps two inputs per group besides; Mamba 1 has neither.
     groups = (whole(fields, ("mamba_n_groups", "mamba_ngroups", "n_groups")) or 1) if heads else 0
-    yield State(
+    yield LayerState(
         layers=layers,
         kept=needed(fields, ("mamba_d_conv", "conv_kernel")) - 1,
         channels=inner,

@@ -147,7 +147,7 @@ def test_waits_follow_the_queue_and_its_order() -> None:
                 await gateway.dispatch.enter(call, frozenset())
 
         async with gateway.dispatch.admitted(a_call(deadline=now + 1000.0, prompt_tokens=100)):
-            drain = gateway.dispatch.pressure["m"].drain
+            drain = gateway.dispatch.traffic["m"].drain
             drain.taken(1_000_000)
             drain.returned("default", 1_000_000, 1.0, loop.time())
             drain.rate(loop.time() + 1.0)
@@ -173,7 +173,7 @@ def test_the_mode_is_told() -> None:
         engine = gateway.up("e1")
         async with gateway.dispatch.admitted(a_call(deadline=loop.time() + 1000.0, prompt_tokens=100)):
             gateway.fleet.sampled(engine, EngineSample(running=2, waiting=50, kv_usage=0.5), loop.time())
-            gateway.dispatch.pressure["m"].step([engine], loop.time())
+            gateway.dispatch.traffic["m"].step([engine], loop.time())
             (model,) = (await gateway.get("/fleet")).json()["models"]
             assert model["mode"] == "tight"
 

@@ -1,192 +1,106 @@
-"""Places in rate limits, by example and at a steady overload: who comes back when told is let in."""
+"""Places of calls that were told to come back."""
 
 from __future__ import annotations
 
-import heapq
+import math
 import random
 
 import pytest
 
-from gateway.core.admission import bookings
-from gateway.core.admission.bookings import HORIZON, LATE, SHARE, SHOWS, WEIGHT, Booked, Bookings
-from gateway.core.admission.limits import Charge, LimitBook
-from gateway.core.policy.file import decode
-from gateway.core.request.outcome import Refused
-
-FOUR = "{per_tenant: {requests: {rate: 1/s, burst: 4}}}"
+from gateway.core.admission import bookings as module
+from gateway.core.admission.bookings import EARLY, HORIZON, LATE, SHOWS, SHOWS_WEIGHT, Bookings, fingerprint
+from gateway.core.request.call import Call
+from tests.calls import a_call
 
 
-def book(limits: str) -> LimitBook:
-    return LimitBook(decode(f"tenants: {{a: {{}}, b: {{}}}}\nlimits: {limits}\n".encode()))
+def call(name: str = "a", at: float = 0.0, tokens: int = 100, tenant: str = "t", model: str = "m") -> Call:
+    return a_call(body=name.encode(), arrived=at, deadline=at + 60.0, prompt_tokens=tokens, tenant=tenant, model=model)
 
 
-def come(it: LimitBook, body: bytes, now: float, tenant: str = "a", tokens: int = 10) -> Charge | Refused:
-    try:
-        return it.charge(tenant, "default", "m", tokens, now, it.arrive(tenant, now, body), body)
-    except Refused as refused:
-        return refused
+def test_a_call_is_known_by_what_a_retry_repeats() -> None:
+    assert fingerprint(call(at=1.0, tokens=5)) == fingerprint(call(at=9.0, tokens=7))
+    others = [call("b"), call(tenant="u"), call(model="n")]
+    assert fingerprint(call()) not in {fingerprint(other) for other in others}
 
 
-def used_up(limits: str) -> LimitBook:
-    """A book whose burst of 4 calls is taken at 100 s."""
-    it = book(limits)
-    for number in range(4):
-        assert isinstance(come(it, b"first %d" % number, 100.0), Charge)
-    return it
+def test_a_place_comes_true_once_and_keeps_the_first_arrival() -> None:
+    places = Bookings()
+    assert places.claim(call(), 0.0) is None
+    assert places.book(call(at=1.0), 5.0, 1.0) == 5.0
+    assert len(places) == 1
+    assert places.claim(call("other", at=6.0), 6.0) is None
+    place = places.claim(call(at=6.1), 6.1)
+    assert place is not None
+    assert (place.since, place.deadline, place.due, place.lapses) == (1.0, 61.0, 6.0, 6.0 + LATE)
+    assert len(places) == 0
+    assert places.claim(call(at=6.2), 6.2) is None
+    assert places.ahead(6.2) == 0.0
 
 
-def told(it: LimitBook, body: bytes, now: float, **more: int) -> float:
-    refused = come(it, body, now, **more)
-    assert isinstance(refused, Refused)
-    assert refused.kept
-    assert refused.retry_after is not None
-    return refused.retry_after
-
-
-def test_who_comes_back_when_told_goes_before_who_has_only_just_come() -> None:
-    it = used_up(FOUR)
-    assert told(it, b"2", 100.0) == pytest.approx(1.0, abs=1e-3)
-    assert isinstance(come(it, b"3", 101.0), Refused), "there is room for one, and it is promised"
-    assert isinstance(come(it, b"2", 101.001), Charge)
-    assert isinstance(come(it, b"2", 101.002), Refused), "a place is for one call"
-
-
-def test_a_place_is_of_its_own_tenant() -> None:
-    it = used_up("{global: {requests: {rate: 1/s, burst: 4}}}")
-    told(it, b"2", 100.0)
-    assert isinstance(come(it, b"2", 101.0, tenant="b"), Refused)
-    assert isinstance(come(it, b"2", 101.001), Charge)
-
-
-def test_places_follow_each_other() -> None:
-    it = used_up(FOUR)
-    waits = [told(it, b"%d" % number, 100.0) for number in range(2, 6)]
-    assert waits == pytest.approx([1.0, 2.5, 4.0, 5.5], abs=1e-3), "one in SHOWS / (rate x SHARE) seconds"
-
-
-def test_equal_bodies_have_a_place_each() -> None:
-    it = used_up(FOUR)
-    waits = [told(it, b"same", 100.0) for _ in range(3)]
-    assert waits == pytest.approx([1.0, 2.5, 4.0], abs=1e-3)
-    for wait in waits:
-        assert isinstance(come(it, b"same", 100.0 + wait), Charge)
-    assert not it._places
+def test_who_comes_too_early_keeps_the_place_and_is_told_what_is_left() -> None:
+    places = Bookings()
+    places.book(call(), 5.0, 0.0)
+    assert places.claim(call(at=5.0 - EARLY - 0.01), 5.0 - EARLY - 0.01) is None
+    assert places.book(call(at=2.0), 30.0, 2.0) == 3.0, "a longer queue since then is not its concern"
+    assert len(places) == 1
+    assert places.book(call(at=6.0), 30.0, 6.0) == 0.0
+    assert places.claim(call(at=5.0 - EARLY), 5.0 - EARLY) is not None
 
 
 def test_a_place_lapses() -> None:
-    it = used_up(FOUR)
-    wait = told(it, b"2", 100.0)
-    assert isinstance(come(it, b"3", 100.0 + wait + LATE + 0.01), Charge)
-    assert not it._places
+    places = Bookings()
+    places.book(call(), 5.0, 0.0)
+    late = 5.0 + LATE
+    assert places.claim(call(at=late), late) is None
+    assert (len(places), places.ahead(late)) == (0, 0.0)
+    places.book(call(), 5.0, 0.0)
+    assert places.book(call(at=late), 7.0, late) == 7.0, "a new one, and only one"
+    assert len(places) == 1
+    assert places.ahead(late + 1.0) == pytest.approx(100 * places.shows)
 
 
-def test_a_minute_is_promised_and_no_more() -> None:
-    it = used_up(FOUR)
-    kept = 0
-    while True:
-        refused = come(it, b"%d" % (kept + 1), 100.0)
-        assert isinstance(refused, Refused)
-        if not refused.kept:
-            break
-        kept += 1
-    assert kept == int((HORIZON - 1.0) * SHARE / SHOWS) + 1
-    assert refused.retry_after is not None
-    assert refused.retry_after > HORIZON, "which is told with x-should-retry: false"
+def test_booked_work_counts_by_when_it_is_due_and_by_how_many_come_back() -> None:
+    places = Bookings()
+    for number, wait in enumerate((1.5, 2.5, 30.0)):
+        places.book(call(str(number)), wait, 0.0)
+    assert places.ahead(0.0) == 300 * SHOWS
+    assert places.ahead(0.0, math.inf) == 300 * SHOWS
+    assert places.ahead(0.0, 2.0) == 200 * SHOWS, "to the second"
+    assert places.ahead(0.0, 1.0) == 100 * SHOWS
+    assert places.ahead(0.0, 0.0) == 0.0
+    assert places.claim(call("0"), 2.0) is not None
+    shows = SHOWS + SHOWS_WEIGHT * (1.0 - SHOWS)
+    assert places.shows == pytest.approx(shows)
+    assert places.ahead(2.0) == pytest.approx(200 * shows)
+    assert places.ahead(10.0) == pytest.approx(100 * places.shows)
+    assert places.shows == pytest.approx(shows * (1 - SHOWS_WEIGHT)), "the second did not come"
 
 
-def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bookings, "MOST", 1)
-    it = used_up(FOUR)
-    told(it, b"1", 100.0)
-    refused = come(it, b"2", 100.0)
-    assert isinstance(refused, Refused)
-    assert (refused.kept, refused.retry) == (False, False)
+def test_there_is_no_place_beyond_the_horizon_or_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = Bookings()
+    assert places.book(call(), HORIZON + 0.1, 0.0) is None
+    assert places.book(call(), HORIZON, 0.0) == HORIZON
+    monkeypatch.setattr(module, "MOST", 1)
+    assert places.book(call("b"), 1.0, 0.0) is None
+    assert places.book(call(), 1.0, 0.0) == HORIZON, "who has one keeps it"
 
 
-def test_who_finds_no_room_at_its_place_is_given_another() -> None:
-    it = book("{per_tenant: {tokens: 40/s}}")
-    for number in range(4):
-        charge = come(it, b"first %d" % number, 100.0)
-        assert isinstance(charge, Charge)
-    wait = told(it, b"2", 100.0)
-    charge.settle(90, 100.5)  # it used more than was reserved: a debt
-    again = told(it, b"2", 100.0 + wait)
-    assert isinstance(come(it, b"2", 100.0 + wait + again), Charge)
-
-
-def test_what_cannot_be_repeated_has_no_place() -> None:
-    it = used_up(FOUR)
-    with pytest.raises(Refused) as limited:
-        it.charge("a", "default", "m", 1, 100.0)
-    assert not limited.value.kept
-    told(it, b"2", 100.0)
-    with pytest.raises(Refused):
-        it.charge("a", "default", "m", 1, 101.0)
-
-
-def test_a_place_is_claimed_once_and_its_lapse_is_then_nothing() -> None:
-    it, booked = Bookings(), Booked()
-    assert it.book(7, 1.0, 0.0, [(booked, 5)])
-    assert it.book(7, 1.0, 0.0, [(booked, 5)])
-    assert it.due(7, 0.5) is None
-    place = it.due(7, 1.0)
-    assert place is not None
-    it.claim(place)
-    assert (booked.amount, len(it)) == (5, 2)
-    assert booked.shows > SHOWS
-    it.lapse(10.0)
-    assert (booked.amount, len(it)) == (0, 0)
-    assert booked.shows < SHOWS + (1.0 - SHOWS) * WEIGHT
-
-
-@pytest.mark.parametrize(
-    ("limit", "offered", "tokens"),
-    [
-        ("requests: 10/s", 15.0, 1),
-        ("requests: 10/s", 40.0, 1),
-        ("tokens: 1k/s", 20.0, 100),
-        ("requests: {rate: 10/s, burst: 4}", 20.0, 1),
-    ],
-)
-@pytest.mark.parametrize("obey", [1.0, 0.0])
-def test_at_a_steady_overload_the_time_told_is_true_and_no_room_is_lost(
-    limit: str, offered: float, tokens: int, obey: float
-) -> None:
-    it, rng, rate = book(f"{{per_tenant: {{{limit}}}}}"), random.Random(1), 10.0
-    events, now = [], 0.0
-    while now < 120.0:
-        now += rng.expovariate(offered)
-        events.append((now, len(events), False))
-    back = let_in = done = 0
-    while events:
-        now, number, again = heapq.heappop(events)
-        outcome = come(it, b"%d" % number, now, tokens=tokens)
-        back += again
-        if isinstance(outcome, Charge):
-            outcome.settle(tokens, now)
-            done += now < 120.0
-            let_in += again
-        elif outcome.kept and not again and rng.random() < obey:
-            assert outcome.retry_after is not None
-            heapq.heappush(events, (now + outcome.retry_after, number, True))
-    assert done >= 0.9 * rate * 120.0
-    assert let_in >= 0.97 * back
-    assert (back > 0.3 * 120.0 * rate) is bool(obey)
-    assert len(it._places) < 2 * offered * LATE + SHARE * rate * HORIZON
-
-
-def test_a_burst_of_few_calls_promises_nothing() -> None:
-    it = book("{per_tenant: {requests: 1/s}}")
-    come(it, b"1", 100.0)
-    refused = come(it, b"2", 100.0)
-    assert isinstance(refused, Refused)
-    assert (refused.kept, refused.retry, len(it._places)) == (False, True, 0)
-    assert isinstance(come(it, b"3", 101.0), Charge)
-
-
-def test_only_a_limit_that_refuses_books_a_place() -> None:
-    it = book("{per_class: {requests: 100/s}, per_tenant: {tokens: {rate: 10/s, burst: 40}}}")
-    for number in range(4):
-        assert isinstance(come(it, b"first %d" % number, 100.0), Charge)
-    assert told(it, b"2", 100.0) == pytest.approx(1.0, abs=0.2)
-    assert [bucket.key[0] for bucket in it._buckets.values() if bucket.booked is not None] == ["tokens"]
+def test_whatever_happens_the_sums_are_those_of_the_places_there_are() -> None:
+    rng = random.Random(4)
+    places, now, shown = Bookings(), 0.0, 0
+    for _ in range(5000):
+        now += rng.expovariate(20.0)
+        one = call(str(rng.randrange(60)), now, rng.randint(1, 500))
+        if rng.random() < 0.5:
+            places.book(one, rng.uniform(0.0, 70.0), now)
+        elif rng.random() < 0.8:
+            shown += places.claim(one, now) is not None
+        else:
+            places.ahead(now)
+        left = places._places.values()
+        assert places._tokens == sum(place.tokens for place in left)
+        assert sum(places._due.values()) == places._tokens
+        assert 0.0 < places.shows < 1.0
+    assert shown > 50
+    assert places.ahead(now + 1000.0) == 0.0
+    assert (len(places), places._due) == (0, {})

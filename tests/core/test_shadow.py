@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.core.admission.limits import Charge, LimitBook
-from gateway.core.admission.pressure import Pressure
+from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.file import decode
@@ -50,7 +50,7 @@ class World:
             self.fleet.has_models(self.engine, [ModelCard(id="m")])
         self.engine.up = True
         self.queues = Queues(self.snapshot.policy.classes)
-        self.pressure = Pressure(self.snapshot.policy, 0.0)
+        self.traffic = ModelTraffic(self.snapshot.policy, 0.0)
 
     def judge(self, headers: Mapping[bytes, bytes] = {}, **fields: Any) -> tuple[Any, Verdict]:
         fields = {"prompt_tokens": 100, "output_tokens": 50, "asked": 100, "max_tokens": 100} | fields
@@ -60,7 +60,7 @@ class World:
         before = copy(call)
         arrival = self.shadow.arrive(account, headers, "127.0.0.1", call.arrived)
         verdict = self.shadow.judge(
-            call, account, self.snapshot, headers, "127.0.0.1", self.queues, self.pressure,
+            call, account, self.snapshot, headers, "127.0.0.1", self.queues, self.traffic,
             self.fleet.serving(call.model), call.arrived, arrival,
         )  # fmt: skip
         assert not self.failures, self.failures
@@ -383,7 +383,7 @@ BROWNOUT = OPEN + "modes: {tight: {enter: {kv: 10%}, leave: {kv: 5%}, refuse: [d
 
 def pressed(world: World, now: float, kv: float) -> None:
     world.engine.sampled(EngineSample(running=0, waiting=0, kv_usage=kv), now)
-    world.pressure.step([world.engine], now)
+    world.traffic.step([world.engine], now)
 
 
 def test_modes_step_on_the_same_signals() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.policy.policy import Body, Policy, Routing, TrustedProxies
+from gateway.core.policy.policy import BodyPolicy, Policy, Routing, TrustedProxies
 from gateway.core.policy.snapshot import Snapshot, call_settings, largest_body
 from gateway.core.policy.traffic import Deadlines, TrafficClass
 from gateway.core.request.call import ROUTES, CallSettings
@@ -18,7 +18,7 @@ def test_what_the_parser_needs_is_taken_from_the_policy() -> None:
     policy = Policy(
         classes={"fast": TrafficClass(deadline=5.0), "default": TrafficClass(deadline=7.0)},
         service_tiers={"priority": "fast"},
-        body=Body(max_messages=3, max_n=2, media="any", media_hosts=("pictures.example",)),
+        body=BodyPolicy(max_messages=3, max_n=2, media="any", media_hosts=("pictures.example",)),
         routing=Routing(block=128),
     )
     found = call_settings(policy)
@@ -52,7 +52,7 @@ def test_a_policy_that_only_looks_right_has_none() -> None:
     ],
 )
 def test_the_largest_body_of_a_route(path: bytes, media: str, expected: int) -> None:
-    policy = Policy(body=Body(max=2000, max_media=9000, media=media))  # type: ignore[arg-type]  # one of its literals
+    policy = Policy(body=BodyPolicy(max=2000, max_media=9000, media=media))  # type: ignore[arg-type]  # one of its literals
     assert largest_body(policy, ROUTES[path]) == expected
     assert largest_body(policy) == 9000
     assert Snapshot(policy).small == 2000

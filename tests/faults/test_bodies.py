@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.core.policy.policy import Body, Budget, Policy
+from gateway.core.policy.policy import BodyPolicy, Budget, Policy
 from gateway.core.policy.traffic import Tenant
 from gateway.core.request.call import Call
 from gateway.relay.pipeline import READ_HERE, Pipeline
-from gateway.relay.wire.connection import Connection
+from gateway.relay.wire.connection import ClientConnection
 from gateway.serve.run import Gateway
 from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, request, settled
 
@@ -100,7 +100,7 @@ def test_a_client_that_leaves_while_its_body_is_parsed_is_not_sent_on() -> None:
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_larger_than_its_route_takes_is_refused_unread(path: str, media: str, limit: int, chunked: bool) -> None:
     """By its announced length, or by the first chunk that goes beyond."""
-    policy = Policy(body=Body(max=2000, max_media=8000, media=media))  # type: ignore[arg-type]  # one of its literals
+    policy = Policy(body=BodyPolicy(max=2000, max_media=8000, media=media))  # type: ignore[arg-type]  # one of its literals
     length = b"transfer-encoding: chunked\r\n\r\n%x\r\n" if chunked else b"content-length: %d\r\n\r\n"
 
     async def body(gateway: Gateway, engine: ScriptedEngine) -> None:
@@ -180,7 +180,7 @@ def test_bodies_that_wait_are_bounded_together() -> None:
             each.cancel()
         await asyncio.wait(waiting)
 
-    scenario(Policy(budget=Budget(max_concurrency=1), body=Body(memory=350_000, share=1.0)), body, "hang")
+    scenario(Policy(budget=Budget(max_concurrency=1), body=BodyPolicy(memory=350_000, share=1.0)), body, "hang")
 
 
 def test_a_body_is_waited_for_no_longer_than_its_callers_deadline() -> None:
@@ -207,7 +207,7 @@ def test_without_a_key_where_keys_exist_nothing_of_a_body_is_held() -> None:
         assert gateway.metrics.outcomes() == {"unauthorized": 1}
         assert gateway.bodies.held == 0
         (connection,) = gateway.server._shared.open
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ClientConnection)
         assert (connection._buffer, connection._body, connection._request) == (b"", None, None)
         writer.transport.abort()
 
@@ -221,7 +221,7 @@ def test_tenants_have_a_share_each_and_so_has_who_has_no_key() -> None:
             "acme": Tenant(keys=(hashlib.sha256(b"a").hexdigest(),)),
             "zeta": Tenant(keys=(hashlib.sha256(b"z").hexdigest(),)),
         },
-        body=Body(memory=450_000, share=0.34),
+        body=BodyPolicy(memory=450_000, share=0.34),
         budget=Budget(max_concurrency=1),
     )
 

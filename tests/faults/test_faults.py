@@ -20,15 +20,15 @@ from msgspec import UNSET
 
 from gateway.core.admission.queues import Ticket
 from gateway.core.engines.fleet import Hold
-from gateway.core.policy.policy import Body, EngineEntry, FleetPolicy, Policy, Timeouts
+from gateway.core.policy.policy import BodyPolicy, EngineEntry, FleetPolicy, Policy, Timeouts
 from gateway.core.request.outcome import Record
 from gateway.decider.dispatch import Grant
 from gateway.relay.answer import Relay
-from gateway.relay.wire.connection import Connection
+from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.server import Request, Responder
 from gateway.serve.run import Gateway
 from gateway.upstream.client import Reply
-from gateway.upstream.connection import Connection as EngineConnection
+from gateway.upstream.connection import EngineConnection
 from tests.faults.scripted import (
     Answer,
     ScriptedEngine,
@@ -356,7 +356,7 @@ def test_a_call_in_the_queue_of_a_full_engine_is_cancelled_with_its_client() -> 
 
 
 # What lives as long as one call or one connection, and holds memory while it does.
-HOLDERS = (Connection, EngineConnection, Responder, Request, Reply, Relay, Ticket, Hold, Grant)
+HOLDERS = (ClientConnection, EngineConnection, Responder, Request, Reply, Relay, Ticket, Hold, Grant)
 BEHAVIOURS = [
     *("good", "good", "good", "die_before_headers", "die_after_headers", "die_mid_body", "garbage", "no_done"),
     *("no_newline", "stall", "hang", "400", "500", "500_cut", "503", "late_end"),
@@ -408,7 +408,7 @@ def a_random_mix(seed: int) -> None:
         fds = await fds_at_rest()
         engines = [ScriptedEngine(BEHAVIOURS, random.Random(rng.random())) for _ in range(3)]
         timeouts = Timeouts(first_byte=0.1, stall=0.1, body=2.0, headers=0.2)
-        policy = msgspec.structs.replace(QUICK, timeouts=timeouts, body=Body(memory=1_000_000, share=0.9))
+        policy = msgspec.structs.replace(QUICK, timeouts=timeouts, body=BodyPolicy(memory=1_000_000, share=0.9))
         async with AsyncExitStack() as stack:
             for engine in engines:
                 await stack.enter_async_context(engine.running())

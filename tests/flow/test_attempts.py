@@ -45,7 +45,7 @@ def scenario(behaviours: list[str], body: Body, policy: Policy = POLICY) -> None
                 each.prefill_rate = 10_000.0 / (number + 1)  # else they are equals
             await body(gateway, engines)
             await settled(gateway)
-            assert not any(pressure.drain.held for pressure in gateway.dispatch.pressure.values())
+            assert not any(traffic.drain.held for traffic in gateway.dispatch.traffic.values())
             assert problems == []
         async with asyncio.timeout(5):
             while any(engine.open for engine in engines):
@@ -266,9 +266,9 @@ def test_no_second_attempt_without_budget_room_or_another_engine() -> None:
         assert (await ask(port_of(gateway), request(True))).status == 200
         gateway.retries.policy = Retries()
         assert asked(engines) == [4, 0]
-        gateway.dispatch.pressure["m"].level = 1
+        gateway.dispatch.traffic["m"].level = 1
         assert (await ask(port_of(gateway), request(True))).status == 200, "none under pressure"
-        gateway.dispatch.pressure["m"].level = 0
+        gateway.dispatch.traffic["m"].level = 0
         assert asked(engines) == [5, 0]
         assert (await ask(port_of(gateway), request(True))).status == 200
         assert asked(engines) == [6, 1]

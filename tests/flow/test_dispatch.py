@@ -62,7 +62,7 @@ class World:
             assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0), engine
         assert all(not queues for queues in self.dispatch.queues.values())
         assert not any(self.dispatch.running.values())
-        assert not any(pressure.drain.held for pressure in self.dispatch.pressure.values())
+        assert not any(traffic.drain.held for traffic in self.dispatch.traffic.values())
         assert not self.dispatch._turns
         self.dispatch._arm()
         assert self.dispatch._timer is None
@@ -575,8 +575,8 @@ def test_a_call_that_comes_back_when_told_goes_before_those_who_came_meanwhile()
         told = await refused(world, promised(world, body=b"again"))
         assert told.kept
         assert told.retry_after is not None
-        pressure = world.dispatch.pressure["m"]
-        assert len(pressure.places["interactive"]) == 1
+        traffic = world.dispatch.traffic["m"]
+        assert len(traffic.bookings["interactive"]) == 1
         await asyncio.sleep(told.retry_after)
         order: list[str] = []
 
@@ -593,7 +593,7 @@ def test_a_call_that_comes_back_when_told_goes_before_those_who_came_meanwhile()
         back = asyncio.create_task(one("back", promised(world, body=b"again")))
         await asyncio.gather(*tasks, block, back, *newcomers)
         assert order[0] == "back"
-        assert len(pressure.places["interactive"]) == 0
+        assert len(traffic.bookings["interactive"]) == 0
 
     virtual(scenario, policy=PROMISES)
 

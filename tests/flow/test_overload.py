@@ -90,7 +90,7 @@ class World:
         ]
         if waiting and idle:
             self.idle_while_waiting.append(now)
-        self.levels += [(now, pressure.level) for pressure in dispatch.pressure.values()]
+        self.levels += [(now, traffic.level) for traffic in dispatch.traffic.values()]
         if now < until:
             self._loop.call_later(0.25, self._look, until)
 

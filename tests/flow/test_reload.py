@@ -95,7 +95,7 @@ class World:
         assert set(self.gateway.telemetry._watchers) == set(self.gateway.fleet.engines)
         assert not any(self.dispatch.queues.values())
         assert not any(self.dispatch.running.values())
-        assert not any(pressure.drain.held for pressure in self.dispatch.pressure.values())
+        assert not any(traffic.drain.held for traffic in self.dispatch.traffic.values())
         assert not self.dispatch._turns
         self.dispatch._arm()
         assert self.dispatch._timer is None

@@ -25,7 +25,7 @@ from gateway.relay.wire.body import ChunkedBody
 from gateway.relay.wire.http1 import HeadReader
 from gateway.relay.wire.messages import ServerSettings, WireError
 from gateway.shared.files.checked import InvalidFile
-from gateway.shared.protocol import WireError as ReportError
+from gateway.shared.protocol import ProtocolError as ReportError
 from gateway.shared.protocol import capacity_report
 from gateway.shared.vllm.answers import AnswerError, models_from, sample_from
 from gateway.shared.vllm.kv_events import EventsError, events_from

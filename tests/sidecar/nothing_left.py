@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sidecar.core.addresses import Place
+from sidecar.core.addresses import EngineAddress
 from sidecar.process import process_family
 from sidecar.process.process import Process
 from sidecar.process.ring import Ring
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-PLACE = Place(port=8100)
+PLACE = EngineAddress(port=8100)
 NUMBERS = itertools.count()
 
 

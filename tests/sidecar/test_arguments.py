@@ -13,17 +13,17 @@ import pytest
 
 from loadtest.lab.vllm.real_vllm import free_port
 from loadtest.processes import Child, answers, get
-from sidecar.core.addresses import Place
+from sidecar.core.addresses import EngineAddress
 from sidecar.core.arguments import CLI, SERVER, command, environment, help_commands, known_flags, unsupported
 from sidecar.core.flags import FLAGS
-from sidecar.core.profile import Engine, KvMemory, Profile
+from sidecar.core.profile import EngineSettings, KvMemory, Profile
 
 ROOT = Path(__file__).parents[2]
 START = ("/v/python", "-m", "vllm.entrypoints.cli.main", "serve")
 SIMULATED = ("py", "-m", "loadtest.engine", "--profile", "h100-8b", "--model", "m")
 HALF = ("--gpu-memory-utilization", "0.5")
 AWAKE: dict[str, Any] = {"sleep": None}
-PLACE = Place(port=8100)
+PLACE = EngineAddress(port=8100)
 # As a profile without a word beyond its path has it.
 HERE = "--host 127.0.0.1 --port 8100"
 PLAIN = f"/m --served-model-name m --tensor-parallel-size 1 {HERE}"
@@ -60,10 +60,10 @@ When passing JSON CLI arguments, the following sets of arguments are equivalent:
 """
 
 
-def argv(place: Place = PLACE, share: float | None = None, **fields: Any) -> str:
+def argv(place: EngineAddress = PLACE, share: float | None = None, **fields: Any) -> str:
     """The arguments of vLLM for such a profile, joined by spaces."""
     profile = Profile(model_path="/m", **fields)
-    whole = command(profile, Engine(python="/v/python"), "m", place, own="py", share=share)
+    whole = command(profile, EngineSettings(python="/v/python"), "m", place, own="py", share=share)
     assert whole[:4] == START
     return " ".join(whole[4:])
 
@@ -73,8 +73,8 @@ def argv(place: Place = PLACE, share: float | None = None, **fields: Any) -> str
     [
         ({}, f"{PLAIN} --enable-sleep-mode"),
         (AWAKE, PLAIN),
-        ({"place": Place(host="[fd00::1]", port=1), **AWAKE}, PLAIN.replace(HERE, "--host fd00::1 --port 1")),
-        ({"place": Place(uds="/run/m.sock"), **AWAKE}, PLAIN.replace(HERE, "--uds /run/m.sock")),
+        ({"place": EngineAddress(host="[fd00::1]", port=1), **AWAKE}, PLAIN.replace(HERE, "--host fd00::1 --port 1")),
+        ({"place": EngineAddress(uds="/run/m.sock"), **AWAKE}, PLAIN.replace(HERE, "--uds /run/m.sock")),
         (
             {"tokenizer_path": "/t", "context_length": 8192, "tensor_parallel": 2, "trust_remote_code": True, **AWAKE},
             "/m --tokenizer /t --served-model-name m --max-model-len 8192 --tensor-parallel-size 2 "
@@ -102,14 +102,14 @@ def test_a_profile_becomes_the_arguments_of_vllm(fields: dict[str, Any], expecte
 
 def test_what_is_one_value_is_one_argument() -> None:
     profile = Profile(model_path="/my models/m", flags={"hf-overrides": {"a b": [1, None]}})
-    found = command(profile, Engine(), "m", PLACE, own="py")
+    found = command(profile, EngineSettings(), "m", PLACE, own="py")
     assert (found[0], found[found.index("serve") + 1]) == ("py", "/my models/m")
     assert json.loads(found[found.index("--hf-overrides") + 1]) == {"a b": [1, None]}
 
 
 def test_a_vllm_for_cpu_is_told_nothing_of_gpus() -> None:
     profile = Profile(model_path="/m", gpu_memory=0.5)
-    found = command(profile, Engine(device="cpu"), "m", PLACE, own="py", share=0.5)
+    found = command(profile, EngineSettings(device="cpu"), "m", PLACE, own="py", share=0.5)
     assert " ".join(found[4:]) == PLAIN
 
 
@@ -118,7 +118,7 @@ def test_a_vllm_for_cpu_is_told_nothing_of_gpus() -> None:
     [
         (PLACE, {}, ("--host", "127.0.0.1", "--port", "8100", *HALF)),
         (
-            Place(uds="/run/m.sock"),
+            EngineAddress(uds="/run/m.sock"),
             {"context_length": 4096},
             ("--uds", "/run/m.sock", *HALF, "--max-model-len", "4096"),
         ),
@@ -135,13 +135,17 @@ def test_a_vllm_for_cpu_is_told_nothing_of_gpus() -> None:
         ),
     ],
 )
-def test_a_simulated_engine_is_told_what_it_obeys(place: Place, fields: dict[str, Any], expected: tuple[str]) -> None:
-    found = command(Profile(model_path="/m", **fields), Engine(simulated="h100-8b"), "m", place, own="py", share=0.5)
+def test_a_simulated_engine_is_told_what_it_obeys(
+    place: EngineAddress, fields: dict[str, Any], expected: tuple[str]
+) -> None:
+    found = command(
+        Profile(model_path="/m", **fields), EngineSettings(simulated="h100-8b"), "m", place, own="py", share=0.5
+    )
     assert found == (*SIMULATED, *expected)
 
 
 def test_a_simulated_engine_without_a_gpu_is_told_nothing_of_its_memory() -> None:
-    engine = Engine(simulated="h100-8b", device="cpu")
+    engine = EngineSettings(simulated="h100-8b", device="cpu")
     found = command(Profile(model_path="/m", gpu_memory=0.5), engine, "m", PLACE, own="py", share=0.5)
     assert found == (*SIMULATED, "--host", "127.0.0.1", "--port", "8100")
 
@@ -151,7 +155,7 @@ def test_a_simulated_engine_without_a_gpu_is_told_nothing_of_its_memory() -> Non
 
 def test_an_engine_gets_what_is_listed_and_what_the_sidecar_sets() -> None:
     own = {"PATH": "/bin", "HF_TOKEN": "t", "AWS_SECRET": "s", "VLLM_API_KEY": "k", "CUDA_VISIBLE_DEVICES": "7"}
-    assert environment(Profile(model_path="/m"), Engine(), (2, 0), own) == {
+    assert environment(Profile(model_path="/m"), EngineSettings(), (2, 0), own) == {
         "PATH": "/bin",
         "HF_TOKEN": "t",
         "VLLM_NO_USAGE_STATS": "1",
@@ -165,12 +169,12 @@ def test_an_engine_gets_what_is_listed_and_what_the_sidecar_sets() -> None:
 
 def test_a_profiles_variables_come_before_the_sidecars_own() -> None:
     profile = Profile(model_path="/m", environment={"PATH": "/v/bin", "VLLM_NO_USAGE_STATS": "0"})
-    found = environment(profile, Engine(), (0,), {"PATH": "/bin"})
+    found = environment(profile, EngineSettings(), (0,), {"PATH": "/bin"})
     assert (found["PATH"], found["VLLM_NO_USAGE_STATS"]) == ("/v/bin", "0")
 
 
 def test_a_model_that_never_sleeps_has_no_routes_to_put_it_to_sleep() -> None:
-    found = environment(Profile(model_path="/m", sleep=None), Engine(), (), {})
+    found = environment(Profile(model_path="/m", sleep=None), EngineSettings(), (), {})
     assert "VLLM_SERVER_DEV_MODE" not in found
     assert found["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -185,8 +189,8 @@ def test_a_model_that_never_sleeps_has_no_routes_to_put_it_to_sleep() -> None:
 )
 def test_on_cpu_the_size_of_the_kv_cache_is_a_variable(fields: dict[str, Any], expected: str | None) -> None:
     profile = Profile(model_path="/m", **fields)
-    assert environment(profile, Engine(device="cpu"), (), {}).get("VLLM_CPU_KVCACHE_SPACE") == expected
-    on_gpu = environment(Profile(model_path="/m", gpu_memory=KvMemory(kv=2**30)), Engine(), (0,), {})
+    assert environment(profile, EngineSettings(device="cpu"), (), {}).get("VLLM_CPU_KVCACHE_SPACE") == expected
+    on_gpu = environment(Profile(model_path="/m", gpu_memory=KvMemory(kv=2**30)), EngineSettings(), (0,), {})
     assert "VLLM_CPU_KVCACHE_SPACE" not in on_gpu
 
 
@@ -212,38 +216,38 @@ def test_flags_that_the_engine_does_not_have_are_named_in_order() -> None:
 
 
 def test_how_to_ask_for_the_help() -> None:
-    assert help_commands(Engine(python="/v/python"), "py") == (
+    assert help_commands(EngineSettings(python="/v/python"), "py") == (
         (CLI, (*START, "--help=all")),
         (CLI, (*START, "--help")),
         (SERVER, ("/v/python", *SERVER, "--help=all")),
         (SERVER, ("/v/python", *SERVER, "--help")),
     )
-    assert help_commands(Engine(), "py")[0][1][0] == "py"
-    assert help_commands(Engine(simulated="x"), "py") == ((CLI, ("py", "-m", "loadtest.engine", "--help")),)
+    assert help_commands(EngineSettings(), "py")[0][1][0] == "py"
+    assert help_commands(EngineSettings(simulated="x"), "py") == ((CLI, ("py", "-m", "loadtest.engine", "--help")),)
 
 
 def test_where_the_script_does_not_run_the_server_is_told_its_model_by_a_flag() -> None:
-    found = command(Profile(model_path="/m", **AWAKE), Engine(), "m", PLACE, own="py", launcher=SERVER)
+    found = command(Profile(model_path="/m", **AWAKE), EngineSettings(), "m", PLACE, own="py", launcher=SERVER)
     assert " ".join(found) == f"py -m vllm.entrypoints.openai.api_server --model {PLAIN}"
 
 
 def test_the_simulated_engine_has_every_flag_it_is_told() -> None:
-    engine = Engine(simulated="h100-8b")
+    engine = EngineSettings(simulated="h100-8b")
     _, asked = help_commands(engine, sys.executable)[0]
     flags = known_flags(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=30, cwd=ROOT).stdout)
     full = dict.fromkeys(FLAGS, 1) | {"enable-prefix-caching": False, "enable-prompt-tokens-details": True}
     profile = Profile(model_path="/m", context_length=1, flags=full, gpu_memory=KvMemory(kv=2**30))
-    for place in (PLACE, Place(uds="/s")):
+    for place in (PLACE, EngineAddress(uds="/s")):
         found = command(profile, engine, "m", place, own=sys.executable, share=0.5)
         assert len(found) > 15
         assert unsupported(found, flags) == ()
 
 
 def test_a_simulated_engine_starts_by_its_command_and_serves_the_name(tmp_path: Path) -> None:
-    profile, place = Profile(model_path="/m", context_length=4096, sleep=None), Place(port=free_port())
-    argv = command(profile, Engine(simulated="h100-8b"), "org/m", place, own=sys.executable)
+    profile, place = Profile(model_path="/m", context_length=4096, sleep=None), EngineAddress(port=free_port())
+    argv = command(profile, EngineSettings(simulated="h100-8b"), "org/m", place, own=sys.executable)
     with Child(
-        "engine", argv, tmp_path / "log", env=environment(profile, Engine(simulated="h100-8b"), (), os.environ)
+        "engine", argv, tmp_path / "log", env=environment(profile, EngineSettings(simulated="h100-8b"), (), os.environ)
     ) as child:
         child.wait(lambda: answers(f"{place.url}/health"), 20.0, "health")
         (card,) = json.loads(get(f"{place.url}/v1/models")[1])["data"]

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sidecar.core.addresses import ELSEWHERE, Address, Place, Places, is_loopback
+from sidecar.core.addresses import ELSEWHERE, Address, AddressPool, EngineAddress, is_loopback
 from sidecar.core.config import MAX_BYTES, SidecarConfig, decode, explain, warnings
 from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
-from sidecar.core.profile import Engine, KvMemory, Profile, Sleep, Warmup
+from sidecar.core.profile import EngineSettings, KvMemory, Profile, Sleep, Warmup
 from tests.config_files import problems_of, structs_of
 
 EXAMPLE = Path(__file__).parents[2] / "sidecar" / "cli" / "example.yaml"
@@ -69,7 +69,7 @@ models:
     a, b = config.models.values()
     assert (config.id, config.gpus, config.host_memory_for_sleep) == ("Box-1", (0, 1, 3), 3 * 2**29)
     assert config.gateways == ("http://127.0.0.1:8001", "https://[fd00::1]:8001/")
-    assert (config.listen, config.engine_addresses) == (Address("10.0.0.5", 8002), Places("10.0.0.5", 9000, 9001))
+    assert (config.listen, config.engine_addresses) == (Address("10.0.0.5", 8002), AddressPool("10.0.0.5", 9000, 9001))
     assert (a.context_length, a.gpu_memory, a.sleep) == (8000, 0.45, Sleep(level=2, after=90.0))
     assert (a.stop_after, a.gpus, a.warmup, a.load_timeout) == (7200.0, (3, 0), Warmup(requests=0), 600.0)
     assert (b.gpu_memory, b.sleep, b.pin, b.trust_remote_code) == (KvMemory(kv=8 * 2**30), None, True, True)
@@ -83,15 +83,18 @@ models:
     }
     assert [config.served_name(name) for name in config.models] == ["org/A", "b.2"]
     assert [config.engine_of(name) for name in config.models] == [
-        Engine(python="/opt/vllm/bin/python"),
-        Engine(device="cpu"),
+        EngineSettings(python="/opt/vllm/bin/python"),
+        EngineSettings(device="cpu"),
     ]
     assert decode(explain(config).encode()) == config
 
 
 def test_engines_on_sockets_and_simulated_ones() -> None:
     config = decode(f"{A}engine_addresses: unix:/run/weir\nengine: {{simulated: h100-8b}}".encode())
-    assert (config.engine_addresses, config.engine) == (Places(sockets="/run/weir"), Engine(simulated="h100-8b"))
+    assert (config.engine_addresses, config.engine) == (
+        AddressPool(sockets="/run/weir"),
+        EngineSettings(simulated="h100-8b"),
+    )
     assert decode(explain(config).encode()) == config
 
 
@@ -99,7 +102,7 @@ def test_engines_listen_on_sockets_of_this_user_where_all_gateways_are_here() ->
     local = 'token_file: t\ngateways: ["http://127.0.0.1:8001", "https://localhost", "http://[::1]:8001/"]\n'
     for text in (A, A + local):
         config = decode(text.encode())
-        assert config.pool("/etc/weir") == Places(sockets="/etc/weir/sidecar-engines")
+        assert config.pool("/etc/weir") == AddressPool(sockets="/etc/weir/sidecar-engines")
         assert list(warnings(config)) == []
     long = config.pool("/" + "d" * 90)
     assert (long.sockets or "").startswith(ELSEWHERE)
@@ -108,7 +111,7 @@ def test_engines_listen_on_sockets_of_this_user_where_all_gateways_are_here() ->
 
 def test_ports_are_warned_of_and_most_where_models_may_sleep() -> None:
     far = decode(f'{A}token_file: t\ngateways: ["http://127.0.0.1:1", "http://10.0.0.9:8001"]\n'.encode())
-    assert far.pool("/etc/weir") == Places()
+    assert far.pool("/etc/weir") == AddressPool()
     told, who, sleeps = warnings(far)
     assert told.startswith("engine_addresses: http://10.0.0.9:8001 may be another machine's")
     assert "every user of this machine" in who
@@ -132,7 +135,7 @@ def test_the_commented_example_is_good_and_shows_every_field() -> None:
     config = decode(data, EXAMPLE.name)
     assert decode(explain(config).encode()) == config
     kinds = structs_of(SidecarConfig)
-    assert {SidecarConfig, Profile, Sleep, Warmup, Engine, KvMemory} == kinds
+    assert {SidecarConfig, Profile, Sleep, Warmup, EngineSettings, KvMemory} == kinds
     fields = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
     assert {name for name in fields if f"{name}:" not in data.decode()} == set()
 
@@ -140,14 +143,14 @@ def test_the_commented_example_is_good_and_shows_every_field() -> None:
 @pytest.mark.parametrize(
     ("text", "pool"),
     [
-        ("8100-8100", Places(first=8100, last=8100)),
-        ("[fd00::1]:1-65535", Places("[fd00::1]", 1, 65_535)),
-        ("unix:/run/weir", Places(sockets="/run/weir")),
-        ("unix:/", Places(sockets="/")),
+        ("8100-8100", AddressPool(first=8100, last=8100)),
+        ("[fd00::1]:1-65535", AddressPool("[fd00::1]", 1, 65_535)),
+        ("unix:/run/weir", AddressPool(sockets="/run/weir")),
+        ("unix:/", AddressPool(sockets="/")),
     ],
 )
-def test_a_pool_of_addresses_is_written_as_it_is_read(text: str, pool: Places) -> None:
-    assert (Places.parse(text), str(pool)) == (pool, text)
+def test_a_pool_of_addresses_is_written_as_it_is_read(text: str, pool: AddressPool) -> None:
+    assert (AddressPool.parse(text), str(pool)) == (pool, text)
 
 
 @pytest.mark.parametrize(
@@ -155,15 +158,15 @@ def test_a_pool_of_addresses_is_written_as_it_is_read(text: str, pool: Places) -
     ["8199-8100", "0-9", "8100", "1-65536", "0.0.0.0:1-2", "[::]:1-2", "unix:run", "unix:", "a b:1-2", "8100-8199 "],
 )
 def test_what_is_no_pool_of_addresses(text: str) -> None:
-    assert Places.parse(text) is None
+    assert AddressPool.parse(text) is None
 
 
 def test_where_an_engine_listens() -> None:
-    ports, sockets = Places("10.0.0.5", 9000, 9001), Places(sockets="/run/weir")
+    ports, sockets = AddressPool("10.0.0.5", 9000, 9001), AddressPool(sockets="/run/weir")
     assert (ports.ports, sockets.ports) == ((9000, 9001), ())
     assert ports.on_port(9000).url == "http://10.0.0.5:9000"
     assert sockets.on_socket("a").url == "unix:///run/weir/a.sock"
-    assert Places(sockets="/").on_socket("a") == Place(uds="/a.sock")
+    assert AddressPool(sockets="/").on_socket("a") == EngineAddress(uds="/a.sock")
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from gateway.shared.protocol import SOCKETS_MARK
 from sidecar.core.addresses import SOCKETS
 from sidecar.core.config import decode
 from sidecar.core.inventory import Size
-from sidecar.core.vllm import Said
-from sidecar.effects import Engine, EngineFailed, Engines, Told
+from sidecar.core.vllm import Completion
+from sidecar.effects import Engine, EngineFacts, EngineFailed, Engines
 from sidecar.fake_gpu import FakeGPUs, lay_out
 from sidecar.process.engine import VllmEngines, measurement
 from sidecar.sizing.measured import Measured
@@ -151,7 +151,7 @@ class Box:
 
 
 def pid_of(engine: Engine) -> int:
-    return engine.record(level=0, told=Told()).process.pid
+    return engine.record(level=0, told=EngineFacts()).process.pid
 
 
 async def first_line(engine: Engine) -> str:
@@ -197,7 +197,7 @@ def test_the_life_of_an_engine(tmp_path: Path) -> None:
             assert await engine.awake() == 0
             assert held() == size.claim
         await engine.sleep(2)
-        other = msgspec.structs.replace(told, canary=Said("other words"))
+        other = msgspec.structs.replace(told, canary=Completion("other words"))
         wrong = await box.failed(lambda: engine.wake(2, other))
         assert re.search("did not wake from level 2.*weights are not what they were.*'other words' before", str(wrong))
         await engine.sleep(1)
@@ -233,7 +233,7 @@ def test_a_model_that_only_pools_serves_without_a_canary(tmp_path: Path, status:
         answers(tmp_path, v1__completions=(status, "no"))
         box = Box(tmp_path, vllm(tmp_path, SERVES), models="m: {model_path: x, served_name: bge}")
         engine = await box.start()
-        assert await engine.ready() == Told(context_length=99)
+        assert await engine.ready() == EngineFacts(context_length=99)
         await engine.alive()
         assert len(box.said) == 1
         assert f"m serves, and was not warmed up: /v1/completions: it answered {status}" in box.said[0]
@@ -247,7 +247,7 @@ def test_a_log_that_cannot_be_written_keeps_nothing_from_being_served(tmp_path: 
         (tmp_path / "sidecar-logs").write_text("a file where the folder should be")
         box = Box(tmp_path, vllm(tmp_path, "print('here')\n" + SERVES))
         engine = await box.start()
-        assert (await engine.ready()).canary == Said("x")
+        assert (await engine.ready()).canary == Completion("x")
         assert await first_line(engine) == "here"
         assert any("cannot take the engine's output" in line for line in box.said)
         await engine.stop()
@@ -548,7 +548,10 @@ def test_every_engine_has_a_port_of_its_own_and_gives_it_back(tmp_path: Path) ->
         await first.stop()
         third = await box.start("a")
         assert third.url == first.url
-        assert third.record(level=0, told=Told()).process.engine != first.record(level=0, told=Told()).process.engine
+        assert (
+            third.record(level=0, told=EngineFacts()).process.engine
+            != first.record(level=0, told=EngineFacts()).process.engine
+        )
         await third.stop()
         await second.stop()
 
@@ -610,7 +613,7 @@ def test_what_is_left_of_an_earlier_sidecar_is_swept_away(tmp_path: Path) -> Non
         models = "\n".join(f"{name}: {{model_path: x}}" for name in "ab")
         box = Box(tmp_path, vllm(tmp_path, "time.sleep(99)"), models=models)
         kept, left = await box.start("a"), await box.start("b")
-        await box.engines.sweep([kept.record(level=0, told=Told()).process.engine])
+        await box.engines.sweep([kept.record(level=0, told=EngineFacts()).process.engine])
         assert "it was ended by SIGKILL" in await left.ended()
         assert not gone(pid_of(kept))
         for engine in (kept, left):
@@ -678,7 +681,7 @@ def test_what_is_cancelled_meanwhile_leaves_the_engine_as_it_is(tmp_path: Path) 
         box = Box(tmp_path, program)
         engine = await box.start()
         await cancelled(engine.ready(), lambda: bool(engine.lines(1)))
-        record = engine.record(level=0, told=Told())
+        record = engine.record(level=0, told=EngineFacts())
         await engine.leave()
         looks = itertools.count()
         await cancelled(box.engines.adopt("m", record), lambda: next(looks) == 1)

@@ -16,7 +16,7 @@ from typing import Literal
 import pytest
 
 from loadtest.processes import Child
-from sidecar.core.vllm import Said
+from sidecar.core.vllm import Completion
 from sidecar.process.engine_api import ANSWER_LIMIT, ApiError, EngineApi, Kind
 from tests.sidecar.scripted import Scripted, answer, engine, play, stopped
 
@@ -256,7 +256,7 @@ def test_a_canary_is_greedy_and_shorter_than_a_block() -> None:
     async def scene() -> None:
         body = b'{"choices":[{"text":"x","token_ids":[1,2]}]}'
         async with Scripted(answer(body)) as server, EngineApi(server.origin, "m") as api:
-            assert await api.canary() == Said("x", (1, 2))
+            assert await api.canary() == Completion("x", (1, 2))
             asked = json.loads(server.asked[0][2])
             assert (asked["temperature"], asked["seed"], asked["max_tokens"], asked["model"]) == (0, 0, 16, "m")
             assert len(asked["prompt"].split()) < 16

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sidecar.sizing.memory import kv_bytes
 from sidecar.sizing.model_config import MAX_BYTES, ModelShape, Quantization, element_bytes, shape_from
 from sidecar.sizing.model_fields import ModelError
-from sidecar.sizing.model_layers import Cache, State
+from sidecar.sizing.model_layers import Cache, LayerState
 from sidecar.sizing.weights import (
     MAX_HEADER,
     Index,
@@ -131,12 +131,12 @@ DELTA = {
 }
 
 
-def first(layers: int) -> State:
-    return State(layers=layers, kept=3, channels=1536, recurrent=1536 * 16)
+def first(layers: int) -> LayerState:
+    return LayerState(layers=layers, kept=3, channels=1536, recurrent=1536 * 16)
 
 
-def second(layers: int, wide: int | None = None) -> State:
-    return State(
+def second(layers: int, wide: int | None = None) -> LayerState:
+    return LayerState(
         layers=layers,
         kept=3,
         channels=512,
@@ -147,7 +147,7 @@ def second(layers: int, wide: int | None = None) -> State:
     )
 
 
-STATES: list[tuple[dict[str, Any], set[Cache], State]] = [
+STATES: list[tuple[dict[str, Any], set[Cache], LayerState]] = [
     ({**MAMBA1, "attn_layer_period": 3, "attn_layer_offset": 1}, {full(2)}, first(4)),
     ({**MAMBA1, "attn_layer_period": 3}, {full(2)}, first(4)),
     ({**MAMBA2, "attn_layer_indices": [2]}, {full(1)}, second(5)),
@@ -178,13 +178,13 @@ STATES: list[tuple[dict[str, Any], set[Cache], State]] = [
     (
         {**DELTA, "layer_types": ["linear_attention"] * 3 + ["full_attention"] * 3},
         {full(3)},
-        State(layers=3, kept=3, channels=2 * 32 * 4 + 64 * 8, recurrent=8 * 64 * 32),
+        LayerState(layers=3, kept=3, channels=2 * 32 * 4 + 64 * 8, recurrent=8 * 64 * 32),
     ),
 ]
 
 
 @pytest.mark.parametrize(("changes", "caches", "state"), STATES)
-def test_what_mamba_and_linear_attention_keep(changes: dict[str, Any], caches: set[Cache], state: State) -> None:
+def test_what_mamba_and_linear_attention_keep(changes: dict[str, Any], caches: set[Cache], state: LayerState) -> None:
     found = shape(**changes)
     assert (set(found.caches), found.states) == (caches, (state,))
 

@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.core.config import decode
 from sidecar.core.inventory import Size
-from sidecar.effects import Told, Unusable
+from sidecar.effects import EngineFacts, Unusable
 from sidecar.process.engine import VllmEngines
 from sidecar.sizing.measured import Measured
 from sidecar.sizing.memory import GIB, RESIDUE
@@ -314,12 +314,12 @@ def test_what_was_measured_counts_while_the_settings_are_the_same(tmp_path: Path
     sharded(tmp_path / "m")
     measured: dict[str, Measured] = {}
     made = engines(tmp_path, "model_path: m", measured)
-    told = Told(kv_bytes=8 * GIB, kv_tokens=1)
+    told = EngineFacts(kv_bytes=8 * GIB, kv_tokens=1)
     assert made.measurement("m", told, peak=28 * GIB, settled=27 * GIB) is None, "its shape was not read yet"
     before = size(made)
     seen = made.measurement("m", told, peak=28 * GIB, settled=27 * GIB, asleep=GIB)
     assert seen == Measured(settings=made.settings("m"), peak=28 * GIB, settled=27 * GIB, kv=8 * GIB, asleep=GIB)
-    assert made.measurement("m", Told(), peak=28 * GIB, settled=27 * GIB) is None
+    assert made.measurement("m", EngineFacts(), peak=28 * GIB, settled=27 * GIB) is None
     measured["m"] = seen
     after = size(made)
     assert after.claim - before.claim == pytest.approx(3.5 * GIB, abs=GIB / 5)  # 20 GiB where 16.5 were estimated
@@ -329,16 +329,20 @@ def test_what_was_measured_counts_while_the_settings_are_the_same(tmp_path: Path
 
 
 CACHES = [
-    ("", Told(kv_tokens=1024), 64 * 1024**2),  # of 64 KiB, since it may be in 8 bits
-    (", flags: {kv-cache-dtype: bfloat16}", Told(kv_tokens=1024), 128 * 1024**2),
-    (", flags: {kv-cache-dtype: fp8}", Told(kv_tokens=1024), 64 * 1024**2),
-    (", flags: {num-gpu-blocks-override: 64}", Told(kv_tokens=1024, kv_bytes=GIB), 64 * 1024**2),  # not all of it used
-    ("", Told(), None),
+    ("", EngineFacts(kv_tokens=1024), 64 * 1024**2),  # of 64 KiB, since it may be in 8 bits
+    (", flags: {kv-cache-dtype: bfloat16}", EngineFacts(kv_tokens=1024), 128 * 1024**2),
+    (", flags: {kv-cache-dtype: fp8}", EngineFacts(kv_tokens=1024), 64 * 1024**2),
+    (
+        ", flags: {num-gpu-blocks-override: 64}",
+        EngineFacts(kv_tokens=1024, kv_bytes=GIB),
+        64 * 1024**2,
+    ),  # not all of it used
+    ("", EngineFacts(), None),
 ]
 
 
 @pytest.mark.parametrize(("profile", "told", "kv"), CACHES)
-def test_how_large_a_cache_is(tmp_path: Path, profile: str, told: Told, kv: int | None) -> None:
+def test_how_large_a_cache_is(tmp_path: Path, profile: str, told: EngineFacts, kv: int | None) -> None:
     sharded(tmp_path / "m")
     made = engines(tmp_path, f"model_path: m{profile}")
     size(made)
@@ -351,4 +355,4 @@ def test_of_windows_nothing_is_concluded_from_tokens(tmp_path: Path) -> None:
     (folder / "config.json").write_bytes((Path(__file__).parent / "configs" / "gemma-3-27b.json").read_bytes())
     made = engines(tmp_path, "model_path: m, context_length: 8192")
     size(made)
-    assert made.measurement("m", Told(kv_tokens=10), peak=28 * GIB, settled=27 * GIB) is None
+    assert made.measurement("m", EngineFacts(kv_tokens=10), peak=28 * GIB, settled=27 * GIB) is None

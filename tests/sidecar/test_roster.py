@@ -10,7 +10,7 @@ from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import MOST_FAILURES, Event
 from sidecar.core.plan import Infeasible, Plan, PutToSleep
 from sidecar.core.profile import Profile, Sleep
-from sidecar.core.roster import APART, EVICTION, LOAD, SOON, WAITED, WAKES, Entry
+from sidecar.core.roster import APART, EVICTION, LOAD, SOON, WAITED, WAKES, ModelState
 
 STARTED: tuple[Event, ...] = ("start", "launched", "ready")
 ASLEEP: tuple[Event, ...] = (*STARTED, "sleep", "slept")
@@ -24,9 +24,9 @@ def entry(
     pin: bool = False,
     at: float = 0.0,
     level: int = 0,
-) -> Entry:
+) -> ModelState:
     """One that has had these events, all at the time 0, and is sized."""
-    made = Entry("m", Profile(model_path="/m", sleep=sleep, stop_after=stop_after, pin=pin), at)
+    made = ModelState("m", Profile(model_path="/m", sleep=sleep, stop_after=stop_after, pin=pin), at)
     made.sized = True
     for event in events:
         made.lifecycle.step(event, at)
@@ -102,7 +102,7 @@ def test_it_is_as_warm_as_its_last_use_but_two() -> None:
     ],
     ids=str,
 )
-def test_when_it_goes_to_sleep_or_stops_by_itself(made: Entry, expected: tuple[float, str] | None) -> None:
+def test_when_it_goes_to_sleep_or_stops_by_itself(made: ModelState, expected: tuple[float, str] | None) -> None:
     assert made.idle_step() == expected
 
 
@@ -120,7 +120,7 @@ def test_what_is_wanted_starts_at_once_unless_it_is_on_its_way_or_not_sized() ->
         assert made.starts_at(1.0) is None
 
 
-def failed(times: int = 1) -> Entry:
+def failed(times: int = 1) -> ModelState:
     made = entry()
     for _ in range(times):
         for event in ("start", "launched", "failed"):
@@ -211,7 +211,9 @@ PLAN = Plan(sleep=(PutToSleep("a", 1),), stop=("b",), makes_room=5.0)
     ],
     ids=str,
 )
-def test_seconds_until_it_could_serve(made: Entry, decision: Plan | Infeasible | None, expected: float | None) -> None:
+def test_seconds_until_it_could_serve(
+    made: ModelState, decision: Plan | Infeasible | None, expected: float | None
+) -> None:
     assert made.ready_in(7.0, decision) == (None if expected is None else pytest.approx(expected))
 
 

@@ -19,25 +19,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sidecar.state
-from sidecar.core.addresses import Place
+from sidecar.core.addresses import EngineAddress
 from sidecar.core.inventory import Size
-from sidecar.core.vllm import Said
-from sidecar.effects import EngineRecord, Told
+from sidecar.core.vllm import Completion
+from sidecar.effects import EngineFacts, EngineRecord
 from sidecar.process.adoption import ProcessRecord
 from sidecar.sizing.measured import Measured
-from sidecar.state import MAX_BYTES, Locked, State, StateError, StateFile, Times, decode, encode, replace
+from sidecar.state import MAX_BYTES, Locked, SavedState, StateError, StateFile, Times, decode, encode, replace
 
-PROCESS = ProcessRecord(engine="box/m-1", pid=7, started=8, boot="b", log="/x", place=Place(uds="/run/m.sock"))
+PROCESS = ProcessRecord(engine="box/m-1", pid=7, started=8, boot="b", log="/x", place=EngineAddress(uds="/run/m.sock"))
 RECORD = EngineRecord(
     process=PROCESS,
     gpus=(0, 1),
     size=Size(claim=5, share=0.5, arithmetic="5"),
     settings="a",
-    told=Told(kv_tokens=3, canary=Said("x", (1, 2))),
+    told=EngineFacts(kv_tokens=3, canary=Completion("x", (1, 2))),
     level=2,
 )
 MEASURED = Measured(settings="a", peak=3, settled=2, kv=1, asleep=1)
-FULL = State(engines={"m": RECORD}, measured={"m": MEASURED}, times={"m": Times(load=1.5), "n": Times(wake2=0.0)})
+FULL = SavedState(engines={"m": RECORD}, measured={"m": MEASURED}, times={"m": Times(load=1.5), "n": Times(wake2=0.0)})
 
 
 class Spoken(list[str]):
@@ -107,10 +107,10 @@ def test_what_is_saved_last_is_there_after_a_restart(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         file = StateFile(path, said.append)
-        assert file.load() == State()
+        assert file.load() == SavedState()
         await file.flush()
         for number in range(20):
-            file.save(State(times={"m": Times(load=float(number))}))
+            file.save(SavedState(times={"m": Times(load=float(number))}))
         file.save(FULL)
         await file.flush()
         assert file.error == ""
@@ -127,14 +127,14 @@ def test_a_file_that_cannot_be_used_is_moved_aside_and_said_once(tmp_path: Path)
     said = Spoken()
     path = tmp_path / "state"
     path.write_bytes(b'{"version": 1, "engi')
-    assert StateFile(path, said.append).load() == State()
-    assert StateFile(path, said.append).load() == State()
+    assert StateFile(path, said.append).load() == SavedState()
+    assert StateFile(path, said.append).load() == SavedState()
     assert len(said) == 1
     assert f"cannot be used, it is now {path}.bad; starting without it: Input data was truncated" in said[0]
     assert (tmp_path / "state.bad").read_bytes() == b'{"version": 1, "engi'
 
     path.mkdir()
-    assert StateFile(path, said.append).load() == State()
+    assert StateFile(path, said.append).load() == SavedState()
     assert "Is a directory" in said[1]
     assert (tmp_path / "state.bad").is_file(), "a folder does not replace a file"
 
@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_used_is_moved_aside_and_said_once(tmp_path: Path)
 def test_a_fifo_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "state")
     said = Spoken()
-    assert StateFile(tmp_path / "state", said.append).load() == State()
+    assert StateFile(tmp_path / "state", said.append).load() == SavedState()
     assert len(said) == 1
 
 
@@ -153,7 +153,7 @@ def test_a_disk_that_is_full_is_said_once_and_once_when_it_is_over(
     monkeypatch.setattr(sidecar.state, "AGAIN", 0.01)
     said = Spoken()
     path = tmp_path / "state"
-    path.write_bytes(encode(State()))
+    path.write_bytes(encode(SavedState()))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
@@ -166,7 +166,7 @@ def test_a_disk_that_is_full_is_said_once_and_once_when_it_is_over(
                 await file.flush()
                 assert file.error == "File too large"
                 assert not (tmp_path / "state.new").exists()
-            assert path.read_bytes() == encode(State()), "what was there stays"
+            assert path.read_bytes() == encode(SavedState()), "what was there stays"
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         while file.error:
@@ -191,7 +191,7 @@ def test_without_a_folder_it_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         file = StateFile(tmp_path / "none" / "state", said.append)
         file.lock()
-        assert file.load() == State()
+        assert file.load() == SavedState()
         file.save(FULL)
         await file.flush()
         assert file.error == "No such file or directory"
@@ -215,7 +215,7 @@ def test_a_disk_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     async def scenario() -> None:
         file = StateFile(tmp_path / "state", said.append, write=hangs)
-        file.save(State())
+        file.save(SavedState())
         while not file.error:
             await asyncio.sleep(0.001)
         file.save(FULL)
@@ -274,7 +274,7 @@ def test_a_file_that_others_may_write_says_nothing(tmp_path: Path, mode: int) ->
     path, said = tmp_path / "state", Spoken()
     path.write_bytes(encode(FULL))
     path.chmod(mode)
-    assert StateFile(path, said.append).load() == State()
+    assert StateFile(path, said.append).load() == SavedState()
     (line,) = said
     assert f"others may write it (mode {mode:o}, expected 600)" in line
     assert not path.exists(), "it is moved aside"
@@ -284,5 +284,5 @@ def test_a_file_of_another_user_says_nothing(tmp_path: Path, monkeypatch: pytest
     path, said, own = tmp_path / "state", Spoken(), os.geteuid()
     path.write_bytes(encode(FULL))
     monkeypatch.setattr("sidecar.state.os.geteuid", lambda: own + 1)
-    assert StateFile(path, said.append).load() == State()
+    assert StateFile(path, said.append).load() == SavedState()
     assert f"it belongs to user {own}, and this is user {own + 1}" in said[0]

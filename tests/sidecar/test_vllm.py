@@ -9,9 +9,9 @@ from loadtest.engine.config import sim_config
 from loadtest.engine.engine import Engine
 from sidecar.core.vllm import (
     AnswerError,
+    Completion,
     Done,
     Gauges,
-    Said,
     SleepState,
     done_from,
     gauges_from,
@@ -148,8 +148,8 @@ def test_the_other_answers() -> None:
         "adapter": None,
     }
     assert sleeping_from(b'{"is_sleeping":true}') is True
-    assert said_from(b'{"choices":[{"text":" Paris","token_ids":[1,2]}]}') == Said(" Paris", (1, 2))
-    assert said_from(b'{"choices":[{"text":" Paris","token_ids":null}]}') == Said(" Paris")
+    assert said_from(b'{"choices":[{"text":" Paris","token_ids":[1,2]}]}') == Completion(" Paris", (1, 2))
+    assert said_from(b'{"choices":[{"text":" Paris","token_ids":null}]}') == Completion(" Paris")
     assert done_from(b"") == done_from(b"{}") == Done()
     assert done_from(b'{"status":"sleeping","level":2}') == Done(status="sleeping", level=2)
 

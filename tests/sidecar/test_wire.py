@@ -64,7 +64,7 @@ def test_what_a_newer_version_says_besides_is_ignored() -> None:
     ],
 )
 def test_bad_messages(data: bytes, message: str) -> None:
-    with pytest.raises(protocol.WireError) as error:
+    with pytest.raises(protocol.ProtocolError) as error:
         protocol.capacity_report(data)
     assert message in str(error.value)
 
@@ -73,5 +73,5 @@ def test_bad_messages(data: bytes, message: str) -> None:
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(msgspec.json.encode))
 def test_nothing_else_is_ever_raised(data: bytes) -> None:
     for read in (protocol.capacity_report, protocol.demand_report, protocol.ensured):
-        with pytest.raises(protocol.WireError):
+        with pytest.raises(protocol.ProtocolError):
             read(data)

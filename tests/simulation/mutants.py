@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from gateway.core.admission.fairness import Line
+from gateway.core.admission.fairness import ClassQueue
 from gateway.core.engines.cache_age import Residency
 from gateway.decider.dispatch import Dispatch
 from gateway.relay.pipeline import Pipeline
@@ -62,7 +62,7 @@ PREDICTED_AT_ONCE = Mutant(
 )
 
 # Nobody is charged for what waited: tenants go in turn by anything but what they were served.
-UNCHARGED = Mutant(Line, "take", "account.counter += ticket.charge / account.weight", "pass")
+UNCHARGED = Mutant(ClassQueue, "take", "account.counter += ticket.charge / account.weight", "pass")
 
 # Whose head was read last pays, though its body is still coming and this one's has come.
 ANOTHERS_ACCOUNT = Mutant(Pipeline, "call", "if self._whose is request:", "if True:")

@@ -14,7 +14,7 @@ import pytest
 from loadtest.lab.vllm.real_vllm import CONTEXT, ENVIRONMENT, free_port, model, venv
 from sidecar.core.config import decode
 from sidecar.core.inventory import Size
-from sidecar.core.vllm import Said
+from sidecar.core.vllm import Completion
 from sidecar.effects import EngineFailed
 from sidecar.process.engine import VllmEngines
 from tests.sidecar.nothing_left import gone, nothing_left
@@ -82,7 +82,7 @@ def test_the_life_of_a_real_engine(tmp_path: Path) -> None:
         await engine.sleep(2)
         await engine.wake(2, told)
         await engine.sleep(2)
-        other = msgspec.structs.replace(told, canary=Said("what it never said", (1,)))
+        other = msgspec.structs.replace(told, canary=Completion("what it never said", (1,)))
         with pytest.raises(EngineFailed, match="its weights are not what they were"):
             await engine.wake(2, other)
 

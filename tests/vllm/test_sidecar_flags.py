@@ -10,7 +10,7 @@ import pytest
 from loadtest.lab.vllm.real_vllm import venv
 from sidecar.core.arguments import MODEL, SERVER, UNIFIED, help_commands, known_flags
 from sidecar.core.flags import FLAGS, OWNED, SWITCH, VARIABLES
-from sidecar.core.profile import Engine
+from sidecar.core.profile import EngineSettings
 from tests.vllm import install
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
@@ -40,7 +40,7 @@ def test_a_real_vllm_has_every_flag_that_it_may_be_told() -> None:
         if os.environ.get("WEIR_REQUIRE_VLLM") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    commands = help_commands(Engine(python=str(venv() / "bin" / "python")), "")
+    commands = help_commands(EngineSettings(python=str(venv() / "bin" / "python")), "")
     every, usage = (argv for launcher, argv in commands if launcher == SERVER)  # this build has no script
     environ = {name: value for name, value in os.environ.items() if name in VARIABLES}
     flags = known_flags(printed(every, environ))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
-from gateway.upstream.connection import Connection
+from gateway.upstream.connection import EngineConnection
 from tests.wire.client_harness import CHUNKED, OK, PLAIN, Peer, Rig, Taken, chunk, failure, open_fds, run
 
 
@@ -134,7 +134,7 @@ def test_a_connection_that_is_over_is_kept_by_nothing(at_rest: bool) -> None:
     async def scenario(rig: Rig) -> None:
         def connections() -> int:
             gc.collect()
-            return sum(type(thing) is Connection for thing in gc.get_objects())
+            return sum(type(thing) is EngineConnection for thing in gc.get_objects())
 
         before = connections()
         if at_rest:
@@ -195,7 +195,7 @@ def test_a_first_byte_that_comes_with_the_time_out_is_an_answer() -> None:
         sending = rig.sending(timeout=0.02)
         peer = await rig.peer()
         await peer.request()
-        (connection,) = [thing for thing in gc.get_objects() if type(thing) is Connection and thing._waiter]
+        (connection,) = [thing for thing in gc.get_objects() if type(thing) is EngineConnection and thing._waiter]
         time.sleep(0.03)  # noqa: ASYNC251 # the loop stands still while time passes
         connection.data_received(CHUNKED + chunk(b"x"))
         connection._wake()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.upstream.client import EngineError, Reply
-from gateway.upstream.connection import Connection
+from gateway.upstream.connection import EngineConnection
 from tests.wire.client_harness import CHUNKED, OK, Peer, Rig, Taken, chunk, run
 
 ENDS = ["good", "good", "good", "closing", "extra", "close", "reset", "stall", "garbage"]
@@ -91,7 +91,7 @@ async def taken(reply: Reply, body: bytes, how: str) -> str:
 
 def alive() -> int:
     gc.collect()
-    return sum(type(thing) in (Connection, Reply) for thing in gc.get_objects())
+    return sum(type(thing) in (EngineConnection, Reply) for thing in gc.get_objects())
 
 
 def mix(seed: int, calls: int) -> set[str]:

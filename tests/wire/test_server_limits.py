@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.relay.wire.body import ChunkedBody
-from gateway.relay.wire.connection import Connection
+from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.messages import WireError
 from gateway.relay.wire.server import Responder, ServerSettings
 from tests.wire.server_harness import ALIVE, TEXT, Client, Recorder, Rig, serve
@@ -146,7 +146,7 @@ def test_one_timer_however_many_requests() -> None:
         client = await rig.client()
         assert await client.is_alive()
         (connection,) = rig.server._shared.open
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ClientConnection)
         timer = connection._timer
         assert timer is not None
         for _ in range(50):
@@ -413,7 +413,7 @@ def test_half_open_clients_are_probed_for() -> None:
         client = await rig.client()
         assert await client.is_alive()
         (connection,) = rig.server._shared.open
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ClientConnection)
         sock = connection._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
@@ -450,7 +450,7 @@ def test_what_comes_in_small_pieces_is_not_copied_for_each() -> None:
         client = await rig.client()
         assert await client.is_alive()
         (connection,) = rig.server._shared.open
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ClientConnection)
         for byte in (HOLD + ALIVE)[: len(HOLD) - 1]:
             connection.data_received(bytes([byte]))
         held = connection._buffer
@@ -485,7 +485,7 @@ def test_pipelined_bytes_are_bounded() -> None:
         await client.send(HOLD)
         responder = await rig.handler.holding()
         (connection,) = rig.server._shared.open
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ClientConnection)
         async with asyncio.timeout(5):
             while not connection._last:
                 await client.send(ALIVE * 1000, b"")
@@ -661,7 +661,7 @@ def test_nothing_is_left_after_a_mix_of_everything() -> None:
         rig.clients.clear()
         await asyncio.sleep(0)
         assert rig.server.connections == 0
-        assert [item for item in gc.get_objects() if type(item) is Connection] == []
+        assert [item for item in gc.get_objects() if type(item) is ClientConnection] == []
 
     gc.collect()
     gc.disable()

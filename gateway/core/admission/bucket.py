@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from gateway.core.admission.bookings import Booked
+from gateway.core.admission.limit_bookings import Booked
 from gateway.core.policy.traffic import Quota
 from gateway.core.request.outcome import Outcome, Refused
 

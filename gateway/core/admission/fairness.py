@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from math import floor, inf
 
-from gateway.core.admission.ticket import OUTPUT_WEIGHT, Account, Ticket
+from gateway.core.admission.ticket import OUTPUT_WEIGHT, TenantQueue, Ticket
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
 
@@ -27,7 +27,7 @@ LIFO_INTERVAL = 0.1  # seconds at least that a queue has not emptied before it t
 LIFO_SCALE = 1 / 20  # of the time a call of the class may wait: the interval where that is longer
 
 
-class Line:
+class ClassQueue:
     """One class of one model: its queue, and its own counter `served` among the classes (tokens over weight)."""
 
     __slots__ = (
@@ -42,8 +42,10 @@ class Line:
         self.tickets: dict[Ticket, None] = {}  # in order of arrival
         self.tokens = 0
         self.active = 0  # tenants that wait
-        self._accounts: dict[str, Account] = {}
-        self._turns: list[tuple[float, int, Account]] = []  # heap by counter; void unless the stamp is the account's
+        self._accounts: dict[str, TenantQueue] = {}
+        self._turns: list[
+            tuple[float, int, TenantQueue]
+        ] = []  # heap by counter; void unless the stamp is the account's
         self._stamp = 0
         self._floor = 0.0  # no tenant that comes back has less
 
@@ -160,10 +162,10 @@ class Line:
 
     # -- tenants ------------------------------------------------------------------------------------------------
 
-    def _open(self, tenant: str) -> Account:
+    def _open(self, tenant: str) -> TenantQueue:
         if len(self._accounts) - self.active >= REMEMBERED:
             self._forget()
-        account = self._accounts[tenant] = Account(self._weights.get(tenant, 1.0))
+        account = self._accounts[tenant] = TenantQueue(self._weights.get(tenant, 1.0))
         return account
 
     def _forget(self) -> None:
@@ -178,7 +180,7 @@ class Line:
         waiting = {name: each for name, each in self._accounts.items() if each.tickets}
         self._accounts = waiting | dict(above[-REMEMBERED // 2 :])
 
-    def _turn(self, account: Account) -> None:
+    def _turn(self, account: TenantQueue) -> None:
         """Give a waiting tenant its place among the others, behind its equals; the one it had is void."""
         self._stamp += 1
         account.stamp = self._stamp
@@ -225,7 +227,7 @@ class Line:
                 tokens += turns_before(behind, other.charge, len(other.tickets), ties=ties) * other.tokens
         return tokens
 
-    def _before(self, account: Account, call: Call, now: float, ticket: Ticket | None) -> tuple[float, float]:
+    def _before(self, account: TenantQueue, call: Call, now: float, ticket: Ticket | None) -> tuple[float, float]:
         if now - self.since <= self.lifo_after:
             return account.before(call.deadline, ticket)
         tokens = charge = 0

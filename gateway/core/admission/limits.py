@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.admission.bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, Bookings
 from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, Kind, rate_lines, refusal
+from gateway.core.admission.limit_bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, LimitBookings
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Limit, Quota, Refusal, Tenant, TenantLimits
 from gateway.core.request.outcome import Refused
@@ -118,7 +118,7 @@ class LimitBook:
         self._buckets: dict[Key, Bucket] = {}
         self._routes: dict[Who, Route] = {}
         self._arrivals: dict[str, Route] = {}  # by tenant
-        self._places = Bookings()
+        self._places = LimitBookings()
         self._others: dict[str, Route] = {}  # the least recently used first
         self.apply(policy, 0.0)
 

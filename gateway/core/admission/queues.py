@@ -26,7 +26,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import count, islice, takewhile
 from math import inf
 
-from gateway.core.admission.fairness import Line, turns_before
+from gateway.core.admission.fairness import ClassQueue, turns_before
 from gateway.core.admission.ticket import Ticket
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
@@ -44,7 +44,7 @@ class Queues:
     """
 
     def __init__(self, classes: Mapping[str, TrafficClass], weights: Mapping[str, float] = {}) -> None:
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, ClassQueue] = {}
         self._length = 0
         self._sequence = count(1)
         self._floors: list[float] = [0.0]  # per band: no class that comes back has less
@@ -59,7 +59,7 @@ class Queues:
         for name, settings in classes.items():
             line = old.pop(name, None)
             if line is None:
-                line = Line()
+                line = ClassQueue()
             else:
                 line.served = max(0.0, line.served - levels[line.band]) * line.weight / settings.weight
             line.configure(settings, band, weights)
@@ -106,7 +106,7 @@ class Queues:
         self._enter(self._lines[ticket.call.class_name], ticket)
         self._length += 1
 
-    def _enter(self, line: Line, ticket: Ticket) -> None:
+    def _enter(self, line: ClassQueue, ticket: Ticket) -> None:
         if not line.tickets:
             line.served = max(line.served, self._level(line.band))
         line.push(ticket)
@@ -144,7 +144,7 @@ class Queues:
         """Each class's next ticket, in order. To drop the hopeless: remove them and ask again."""
         return (line.head(now) for line in self._order(now, ()))
 
-    def _order(self, now: float, paused: Container[str]) -> list[Line]:
+    def _order(self, now: float, paused: Container[str]) -> list[ClassQueue]:
         lines = [line for name, line in self._lines.items() if line.tickets and name not in paused]
         if len(lines) > 1:
             lines.sort(key=lambda line: line.rank(now))
@@ -156,7 +156,7 @@ class Queues:
         line.remove(ticket)
         self._left(line)
 
-    def _left(self, line: Line) -> None:
+    def _left(self, line: ClassQueue) -> None:
         self._length -= 1
         if not line.tickets and (not self._length or not self._waiting(line.band)):
             self._floors[line.band] = line.served
@@ -178,7 +178,7 @@ class Queues:
             return f"{settings.max_queue} calls"
         return None if self._tokens_fit(line, call) else f"{settings.max_queued_tokens} tokens"
 
-    def _tokens_fit(self, line: Line, call: Call) -> bool:
+    def _tokens_fit(self, line: ClassQueue, call: Call) -> bool:
         own = line.settings.max_queued_tokens
         if own is None:
             return True

@@ -55,7 +55,7 @@ class Ticket:
         return -inf if self.paid else self.deadline, self.place, self.sequence
 
 
-class Account:
+class TenantQueue:
     """One tenant in one class: what it was served (`counter`, charges over weight), and its waiting tickets."""
 
     __slots__ = ("charge", "counter", "latest", "order", "stamp", "tickets", "tokens", "weight")

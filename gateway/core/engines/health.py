@@ -31,7 +31,7 @@ class State(msgspec.Struct, frozen=True):
 NEW = State()
 
 
-class Told(msgspec.Struct):
+class Reported(msgspec.Struct):
     """What was last told of one engine, and what was last seen."""
 
     told: State = NEW
@@ -48,14 +48,14 @@ class Announcer:
     """Lines for operators about the engines of a fleet."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, Told] = {}
+        self._engines: dict[str, Reported] = {}
 
     def look(self, engine: Engine, now: float, drained: str) -> list[str]:
         """The lines that are due: none where everything is as told. `drained`: why it gets no new calls, empty where
         it gets them."""
         told = self._engines.get(engine.id)
         if told is None:
-            told = self._engines[engine.id] = Told()
+            told = self._engines[engine.id] = Reported()
         trouble = engine.trouble
         state = State(
             up=engine.up,
@@ -90,7 +90,7 @@ class Announcer:
         self._engines.pop(id, None)
 
 
-def _lines(engine: Engine, told: Told, state: State, now: float) -> list[str]:
+def _lines(engine: Engine, told: Reported, state: State, now: float) -> list[str]:
     lines = []
     before = told.told
     if state.up and not before.up:

@@ -122,7 +122,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     drain: Moment = 60.0
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
+class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on one request, and on all that are here. `max`: its body, without the images, audio and files in it.
     `max_media`: its body with them. `max_values`: JSON values and names of fields in it; an array or object is two.
     `max_messages`: messages, prompts, inputs or documents in it. `max_n`: choices it may ask for. `media`: which
@@ -258,7 +258,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     modes: Modes = Modes()
     batching: Batching = Batching()
     timeouts: Timeouts = Timeouts()
-    body: Body = Body()
+    body: BodyPolicy = BodyPolicy()
     fleet: FleetPolicy = FleetPolicy()
     server: ServerPolicy = ServerPolicy()
     cors: Cors = Cors()

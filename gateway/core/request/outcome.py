@@ -46,7 +46,7 @@ class Outcome(Enum):
     __hash__ = object.__hash__
 
 
-class Advice(msgspec.Struct, frozen=True):
+class Status(msgspec.Struct, frozen=True):
     """One row of the status table: HTTP status, OpenAI `type` and `code`, and whether a retry can help."""
 
     status: int
@@ -57,26 +57,26 @@ class Advice(msgspec.Struct, frozen=True):
 
 _INVALID = "invalid_request_error"
 
-STATUS: dict[Outcome, Advice] = {
-    Outcome.BAD_REQUEST: Advice(400, _INVALID, "invalid_request_error", False),
-    Outcome.UNAUTHORIZED: Advice(401, "authentication_error", "invalid_api_key", False),
-    Outcome.FORBIDDEN: Advice(403, "permission_error", "not_allowed", False),
-    Outcome.NOT_FOUND: Advice(404, _INVALID, "model_not_found", False),
-    Outcome.METHOD_NOT_ALLOWED: Advice(405, _INVALID, "method_not_allowed", False),
-    Outcome.TOO_LARGE: Advice(413, _INVALID, "request_too_large", False),
-    Outcome.RATE_LIMITED: Advice(429, "rate_limit_error", "rate_limit_exceeded", True),
-    Outcome.QUEUE_FULL: Advice(503, "server_error", "server_is_overloaded", True),
-    Outcome.SHED: Advice(503, "server_error", "server_is_overloaded", True),
-    Outcome.NO_ENGINE: Advice(503, "server_error", "server_is_overloaded", True),
-    Outcome.DRAINING: Advice(503, "server_error", "server_is_overloaded", True),
-    Outcome.MODEL_UNAVAILABLE: Advice(503, "server_error", "server_is_overloaded", True),
-    Outcome.HOPELESS: Advice(503, "server_error", "deadline_unreachable", True),
-    Outcome.EXPIRED: Advice(504, "server_error", "deadline_exceeded", True),
-    Outcome.UPSTREAM: Advice(502, "server_error", "upstream_error", True),
-    Outcome.TRUNCATED: Advice(502, "server_error", "upstream_error", True),
-    Outcome.CLIENT_GONE: Advice(499, "server_error", "client_closed_request", False),
-    Outcome.SLOW_CLIENT: Advice(499, "server_error", "client_too_slow", False),
-    Outcome.BUG: Advice(500, "server_error", "internal_error", True),
+STATUS: dict[Outcome, Status] = {
+    Outcome.BAD_REQUEST: Status(400, _INVALID, "invalid_request_error", False),
+    Outcome.UNAUTHORIZED: Status(401, "authentication_error", "invalid_api_key", False),
+    Outcome.FORBIDDEN: Status(403, "permission_error", "not_allowed", False),
+    Outcome.NOT_FOUND: Status(404, _INVALID, "model_not_found", False),
+    Outcome.METHOD_NOT_ALLOWED: Status(405, _INVALID, "method_not_allowed", False),
+    Outcome.TOO_LARGE: Status(413, _INVALID, "request_too_large", False),
+    Outcome.RATE_LIMITED: Status(429, "rate_limit_error", "rate_limit_exceeded", True),
+    Outcome.QUEUE_FULL: Status(503, "server_error", "server_is_overloaded", True),
+    Outcome.SHED: Status(503, "server_error", "server_is_overloaded", True),
+    Outcome.NO_ENGINE: Status(503, "server_error", "server_is_overloaded", True),
+    Outcome.DRAINING: Status(503, "server_error", "server_is_overloaded", True),
+    Outcome.MODEL_UNAVAILABLE: Status(503, "server_error", "server_is_overloaded", True),
+    Outcome.HOPELESS: Status(503, "server_error", "deadline_unreachable", True),
+    Outcome.EXPIRED: Status(504, "server_error", "deadline_exceeded", True),
+    Outcome.UPSTREAM: Status(502, "server_error", "upstream_error", True),
+    Outcome.TRUNCATED: Status(502, "server_error", "upstream_error", True),
+    Outcome.CLIENT_GONE: Status(499, "server_error", "client_closed_request", False),
+    Outcome.SLOW_CLIENT: Status(499, "server_error", "client_too_slow", False),
+    Outcome.BUG: Status(500, "server_error", "internal_error", True),
 }
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.mode import ModelMode, Signals
-from gateway.core.admission.pressure import Pressure
+from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy
@@ -100,15 +100,15 @@ class Shadow:
         headers: Mapping[bytes, bytes],
         peer: str,
         queues: Queues | None,
-        pressure: Pressure | None,
+        traffic: ModelTraffic | None,
         engines: Sequence[Engine],
         now: float,
         arrival: Arrival | None = None,
     ) -> Verdict | None:
         """What the shadow thinks of a call that is parsed, estimated and classified by the enforced `snapshot`, and not
-        yet charged. `queues`, `pressure` and `engines` are those of its model, `arrival` is what `arrive` said. None: a
+        yet charged. `queues`, `traffic` and `engines` are those of its model, `arrival` is what `arrive` said. None: a
         bug."""
-        return self.safely(self._judge, call, account, snapshot, headers, peer, queues, pressure, engines, now, arrival)
+        return self.safely(self._judge, call, account, snapshot, headers, peer, queues, traffic, engines, now, arrival)
 
     def differences(self) -> dict[str, int]:
         """Decisions that differed, by kind."""
@@ -163,14 +163,14 @@ class Shadow:
         headers: Mapping[bytes, bytes],
         peer: str,
         queues: Queues | None,
-        pressure: Pressure | None,
+        traffic: ModelTraffic | None,
         engines: Sequence[Engine],
         now: float,
         arrival: Arrival | None,
     ) -> Verdict:
-        verdict = Verdict(self, call, self._mode_of(call.model, pressure, engines), engines, now)
+        verdict = Verdict(self, call, self._mode_of(call.model, traffic, engines), engines, now)
         verdict.judge(snapshot, account, headers, peer, arrival)
-        verdict.foresee(queues, pressure, snapshot.policy.classes)
+        verdict.foresee(queues, traffic, snapshot.policy.classes)
         return verdict
 
     def _arrive(self, account: Account, headers: Mapping[bytes, bytes], peer: str, now: float) -> Arrival:
@@ -184,12 +184,12 @@ class Shadow:
         except Refused:
             return Arrival(word, None)
 
-    def _mode_of(self, model: str, pressure: Pressure | None, engines: Sequence[Engine]) -> ModelMode:
+    def _mode_of(self, model: str, traffic: ModelTraffic | None, engines: Sequence[Engine]) -> ModelMode:
         if not engines:
             return self._calm
         mode = self._modes.get(model)
         if mode is None:
             mode = self._modes[model] = ModelMode(self.snapshot.policy.modes)
-        if pressure is not None and pressure.readings is None:
-            pressure.readings = partial(self._read, mode)
+        if traffic is not None and traffic.readings is None:
+            traffic.readings = partial(self._read, mode)
         return mode

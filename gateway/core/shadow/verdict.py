@@ -12,7 +12,7 @@ import msgspec
 from gateway.core.admission.deadline import too_late
 from gateway.core.admission.limits import Charge
 from gateway.core.admission.mode import ModelMode
-from gateway.core.admission.pressure import Pressure
+from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues
 from gateway.core.admission.shaping import cap, shaped
 from gateway.core.admission.ticket import Ticket
@@ -151,11 +151,11 @@ class Verdict:
             return LIMIT
         return NONE if self._mode.refuses(own.class_name, own.prompt_tokens, rules.order) is None else MODE
 
-    def foresee(self, queues: Queues | None, pressure: Pressure | None, known: Container[str]) -> None:
+    def foresee(self, queues: Queues | None, traffic: ModelTraffic | None, known: Container[str]) -> None:
         """What the call meets as it comes: the queues' room by the shadow's measure, the engines' speed, and whether
         the enforced policy's mode refuses it. `known`: the classes that the queues have."""
-        if pressure is not None and pressure.level:
-            self._shed = pressure.refuses(self._call) is not None
+        if traffic is not None and traffic.level:
+            self._shed = traffic.refuses(self._call) is not None
         if self._refused == NONE:
             self._full = _full(queues, self._own, self._snapshot.policy, known)
             if queues:

@@ -40,7 +40,7 @@ _TIMER_SLACK: Final = 0.002  # the loop's clock counts milliseconds
 _STALLS: Final = 20  # times write_stall in which a slow client has to take a buffer of the high-water mark
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """The protocol of one accepted socket. `before` is called when it is connected, and may say why it is refused: it
     ends a handshake, whose seat the connection takes."""
 

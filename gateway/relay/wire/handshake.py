@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from gateway.relay.wire.connection import Connection
+from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.messages import WireError
 from gateway.relay.wire.shared import Shared
 
@@ -124,8 +124,8 @@ class _Handshake:
             self._leave()
             return None if secure else WireError(400, _PLAIN)
 
-        def made() -> Connection:
-            return Connection(shared, before)
+        def made() -> ClientConnection:
+            return ClientConnection(shared, before)
 
         try:
             if secure:

@@ -14,7 +14,7 @@ import ssl as tls
 import stat
 
 from gateway.core.request.bodies import Bodies
-from gateway.relay.wire.connection import Connection
+from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.handshake import TlsListener
 from gateway.relay.wire.messages import Request, ServerSettings, answer
 from gateway.relay.wire.responder import Responder
@@ -134,8 +134,8 @@ class Server:
             connection.expel()
         await shared.empty.wait()
 
-    def _connection(self) -> Connection:
-        return Connection(self._shared)
+    def _connection(self) -> ClientConnection:
+        return ClientConnection(self._shared)
 
     async def _emptied(self, seconds: float) -> bool:
         try:

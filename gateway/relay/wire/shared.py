@@ -38,7 +38,7 @@ class Handler(Protocol):
         when it needs the body no more."""
 
 
-class Member(Protocol):
+class OpenConnection(Protocol):
     """A connection, as its server sees it. `peer`: its client's address, or `unix`."""
 
     peer: str
@@ -64,7 +64,7 @@ class Shared:
         self.handler = handler
         self.settings = settings
         self.bodies = bodies
-        self.open: set[Member] = set()
+        self.open: set[OpenConnection] = set()
         self.empty = asyncio.Event()
         self.empty.set()
         self.draining = False
@@ -72,10 +72,10 @@ class Shared:
         self.seats = 0  # taken
         self._clock = clock
         self._peers: dict[str, int] = {}  # seats taken by address
-        self._idle: deque[tuple[Member, float]] = deque()  # found by the last search, the longest idle first
+        self._idle: deque[tuple[OpenConnection, float]] = deque()  # found by the last search, the longest idle first
         self._searched: tuple[str | None, float] = (None, -math.inf)  # for whom, when
 
-    def joins(self, member: Member, *, seated: bool) -> None:
+    def joins(self, member: OpenConnection, *, seated: bool) -> None:
         """A connection is there."""
         self.open.add(member)
         self.empty.clear()
@@ -83,7 +83,7 @@ class Shared:
             self.seats += 1
             self._peers[member.peer] = self._peers.get(member.peer, 0) + 1
 
-    def leaves(self, member: Member, *, seated: bool) -> None:
+    def leaves(self, member: OpenConnection, *, seated: bool) -> None:
         """A connection is gone."""
         self.open.discard(member)
         if seated:

@@ -45,7 +45,7 @@ class Grants:
         if ticket is None:
             if queues:
                 yield f"an engine at once though others wait for {call.model}"
-            if dispatch.pressure[call.model].refuses(call) is not None:
+            if dispatch.traffic[call.model].refuses(call) is not None:
                 yield "an engine at once though its model's mode refuses it"
         else:
             if engine.id in ticket.exclude and any(self._others(call, ticket)):

@@ -108,10 +108,10 @@ class Invariants:
 
     def _refuses(self, call: Call) -> bool:
         """Whether its model's mode refuses the call as it comes; while nobody has its model, none does."""
-        pressure = self._dispatch.pressure.get(call.model)
+        traffic = self._dispatch.traffic.get(call.model)
         engines = [each for each in self._dispatch.fleet.serving(call.model) if each.up and not each.draining]
         closed = any(engine.breaker.state is BreakerState.CLOSED for engine in engines)
-        return pressure is not None and closed and pressure.refuses(call) is not None
+        return traffic is not None and closed and traffic.refuses(call) is not None
 
     def _state(self, model: str) -> Any:
         dispatch = self._dispatch
@@ -237,9 +237,9 @@ class Invariants:
                 self._wrong(f"classes use {wrong} of {engine.id}, and hold something else")
         if +Counter(dispatch.running) != running:
             self._wrong(f"{dict(dispatch.running)} run by class, the holds say {dict(running)}")
-        for model, pressure in dispatch.pressure.items():
-            if pressure.drain.held != drained[model]:
-                self._wrong(f"{pressure.drain.held} tokens of {model} are to drain, {drained[model]} are held")
+        for model, traffic in dispatch.traffic.items():
+            if traffic.drain.held != drained[model]:
+                self._wrong(f"{traffic.drain.held} tokens of {model} are to drain, {drained[model]} are held")
 
     # -- at the end ---------------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Invariants:
         left = {
             "holds": [hold.tokens for hold, _ in self._holds],
             "turns": dispatch._turns,
-            "calls held for models": dispatch._held,
+            "calls held for models": dispatch._awaiting_model,
             "a timer": dispatch._timer,
             "engines to be forgotten": gateway._retired,
             "models asked for": gateway.waking.models,

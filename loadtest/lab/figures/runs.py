@@ -84,7 +84,7 @@ class Stage(msgspec.Struct, frozen=True):
     again: Callable[[], int] = lambda: 0
 
 
-class Place(Protocol):
+class Runner(Protocol):
     """Where runs take place."""
 
     def run(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
@@ -131,7 +131,7 @@ class Setting(msgspec.Struct, kw_only=True):
     policy: bytes = b""
     warm: float = 60.0
     measured: float = 120.0
-    place: Place = InMemory()
+    place: Runner = InMemory()
     blocks: int = BLOCKS  # KV blocks of an engine
     sweep: tuple[int, ...] = SWEEP
     mix: tuple[Kind, ...] = MIX

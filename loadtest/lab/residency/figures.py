@@ -23,7 +23,7 @@ from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
 from loadtest.report.stats import quantile
 from loadtest.simulate import vtime
-from sidecar.core.roster import Entry
+from sidecar.core.roster import ModelState
 from sidecar.manager import HOT
 
 NAMES = "abcd"
@@ -39,7 +39,7 @@ QUICK = 2.5  # seconds of a call that had to wake its model
 ABOUT = 0.5  # seconds by which what is foretold may be off
 
 Progress = Callable[[str, float], None]
-Warmth = Callable[[Entry, float], float]
+Warmth = Callable[[ModelState, float], float]
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ def belady(planned: Sequence[Planned]) -> Warmth:
     """Minus the moment of the next call."""
     times = {name: [call.at for call in planned if call.model == name] for name in NAMES}
 
-    def warmth(entry: Entry, now: float) -> float:
+    def warmth(entry: ModelState, now: float) -> float:
         own = times[entry.name]
         following = bisect.bisect_right(own, now)
         return -own[following] if following < len(own) else -math.inf
@@ -95,7 +95,7 @@ def belady(planned: Sequence[Planned]) -> Warmth:
     return warmth
 
 
-def lru(_: Entry, __: float) -> float:
+def lru(_: ModelState, __: float) -> float:
     """Last use alone."""
     return -math.inf
 
@@ -116,7 +116,7 @@ def run(
     *,
     sleep: bool,
     hot: float = HOT,
-    warmth: Warmth = Entry.warmth,
+    warmth: Warmth = ModelState.warmth,
 ) -> Seen:
     """Calls that wait as long as it takes, under one rule of eviction."""
 

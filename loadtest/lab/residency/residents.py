@@ -17,10 +17,10 @@ from typing import Literal
 import msgspec
 
 from loadtest.engine import residency
-from sidecar.core.addresses import Place
+from sidecar.core.addresses import EngineAddress
 from sidecar.core.gpus import GPU, GPUError
 from sidecar.core.inventory import Size
-from sidecar.effects import EngineFailed, EngineRecord, Level, Told, Unusable
+from sidecar.effects import EngineFacts, EngineFailed, EngineRecord, Level, Unusable
 from sidecar.process.adoption import ProcessRecord
 from sidecar.sizing.measured import Measured
 
@@ -125,8 +125,10 @@ class Engine:
         self._settings = settings
         self.process: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def record(self, *, level: Literal[0, 1, 2], told: Told) -> EngineRecord:
-        process = ProcessRecord(engine=f"sim/{self.pid}", pid=self.pid, started=0, boot="", log="", place=Place())
+    def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
+        process = ProcessRecord(
+            engine=f"sim/{self.pid}", pid=self.pid, started=0, boot="", log="", place=EngineAddress()
+        )
         return EngineRecord(
             process=process, gpus=self.gpus, size=self._size, settings=self._settings, told=told, level=level
         )
@@ -156,11 +158,11 @@ class Engine:
         await asyncio.wait((self.process,), timeout=seconds)
         self._check()
 
-    async def ready(self) -> Told:
+    async def ready(self) -> EngineFacts:
         with self._machine.alone(self.gpus, f"start of {self.pid}"):
             return await self._started()
 
-    async def _started(self) -> Told:
+    async def _started(self) -> EngineFacts:
         faults = self._machine.faults
         for stage in residency.start(self._model.weights, self._size.claim):
             if stage.loaded is not None:
@@ -176,7 +178,7 @@ class Engine:
             self.kill("exit 1")
             raise EngineFailed("ValueError: it was made to fail")
         self.serves = True
-        return Told(kv_tokens=100_000, context_length=8192)
+        return EngineFacts(kv_tokens=100_000, context_length=8192)
 
     async def awake(self) -> Literal[0, 1, 2]:
         self._check()
@@ -208,7 +210,7 @@ class Engine:
             else:
                 self._machine.take(self.pid, self.gpus, residency.residue(self._size.claim))
 
-    async def wake(self, level: Level, told: Told) -> None:
+    async def wake(self, level: Level, told: EngineFacts) -> None:
         with self._machine.alone(self.gpus, f"wake of {self.pid}"):
             self._check()
             self.woken_at = began = asyncio.get_running_loop().time()
@@ -275,6 +277,6 @@ class Engines:
                 engine.kill("swept")
 
     def measurement(
-        self, profile: str, told: Told, *, peak: int, settled: int, asleep: int | None = None
+        self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
     ) -> Measured | None:
         return None

@@ -15,10 +15,10 @@ from loadtest.lab.residency.callers import Callers
 from loadtest.lab.residency.residents import Engines, Machine, Model
 from sidecar.core.config import decode
 from sidecar.core.lifecycle import RUNNING, SLEEPING
-from sidecar.core.roster import Entry
+from sidecar.core.roster import ModelState
 from sidecar.machine import Machine as Seen
 from sidecar.manager import HOT, Manager
-from sidecar.state import State, Times
+from sidecar.state import SavedState, Times
 
 GIB = 1 << 30
 LOOK_EVERY = 0.1  # seconds between two looks at what must hold, unless told otherwise
@@ -35,7 +35,7 @@ class Site:
         gateways: int = 1,
         host_memory: int = 1 << 50,
         hot: float = HOT,
-        warmth: Callable[[Entry, float], float] = Entry.warmth,
+        warmth: Callable[[ModelState, float], float] = ModelState.warmth,
         look_every: float = LOOK_EVERY,
     ) -> None:
         self.machine = Machine(*totals)
@@ -48,7 +48,7 @@ class Site:
         self._warmth = warmth
         self._look_every = look_every
         self._tasks: list[asyncio.Task[None]] = []
-        self.manager = self._made(State())
+        self.manager = self._made(SavedState())
         self.gateways = [Callers(self.manager, self.engines, f"gateway{number}") for number in range(gateways)]
 
     @property
@@ -58,7 +58,7 @@ class Site:
     def say(self, line: str) -> None:
         self.log.append((self.now, line))
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> ModelState:
         return self.manager.entries[name]
 
     def state(self) -> str:
@@ -69,7 +69,7 @@ class Site:
             for name, life in lives.items()
         )
 
-    def _made(self, known: State) -> Manager:
+    def _made(self, known: SavedState) -> Manager:
         loop = asyncio.get_running_loop()
         return Manager(
             decode(self.text.encode()),
@@ -114,7 +114,7 @@ class Site:
         if not killed:
             await manager.close(end_engines=False)
         times = {name: Times(**entry.times()) for name, entry in manager.entries.items()}
-        known = State(engines={name: each for name, each in records.items() if each is not None}, times=times)
+        known = SavedState(engines={name: each for name, each in records.items() if each is not None}, times=times)
         self.manager = self._made(known)
         for gateway in self.gateways:
             gateway.manager = self.manager
@@ -177,7 +177,7 @@ async def opened(
     gateways: int = 1,
     host_memory: int = 1 << 50,
     hot: float = HOT,
-    warmth: Callable[[Entry, float], float] = Entry.warmth,
+    warmth: Callable[[ModelState, float], float] = ModelState.warmth,
     look_every: float = LOOK_EVERY,
 ) -> AsyncIterator[Site]:
     """A Site that runs, and afterwards has ended its engines and holds nothing."""

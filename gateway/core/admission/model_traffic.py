@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from gateway.core.admission.bookings import SHARE, Bookings
 from gateway.core.admission.deadline import Drain, TokenRate
 from gateway.core.admission.mode import Mode, ModelMode, Signals, Window
-from gateway.core.admission.places import SHARE, Places
 from gateway.core.admission.queues import Queues
 from gateway.core.admission.ticket import Ticket
 from gateway.core.engines.breaker import errors_of
@@ -25,16 +25,16 @@ UNCROWDED = 0.9  # of what a class is served: newcomers that ask for less leave 
 STEP_EVERY = 0.1  # seconds at least between two judgements of the mode
 
 
-class Pressure:
-    """`drain` and `places` serve predictions, `level` is the mode as a number: 0 is normal."""
+class ModelTraffic:
+    """`drain` and `bookings` serve predictions, `level` is the mode as a number: 0 is normal."""
 
     __slots__ = (
-        "_judged_at", "_mode", "_offered", "_order", "_ttfts", "_window", "drain", "level", "places", "readings",
+        "_judged_at", "_mode", "_offered", "_order", "_ttfts", "_window", "bookings", "drain", "level", "readings",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, now: float) -> None:
         self.drain = Drain(now)
-        self.places: dict[str, Places] = {}
+        self.bookings: dict[str, Bookings] = {}
         self.level = 0
         self.readings: Callable[[Signals, float], object] | None = None  # told of each, if set: a shadow's mode
         self._mode = ModelMode(policy.modes)
@@ -49,7 +49,7 @@ class Pressure:
         """A reload: rules and classes change, what was seen stays."""
         self._mode.apply(policy.modes)
         self._order = tuple(policy.classes)
-        self.places = {name: self.places.get(name) or Places() for name in policy.classes}
+        self.bookings = {name: self.bookings.get(name) or Bookings() for name in policy.classes}
         self._offered = {name: rate for name, rate in self._offered.items() if name in policy.classes}
         self._ttfts = {name: self._ttfts.get(name) or TTFTQuantile() for name in policy.classes}
 
@@ -104,12 +104,12 @@ class Pressure:
         if ticket is not None:
             ahead = self.drain.wait(queues.ahead(name, own) + short, now)
             return max(ahead, (own + short) / rate)
-        places, booked = self.places[name], 0.0
+        bookings, booked = self.bookings[name], 0.0
         crowded = self._crowded(name, rate, now)
         while True:
             ahead = self.drain.wait(queues.ahead(name, own + booked) + short, now)
             wait = max(ahead, (own + booked + short) / rate)
-            due = places.ahead(now, min(now + wait, until)) * crowded
+            due = bookings.ahead(now, min(now + wait, until)) * crowded
             if due <= booked:
                 return wait
             booked = due  # each time at least a second's bookings more, so HORIZON times at most
@@ -139,15 +139,15 @@ class Pressure:
             return 1.0
         return min(1.0, max(0.0, (offered.rate(now) / rate - UNCROWDED) / (1.0 - UNCROWDED)))
 
-    def place(self, queues: Queues, call: Call, now: float) -> float | None:
+    def book(self, queues: Queues, call: Call, now: float) -> float | None:
         """Seconds after which a call that is refused may come back and find a place; None: there is none, as for a
         merged call, which no client can repeat."""
         if call.merged:
             return None
-        places = self.places[call.class_name]
+        bookings = self.bookings[call.class_name]
         own, rate = self._own(queues, call, now)
-        booked = (places.ahead(now) + call.cost) / SHARE
-        return places.book(call, max(SOON, booked / rate, own / rate), now)
+        booked = (bookings.ahead(now) + call.cost) / SHARE
+        return bookings.book(call, max(SOON, booked / rate, own / rate), now)
 
     def step(self, engines: Sequence[Engine], now: float) -> bool:
         """Judge the mode anew, if that was not done just now; True if it changed."""
