@@ -99,7 +99,7 @@ fidelity: vllm ## how far a simulated engine is from the vLLM on CPU it was cali
 figures: $(STAMP) ## goodput, lateness, failover and more, of the whole gateway in virtual time; FIGURES=--help tells how
 	$(BIN)/python -m loadtest.lab.figures $(FIGURES)
 
-picture: $(STAMP) ## the README's picture and its table: goodput against offered load, with a gateway and without; PICTURE=--help tells
+picture: $(STAMP) ## the README's picture, and its table in docs/figures.md: goodput against offered load, with a gateway and without; PICTURE=--help tells
 	$(BIN)/python -m loadtest.lab.figures.picture $(PICTURE)
 
 realtime: $(STAMP) ## goodput, lateness and more once again with processes and sockets in real time; REALTIME=--help tells how

@@ -16,7 +16,7 @@ from loadtest.simulate.inprocess import Target
 from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import Result
 
-README = Path(__file__).parents[2] / "README.md"
+FIGURES = Path(__file__).parents[2] / "docs" / "figures.md"
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_the_picture_and_the_table_are_of_the_figures_beside_them(picture: Pictu
     drawn = (FOLDER / "picture.svg").read_text()
     assert draw(picture) == drawn
     assert written(picture) == (FOLDER / "picture.json").read_text()
-    assert "\n".join(table(picture)) in README.read_text()
+    assert "\n".join(table(picture)) in FIGURES.read_text()
     assert {(point.side, point.factor) for point in picture.points} == {(s, f) for s in SIDES for f in FACTORS}
     for element in ET.fromstring(drawn).iter():  # noqa: S314 # our own file
         assert not any(name.endswith(("href", "src")) for name in element.attrib)

@@ -1,4 +1,4 @@
-"""The figures of the README's picture: what picture.json holds, means over seeds, and the README's table of them."""
+"""Figures of the README's picture: what picture.json holds, means over seeds, and their table in docs/figures.md."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _means(picture: Picture, side: str, value: Callable[[Point], float]) -> Curv
 
 
 def table(picture: Picture) -> Iterator[str]:
-    """The README's table, in Markdown."""
+    """The table of docs/figures.md, in Markdown."""
     known = {factor for factor in TABLED if any(point.factor == factor for point in picture.points)}
     yield "| | " + " | ".join(f"{factor:g}x" for factor in sorted(known)) + " |"
     yield "| --- |" + " --- |" * len(known)
