@@ -38,7 +38,7 @@ MEETING = "gateway.decider.dispatch"
 # Commands of the load test that the gateway's command line offers.
 COMMANDS = ("gateway/cli/checking.py", "gateway/cli/__init__.py")
 # What of `shared` does no I/O, so that a core may import it.
-PURE = tuple(f"gateway.shared.{name}" for name in ("files", "vllm", "protocol", "printable"))
+PURE = tuple(f"gateway.shared.{name}" for name in ("files", "vllm", "protocol", "printable", "state_diagram"))
 
 # A door is a file (or folder) that alone imports a third-party library. None: any file outside core may.
 DOORS: dict[str, tuple[str, ...] | None] = {

@@ -17,6 +17,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal
 
+from gateway.shared.state_diagram import state_diagram
+
 
 class State(Enum):
     """Values are the metric label and the word in reports."""
@@ -161,12 +163,5 @@ class Lifecycle:
 
 
 def diagram() -> str:
-    """TRANSITIONS as a Mermaid state diagram: a line per pair of states, with the events that lead from one to the
-    other; orders lead back to where they were given, and say so in `pending`."""
-    lines = ["stateDiagram-v2", f"    [*] --> {STOPPED.value}"]
-    for state, events in TRANSITIONS.items():
-        edges: dict[State, list[str]] = {}
-        for event, found in events.items():
-            edges.setdefault(found, []).append(event)
-        lines += [f"    {state.value} --> {found.value}: {', '.join(labels)}" for found, labels in edges.items()]
-    return "\n".join(lines) + "\n"
+    """TRANSITIONS as a Mermaid state diagram; orders lead back to where they were given, and show in `pending`."""
+    return state_diagram(TRANSITIONS, STOPPED, lambda state: state.value)

@@ -1,9 +1,7 @@
-"""An engine's life: its tables, what counts against it, when it is tried again, and the diagram of it."""
+"""An engine's life: its tables, what counts against it, and when it is tried again."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -19,7 +17,6 @@ from sidecar.core.lifecycle import (
     State,
     after,
     backoff,
-    diagram,
 )
 
 STOPPED, STARTING, RUNNING, SLEEPING, ERROR = State
@@ -231,23 +228,3 @@ def test_an_engine_found_alive_begins_where_it_is() -> None:
     life = Lifecycle(100.0, SLEEPING)
     assert (life.state, life.pending, life.since) == (SLEEPING, None, 100.0)
     assert life.step("wake", 101.0) is SLEEPING
-
-
-# -- the diagram ------------------------------------------------------------------------------------------------------
-
-
-def test_the_diagram_has_every_edge_of_the_table_and_no_other() -> None:
-    first, start, *lines = diagram().splitlines()
-    assert (first, start) == ("stateDiagram-v2", "    [*] --> stopped")
-    drawn = set()
-    for line in lines:
-        found = re.fullmatch(r"    (\w+) --> (\w+): (\w+(?:, \w+)*)", line)
-        assert found is not None, line
-        drawn |= {(State(found[1]), event, State(found[2])) for event in found[3].split(", ")}
-    assert drawn == {(state, event, found) for state, events in TRANSITIONS.items() for event, found in events.items()}
-    assert len(lines) == len({(state, found) for state, _, found in drawn}), "a line per pair of states"
-
-
-def test_the_documentation_shows_the_diagram() -> None:
-    text = (Path(__file__).parents[2] / "DESIGN.md").read_text()
-    assert f"```mermaid\n{diagram()}```" in text, "put what diagram() says into DESIGN.md"

@@ -15,13 +15,14 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
 from gateway.core.policy.traffic import Modes, Threshold
 from gateway.core.policy.types import Level
 from gateway.core.quantile import nearest_rank
+from gateway.shared.state_diagram import state_diagram
 
 WINDOW = 10.0  # seconds of which `Window` tells
 SAMPLES = 64  # first bytes it remembers at most
@@ -54,6 +55,20 @@ class Mode(Enum):
 
 LEVELS: dict[Level, Mode] = {"tight": Mode.TIGHT, "brownout": Mode.BROWNOUT, "closed": Mode.CLOSED}
 _MODES = tuple(Mode)
+NORMAL, TIGHT, BROWNOUT, CLOSED = _MODES
+
+# `enter`: a threshold of the next mode or of a worse one is reached. `leave`: this mode's own reasons are over.
+TRANSITIONS: dict[Mode, dict[Literal["enter", "leave"], Mode]] = {
+    NORMAL: {"enter": TIGHT},
+    TIGHT: {"enter": BROWNOUT, "leave": NORMAL},
+    BROWNOUT: {"enter": CLOSED, "leave": TIGHT},
+    CLOSED: {"leave": BROWNOUT},
+}
+
+
+def diagram() -> str:
+    """TRANSITIONS as a Mermaid state diagram."""
+    return state_diagram(TRANSITIONS, NORMAL, str)
 
 
 class Signals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -75,9 +90,7 @@ class ModelMode:
         self.mode = Mode.NORMAL
         self.since = -math.inf
         self.why = ""
-        self.transitions: dict[tuple[Mode, Mode], int] = {}
-        for milder, worse in pairwise(_MODES):
-            self.transitions[milder, worse] = self.transitions[worse, milder] = 0
+        self.transitions = {(mode, found): 0 for mode, events in TRANSITIONS.items() for found in events.values()}
         self._known_at = dict.fromkeys(SIGNALS, -math.inf)
         self.apply(rules)
 
@@ -97,13 +110,13 @@ class ModelMode:
         for rule in self._rules[level:]:
             why = _reached(rule.enter, signals)
             if why:
-                self._move(level + 1, why, now)
+                self._move("enter", why, now)
                 return True
         if own is None or _reached(own.enter, signals):
             return False
         why = self._below(own.leave, signals, now)
         if why:
-            self._move(level - 1, why, now)
+            self._move("leave", why, now)
         return bool(why)
 
     def _below(self, leave: Threshold, signals: Signals, now: float) -> str:
@@ -124,8 +137,8 @@ class ModelMode:
                 words.append(f"{name} {_short(value)}{below}")
         return ", ".join(words) or "nothing keeps it"
 
-    def _move(self, level: int, why: str, now: float) -> None:
-        mode = _MODES[level]
+    def _move(self, event: Literal["enter", "leave"], why: str, now: float) -> None:
+        mode = TRANSITIONS[self.mode][event]
         self.transitions[self.mode, mode] += 1
         self.mode, self.since, self.why = mode, now, why
 
