@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.admission.queues import Queues, Ticket
-from gateway.core.request.call import ROUTES, Call
+from gateway.core.request.call import Call
+from gateway.core.request.routes import ROUTES
 
 
 def a_call(**fields: Any) -> Call:

@@ -16,7 +16,8 @@ from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.choice import predicted_ttft
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import state_of
-from gateway.core.request.call import ROUTES, Call
+from gateway.core.request.call import Call
+from gateway.core.request.routes import ROUTES
 from gateway.core.sidecars.sidecar import Sidecar, awake
 from gateway.decider.dispatch import Dispatch
 

@@ -31,13 +31,14 @@ from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.models import model_list
 from gateway.core.policy.snapshot import Snapshot, largest_body
 from gateway.core.request.bodies import Bodies
-from gateway.core.request.call import Call, Route, parse, route_of, time_given
+from gateway.core.request.call import Call, parse, time_given
 from gateway.core.request.classes import classify
 from gateway.core.request.cors import preflight, shared_lines
 from gateway.core.request.cost import CostModel
 from gateway.core.request.engine_error import engine_error
 from gateway.core.request.json_usage import JSONUsage
 from gateway.core.request.outcome import Outcome, Record, Refused, refusal_headers
+from gateway.core.request.routes import Route, route_of
 from gateway.core.request.settlement import believed, written
 from gateway.core.request.tenants import ANONYMOUS, Account
 from gateway.core.request.trace_context import trace_id

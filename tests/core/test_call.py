@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from gateway.core.request import prompt
-from gateway.core.request.call import HELP_ROUTE, ROUTES, Call, CallSettings, parse, route_of, time_allowed, time_given
+from gateway.core.request.call import Call, CallSettings, parse, time_allowed, time_given
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.prompt import Prompt
+from gateway.core.request.routes import HELP_ROUTE, ROUTES, route_of
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 DATA_URL = "data:image/png;base64,aGVsbG8="

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import TrafficClass, When
-from gateway.core.request.call import ROUTES
 from gateway.core.request.classes import ClassRules, classify
+from gateway.core.request.routes import ROUTES
 from tests.calls import a_call
 
 RULES = ClassRules(

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from gateway.core.request import cost
-from gateway.core.request.call import ROUTES, Call
+from gateway.core.request.call import Call
 from gateway.core.request.cost import CostModel, Quantile, Weights
+from gateway.core.request.routes import ROUTES
 
 
 def call(

@@ -35,7 +35,7 @@ from gateway.core.policy.traffic import (
     When,
 )
 from gateway.core.policy.types import Rate, RouteKind
-from gateway.core.request.call import ROUTES
+from gateway.core.request.routes import ROUTES
 from gateway.shared.files.checked import InvalidFile, Mark, Value, listed, spelled
 from gateway.shared.files.units import ABOVE, BYTES, COUNT, FACTOR, SAMPLE, SECONDS, SHARE, TIMES, Unit
 from gateway.shared.files.yaml_file import MAX_BYTES

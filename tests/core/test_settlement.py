@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.request.call import ROUTES
+from gateway.core.request.routes import ROUTES
 from gateway.core.request.settlement import MOST, PER_CALL, TURNS, believed, written
 from tests.calls import a_call
 

@@ -16,9 +16,9 @@ from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Snapshot
-from gateway.core.request.call import ROUTES
 from gateway.core.request.classes import classify
 from gateway.core.request.outcome import Outcome
+from gateway.core.request.routes import ROUTES
 from gateway.core.shadow.shadow import Shadow
 from gateway.core.shadow.verdict import Verdict
 from gateway.shared.vllm.answers import EngineSample, ModelCard

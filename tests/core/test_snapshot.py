@@ -7,7 +7,8 @@ import pytest
 from gateway.core.policy.policy import BodyPolicy, Policy, Routing, TrustedProxies
 from gateway.core.policy.snapshot import Snapshot, call_settings, largest_body
 from gateway.core.policy.traffic import Deadlines, TrafficClass
-from gateway.core.request.call import ROUTES, CallSettings
+from gateway.core.request.call import CallSettings
+from gateway.core.request.routes import ROUTES
 
 
 def test_the_default_policy_is_the_parsers_default() -> None:

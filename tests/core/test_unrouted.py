@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.core.request.call import MODEL_ROUTE, ROUTES
+from gateway.core.request.routes import MODEL_ROUTE, ROUTES
 from gateway.core.request.unrouted import SHOWN, canonical, no_method, no_route
 
 

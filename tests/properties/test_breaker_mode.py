@@ -15,8 +15,9 @@ from gateway.core.admission.mode import SIGNALS, UNKNOWN_HOLDS, Mode, ModelMode,
 from gateway.core.admission.shaping import FIELDS, cap, shape_body, shaped
 from gateway.core.engines.breaker import SLOTS, UNCOUNTED, BreakerState, CircuitBreaker, Ending, FailureRate
 from gateway.core.policy.traffic import Breaker, ModeRule, Modes, ShapingTier, Threshold
-from gateway.core.request.call import ROUTES, CallSettings, parse
+from gateway.core.request.call import CallSettings, parse
 from gateway.core.request.outcome import Refused
+from gateway.core.request.routes import ROUTES
 
 CLOSED, OPEN, HALF_OPEN = BreakerState
 BREAKER = Breaker(failures=3, error_rate=0.5, at_least=6, window=10.0, open_for=2.0, open_for_at_most=8.0, probes=2)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from gateway.core.policy.policy import Policy
 from gateway.core.request.bodies import SMALL
-from gateway.core.request.call import CallSettings, Route
+from gateway.core.request.call import CallSettings
 from gateway.core.request.classes import ClassRules
 from gateway.core.request.pages import PageGuard
+from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Tenants
 
 

@@ -71,7 +71,7 @@ EventsUrl = Annotated[
     ),
 ]
 Level = Literal["tight", "brownout", "closed"]
-# As gateway.core.request.call has them; what it answers itself has no class.
+# As gateway.core.request.routes has them; what it answers itself has no class.
 RouteKind = Literal[
     "chat",
     "completion",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.core.request.call import ROUTES, Route, route_of
 from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.routes import ROUTES, Route, route_of
 
 SHOWN = 100  # characters of a path
 CONTROL = frozenset({b"/", b"/livez", b"/readyz", b"/metrics", b"/fleet", b"/calls", b"/summary", b"/policy"})
