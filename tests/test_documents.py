@@ -1,13 +1,15 @@
 """Documents for people: the README's length, and whether what they name is there.
 
 A path is a word in code that begins with a folder of this repository: `gateway/core/`, `policies/*.yaml`. A link is
-Markdown's, to a file or to a heading of one. A command is `make TARGET` or `python -m MODULE`.
+Markdown's, to a file or to a heading of one. A command is `make TARGET` or `python -m MODULE`. A name is a class of the
+code in CamelCase, or `Class.member`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,17 @@ PATH = re.compile(r"(?:gateway|sidecar|loadtest|policies|tests|docs|deploy)/[\w.
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MAKE = re.compile(r"\bmake ([a-z][a-z-]+)")
+CLASS = re.compile(r"[A-Z][a-z]+[A-Z]\w*")
+MEMBER = re.compile(r"([A-Z][a-z]\w*)\.([a-z_]\w*)(?:\(\))?")
 MODULE = re.compile(r"\bpython -m ((?:gateway|sidecar|loadtest|tests)[\w.]*)")
+
+
+@cache
+def sources() -> tuple[str, ...]:
+    """The Python of this repository but of this file, which names what is not there."""
+    folders = ("gateway", "sidecar", "loadtest", "tests")
+    files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
+    return tuple(file.read_text() for file in files if file != Path(__file__))
 
 
 def code_of(text: str) -> list[str]:
@@ -45,6 +57,11 @@ def wrong(document: str, text: str) -> Iterator[str]:
             file = ROOT / module.replace(".", "/")
             if not file.with_suffix(".py").is_file() and not (file / "__main__.py").is_file():
                 yield f"module {module}"
+        if CLASS.fullmatch(code) and not any(re.search(rf"\b{code}\b", source) for source in sources()):
+            yield f"name {code}"
+        member = MEMBER.fullmatch(code)
+        if member and not any(_has(source, *member.groups()) for source in sources()):
+            yield f"name {code}"
     for link in LINK.findall(FENCE.sub("", text)):
         yield from _wrong_link(document, text, link)
 
@@ -60,6 +77,12 @@ def _wrong_link(document: str, text: str, link: str) -> Iterator[str]:
         headings = HEADING.findall(FENCE.sub("", file.read_text() if path else text))
         if anchor not in map(_anchor, headings):
             yield f"heading {link}"
+
+
+def _has(source: str, name: str, member: str) -> bool:
+    """Whether a file has the class and a member of that name."""
+    defined = rf"^ +(?:async )?(?:def )?{member}\b|\bself\.{member}\b"
+    return bool(re.search(rf"^class {name}\b", source, re.MULTILINE) and re.search(defined, source, re.MULTILINE))
 
 
 def _anchor(heading: str) -> str:
@@ -86,6 +109,8 @@ def test_what_a_document_names_is_there(document: str) -> None:
         ("```console\n$ gateway check policies/nowhere.yaml\n```", "path policies/nowhere.yaml"),
         ("`make nothing`", "target nothing"),
         ("`python -m loadtest.nowhere --help`", "module loadtest.nowhere"),
+        ("`NowhereClass`", "name NowhereClass"),
+        ("`Pipeline.nowhere`", "name Pipeline.nowhere"),
         ("[nowhere](docs/nowhere.md)", "link docs/nowhere.md"),
         ("[nowhere](SECURITY.md#nowhere)", "heading SECURITY.md#nowhere"),
         ("# Here\n\n[nowhere](#nowhere)", "heading #nowhere"),
@@ -96,5 +121,5 @@ def test_what_is_not_there_is_found(text: str, found: str) -> None:
 
 
 def test_what_is_there_is_not_found() -> None:
-    text = "# A b\n\n`gateway/core/`, `policies/*.yaml`, `make run`, `python -m loadtest.engine`, `a/b.py`, [x](#a-b)"
-    assert list(wrong("README.md", text)) == []
+    code = "`gateway/core/`, `policies/*.yaml`, `make run`, `python -m loadtest.engine`, `a/b.py`, `Pipeline.head`"
+    assert list(wrong("README.md", f"# A b\n\n{code}, [x](#a-b)")) == []
