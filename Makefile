@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions dst clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions dst clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -56,8 +56,15 @@ slow: $(STAMP)
 
 # Of the cores alone: they are where every branch is a decision, and few of their tests need sockets.
 coverage: $(STAMP)
-	$(PYTEST) -n $(WORKERS) tests/core tests/properties tests/sidecar tests/flow tests/test_metrics.py -m 'not vllm and not slow' \
+	$(PYTEST) -n $(WORKERS) tests/core tests/docs tests/properties tests/sidecar tests/flow tests/test_metrics.py -m 'not vllm and not slow' \
 		--cov=gateway.core --cov=gateway.shared.files --cov=gateway.shared.vllm --cov=sidecar.core --cov=sidecar.sizing --cov-report=term-missing:skip-covered --cov-fail-under=100
+
+generate: $(STAMP) ## write the schemas and reference pages that are made of the code
+	$(BIN)/gateway check --schema > policies/schema.json
+	$(BIN)/gateway check --scenario --schema > loadtest/scenarios/schema.json
+	$(BIN)/gateway check --reference > docs/policy.md
+	$(BIN)/gateway check --scenario --reference > docs/scenario.md
+	$(BIN)/sidecar check --reference > docs/sidecar-file.md
 
 format: $(STAMP) ## let ruff put everything in its format
 	$(BIN)/ruff check --fix-only .

@@ -13,6 +13,7 @@ from gateway.core.policy.advice import advise
 from gateway.core.policy.explained import explain_call
 from gateway.core.policy.file import explain
 from gateway.core.policy.policy import Policy
+from gateway.core.policy.reference import reference_text
 from gateway.core.policy.schema import schema_text
 from gateway.core.request.tenants import MAX_KEYS_BYTES
 from gateway.decider.file_modes import unwise_of
@@ -37,13 +38,15 @@ examples:
   gateway check policy.yaml --explain                            the policy in full, every default written out
   gateway check policy.yaml --explain acme batch llama-3-8b      what becomes of such a call; CLASS -: none asked for
   gateway check --schema > schema.json                           for editors: completion and checks while you write
+  gateway check --reference > policy.md                          every field, explained, as a page
   gateway check --scenario load.yaml                             a scenario of `gateway bench`, and its trace to the end
   gateway check --scenario --schema > scenario-schema.json       and their schema"""
 
 USAGE = """gateway check [-h] [--strict] [--format FORMAT] [--no-files] [--probe] FILE ...
        gateway check FILE ... --explain [TENANT CLASS MODEL]
        gateway check --scenario FILE|NAME ... [--explain]
-       gateway check [--scenario] --schema"""
+       gateway check [--scenario] --schema
+       gateway check [--scenario] --reference"""
 
 
 MOST = max(MAX_BYTES, MAX_KEYS_BYTES) + 1
@@ -76,12 +79,16 @@ def add_arguments(check: argparse.ArgumentParser) -> None:
         help="print the whole effective policy, defaults included; or what it does with one tenant's calls",
     )
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
+    check.add_argument("--reference", action="store_true", help="print every field of such files, as Markdown")
 
 
 def command(given: argparse.Namespace) -> int:
     """Check the files and say what was found; the exit status. Raises Mistake for the command line."""
     if given.schema:
         print(scenario.schema_text() if given.scenario else schema_text(), end="")
+        return 0
+    if given.reference:
+        print(scenario.reference_text() if given.scenario else reference_text(), end="")
         return 0
     # `--explain FILE` reads as `FILE --explain`.
     files, call = (given.files, given.explain) if given.files else (given.explain or [], given.explain and [])

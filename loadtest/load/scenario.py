@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.core.policy.types import EngineUrl, FileName, HeaderName, ModelName, Times
 from gateway.shared.files.kinds import Text
+from gateway.shared.files.reference import reference_of
 from gateway.shared.files.schema import schema_of, text_of
 from gateway.shared.files.units import Count, Seconds
 from gateway.shared.files.yaml_file import MAX_BYTES, read_file, written
@@ -30,6 +31,12 @@ from loadtest.report.records import Slo, Window
 SHIPPED = Path(__file__).parents[1] / "scenarios"
 LONGEST_KEY = 4096  # bytes
 DURATION = 60.0  # seconds, where none is given
+_LEAD = """\
+Every field of a scenario of `gateway bench` and `gateway simulate`, with what it may hold and its default. Written by
+`gateway check --scenario --reference`.
+
+`gateway check --scenario FILE` finds every mistake. [Load test, simulation, calibration](bench.md) says what scenarios
+are for."""
 
 TargetName = Annotated[str, Text(r"[a-z0-9][a-z0-9_.-]{0,63}", "a lower-case name of letters, digits, _ . and -")]
 HeaderValue = Annotated[str, Text(r"[!-~](?:[ -~]{0,8190}[!-~])?", "a header's value, plain text")]
@@ -181,6 +188,11 @@ def explain(scenario: Scenario) -> str:
 def schema_text() -> str:
     """The JSON Schema of scenarios, as scenarios/schema.json holds it."""
     return text_of(schema_of(Scenario, "Weir load test scenario"))
+
+
+def reference_text() -> str:
+    """The reference as docs/scenario.md holds it."""
+    return reference_of(Scenario, "Scenario file reference", _LEAD, explain(Scenario()))
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from sidecar.cli.checking import check
 from sidecar.cli.commands import Impossible, logs, plan, serve, status, stop
 from sidecar.cli.files import Mistake
 from sidecar.control.api import MOST_LINES
-from sidecar.core.config import FORMATS, schema_text
+from sidecar.core.config import FORMATS, reference_text, schema_text
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.ray import commands as pool_commands
 
@@ -91,6 +91,7 @@ examples:
   sidecar check --format github --no-files machines/*.yaml       for a pull request: mistakes at their lines; or json
   sidecar check --here sidecar.yaml              on its own machine: whether its models are there
   sidecar check --schema > sidecar-schema.json   for editors: completion and checks while you write
+  sidecar check --reference > sidecar-file.md    every field, explained, as a page
   sidecar check sidecar.yaml --explain           the file in full, every default written out"""
 
 RAY_EXAMPLES = """\
@@ -197,6 +198,7 @@ def _parser() -> Parser:
     added.add_argument("--no-files", action="store_true", help="do not read the token_file that it names")
     added.add_argument("--here", action="store_true", help="it is for this machine: look for its models too")
     added.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
+    added.add_argument("--reference", action="store_true", help="print every field of such files, as Markdown")
     added.add_argument("--explain", action="store_true", help="print the whole effective file, defaults included")
 
     of_pool = parser(
@@ -275,6 +277,9 @@ def _init(given: argparse.Namespace) -> int:
 def _check(given: argparse.Namespace) -> int:
     if given.schema:
         print(schema_text(), end="")
+        return 0
+    if given.reference:
+        print(reference_text(), end="")
         return 0
     if not given.files:
         raise Mistake("the following arguments are required: FILE (see sidecar check --help)")

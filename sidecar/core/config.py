@@ -17,6 +17,7 @@ import msgspec
 from gateway.shared.files.checked import UNREAD, Fault, InvalidFile, Reading, readable
 from gateway.shared.files.findings import FORMATS
 from gateway.shared.files.kinds import Text
+from gateway.shared.files.reference import reference_of
 from gateway.shared.files.schema import schema_of, text_of
 from gateway.shared.files.units import Bytes
 from gateway.shared.files.yaml_file import MAX_BYTES, read_file, written
@@ -26,6 +27,12 @@ from sidecar.core.profile import Bounds, EngineSettings, FileName, GpuIndex, Pro
 __all__ = ["FORMATS", "MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
 
 MAX_MODELS = 256
+_LEAD = """\
+Every field of a sidecar's file, with what it may hold and its default. Written by `sidecar check --reference`.
+
+`sidecar init` writes a commented file to begin with, `sidecar check FILE` finds every mistake, and
+`sidecar check FILE --explain` prints a file with all its defaults. File names are relative to the file itself.
+[The sidecar](sidecar.md) says what the fields do together."""
 
 SidecarName = Annotated[str, Text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a name of letters, digits, _ . and -")]
 # Part of paths in the control API, of file names and of metric labels.
@@ -96,6 +103,12 @@ def read_config(data: bytes, name: str = "sidecar") -> Reading[SidecarConfig]:
 def schema_text() -> str:
     """The JSON Schema of a sidecar's file."""
     return text_of(schema_of(SidecarConfig, "Weir sidecar"))
+
+
+def reference_text() -> str:
+    """The reference as docs/sidecar-file.md holds it; the file at its end has one model."""
+    one = decode(b"models: {llama-3-8b: {model_path: /models/llama-3-8b}}")
+    return reference_of(SidecarConfig, "Sidecar file reference", _LEAD, explain(one))
 
 
 def explain(config: SidecarConfig) -> str:

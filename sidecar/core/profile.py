@@ -61,7 +61,7 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Warmup(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls made before a model counts as ready. `requests`: how many; 0: none."""
+    """Calls made before a model counts as ready. `prompt`: what they ask. `requests`: how many; 0: none."""
 
     prompt: Prompt = "hello"
     requests: Annotated[Count, Bounds(ge=0, le=100)] = 1

@@ -49,7 +49,7 @@ def test_the_schema_is_one() -> None:
 
 
 def test_the_file_is_what_the_code_says() -> None:
-    """If not: gateway check --schema > policies/schema.json"""
+    """If not: make generate"""
     assert (ROOT / "policies" / "schema.json").read_text() == schema_text()
 
 

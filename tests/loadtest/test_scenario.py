@@ -323,7 +323,7 @@ def test_figures_send_what_the_scenarios_say() -> None:
 
 
 def test_the_schema_is_what_the_code_says() -> None:
-    """If not: `gateway check --scenario --schema > loadtest/scenarios/schema.json`."""
+    """If not: make generate"""
     jsonschema.Draft202012Validator.check_schema(msgspec.json.decode(schema_text()))
     assert (SHIPPED / "schema.json").read_text() == schema_text()
 

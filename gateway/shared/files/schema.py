@@ -40,7 +40,8 @@ def described(struct: type[msgspec.Struct]) -> tuple[str, dict[str, str]]:
     general, *rest = _FIELDS.split(" ".join((struct.__doc__ or "").split()))
     fields: dict[str, str] = {}
     for names, text in zip(rest[::2], rest[1::2], strict=True):
-        fields.update(dict.fromkeys(re.findall(r"\w+", names), text[:1].upper() + text[1:].strip(" ;.")))
+        shown = text.strip(" ;.")
+        fields.update(dict.fromkeys(re.findall(r"\w+", names), shown[:1].upper() + shown[1:]))
     return general.strip(), fields
 
 

@@ -1,0 +1,151 @@
+"""Reference of a file that operators write, as a Markdown page.
+
+Made of the same annotations and docstrings as the JSON Schema: a section per mapping of the file, a row per field with
+its form, unit, bounds, default and description. A mapping that may stand at several places has one section, under the
+first of them. Defaults that are mappings or lists, or differ by place, stand in the file at the end of the page.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from gateway.shared.files.checked import plain
+from gateway.shared.files.kinds import Structs, expected, form_of, is_struct, options_of
+from gateway.shared.files.schema import described
+
+NAME = "NAME"  # stands for the key of an entry
+ITEM = "[]"  # stands for the entry of a list
+_BELOW = "[below](#defaults)"
+
+Place = tuple[str, Any]  # a path, and the default there; msgspec.NODEFAULT: whatever the entry says
+
+
+def reference_of(kind: type[msgspec.Struct], title: str, lead: str, defaults: str) -> str:
+    """The page about files that say a Struct of this kind. `defaults`: a file with every default written out."""
+    structs = Structs()
+    standing = list(_places(kind, "", _default(kind), structs))
+    order = {path: number for number, (_, path, _) in enumerate(standing)}
+    places: dict[type[msgspec.Struct], list[Place]] = {}
+    for struct, path, default in standing:
+        places.setdefault(struct, []).append((path, default))
+    for found in places.values():
+        found.sort(key=lambda place: place[0].count("."))  # the shortest path is the section's name
+    anchors = {struct: _anchor(found[0][0]) for struct, found in places.items()}
+    listed = sorted(places.items(), key=lambda entry: order[entry[1][0][0]])
+    sections = [_section(struct, found, anchors, structs) for struct, found in listed]
+    end = f"## Defaults\n\nA file in which every default is written out.\n\n```yaml\n{defaults.rstrip()}\n```"
+    return "\n\n".join([f"# {title}", lead.strip(), *sections, end]) + "\n"
+
+
+def _places(kind: Any, path: str, value: Any, structs: Structs) -> Iterator[tuple[type[msgspec.Struct], str, Any]]:
+    """Every Struct below `kind`, in the order of the file, with where it stands and its default there."""
+    for option in options_of(kind):
+        if is_struct(option):
+            struct = value if isinstance(value, option) else msgspec.NODEFAULT
+            yield option, path, struct
+            for name, field in structs.fields(option).items():
+                below = getattr(struct, field.name, msgspec.NODEFAULT)
+                yield from _places(field.type, f"{path}.{name}".removeprefix("."), below, structs)
+        elif get_origin(option) is tuple:
+            yield from _places(get_args(option)[0], path + ITEM, msgspec.NODEFAULT, structs)
+        elif get_origin(option) is Mapping:
+            yield from _places(get_args(option)[1], f"{path}.{NAME}", msgspec.NODEFAULT, structs)
+
+
+def _default(kind: type[msgspec.Struct]) -> Any:
+    """What an empty file says; NODEFAULT where there must be something in it."""
+    needed = any(field.required for field in msgspec.structs.fields(kind))
+    return msgspec.NODEFAULT if needed else kind()
+
+
+def _section(
+    struct: type[msgspec.Struct], places: list[Place], anchors: Mapping[type[msgspec.Struct], str], structs: Structs
+) -> str:
+    general, words = described(struct)
+    paths = list(dict.fromkeys(path for path, _ in places))
+    rows = [
+        f"| `{name}` | {_cell(_form(field.type, anchors))} | {_shown(field, places)} "
+        f"| {_cell(words.get(name) or _meaning(field.type))} |"
+        for name, field in structs.fields(struct).items()
+    ]
+    also = f"Also at {', '.join(f'`{path}`' for path in paths[1:])}." if paths[1:] else ""
+    table = "\n".join(["| field | value | default | meaning |", "| --- | --- | --- | --- |", *rows])
+    return "\n\n".join(filter(None, [_heading(paths[0]), _cell(general), also, table]))
+
+
+def _meaning(kind: Any) -> str:
+    """Of a field whose Struct says it all."""
+    return next((described(option)[0] for option in options_of(kind) if is_struct(option)), "")
+
+
+def _heading(path: str) -> str:
+    if not path:
+        return "## Top level"
+    return f"{'###' if '.' in path.replace('.' + NAME, '') else '##'} `{path}`"
+
+
+def _anchor(path: str) -> str:
+    """What GitHub and the site make of the heading."""
+    return re.sub(r"[^\w-]", "", path.lower()) if path else "top-level"
+
+
+def _form(kind: Any, anchors: Mapping[type[msgspec.Struct], str]) -> str:
+    """What a field accepts, with links to what is described elsewhere."""
+    options = [option for option in options_of(kind) if option is not types.NoneType]
+    return " or ".join(_option(option, anchors) for option in sorted(options, key=is_struct))
+
+
+def _option(kind: Any, anchors: Mapping[type[msgspec.Struct], str]) -> str:
+    if kind is Any:
+        return "any JSON value"
+    if form_of(kind) is not None:
+        return expected(kind)
+    if get_origin(kind) is tuple:
+        return f"a list; each: {_form(get_args(kind)[0], anchors)}"
+    if get_origin(kind) is Mapping:
+        key, item = get_args(kind)
+        return f"a mapping; {NAME}: {expected(key)}; each: {_form(item, anchors)}"
+    link = f"[a mapping](#{anchors[kind]})"
+    if not hasattr(kind, "shorthand"):
+        return link
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    return f"{_form(fields[kind.shorthand], anchors)} or {link}"
+
+
+def _shown(field: msgspec.structs.FieldInfo, places: list[Place]) -> str:
+    """The default of a field, wherever its Struct may stand."""
+    texts = {_default_text(field, struct) for _, struct in places}
+    return texts.pop() if len(texts) == 1 else _BELOW
+
+
+def _default_text(field: msgspec.structs.FieldInfo, struct: Any) -> str:
+    if struct is not msgspec.NODEFAULT:
+        value = getattr(struct, field.name)
+    elif field.required:
+        return "required"
+    else:
+        value = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+    if is_struct(type(value)):
+        return _BELOW if hasattr(value, "shorthand") else ""  # else its own section has the defaults
+    return _text(plain(value, field.type))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return f"`{value}`" if value else '`""`'
+    if not value:
+        return "none"
+    plain_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return f"`[{', '.join(value)}]`" if plain_list else _BELOW
+
+
+def _cell(text: str) -> str:
+    """Text that means itself in Markdown; links and code are left alone."""
+    return text.replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")

@@ -1,0 +1,107 @@
+"""References of the files that operators write: they are what the code says, and say something of every field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import pytest
+
+from gateway.cli import main as gateway
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.reference import reference_text
+from gateway.shared.files.reference import reference_of
+from gateway.shared.files.schema import schema_of
+from gateway.shared.files.units import Seconds
+from loadtest.load import scenario
+from sidecar.cli import main as sidecar
+from sidecar.core import config
+from tests.docs.markdown import ROOT
+
+PAGES: dict[str, tuple[Callable[[], str], type[msgspec.Struct]]] = {
+    "policy": (reference_text, Policy),
+    "sidecar-file": (config.reference_text, config.SidecarConfig),
+    "scenario": (scenario.reference_text, scenario.Scenario),
+}
+COMMANDS = {
+    "policy": (gateway, ["check", "--reference"]),
+    "sidecar-file": (sidecar, ["check", "--reference"]),
+    "scenario": (gateway, ["check", "--scenario", "--reference"]),
+}
+ROW = re.compile(r"^\| `(\w+)` \| (.+) \| (.*) \| (.*) \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_what_the_code_says(name: str) -> None:
+    """If not: make generate"""
+    assert (ROOT / "docs" / f"{name}.md").read_text() == PAGES[name][0]()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_prints_the_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command, flags = COMMANDS[name]
+    assert command(flags) == 0
+    assert capsys.readouterr().out == PAGES[name][0]()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_field_has_a_row_with_a_value_and_a_meaning(name: str) -> None:
+    text, kind = PAGES[name][0](), PAGES[name][1]
+    top = schema_of(kind, "")
+    fields = [field for struct in (top, *top["$defs"].values()) for field in struct["properties"]]
+    rows = ROW.findall(text)
+    assert sorted(row[0] for row in rows) == sorted(fields)
+    assert [row for row in rows if not row[3]] == []
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part. `rest`: how long it rests; * is none."""
+
+    shorthand: ClassVar[str] = "rest"
+
+    rest: Seconds = 1.5
+    words: tuple[Literal["a", "b"], ...] = ("a",)
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """A whole. `first`: comes first. `other`: any of them; `need`: what it cannot do without. `more`: by name."""
+
+    need: Seconds
+    first: Part = Part()
+    other: Part | None = Part(rest=3.0)
+    more: Mapping[Literal["x"], Part] = {}
+    free: Any = None
+
+
+def test_a_mapping_at_several_places_has_one_section() -> None:
+    lines = reference_of(Whole, "Title", "Lead.", "need: 1s\n").splitlines()
+    assert lines == [
+        "# Title", "", "Lead.", "",
+        "## Top level", "", "A whole.", "",
+        "| field | value | default | meaning |", "| --- | --- | --- | --- |",
+        "| `need` | a time such as 250ms, 10s, 5m | required | What it cannot do without |",
+        "| `first` | a time such as 250ms, 10s, 5m or [a mapping](#first) | [below](#defaults) | Comes first |",
+        "| `other` | a time such as 250ms, 10s, 5m or [a mapping](#first) | [below](#defaults) | Any of them |",
+        "| `more` | a mapping; NAME: x; each: a time such as 250ms, 10s, 5m or [a mapping](#first) | none | By name |",
+        "| `free` | any JSON value | null |  |", "",
+        "## `first`", "", "A part.", "", "Also at `other`, `more.NAME`.", "",
+        "| field | value | default | meaning |", "| --- | --- | --- | --- |",
+        r"| `rest` | a time such as 250ms, 10s, 5m | `1500ms` | How long it rests; \* is none |",
+        "| `words` | a list; each: a or b | `[a]` |  |", "",
+        "## Defaults", "", "A file in which every default is written out.", "", "```yaml", "need: 1s", "```",
+    ]  # fmt: skip
+
+
+class Several(msgspec.Struct, frozen=True):
+    """Several wholes."""
+
+    first: Part = Part()
+    other: Part = Part(rest=3.0)
+
+
+def test_defaults_that_differ_by_place_stand_in_the_file_below() -> None:
+    text = reference_of(Several, "Title", "Lead.", "")
+    assert "| `rest` | a time such as 250ms, 10s, 5m | [below](#defaults) |" in text
+    assert "| `words` | a list; each: a or b | `[a]` |" in text
