@@ -16,8 +16,8 @@ import asyncio
 import random
 import secrets
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
 from contextlib import closing
+from functools import partial
 from itertools import count
 
 from msgspec import UNSET
@@ -49,6 +49,7 @@ from gateway.decider.dispatch import Dispatch, Grant
 from gateway.relay.answer import Relay
 from gateway.relay.attempts import Attempts, failure
 from gateway.relay.batcher import Batcher, Exchanged, Part
+from gateway.relay.large_bodies import LARGE, LargeBodies
 from gateway.relay.outcome_help import outcome_help
 from gateway.relay.wire.server import Request, Responder, answer
 from gateway.upstream.client import EngineError, Reply
@@ -63,7 +64,6 @@ Asked = Callable[[Callable[[], object], float], Awaitable[None]]
 
 LIST_WITHIN = 10.0  # seconds for engines to be asked what they have, before whoever asks for models
 LOGGED_AT_MOST = 64 * 1024  # bytes of a body
-READ_HERE = 64 * 1024  # bytes of a body that is parsed in the event loop itself
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
 PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the engine
 
@@ -116,7 +116,7 @@ class Pipeline:
         self.observe = observe
         self.asked: Asked = _asked_already
         self.shadow: Shadow | None = None
-        self.parser: Executor | None = None  # where large bodies are parsed; None: in the event loop
+        self.large: LargeBodies | None = None  # who parses large bodies; None: the event loop
         self.clock = clock
         self.rng = rng
         self.tasks: dict[asyncio.Task[None], ActiveCall] = {}
@@ -241,6 +241,8 @@ class Pipeline:
         except Refused as refused:
             if refused.ours and live.arrived is not None:
                 live.arrived.refund()  # unless another charge has taken its place
+            if self.large is not None and request.held is not None and not refused.ours:
+                self.large.refused(request.held.owner, request.held.size)
             self._refuse(refused, responder, record)
         except asyncio.CancelledError:
             if not record.reason:
@@ -263,11 +265,11 @@ class Pipeline:
         record.tenant = account.name
         if self.limits.limited or self.shadow is not None:
             self._arrive(request, account, live)
-        if self.parser is None or len(request.body) <= READ_HERE:
+        if self.large is None or request.held is None or len(request.body) <= LARGE:
             call = self._parse(route, request, snapshot, account, record)
         else:
-            loop = asyncio.get_running_loop()
-            call = await loop.run_in_executor(self.parser, self._parse, route, request, snapshot, account, record)
+            parse = partial(self._parse, route, request, snapshot, account, record)
+            call = await self.large.parsed(request.held.owner, parse)
         live.call = call
         if self.fleet.unasked:
             await self._known(call, snapshot)

@@ -30,6 +30,7 @@ from gateway.core.policy.status import PolicyStatus
 from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration, LoadError, load
 from gateway.decider.reload import PolicyFile
+from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.wire.server import Server
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.certificate import Certificate
@@ -128,7 +129,9 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
         stack.push_async_callback(gateway.aclose)
         gateway.metrics.lost_lines = partial(_lost_lines, errors, log)
         _warn(open_files, configuration.policy)
-        gateway.pipeline.parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
+        gateway.pipeline.large = LargeBodies(
+            stack.enter_context(ThreadPoolExecutor(1, "parser")), gateway.pipeline.clock
+        )
         if file is not None:
             gateway.metrics.policy_status = lambda: file.status
             file.start(gateway.apply)

@@ -17,7 +17,8 @@ import uvloop
 from gateway.core.policy.policy import BodyPolicy, Budget, Policy
 from gateway.core.policy.traffic import Tenant
 from gateway.core.request.call import Call
-from gateway.relay.pipeline import READ_HERE, Pipeline
+from gateway.relay.large_bodies import LARGE, LargeBodies
+from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.connection import ClientConnection
 from gateway.serve.run import Gateway
 from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, request, settled
@@ -49,10 +50,10 @@ def test_a_large_body_is_parsed_beside_the_event_loop(monkeypatch: pytest.Monkey
     async def body(gateway: Gateway, engine: ScriptedEngine) -> None:
         here = threading.get_ident()
         with ThreadPoolExecutor(1) as parser:
-            gateway.pipeline.parser = parser
-            small, large = request(), request(unread="x" * READ_HERE)
+            gateway.pipeline.large = LargeBodies(parser, gateway.pipeline.clock)
+            small, large = request(), request(unread="x" * LARGE)
             assert [(await ask(port_of(gateway), each)).status for each in (small, large)] == [200, 200]
-            refused = await ask(port_of(gateway), request(unread="x" * READ_HERE, n=0))
+            refused = await ask(port_of(gateway), request(unread="x" * LARGE, n=0))
             assert (refused.status, json.loads(refused.body)["error"]["param"]) == (400, "n")
         assert parsed_by[0] == here
         assert len(parsed_by) == 3
@@ -68,10 +69,10 @@ def test_a_client_that_leaves_while_its_body_is_parsed_is_not_sent_on() -> None:
 
     async def body(gateway: Gateway, engine: ScriptedEngine) -> None:
         with ThreadPoolExecutor(1) as parser:
-            gateway.pipeline.parser = parser
+            gateway.pipeline.large = LargeBodies(parser, gateway.pipeline.clock)
             parser.submit(lambda: (begun.set(), go_on.wait(5)))
             assert begun.wait(5)
-            asking = asyncio.create_task(ask(port_of(gateway), request(unread="x" * READ_HERE)))
+            asking = asyncio.create_task(ask(port_of(gateway), request(unread="x" * LARGE)))
             async with asyncio.timeout(5):
                 while not gateway.pipeline.tasks:
                     await asyncio.sleep(0)

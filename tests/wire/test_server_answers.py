@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import ssl
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.relay.wire.connection import _LINGER, DROP_PAUSE, DROPPED_AT_ONCE, ClientConnection
 from gateway.relay.wire.server import Responder, Server, ServerSettings, answer
 from tests.wire.server_harness import ALIVE, TEXT, Recorder, Rig, serve
 
@@ -261,6 +263,37 @@ def test_refused_at_the_head(name: str) -> None:
         assert not rig.handler.held
 
     serve(scenario)
+
+
+def test_bytes_after_a_refusal_are_dropped_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two pieces the connection is not read: whoever sends 16 MiB in vain keeps nobody waiting."""
+    pieces: list[tuple[float, int]] = []
+    received = ClientConnection.data_received
+
+    def noted(self: ClientConnection, data: bytes) -> None:
+        if self._state == _LINGER:
+            pieces.append((asyncio.get_running_loop().time(), len(data)))
+        received(self, data)
+
+    monkeypatch.setattr(ClientConnection, "data_received", noted)
+
+    async def scenario(rig: Rig) -> None:
+        client = await rig.client()
+        await client.send(b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n")
+        assert (await client.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 413 ")
+        client.writer.write(b"x" * 4_000_000)
+        client.writer.write_eof()
+        await rig.quiet()
+
+    serve(scenario, max_body=1000, linger=30)
+    assert sum(size for _, size in pieces) == 4_000_000
+    pauses, dropped = 0, 0
+    for (at, size), (later, _) in itertools.pairwise(pieces):
+        dropped += size
+        if dropped >= DROPPED_AT_ONCE:
+            assert later - at >= 0.9 * DROP_PAUSE
+            pauses, dropped = pauses + 1, 0
+    assert pauses >= 6
 
 
 @pytest.mark.parametrize(("path", "status"), [(b"/p", 413), (b"/refuse", 404)])

@@ -27,6 +27,8 @@ from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.shared import UNIX, Shared
 from gateway.relay.wire.taken import taken
 
+DROPPED_AT_ONCE = 256 * 1024  # bytes after a refusal that are read and dropped before a pause
+DROP_PAUSE = 0.02  # seconds; so 12 MiB a second at most, and 24 MiB in the usual time
 _HEAD, _BODY, _ANSWER, _LINGER, _CLOSED = range(5)  # what the connection does; _HEAD with an empty buffer is idle
 
 _BLANK: Final = (b"", b"\r\n")  # a buffer that holds nothing of a request: old clients end a body with an empty line
@@ -44,10 +46,10 @@ class ClientConnection(asyncio.Protocol):
     """The protocol of one accepted socket. `before` is called when it is connected, and may say why it is refused: it
     ends a handshake, whose seat the connection takes."""
 
-    __slots__ = ("_before", "_body", "_body_by", "_buffer", "_burst", "_held", "_last", "_loop", "_owed_since",
-                 "_owed_taken", "_reader", "_request", "_responder", "_running", "_scanned", "_seated", "_shared",
-                 "_since", "_stall_at", "_stall_taken", "_state", "_timer", "_timer_at", "_transport", "peer",
-                 "write_paused")  # fmt: skip
+    __slots__ = ("_before", "_body", "_body_by", "_buffer", "_burst", "_dropped", "_held", "_last", "_loop",
+                 "_owed_since", "_owed_taken", "_reader", "_request", "_responder", "_running", "_scanned", "_seated",
+                 "_shared", "_since", "_stall_at", "_stall_taken", "_state", "_timer", "_timer_at", "_transport",
+                 "peer", "write_paused")  # fmt: skip
 
     def __init__(self, shared: Shared, before: Callable[[], WireError | None] | None = None) -> None:
         self._shared = shared
@@ -60,6 +62,7 @@ class ClientConnection(asyncio.Protocol):
         self._reader: HeadReader | None = None
         self._buffer: bytes | bytearray = b""  # not yet consumed: an incomplete head, or what follows a request
         self._scanned = 0  # how much of the buffer is known not to end a head
+        self._dropped = 0  # bytes since the last pause, after a refusal
         self._request: Request | None = None  # whose body is being read
         self._body: ChunkedBody | CountedBody | None = None
         self._body_by = math.inf  # when it is of no use any more
@@ -137,6 +140,20 @@ class ClientConnection(asyncio.Protocol):
             self._consume(data)
         elif state == _ANSWER and not self._last:
             self._hold(_joined(self._buffer, data))
+        elif state == _LINGER:
+            self._drop(len(data))
+
+    def _drop(self, size: int) -> None:
+        """Drop what is read after a refusal, slowly: a body that nobody wants may not keep others waiting."""
+        self._dropped += size
+        if self._dropped >= DROPPED_AT_ONCE:
+            self._dropped = 0
+            self._transport.pause_reading()
+            self._loop.call_later(DROP_PAUSE, self._drop_on)
+
+    def _drop_on(self) -> None:
+        if self._state == _LINGER and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self.write_paused = True
