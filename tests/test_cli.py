@@ -18,6 +18,9 @@ import pytest
 
 import gateway
 from gateway import cli
+from gateway.cli import serve
+from gateway.cli.commands import parser_for
+from gateway.cli.files import TOKEN_VARIABLE
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry
 from gateway.serve import run
@@ -75,8 +78,8 @@ class Ran:
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self.options: Options | None = None
         self._capsys = capsys
-        monkeypatch.setattr(cli, "run", self._run)
-        monkeypatch.delenv(cli.TOKEN_VARIABLE, raising=False)
+        monkeypatch.setattr(serve, "run", self._run)
+        monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
 
     def _run(self, options: Options) -> None:
         self.options = options
@@ -125,7 +128,7 @@ def test_help_teaches_by_examples_that_parse(ran: Ran, argv: list[str]) -> None:
     for line in examples:
         words = shlex.split(re.split(r"\s{3,}", line)[0])
         words = words[words.index("gateway") + 1 :]
-        cli._parser().parse_args(words)
+        parser_for(words).parse_args(words)
     assert max(map(len, out.splitlines())) <= 120
 
 
@@ -162,7 +165,7 @@ def test_the_demo(ran: Ran) -> None:
 
 
 def test_the_token_comes_from_the_environment_too(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cli.TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     assert ran.served(*ENGINE, "--control", "[::]:8001").admin_token == TOKEN
 
 
@@ -226,9 +229,9 @@ def test_a_mistake_is_one_clear_line_and_status_2(ran: Ran, argv: list[str], exp
 
 @pytest.mark.parametrize("token", ["short", "x" * 15, "with a space in it", "ünïcödé-ünïcödé-ünïcödé", ""])
 def test_a_weak_token_is_refused(ran: Ran, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
-    monkeypatch.setenv(cli.TOKEN_VARIABLE, token)
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
     status, _, err = ran("serve", *ENGINE)
-    assert (status, err) == (2, f"gateway: {cli.TOKEN_VARIABLE}: a token is at least 16 visible ASCII characters\n")
+    assert (status, err) == (2, f"gateway: {TOKEN_VARIABLE}: a token is at least 16 visible ASCII characters\n")
 
 
 def test_what_keeps_the_gateway_from_starting_is_told_in_the_same_way(
@@ -237,7 +240,7 @@ def test_what_keeps_the_gateway_from_starting_is_told_in_the_same_way(
     def fails(_: Options) -> None:
         raise StartError("it cannot start")
 
-    monkeypatch.setattr(cli, "run", fails)
+    monkeypatch.setattr(serve, "run", fails)
     assert ran("serve", *ENGINE) == (2, "", "gateway: it cannot start\n")
 
 
@@ -508,7 +511,7 @@ def test_check_probes_every_engine_once(ran: Ran, tmp_path: Path, format: str) -
 def test_what_an_engine_calls_its_models_does_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     running = Running(["http://127.0.0.1:1"], "http://127.0.0.1:2", ["e"], ["m\x1b[2J"])
     run._say("engine e has m\x1b[2J")
-    cli._announce(running)
+    serve._announce(running)
     out = ""
     while "print(answer" not in out:  # a thread writes it
         told = capfd.readouterr()
@@ -516,3 +519,44 @@ def test_what_an_engine_calls_its_models_does_not_reach_the_terminal(capfd: pyte
     assert "models m?[2J" in out
     assert "engine e has m?[2J" in out
     assert "\x1b" not in out
+
+
+LISTED = """\
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from gateway.cli import main
+sys.exit(main())
+"""
+
+
+def loaded(*argv: str, ends: bool = True) -> set[str]:
+    """Our modules that a command has imported at its end; one that does not end by itself is ended once it serves."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LISTED, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        if not ends:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("data port ")
+            process.terminate()
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 0, err
+    finally:
+        process.kill()
+        process.communicate()
+    return {name for name in err.split() if name.partition(".")[0] in ("gateway", "loadtest", "sidecar")}
+
+
+def test_a_command_imports_itself_alone() -> None:
+    assert loaded("--help") == {"gateway", "gateway.cli", "gateway.cli.commands", "gateway.cli.parser"}
+    policy = loaded("check", "policies/demo.yaml")
+    assert "gateway.cli.check" in policy
+    ports = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--log", "none")
+    served = loaded("serve", *ENGINE, *ports, ends=False)
+    assert "gateway.serve.run" in served
+    assert [name for name in policy | served if not name.startswith("gateway")] == []
+
+
+def test_the_load_test_is_imported_where_it_is_asked_for() -> None:
+    assert "loadtest.load.scenario_check" in loaded("check", "--scenario", "chat")
+    assert "loadtest.simulate.command" in loaded("simulate", "--help")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway import cli
+from gateway.cli import serve
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.decider.file_modes import refused, unwise, unwise_of
@@ -104,7 +105,7 @@ def test_check_tells_of_a_file_that_everybody_may_read(
 
 
 def test_serve_tells_of_each(policy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "run", lambda options: None)
+    monkeypatch.setattr(serve, "run", lambda options: None)
     token, key = policy.parent / "token", policy.parent / "tls.key"
     for file in (token, key):
         file.write_text(SECRET)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gateway import cli
-from gateway.cli import keys
-from gateway.cli.keys import KeysError, add, digest_of, entries, revoke
+from gateway.cli import key_file
+from gateway.cli.key_file import KeysError, add, digest_of, entries, revoke
 from gateway.core.request.tenants import keys_from
 from gateway.shared.files.checked import InvalidFile
 
@@ -197,7 +197,7 @@ def test_a_dangling_link_makes_no_file(tmp_path: Path) -> None:
 def test_a_full_file_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys.txt"
     add(file, "acme", TODAY)
-    monkeypatch.setattr(keys, "MAX_KEYS", 1)
+    monkeypatch.setattr(key_file, "MAX_KEYS", 1)
     with pytest.raises(KeysError, match="it has 1 keys, and no more are read"):
         add(file, "acme", TODAY)
     assert len(entries(file)) == 1

@@ -10,7 +10,8 @@ import pytest
 import gateway
 import sidecar
 from gateway import cli
-from gateway.cli import starter
+from gateway.cli import init
+from gateway.cli.commands import parser_for
 from gateway.core.policy.file import decode
 from gateway.core.policy.schema import schema_text
 from sidecar import cli as sidecar_cli
@@ -24,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", starter.names())
+@pytest.mark.parametrize("name", init.names())
 def test_every_shipped_policy_can_be_begun_with(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert cli.main(["init", name, "--out", "mine.yaml"]) == 0
     told = capsys.readouterr().out
@@ -33,16 +34,16 @@ def test_every_shipped_policy_can_be_begun_with(here: Path, capsys: pytest.Captu
     assert text.startswith("# yaml-language-server: $schema=mine.schema.json\n")
     assert (here / "mine.schema.json").read_text() == schema_text()
     assert "gateway serve --policy mine.yaml" in text
-    assert decode(text.encode()) == decode((starter.folder() / f"{name}.yaml").read_bytes())
+    assert decode(text.encode()) == decode((init.folder() / f"{name}.yaml").read_bytes())
     command = next(line.split("(")[0].split() for line in told.splitlines() if "gateway serve" in line)
-    assert cli._parser().parse_args(command[1:]).policy == "mine.yaml"
+    assert parser_for(command[1:]).parse_args(command[1:]).policy == "mine.yaml"
     assert cli.main(["init", name, "--out", "-"]) == 0
     assert capsys.readouterr().out.count("\n") == text.count("\n")
 
 
 def test_the_help_names_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = [line.split()[0] for line in starter.EXAMPLES.split("examples:")[0].splitlines() if line.startswith("  ")]
-    assert sorted(listed) == starter.names()
+    listed = [line.split()[0] for line in init.EXAMPLES.split("examples:")[0].splitlines() if line.startswith("  ")]
+    assert sorted(listed) == init.names()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_a_sidecars_file_can_be_begun_with(here: Path, capsys: pytest.CaptureFix
 
 
 def test_one_machine_waits_for_a_model_that_loads() -> None:
-    policy = decode((starter.folder() / "one-machine.yaml").read_bytes())
+    policy = decode((init.folder() / "one-machine.yaml").read_bytes())
     assert policy.fleet.sidecars is not None
     for name, each in policy.classes.items():
         assert each.ttft is None, f"{name}: a call for a cold model would be refused for its first token"

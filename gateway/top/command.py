@@ -12,20 +12,6 @@ from rich.console import Console
 from gateway.top.asking import NoAnswer, Unfit
 from gateway.top.live import once, watch
 
-EXAMPLES = """\
-Asks the control port of a running gateway once per interval and shows classes, queues, engines with what is held of
-their KV cache, models that are not awake, and how calls end. Rates and waits are of the last ten seconds. q or Ctrl-C
-ends it. A gateway that goes away is asked until it is back. NO_COLOR is obeyed.
-
-examples:
-  gateway top                                                    the gateway on this machine
-  gateway top --url http://10.0.0.5:8001 --token-file admin.token
-  gateway top --once                                             one frame as plain text, for scripts
-  COLUMNS=160 gateway top --once --interval 10s                  as wide as that, with the rates of ten seconds
-  gateway top --json                                             a JSON object a line, again and again
-
-Exit status 2: a wrong token, or nothing that is a gateway; 1: no answer to --once or --json."""
-
 
 class TopError(Exception):
     """A mistake that trying again will not mend; says what and where."""

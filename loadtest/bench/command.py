@@ -27,6 +27,8 @@ from loadtest.report.report import refusal, table
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "BenchError", "add_arguments", "command"]
 
+MISTAKES = (BenchError,)
+
 
 def command(given: argparse.Namespace) -> int:
     """Do what the flags say and print the report; the exit status. Raises BenchError."""

@@ -37,6 +37,7 @@ from loadtest.load.scenario import Destination, Unusable, key_of
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "CalibrateError", "add_arguments", "command"]
 
+MISTAKES = (CalibrateError,)
 LEAST_BUDGET = 5.0  # seconds
 BUDGET = 60.0
 MOST_SPREAD = 0.3  # of a step; what is more is the network's, or of others on the machine

@@ -34,6 +34,7 @@ from loadtest.simulate.words import DESCRIPTION, EXAMPLES, answers, kept, speed
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "SimulateError", "add_arguments", "command"]
 
+MISTAKES = (SimulateError,)
 PLAIN_EVERY = 5.0  # seconds
 
 

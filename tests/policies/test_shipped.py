@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import cli
+from gateway.cli.commands import parser_for
 from gateway.core.policy.advice import advise
 from gateway.core.policy.file import decode, explain, read_policy
 
@@ -54,7 +54,7 @@ def test_its_first_lines_say_what_it_is_for_and_how_to_try_it(
         words = shlex.split(re.split(r"\s{2,}#|\s{3,}", command)[0])[1:]
         if "FILE" in words:
             continue
-        given = cli._parser().parse_args(words)
+        given = parser_for(words).parse_args(words)
         if words[0] == "check":
             assert given.command(given) == 0
             assert capsys.readouterr().out.startswith("tenant ")

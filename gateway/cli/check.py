@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Protocol, cast
 
-from gateway.cli.probing import probe
+from gateway.cli.commands import SCENARIOS
+from gateway.cli.files import MOST, Mistake, read_bytes
+from gateway.cli.probe import probe
 from gateway.core.engines.origin import engine_id
 from gateway.core.policy.advice import advise
 from gateway.core.policy.explained import explain_call
@@ -15,15 +19,15 @@ from gateway.core.policy.file import explain
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.reference import reference_text
 from gateway.core.policy.schema import schema_text
-from gateway.core.request.tenants import MAX_KEYS_BYTES
 from gateway.decider.file_modes import unwise_of
 from gateway.decider.loading import Configuration, load
 from gateway.shared.files.checked import InvalidFile, spelled
 from gateway.shared.files.findings import FORMATS, Shown, as_github, as_json, as_text, mistake, mistakes, warning
 from gateway.shared.files.yaml_file import MAX_BYTES
-from loadtest.load import scenario
-from loadtest.load.trace import TraceError
 
+MISTAKES = (Mistake,)
+
+DESCRIPTION = "Read policy files and report every mistake, and what is unwise. Or scenarios of a load test."
 EXAMPLES = """\
 Prints `FILE: ok`, or every mistake: FILE:LINE:COLUMN: field: what was found, what was expected, and the line. Exit
 status 2 if there is any. What is legal but unwise is a warning; --strict makes it a mistake. The files that a policy
@@ -49,11 +53,11 @@ USAGE = """gateway check [-h] [--strict] [--format FORMAT] [--no-files] [--probe
        gateway check [--scenario] --reference"""
 
 
-MOST = max(MAX_BYTES, MAX_KEYS_BYTES) + 1
+class Scenarios(Protocol):
+    """Scenario files of load tests: a module of the load test."""
 
-
-class Mistake(Exception):
-    """Something a person can correct; each line says what and where."""
+    def schema_text(self) -> str: ...
+    def checked(self, name: str, *, explained: bool) -> tuple[str, list[Shown]]: ...
 
 
 class CheckFailed(Exception):
@@ -64,8 +68,12 @@ class CheckFailed(Exception):
         self.found = found
 
 
+def _scenarios() -> Scenarios:
+    return cast("Scenarios", import_module(SCENARIOS))
+
+
 def add_arguments(check: argparse.ArgumentParser) -> None:
-    """What `gateway check` takes."""
+    check.usage = USAGE
     check.add_argument("files", nargs="*", metavar="FILE", help="policies; the files that they name are read too")
     check.add_argument("--scenario", action="store_true", help="they are scenarios; their traces are read too")
     check.add_argument("--format", choices=FORMATS, default="text", help="of what is found (default: %(default)s)")
@@ -85,7 +93,7 @@ def add_arguments(check: argparse.ArgumentParser) -> None:
 def command(given: argparse.Namespace) -> int:
     """Check the files and say what was found; the exit status. Raises Mistake for the command line."""
     if given.schema:
-        print(scenario.schema_text() if given.scenario else schema_text(), end="")
+        print(_scenarios().schema_text() if given.scenario else schema_text(), end="")
         return 0
     if given.reference:
         print(scenario.reference_text() if given.scenario else reference_text(), end="")
@@ -106,7 +114,9 @@ def command(given: argparse.Namespace) -> int:
         found = Configuration()
         try:
             if given.scenario:
-                text = _scenario(name, explained=call is not None)
+                text, mistaken = _scenarios().checked(name, explained=call is not None)
+                if mistaken:
+                    raise CheckFailed(mistaken)
             else:
                 found, note = _policy(name, files=not given.no_files)
                 report.add(*_unwise(name, found, files=not given.no_files))
@@ -156,27 +166,11 @@ class Report:
     def _source(self, file: str) -> list[str]:
         if file not in self._lines:
             try:
-                text = read(Path(file), "", MAX_BYTES).decode("utf-8-sig", "replace")
-            except Mistake:
+                text = read_bytes(Path(file), MAX_BYTES).decode("utf-8-sig", "replace")
+            except OSError:
                 text = ""
             self._lines[file] = text.split("\n")
         return self._lines[file]
-
-
-def _scenario(name: str, *, explained: bool) -> str:
-    try:
-        file = scenario.find(name)
-        found = scenario.load(file)
-        rows = sum(1 for _ in scenario.recorded(found, file.parent) or ())
-    except InvalidFile as error:
-        raise CheckFailed(mistakes(error)) from error
-    except (TraceError, scenario.Unusable) as error:
-        raise CheckFailed([mistake("", str(error))]) from error
-    except OSError as error:
-        raise CheckFailed([mistake(name, f"{error.filename}: {error.strerror}")]) from error
-    if explained:
-        return scenario.explain(found)
-    return f"{name}: ok{f' ({rows} rows in {found.trace.file})' if found.trace is not None else ''}"
 
 
 def _explained(name: str, policy: Policy, call: Sequence[str]) -> str:
@@ -226,27 +220,3 @@ def _policy(name: str, *, files: bool) -> tuple[Configuration, str]:
     if files and keys_file is not None and not keys_file.exists():
         return found, f" (its keys_file {keys_file} does not exist yet: `gateway key add` makes it)"
     return found, ""
-
-
-def checked(path: Path) -> Policy:
-    """A good policy, as `gateway serve` starts with. Raises Mistake."""
-    try:
-        return load(path, lambda file: read_bytes(file, MOST)).policy
-    except InvalidFile as error:
-        raise Mistake(str(error)) from error
-    except OSError as error:
-        raise Mistake(f"{path}: {error.strerror}") from error
-
-
-def read_bytes(path: Path, limit: int) -> bytes:
-    """The first `limit` bytes of a file. Raises OSError."""
-    with path.open("rb") as file:
-        return file.read(limit)
-
-
-def read(path: Path, what: str, limit: int) -> bytes:
-    """The first `limit` bytes of a file; `what` stands before its name in messages. Raises Mistake."""
-    try:
-        return read_bytes(path, limit)
-    except OSError as error:
-        raise Mistake(f"{what}{path}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""`gateway key`: making, listing and revoking API keys. A key is shown once, when it is made; the file has its hash.
+"""File of API keys: a line for each key, with the SHA-256 of the key and the tenant it belongs to.
 
 A new line is added as a comment; one byte, the first digit in place of its `#`, makes it a key, and a `#` in place of
 that digit revokes it. So whoever reads meanwhile sees the file before or after (a longer write may be seen in part: a
@@ -9,29 +9,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import getpass
 import hashlib
 import os
-import re
 import secrets
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from gateway.core.policy.file import decode
-from gateway.core.policy.policy import Policy
 from gateway.core.request.tenants import MAX_KEYS, MAX_KEYS_BYTES, key_lines, keys_from
-from gateway.shared.files.checked import nearest
-from gateway.shared.files.yaml_file import MAX_BYTES
 from gateway.shared.printable import printable
 
 RANDOM_BYTES = 24  # of a key: 192 bits, 32 characters
-LONGEST_KEY = 4096  # characters that are read from standard input
 SHOWN = 12  # digits of a hash that people are shown
 
 
@@ -51,71 +42,6 @@ class Entry(msgspec.Struct, frozen=True):
 def digest_of(key: str) -> str:
     """What a key is known by: SHA-256 in hexadecimal. Space around it does not count."""
     return hashlib.sha256(key.strip().encode()).hexdigest()
-
-
-# -- the commands: each prints, and raises KeysError, or InvalidFile for a file with mistakes -------------------------
-
-
-def run_add(tenant: str, policy_file: Path) -> int:
-    """Make a key: the key alone on standard output, what was done on standard error."""
-    policy, file = _named_in(policy_file)
-    if tenant not in policy.tenants:
-        close = nearest(tenant, policy.tenants)
-        hint = f"did you mean {close}?" if close else f"its tenants are {', '.join(policy.tenants)}"
-        raise KeysError(f"{policy_file}: there is no tenant {tenant!r} ({hint})")
-    key = add(file, tenant, datetime.now(UTC).date().isoformat())
-    print(key, flush=True)
-    print(
-        f"gateway: this is a key of {tenant}; it is not shown again. Its hash {digest_of(key)[:SHOWN]} is in {file}",
-        file=sys.stderr,
-    )
-    return 0
-
-
-def run_list(policy_file: Path) -> int:
-    """Print one line for each key: the beginning of its hash, its tenant, and what else is known."""
-    policy, file = _named_in(policy_file)
-    for entry in entries(file):
-        lost = "" if entry.tenant in policy.tenants else "  (no such tenant in the policy: nobody may use it)"
-        print(f"{entry.digest[:SHOWN]}  {entry.tenant}  {entry.comment}{lost}".rstrip())
-    for name, tenant in policy.tenants.items():
-        for digest in tenant.keys:
-            print(f"{digest[:SHOWN]}  {name}  (in the policy itself)")
-    return 0
-
-
-def run_revoke(digest: str | None, policy_file: Path) -> int:
-    """Revoke a key by the beginning of its hash, or (None) the one that comes on standard input."""
-    _, file = _named_in(policy_file)
-    if digest is None:
-        key = getpass.getpass("the key: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_KEY)
-        if not key.strip():
-            raise KeysError("no key came on standard input")
-        digest = digest_of(key)
-    elif not re.fullmatch(r"[0-9a-f]{8,64}", digest):
-        raise KeysError(
-            "HASH is 8 digits or more of a hash, as `gateway key list` shows it. Never give a key as an argument, as "
-            "others can see those: leave HASH out and give the key on standard input"
-        )
-    entry = revoke(file, digest)
-    print(f"gateway: the key {entry.digest[:SHOWN]} of {entry.tenant} is revoked in {file}", file=sys.stderr)
-    return 0
-
-
-def _named_in(policy_file: Path) -> tuple[Policy, Path]:
-    """A policy, and the keys file it names (relative to the policy's own folder)."""
-    try:
-        with policy_file.open("rb") as opened:
-            data = opened.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise KeysError(f"{policy_file}: {error.strerror}") from error
-    policy = decode(data, str(policy_file))
-    if policy.keys_file is None:
-        raise KeysError(f"{policy_file}: it names no file for keys: add a line such as `keys_file: keys.txt`")
-    return policy, policy_file.parent / policy.keys_file
-
-
-# -- the file ---------------------------------------------------------------------------------------------------------
 
 
 def add(file: Path, tenant: str, today: str) -> str:

@@ -7,10 +7,13 @@ import re
 import sys
 from pathlib import Path
 
-from gateway.cli.checking import Mistake
+from gateway.cli.files import Mistake
 from gateway.core.policy.schema import schema_text
 
+MISTAKES = (Mistake,)
 STARTER = "starter"
+
+DESCRIPTION = "Write a commented policy to begin with."
 EXAMPLES = """\
 Writes a commented policy to begin with, and beside it the schema by which editors complete and check it. A file that
 is there already is never touched.

@@ -1,0 +1,64 @@
+"""Files that a command is given: a policy, a token. What cannot be used is a Mistake, with one line for each reason."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gateway.core.policy.policy import Policy
+from gateway.core.request.tenants import MAX_KEYS_BYTES
+from gateway.decider.file_modes import refused
+from gateway.decider.loading import load
+from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.yaml_file import MAX_BYTES
+
+TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds
+TOKEN_LENGTH = 16
+TOKEN_BYTES = 4096
+MOST = max(MAX_BYTES, MAX_KEYS_BYTES) + 1
+
+
+class Mistake(Exception):
+    """Something a person can correct; each line says what and where."""
+
+
+def checked(path: Path) -> Policy:
+    """A good policy, as `gateway serve` starts with. Raises Mistake."""
+    try:
+        return load(path, lambda file: read_bytes(file, MOST)).policy
+    except InvalidFile as error:
+        raise Mistake(str(error)) from error
+    except OSError as error:
+        raise Mistake(f"{path}: {error.strerror}") from error
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The first `limit` bytes of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(limit)
+
+
+def admin_token(file: str | None, flag: str) -> str | None:
+    """The control port's token: from the file, else from the environment. Raises Mistake.
+
+    A token is never an argument, because every user of the machine can read those.
+    """
+    source = f"{flag} {file}" if file else TOKEN_VARIABLE
+    text = _token_in(Path(file), source) if file else os.environ.get(TOKEN_VARIABLE)
+    if text is None:
+        return None
+    token = text.strip()
+    if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):
+        raise Mistake(f"{source}: a token is at least {TOKEN_LENGTH} visible ASCII characters")
+    return token
+
+
+def _token_in(path: Path, source: str) -> str:
+    try:
+        text = read_bytes(path, TOKEN_BYTES).decode("latin-1")
+    except OSError as error:
+        raise Mistake(f"{source}: {error.strerror}") from error
+    wrong = refused(path)
+    if wrong is not None:
+        raise Mistake(f"{source}: {wrong}")
+    return text

@@ -1,0 +1,112 @@
+"""`gateway key`: API keys made, listed and revoked. A key is shown once, when it is made."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import re
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway.cli.key_file import SHOWN, KeysError, add, digest_of, entries, revoke
+from gateway.cli.parser import Parser, added
+from gateway.core.policy.file import decode
+from gateway.core.policy.policy import Policy
+from gateway.shared.files.checked import InvalidFile, nearest
+from gateway.shared.files.yaml_file import MAX_BYTES
+
+MISTAKES = (KeysError, InvalidFile)
+LONGEST_KEY = 4096  # characters that are read from standard input
+
+DESCRIPTION = "Make, list and revoke API keys."
+EXAMPLES = """\
+A key is sent as `Authorization: Bearer KEY` or `x-api-key: KEY`. The policy names the file of their hashes
+(`keys_file: keys.txt`, relative to the policy) and who there is (`tenants`). A key is shown once, when it is made.
+
+examples:
+  gateway key add acme --policy policy.yaml                      a new key of the tenant acme, on standard output
+  gateway key list --policy policy.yaml                          what keys there are, by the beginning of their hashes
+  gateway key revoke 3f2a91c07be4 --policy policy.yaml           the key whose hash begins with this
+  gateway key revoke --policy policy.yaml                        the key that is typed or piped in: never an argument"""
+
+
+def add_arguments(parser: Parser) -> None:
+    actions = parser.add_subparsers(title="commands", required=True, metavar="add | list | revoke")
+
+    def action(name: str, does: str, run: Callable[[argparse.Namespace], int]) -> Parser:
+        made = added(actions.add_parser, name, help=does, description=f"{does.capitalize()}.", epilog=EXAMPLES)
+        made.add_argument("--policy", required=True, metavar="FILE", help="the policy that says whose keys, and where")
+        made.set_defaults(action=run)
+        return made
+
+    add = action("add", "make a key and print it, once", lambda given: run_add(given.tenant, Path(given.policy)))
+    add.add_argument("tenant", metavar="TENANT", help="whose key it is")
+    action("list", "list the keys", lambda given: run_list(Path(given.policy)))
+    revoke = action("revoke", "revoke a key", lambda given: run_revoke(given.hash, Path(given.policy)))
+    revoke.add_argument("hash", nargs="?", metavar="HASH", help="how its hash begins; left out: read the key itself")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Do what was chosen. Raises KeysError, and InvalidFile for a file with mistakes."""
+    return int(given.action(given))
+
+
+def run_add(tenant: str, policy_file: Path) -> int:
+    """Make a key: the key alone on standard output, what was done on standard error."""
+    policy, file = _named_in(policy_file)
+    if tenant not in policy.tenants:
+        close = nearest(tenant, policy.tenants)
+        hint = f"did you mean {close}?" if close else f"its tenants are {', '.join(policy.tenants)}"
+        raise KeysError(f"{policy_file}: there is no tenant {tenant!r} ({hint})")
+    key = add(file, tenant, datetime.now(UTC).date().isoformat())
+    print(key, flush=True)
+    print(
+        f"gateway: this is a key of {tenant}; it is not shown again. Its hash {digest_of(key)[:SHOWN]} is in {file}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def run_list(policy_file: Path) -> int:
+    """Print one line for each key: the beginning of its hash, its tenant, and what else is known."""
+    policy, file = _named_in(policy_file)
+    for entry in entries(file):
+        lost = "" if entry.tenant in policy.tenants else "  (no such tenant in the policy: nobody may use it)"
+        print(f"{entry.digest[:SHOWN]}  {entry.tenant}  {entry.comment}{lost}".rstrip())
+    for name, tenant in policy.tenants.items():
+        for digest in tenant.keys:
+            print(f"{digest[:SHOWN]}  {name}  (in the policy itself)")
+    return 0
+
+
+def run_revoke(digest: str | None, policy_file: Path) -> int:
+    """Revoke a key by the beginning of its hash, or (None) the one that comes on standard input."""
+    _, file = _named_in(policy_file)
+    if digest is None:
+        key = getpass.getpass("the key: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_KEY)
+        if not key.strip():
+            raise KeysError("no key came on standard input")
+        digest = digest_of(key)
+    elif not re.fullmatch(r"[0-9a-f]{8,64}", digest):
+        raise KeysError(
+            "HASH is 8 digits or more of a hash, as `gateway key list` shows it. Never give a key as an argument, as "
+            "others can see those: leave HASH out and give the key on standard input"
+        )
+    entry = revoke(file, digest)
+    print(f"gateway: the key {entry.digest[:SHOWN]} of {entry.tenant} is revoked in {file}", file=sys.stderr)
+    return 0
+
+
+def _named_in(policy_file: Path) -> tuple[Policy, Path]:
+    """A policy, and the keys file it names (relative to the policy's own folder)."""
+    try:
+        with policy_file.open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise KeysError(f"{policy_file}: {error.strerror}") from error
+    policy = decode(data, str(policy_file))
+    if policy.keys_file is None:
+        raise KeysError(f"{policy_file}: it names no file for keys: add a line such as `keys_file: keys.txt`")
+    return policy, policy_file.parent / policy.keys_file

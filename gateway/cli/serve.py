@@ -1,0 +1,223 @@
+"""`gateway serve`: flags to the options of a gateway. Every mistake is found before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from gateway.cli.commands import PROFILES
+from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked
+from gateway.cli.parser import argument
+from gateway.core.engines.fleet import engine_id
+from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.decider.file_modes import unwise, unwise_of
+from gateway.serve.announcement import announcement
+from gateway.serve.certificate import Certificate
+from gateway.serve.embedded import EmbeddedFleet, parse_embedded
+from gateway.serve.run import NO_ENGINE, Options, Running, StartError, run
+from gateway.shared.control.listener import is_loopback, split_address
+from gateway.shared.files.checked import spelled
+from gateway.shared.lines import LineWriter
+from gateway.shared.printable import printable
+from gateway.upstream.client import parse_origin
+
+MISTAKES = (Mistake, StartError)
+DEMO = "demo"  # --engine demo: a sidecar of our own
+
+DESCRIPTION = "Run the gateway until SIGTERM or Ctrl-C."
+EXAMPLES = """\
+The policy says how calls are treated: classes, budgets, routing, retries, time-outs, engines; flags only where to
+listen and what to read. `gateway init` writes one to begin with, `gateway init default --out -` prints every field
+with its default, explained; `gateway check` finds mistakes.
+
+examples:
+  gateway serve --engine sim:4:a100-8b                           four simulated engines with the profile a100-8b
+  gateway serve --policy policy.yaml --sidecar sidecar.yaml      models that take turns on this machine's GPUs
+  gateway serve --policy policy.yaml --listen 0.0.0.0:8000       reachable from other machines
+  gateway serve --policy policy.yaml --listen unix:/run/weir.sock --log /var/log/weir.jsonl
+  gateway serve --policy now.yaml --shadow next.yaml             try next.yaml on real traffic before it is enforced
+  WEIR_ADMIN_TOKEN=... gateway serve --policy policy.yaml --control 0.0.0.0:8001
+
+With --shadow the second policy decides too, with limits and modes of its own, on what the enforced one has met:
+weir_shadow_decisions_total{decision,enforced,shadow} counts both, weir_shadow_differences_total where they differ.
+Its file is reloaded as the policy's is; its engines, routing and sizes of bodies are not looked at.
+
+SIGTERM or Ctrl-C drains: answers in flight finish, within timeouts.drain; a second one ends it at once."""
+
+
+class Profiles(Protocol):
+    """Latency profiles of simulated engines: a module of the load test."""
+
+    def profile_of(self, name: str) -> object: ...
+
+
+def _profiles() -> Profiles:
+    return cast("Profiles", import_module(PROFILES))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--policy", metavar="FILE", help="the policy, YAML; left out: the defaults")
+    parser.add_argument(
+        "--shadow",
+        metavar="FILE",
+        help="a second policy that is asked about every call and never obeyed: /metrics counts where it differs",
+    )
+    parser.add_argument(
+        "--engine",
+        action="append",
+        default=[],
+        type=argument(_engine),
+        metavar="URL|sim[:N[:PROFILE]]|demo",
+        help="an engine, beside the policy's: http://, https:// or unix:///PATH, or N simulated ones, PROFILE "
+        "a name or a file of `gateway calibrate`; demo: a sidecar with four models on simulated GPUs; repeatable",
+    )
+    parser.add_argument(
+        "--sidecar",
+        metavar="FILE",
+        help="run the sidecar of this file too: models that take turns on this machine's GPUs, in one command; it ends "
+        "with the gateway, its engines too",
+    )
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:8000",
+        type=argument(_listen),
+        metavar="HOST:PORT|unix:PATH",
+        help="where clients connect; port 0: any free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--control",
+        default="127.0.0.1:8001",
+        type=argument(_control),
+        metavar="HOST:PORT",
+        help="where operators connect: /readyz /metrics /fleet (default: %(default)s)",
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this PEM certificate chain")
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key, if not in the same file")
+    parser.add_argument(
+        "--tls-client-ca", metavar="FILE", help="clients must show a certificate that one of these has signed"
+    )
+    parser.add_argument(
+        "--admin-token-file",
+        metavar="FILE",
+        help=f"the control port's token, else ${TOKEN_VARIABLE}; needed where --control is not a loopback address",
+    )
+    parser.add_argument(
+        "--log", default="-", metavar="FILE|-|none", help="one JSON line per call; -: standard error (default)"
+    )
+
+
+def command(given: argparse.Namespace) -> int:
+    """Run the gateway until it is told to end. Raises Mistake, StartError."""
+    engines = tuple(engine for engine in given.engine if isinstance(engine, EngineEntry))
+    embedded = tuple(engine for engine in given.engine if isinstance(engine, EmbeddedFleet))
+    policy = checked(Path(given.policy)) if given.policy else Policy()
+    if given.shadow:
+        checked(Path(given.shadow))
+    demo = DEMO in given.engine
+    if not (policy.fleet.engines or policy.fleet.sidecars or engines or embedded or demo or given.sidecar):
+        raise Mistake(NO_ENGINE)
+    if demo and given.sidecar:
+        raise Mistake(f"--sidecar {given.sidecar}: --engine demo has a sidecar of its own")
+    if given.sidecar and not Path(given.sidecar).is_file():
+        raise Mistake(f"--sidecar {given.sidecar}: there is no such file; `sidecar init` writes one")
+    ids = Counter(engine_id(engine.url) for engine in engines)
+    twice = [id for id, times in ids.items() if times > 1]
+    if twice:
+        raise Mistake(f"--engine: {twice[0]} is there twice")
+    if not given.tls_cert and (given.tls_key or given.tls_client_ca):
+        raise Mistake(f"{'--tls-key' if given.tls_key else '--tls-client-ca'}: there is no --tls-cert for it")
+    token = admin_token(given.admin_token_file, "--admin-token-file")
+    certificate = _certificate(given)
+    _warn_of_modes(given, policy, certificate)
+    if token is None and not is_loopback(given.control):
+        raise Mistake(
+            f"--control {given.control} can be reached from other machines: "
+            f"give --admin-token-file FILE or set {TOKEN_VARIABLE}"
+        )
+    run(
+        Options(
+            announce=_announce,
+            policy=Path(given.policy) if given.policy else None,
+            shadow=Path(given.shadow) if given.shadow else None,
+            engines=engines,
+            embedded=embedded,
+            demo=demo,
+            sidecar=Path(given.sidecar) if given.sidecar else None,
+            listen=given.listen,
+            control=given.control,
+            certificate=certificate,
+            admin_token=token,
+            log=given.log,
+        )
+    )
+    return 0
+
+
+def _certificate(given: argparse.Namespace) -> Certificate | None:
+    if not given.tls_cert:
+        return None
+    key, client_ca = given.tls_key, given.tls_client_ca
+    return Certificate(Path(given.tls_cert), Path(key) if key else None, Path(client_ca) if client_ca else None)
+
+
+def _warn_of_modes(given: argparse.Namespace, policy: Policy, certificate: Certificate | None) -> None:
+    """Tell whose eyes and hands the secrets' files are open to."""
+    found = unwise_of(policy, Path(given.policy).parent) if given.policy else []
+    told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in found]
+    flags = [("--admin-token-file", Path(given.admin_token_file))] if given.admin_token_file else []
+    flags += [("--tls-key" if given.tls_key else "--tls-cert", certificate.private)] if certificate else []
+    told += [f"{flag}: {text}" for flag, file in flags if (text := unwise(file)) is not None]
+    for line in told:
+        print(f"gateway: warning: {line}", file=sys.stderr)
+
+
+def _announce(running: Running) -> None:
+    file = running.sidecar
+    watch = "" if file is None else shlex.join([*_sidecar(), "status", "--watch", "--config", str(file)])
+    text = announcement(
+        running.data, running.control, running.engines, running.models, in_turn=running.in_turn, watch=watch
+    )
+    # Whoever reads it may have read enough, as `| head -1`, or not read at all: calls are served all the same.
+    LineWriter(1).write(f"{printable(text)}\n".encode(), hurry=True)
+
+
+def _sidecar() -> list[str]:
+    """The command `sidecar` of this installation, as short as it can be written here."""
+    script = Path(sys.executable).with_name("sidecar")
+    if not script.exists():
+        return [sys.executable, "-m", "sidecar.cli"]
+    return [str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script)]
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _engine(text: str) -> EngineEntry | EmbeddedFleet | str:
+    if text == DEMO:
+        return DEMO
+    embedded = parse_embedded(text)
+    if embedded is not None:
+        _profiles().profile_of(embedded.profile)
+        return embedded
+    if text.startswith("sim") and "://" not in text:
+        raise ValueError(f"{text!r} is not sim, sim:N or sim:N:PROFILE")
+    parse_origin(text)
+    return EngineEntry(url=text)
+
+
+def _listen(text: str) -> str:
+    if not text.startswith("unix:"):
+        split_address(text)
+    elif not text.removeprefix("unix:"):
+        raise ValueError("unix: needs a path")
+    return text
+
+
+def _control(text: str) -> str:
+    split_address(text)
+    return text

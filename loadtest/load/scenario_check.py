@@ -1,0 +1,28 @@
+"""Scenario files checked, traces included: for `gateway check --scenario`, which imports this module by its name."""
+
+from __future__ import annotations
+
+from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.findings import Shown, mistake, mistakes
+from loadtest.load import scenario
+from loadtest.load.scenario import schema_text
+from loadtest.load.trace import TraceError
+
+__all__ = ["checked", "schema_text"]
+
+
+def checked(name: str, *, explained: bool) -> tuple[str, list[Shown]]:
+    """What to print of a good scenario, or its mistakes. `explained`: all of it, defaults included."""
+    try:
+        file = scenario.find(name)
+        found = scenario.load(file)
+        rows = sum(1 for _ in scenario.recorded(found, file.parent) or ())
+    except InvalidFile as error:
+        return "", mistakes(error)
+    except (TraceError, scenario.Unusable) as error:
+        return "", [mistake("", str(error))]
+    except OSError as error:
+        return "", [mistake(name, f"{error.filename}: {error.strerror}")]
+    if explained:
+        return scenario.explain(found), []
+    return f"{name}: ok{f' ({rows} rows in {found.trace.file})' if found.trace is not None else ''}", []
