@@ -57,6 +57,7 @@ class Scenarios(Protocol):
     """Scenario files of load tests: a module of the load test."""
 
     def schema_text(self) -> str: ...
+    def reference_text(self) -> str: ...
     def checked(self, name: str, *, explained: bool) -> tuple[str, list[Shown]]: ...
 
 
@@ -96,7 +97,7 @@ def command(given: argparse.Namespace) -> int:
         print(_scenarios().schema_text() if given.scenario else schema_text(), end="")
         return 0
     if given.reference:
-        print(scenario.reference_text() if given.scenario else reference_text(), end="")
+        print(_scenarios().reference_text() if given.scenario else reference_text(), end="")
         return 0
     # `--explain FILE` reads as `FILE --explain`.
     files, call = (given.files, given.explain) if given.files else (given.explain or [], given.explain and [])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.findings import Shown, mistake, mistakes
 from loadtest.load import scenario
-from loadtest.load.scenario import schema_text
+from loadtest.load.scenario import reference_text, schema_text
 from loadtest.load.trace import TraceError
 
-__all__ = ["checked", "schema_text"]
+__all__ = ["checked", "reference_text", "schema_text"]
 
 
 def checked(name: str, *, explained: bool) -> tuple[str, list[Shown]]:
