@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions dst clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions dst docs clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -126,6 +126,15 @@ evasions: $(STAMP) ## tokens that each way around a limit gets for nothing, of t
 
 dst: $(STAMP) ## a thousand random simulations of the whole gateway, faults and reloads and all; DST=--help tells how
 	$(BIN)/python -m loadtest.lab.dst $(DST)
+
+# The generator is no part of what everybody installs: 60 MB that only this target needs.
+DOCS_STAMP := $(VENV)/.weir-docs-installed
+$(DOCS_STAMP): $(STAMP)
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch "$@"
+
+docs: $(DOCS_STAMP) ## build the documentation as a site in build/site; a broken link is an error
+	@$(BIN)/properdocs build --config-file docs/site/properdocs.yml
 
 clean: ## remove the environment and every cache
 	rm -rf "$(VENV)" build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage *.egg-info
