@@ -17,8 +17,8 @@ from gateway.serve.run import _configuration
 from loadtest.engine.latency import profiles
 from loadtest.engine.residency import RESIDUE, start_seconds, wake_seconds
 from sidecar.core.config import SidecarConfig, decode
-from sidecar.state import Times
-from sidecar.state import decode as known
+from sidecar.residency.state_file import Times
+from sidecar.residency.state_file import decode as known
 
 
 def config(token: str = "") -> SidecarConfig:

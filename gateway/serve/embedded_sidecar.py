@@ -70,7 +70,7 @@ class EmbeddedSidecar:
         """Back when it listens. Raises RuntimeError."""
         gpus = self._folder / "gpus"
         gpus.mkdir()
-        for index, size in enumerate(GPUS):  # sidecar/fake_gpu.py says what is in such a folder
+        for index, size in enumerate(GPUS):  # sidecar/gpus/simulated.py says what is in such a folder
             (gpus / f"GPU-{index}.total").write_text(str(size))
         speed = os.environ.get(SPEED_VARIABLE, SPEED)
         # What a sidecar would know of its models after the first day: else it expects a minute, as of real engines.

@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from sidecar import __version__
-from sidecar.cli import starter
+from sidecar.cli import pool_commands, starter
 from sidecar.cli.checking import check
 from sidecar.cli.commands import Impossible, logs, plan, serve, status, stop
 from sidecar.cli.files import Mistake
 from sidecar.control.api import MOST_LINES
 from sidecar.core.config import FORMATS, reference_text, schema_text
 from sidecar.core.flags import SIMULATED_GPUS
-from sidecar.ray import commands as pool_commands
 
 DESCRIPTION = """\
 Weir's sidecar: decides which models are resident on one machine's GPUs.
@@ -161,7 +160,7 @@ def _parser() -> Parser:
             "--gpus-from",
             metavar="FOLDER",
             default=os.environ.get(SIMULATED_GPUS) or None,
-            help=f"for a trial: GPUs that FOLDER simulates (sidecar/fake_gpu.py says how); default: ${SIMULATED_GPUS}",
+            help=f"for a trial: GPUs that FOLDER simulates (see sidecar/gpus/simulated.py); default: ${SIMULATED_GPUS}",
         )
 
     added = command("serve", "run the sidecar", _serve, SERVE_EXAMPLES)

@@ -12,14 +12,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from sidecar.assembly import say
 from sidecar.cli import offline
-from sidecar.cli.control_client import Asking, NoSidecar, Rejected
 from sidecar.cli.files import Mistake, checked, token_of
 from sidecar.control.api import Stopping
-from sidecar.control.status import Status, announcement, shown, table
-from sidecar.serve import Options, StartError, run
-from sidecar.state import Locked, StateFile
+from sidecar.control.client import Asking, NoSidecar, Rejected
+from sidecar.control.status_table import announcement, table
+from sidecar.core.formatting import shown
+from sidecar.core.status import Status
+from sidecar.residency.state_file import Locked, StateFile
+from sidecar.serve.operator_log import say
+from sidecar.serve.run import Options, StartError, run
 
 EVERY = 1.0  # seconds between two looks of `status --watch`
 STOP_WITHIN = 90.0  # seconds for a sidecar to end, with its engines

@@ -8,16 +8,18 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from sidecar.assembly import engines_of, gpus_of, host_memory, say
 from sidecar.core.config import SidecarConfig
+from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
-from sidecar.effects import Engine, EngineFacts, EngineFailed, EngineRecord, Engines
-from sidecar.machine import Machine
-from sidecar.manager import Manager
+from sidecar.core.measured import Measured
+from sidecar.gpus.monitor import Machine
+from sidecar.gpus.sampler import Sampler
 from sidecar.process.engine import VllmEngines
-from sidecar.sampler import Sampler
-from sidecar.sizing.measured import Measured
-from sidecar.state import SavedState, StateFile
+from sidecar.residency.effects import Engine, Engines
+from sidecar.residency.manager import Manager
+from sidecar.residency.state_file import SavedState, StateFile
+from sidecar.serve.assembly import engines_of, gpus_of, host_memory
+from sidecar.serve.operator_log import say
 
 
 class OnlySizes:

@@ -16,7 +16,7 @@ import msgspec
 
 from sidecar.cli.commands import Impossible
 from sidecar.cli.files import Mistake, pool_of, token_of
-from sidecar.control.status import columns, shown
+from sidecar.core.formatting import columns, shown
 from sidecar.ray.node import NodeStatus
 from sidecar.ray.pool import PoolConfig, explain
 

@@ -29,8 +29,8 @@ from starlette.routing import Route
 
 from gateway.shared.protocol import Ensured, ModelReport, encode
 from sidecar.control.guard import HEALTH, Guard, error
-from sidecar.control.status import Status
-from sidecar.manager import Manager, Refused
+from sidecar.core.status import Status
+from sidecar.residency.manager import Manager, Refused
 
 BODY = 64 * 1024  # bytes of a request
 BODY_WITHIN = 10.0  # seconds for all of it

@@ -13,11 +13,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.shared.files.units import MIB
 from gateway.shared.protocol import GPUReport, State
-from sidecar.control.status import GatewayStatus
-from sidecar.manager import Manager
-
-MIB = 1 << 20
+from sidecar.core.status import GatewayStatus
+from sidecar.residency.manager import Manager
 
 
 class Metrics(Collector):

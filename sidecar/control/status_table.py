@@ -1,44 +1,12 @@
-"""What `sidecar status` shows: the control API's `/status`, and the table a person reads it as."""
+"""Table of `sidecar status`, and the lines that a sidecar prints when it has started."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import msgspec
-
 from gateway.shared.protocol import GPUReport, ModelReport
+from sidecar.core.formatting import columns, gibs, seconds, shown
+from sidecar.core.status import GatewayStatus, Status
 
-GIB = 1 << 30
 COLUMNS = ("PROFILE", "STATE", "DOING", "CALLS", "READY IN", "CAN HOLD", "")
-
-
-class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway. `taken`: whether it takes reports, None: it was not tried yet; `error`: why it does not; `for_s`:
-    seconds since that changed."""
-
-    url: str
-    taken: bool | None = None
-    error: str = ""
-    for_s: float = 0.0
-    failures: int = 0
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A sidecar at one moment. `calls`: in flight by profile; `troubles`: what an operator should know, in words."""
-
-    sidecar: str
-    version: str
-    pid: int
-    boot: str
-    config: str
-    control: str
-    up_s: float
-    driver: str = ""
-    gpus: tuple[GPUReport, ...] = ()
-    models: tuple[ModelReport, ...] = ()
-    gateways: tuple[GatewayStatus, ...] = ()
-    calls: dict[str, int] = {}
-    troubles: tuple[str, ...] = ()
 
 
 def table(status: Status) -> str:
@@ -51,25 +19,6 @@ def table(status: Status) -> str:
         lines += ["", *map(_gateway, status.gateways)]
     lines += [f"trouble: {trouble}" for trouble in status.troubles]
     return "\n".join(lines)
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of equal length as lines, each column as wide as its widest field; the last is not filled up."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, [*widths[:-1], 0])).rstrip() for row in rows]
-
-
-def seconds(value: float) -> str:
-    """A duration as people say it: 0.4 s, 12 s, 3 min, 2.5 h, 3 days."""
-    for limit, size, unit in ((9.95, 1.0, "s"), (119.5, 1.0, "s"), (7170.0, 60.0, "min"), (172_000.0, 3600.0, "h")):
-        if value < limit:
-            return f"{value / size:.{1 if limit < 10 or unit == 'h' else 0}f} {unit}"
-    return f"{value / 86_400:.0f} days"
-
-
-def gibs(size: int) -> str:
-    """Bytes in GiB, to one decimal."""
-    return f"{size / GIB:.1f} GiB"
 
 
 def _gpu(gpu: GPUReport) -> str:
@@ -94,11 +43,6 @@ def _gateway(gateway: GatewayStatus) -> str:
     if gateway.taken:
         return f"gateway {gateway.url}  takes reports, since {seconds(gateway.for_s)}"
     return f"gateway {gateway.url}  takes no reports, since {seconds(gateway.for_s)}: {shown(gateway.error)}"
-
-
-def shown(text: str) -> str:
-    """One line of text from elsewhere, without what a terminal would obey."""
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def announcement(status: Status) -> str:

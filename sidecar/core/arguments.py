@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from gateway.shared.files.units import GIB
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.flags import CPU_KV, VARIABLES
-from sidecar.core.profile import GIB, EngineSettings, KvMemory, Profile
+from sidecar.core.profile import EngineSettings, KvMemory, Profile
 
 CLI = ("-m", "vllm.entrypoints.cli.main", "serve")
 SERVER = ("-m", "vllm.entrypoints.openai.api_server")

@@ -5,7 +5,7 @@ asleep its residue, and one that is starting or waking its whole claim already. 
 room for its claim. Nothing is ever planned on hope: what is being stopped or put to sleep holds its claim until it is.
 
 Idle residents (no call in flight, not pinned, nothing pending) may be evicted, and are ordered from cold to hot, least
-recently used first: by the last use but two (LRU-K, see roster.Entry.warmth), then by the last; or, cost-aware, by idle
+recently used first: by the last use but two (LRU-K, see `ModelState.warmth`), then by the last; or, cost-aware, by idle
 seconds per second to have it back. On one set of GPUs **the hottest is spared first**: start with all of them evicted,
 and from hot to cold take back each that the target can spare. That is LRU, and what LRU took for nothing is spared.
 Among the sets of GPUs the best is the one with the fewest victims, then the one whose victims are colder, then the one
@@ -29,10 +29,10 @@ from typing import Literal
 
 import msgspec
 
+from gateway.shared.files.units import GIB
 from sidecar.core.inventory import Device, Resident, Settings, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, STOPPED
 
-GIB = 1 << 30
 ALIKE = 256  # that part of the need tells no GPU from another: other processes hold a little here and there
 MOST_SETS = 200  # of GPUs that are looked at: 20 ms at worst
 

@@ -13,10 +13,9 @@ import msgspec
 
 from gateway.shared.files.checked import Fault, Path, listed, nearest, readable, shortened
 from gateway.shared.files.kinds import Text
-from gateway.shared.files.units import SECONDS, Bytes, Count, Seconds, Share
+from gateway.shared.files.units import GIB, SECONDS, Bytes, Count, Seconds, Share
 from sidecar.core.flags import CPU_KV, FLAGS, OWNED, OWNED_VARIABLES, VARIABLES, fits, owned_flag
 
-GIB = 1 << 30
 Bounds = msgspec.Meta
 Moment = Annotated[Seconds, Bounds(ge=1, le=30 * 86_400)]
 GpuIndex = Annotated[Count, Bounds(ge=0, le=127)]
@@ -189,3 +188,14 @@ def _variable(name: str, at: Path) -> Iterator[Fault]:
         yield Fault(at, f"the variable {name}", OWNED_VARIABLES[name])
     elif name not in VARIABLES:
         yield Fault(at, f"the variable {name}", f"one of {listed(sorted(VARIABLES))}", nearest(name, VARIABLES))
+
+
+def pooling(profile: Profile) -> bool:
+    """Whether a profile says that its model generates nothing: it embeds, classifies, scores."""
+    return profile.flags.get("runner") == "pooling" or profile.flags.get("task") in {
+        "classify",
+        "embed",
+        "embedding",
+        "reward",
+        "score",
+    }

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from sidecar.core.gpus import GPU, SHARE, GPUError, Unselectable
 from sidecar.core.inventory import Device
-from sidecar.sampler import memory_back
+from sidecar.gpus.sampler import memory_back
 
 NOT_BACK = "the memory of an engine that was there has not come back"
 

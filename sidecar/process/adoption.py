@@ -7,9 +7,7 @@ import os
 import signal
 from collections.abc import Collection
 
-import msgspec
-
-from sidecar.core.addresses import EngineAddress
+from sidecar.core.engine_records import ProcessRecord
 from sidecar.process import process_family
 
 LOOK_EVERY = 0.02  # seconds between two looks at what has got SIGKILL
@@ -17,21 +15,6 @@ LOOK_EVERY = 0.02  # seconds between two looks at what has got SIGKILL
 
 class NotOurs(Exception):
     """There is no such process any more, or its number is another's by now."""
-
-
-class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What another sidecar must know to adopt an engine; for the state file.
-
-    `engine`: the value of its marker, SIDECAR/anything, never used twice. `started`: clock ticks since boot. `boot`:
-    the boot id, since number and ticks may both come again after a reboot. `log`: its output's file.
-    """
-
-    engine: str
-    pid: int
-    started: int
-    boot: str
-    log: str
-    place: EngineAddress
 
 
 def handle_for(record: ProcessRecord) -> int | None:

@@ -21,15 +21,15 @@ from gateway.shared.protocol import SOCKETS_MARK
 from sidecar.core.addresses import AddressPool, EngineAddress
 from sidecar.core.arguments import command, environment
 from sidecar.core.config import SidecarConfig
+from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
-from sidecar.effects import EngineFacts, EngineFailed, EngineRecord
+from sidecar.core.measured import Measured
 from sidecar.process.adoption import end_orphans
 from sidecar.process.installed import Installed
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from sidecar.process.process import Process
 from sidecar.process.vllm_engine import FAILURES, Identity, VllmEngine
 from sidecar.sizing.estimate import Sizing
-from sidecar.sizing.measured import Measured
 
 FLAGS_LOG = "_flags.log"  # no profile's name begins so
 HELP_WITHIN = 120.0  # seconds for one help; as long as vLLM's import takes

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from gateway.shared.tasks import telling
 from sidecar.core.addresses import EngineAddress
+from sidecar.core.engine_records import ProcessRecord
 from sidecar.process import process_family
-from sidecar.process.adoption import ProcessRecord, handle_for
+from sidecar.process.adoption import handle_for
 from sidecar.process.output import MOST, Output
 from sidecar.process.ring import Ring
 from sidecar.process.starting import SpawnFailed, start

@@ -18,11 +18,12 @@ from typing import Literal
 
 import msgspec
 
+from gateway.shared.files.units import GIB
 from sidecar.core.diagnosis import diagnosis
+from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level
 from sidecar.core.inventory import Size
-from sidecar.core.profile import Profile
+from sidecar.core.profile import Profile, pooling
 from sidecar.core.vllm import Completion
-from sidecar.effects import EngineFacts, EngineFailed, EngineRecord, Level
 from sidecar.process import ports
 from sidecar.process.adoption import NotOurs
 from sidecar.process.engine_api import LIVENESS, NO_COMPLETIONS, ApiError, EngineApi
@@ -31,7 +32,6 @@ from sidecar.process.process import Process, Unkillable
 from sidecar.process.readiness import ready
 from sidecar.process.ring import LINES
 from sidecar.process.starting import SpawnFailed
-from sidecar.sizing.memory import GIB
 
 FAILURES = (ApiError, SpawnFailed, AddressTaken, Unkillable, NotOurs, OSError)
 _CACHE = re.compile(r"Available KV cache memory: ([0-9]{1,5}\.[0-9]{1,3}) GiB")
@@ -286,17 +286,6 @@ class VllmEngine:
             if found.line and found.line not in why:
                 why = f"{why}; it said: {found.line}"
             raise EngineFailed(f"{doing}: {why}", out_of_memory=memory and found.out_of_memory) from error
-
-
-def pooling(profile: Profile) -> bool:
-    """Whether a profile says that its model generates nothing: it embeds, classifies, scores."""
-    return profile.flags.get("runner") == "pooling" or profile.flags.get("task") in {
-        "classify",
-        "embed",
-        "embedding",
-        "reward",
-        "score",
-    }
 
 
 def _kv_bytes(lines: Sequence[str]) -> int | None:

@@ -19,9 +19,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from sidecar.assembly import say
 from sidecar.ray.node import END_WITHIN, Node, NodeStatus
 from sidecar.ray.pool import Cluster, PoolConfig, explain, node_id
+from sidecar.serve.operator_log import say
 
 CONTROLLER = "pool"
 LOOK_EVERY = 1.0  # seconds between two looks at the nodes

@@ -19,11 +19,11 @@ from pathlib import Path
 import msgspec
 
 from gateway.shared.protocol import ModelReport
-from sidecar.assembly import say
-from sidecar.cli.control_client import Asking, NoSidecar, Rejected
-from sidecar.control.status import Status
+from sidecar.control.client import Asking, NoSidecar, Rejected
 from sidecar.core.config import SidecarConfig, explain
+from sidecar.core.status import Status
 from sidecar.ray.pool import PoolConfig, file_of, for_node
+from sidecar.serve.operator_log import say
 
 LOOK_EVERY = 0.5  # seconds between two looks at the sidecar
 FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # seconds between two starts of one that ends

@@ -26,8 +26,9 @@ from gateway.shared.protocol import (
     demand_report,
     encode,
 )
-from sidecar.control.status import GatewayStatus, seconds, shown
 from sidecar.core.addresses import Address
+from sidecar.core.formatting import seconds, shown
+from sidecar.core.status import GatewayStatus
 
 EVERY = 1.0  # seconds
 GAP = 0.05  # seconds, the least between two reports

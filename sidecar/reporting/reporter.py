@@ -12,10 +12,10 @@ import msgspec
 
 from gateway.shared.protocol import CapacityReport, DemandReport, ModelReport
 from gateway.shared.tasks import telling
-from sidecar.control.status import GatewayStatus
 from sidecar.core.addresses import Address
-from sidecar.gateway_link import Link
-from sidecar.manager import Manager
+from sidecar.core.status import GatewayStatus
+from sidecar.reporting.gateway_link import Link
+from sidecar.residency.manager import Manager
 
 LOOK_EVERY = 0.02  # seconds between two looks whether gateways still use engines that are about to end
 ENDING = "the sidecar of its machine is ending"

@@ -1,7 +1,7 @@
-"""What the manager has done for it, and nothing it decides: an engine's steps, and what a model will take.
+"""Side effects that the manager asks for: start, sleep, wake, stop an engine; size a model. Decides nothing.
 
-Two things stand behind these: `sidecar.process.engine`, with real processes, and `loadtest.lab.residency`, in
-virtual time. Bytes are per GPU, times are seconds.
+Two implementations: `sidecar.process.engine`, with real processes, and `loadtest.lab.residency`, in virtual time.
+Bytes are per GPU, times are seconds.
 """
 
 from __future__ import annotations
@@ -9,48 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal, Protocol
 
-import msgspec
-
+from sidecar.core.engine_records import EngineFacts, EngineRecord, Level
 from sidecar.core.inventory import Size
-from sidecar.core.vllm import Completion
-from sidecar.process.adoption import ProcessRecord
-from sidecar.sizing.measured import Measured
-
-Level = Literal[1, 2]
-
-
-class EngineFailed(Exception):
-    """An engine did not do what it had to; the message says what and why. `out_of_memory`: the GPU had too little."""
-
-    def __init__(self, why: str, *, out_of_memory: bool = False) -> None:
-        super().__init__(why)
-        self.out_of_memory = out_of_memory
-
-
-class Unusable(Exception):
-    """A model that cannot be run as its profile is; the message says why, and what to change."""
-
-
-class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine that is ready says of itself; None: it does not."""
-
-    kv_tokens: int | None = None
-    kv_bytes: int | None = None  # on each GPU
-    context_length: int | None = None
-    max_concurrency: int | None = None
-    canary: Completion | None = None
-
-
-class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What another sidecar needs to adopt an engine. `level`: it sleeps so deep; 0: it is awake. `settings`: a digest
-    of its profile as it was started."""
-
-    process: ProcessRecord
-    gpus: tuple[int, ...]
-    size: Size
-    settings: str
-    told: EngineFacts = EngineFacts()
-    level: Literal[0, 1, 2] = 0
+from sidecar.core.measured import Measured
 
 
 class Engine(Protocol):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from sidecar.core.engine_records import EngineFailed
 from sidecar.core.lifecycle import RUNNING
-from sidecar.core.roster import ModelState
-from sidecar.effects import Engine, EngineFailed
-from sidecar.gpu_tasks import Works
-from sidecar.operations import Operations
+from sidecar.core.model_state import ModelState
+from sidecar.residency.effects import Engine
+from sidecar.residency.gpu_tasks import Works
+from sidecar.residency.operations import Operations
 
 EVERY = 5.0  # seconds
 

@@ -19,20 +19,20 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.protocol import CapacityReport, DemandReport, GPUReport, ModelReport
-from sidecar.adopting import take_over
 from sidecar.core.config import SidecarConfig
 from sidecar.core.inventory import Resident, Settings
 from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEPING, START, STARTING, STOP, STOPPED, WAKE
+from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan, plan
-from sidecar.core.roster import ModelState
-from sidecar.demand import Gateways
-from sidecar.effects import Engines
-from sidecar.gpu_tasks import Works
-from sidecar.machine import Machine
-from sidecar.operations import Operations
-from sidecar.reports import explained, gpu_report, model_report
-from sidecar.state import SavedState, StateFile, Times
-from sidecar.watch import Watch
+from sidecar.gpus.monitor import Machine
+from sidecar.residency.demand import Gateways
+from sidecar.residency.effects import Engines
+from sidecar.residency.gpu_tasks import Works
+from sidecar.residency.liveness import Watch
+from sidecar.residency.operations import Operations
+from sidecar.residency.report import explained, gpu_report, model_report
+from sidecar.residency.state_file import SavedState, StateFile, Times
+from sidecar.residency.takeover import take_over
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
 LEAST, MOST = 0.001, 60.0  # seconds between two turns that nothing but the clock leads to

@@ -15,14 +15,15 @@ from typing import Literal
 
 import msgspec
 
+from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Unusable
 from sidecar.core.gpus import GPU, returned
 from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEP, SLEEPING, STARTING, STOP, STOPPED, WAKE, Event
+from sidecar.core.measured import Measured
+from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Plan
-from sidecar.core.roster import ModelState
-from sidecar.demand import Gateways
-from sidecar.effects import Engine, EngineFacts, EngineFailed, EngineRecord, Engines, Unusable
-from sidecar.machine import Machine
-from sidecar.sizing.measured import Measured
+from sidecar.gpus.monitor import Machine
+from sidecar.residency.demand import Gateways
+from sidecar.residency.effects import Engine, Engines
 
 DRAIN_WITHIN = 15.0  # seconds for gateways and engine to have ended what runs, where it makes room
 ORDERED_WITHIN = 60.0  # seconds, where somebody has ordered it

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.shared.files.units import GIB
 from gateway.shared.protocol import GPUReport, ModelReport
+from sidecar.core.engine_records import EngineFacts
 from sidecar.core.gpus import GPU
 from sidecar.core.inventory import Device, Resident
 from sidecar.core.lifecycle import ERROR, SLEEPING, State
+from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan
-from sidecar.core.roster import ModelState
-from sidecar.effects import EngineFacts
 
 NO_MEMORY, FAILED, WITHDRAWN = "no_memory", "error", "draining"  # why a model cannot be had
 LONGEST = 2000  # characters of a sentence, as the wire has it
-GIB = 1 << 30
 
 
 def gpu_report(gpu: GPU, refused: str) -> GPUReport:

@@ -22,9 +22,9 @@ from typing import Annotated
 
 import msgspec
 
-from sidecar.effects import EngineRecord
-from sidecar.sizing.measured import Measured
-from sidecar.threads import in_thread
+from gateway.shared.threads import in_thread
+from sidecar.core.engine_records import EngineRecord
+from sidecar.core.measured import Measured
 
 VERSION = 1
 MAX_BYTES = 4 * 1024**2

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from sidecar.core.engine_records import EngineFailed, EngineRecord
 from sidecar.core.lifecycle import RUNNING, SLEEPING, Lifecycle
-from sidecar.core.roster import ModelState
-from sidecar.effects import Engine, EngineFailed, EngineRecord, Engines
-from sidecar.operations import Operations
+from sidecar.core.model_state import ModelState
+from sidecar.residency.effects import Engine, Engines
+from sidecar.residency.operations import Operations
 
 
 async def take_over(

@@ -7,22 +7,20 @@ import hashlib
 import os
 import re
 import socket
-import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
-from sidecar.control.status import shown
 from sidecar.core.config import SidecarConfig
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.core.gpus import GPUs
-from sidecar.fake_gpu import FakeGPUs
-from sidecar.gpu import NVML
-from sidecar.machine import Machine
-from sidecar.manager import Manager
+from sidecar.gpus.monitor import Machine
+from sidecar.gpus.nvml import NVML
+from sidecar.gpus.sampler import Sampler
+from sidecar.gpus.simulated import FakeGPUs
 from sidecar.process.engine import VllmEngines
-from sidecar.sampler import Sampler
-from sidecar.state import SavedState, StateFile
+from sidecar.residency.manager import Manager
+from sidecar.residency.state_file import SavedState, StateFile
+from sidecar.serve.operator_log import say
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", as a container sees its own
 
@@ -81,9 +79,3 @@ def host_memory(config: SidecarConfig) -> int:
         limit = LIMIT.read_text().strip()
         total = min(total, int(limit)) if limit.isdecimal() else total
     return total // 2
-
-
-def say(line: str) -> None:
-    """A line for the operator's log, on standard error, with the time; one that cannot be written is lost."""
-    with contextlib.suppress(OSError):
-        print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {shown(line)}", file=sys.stderr, flush=True)

@@ -22,17 +22,18 @@ import msgspec
 import uvloop
 
 from sidecar import __version__
-from sidecar.assembly import gpus_of, managed, say, sidecar_id
 from sidecar.control.api import control_app
 from sidecar.control.listener import ControlPort
 from sidecar.control.metrics import Metrics
-from sidecar.control.status import GatewayStatus, Status
 from sidecar.core.config import SidecarConfig, warnings
 from sidecar.core.gpus import GPUError, GPUs, Unselectable
-from sidecar.manager import Manager
-from sidecar.reporter import Reporter
-from sidecar.sampler import Sampler
-from sidecar.state import Locked, StateFile
+from sidecar.core.status import GatewayStatus, Status
+from sidecar.gpus.sampler import Sampler
+from sidecar.reporting.reporter import Reporter
+from sidecar.residency.manager import Manager
+from sidecar.residency.state_file import Locked, StateFile
+from sidecar.serve.assembly import gpus_of, managed, sidecar_id
+from sidecar.serve.operator_log import say
 
 DRAIN_WITHIN = 30.0  # seconds for calls to end, where engines end with the sidecar
 CLOSE_WITHIN = 60.0  # seconds for all engines to end

@@ -11,31 +11,20 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.shared.files.units import GIB
+from gateway.shared.threads import in_thread
 from sidecar.core.arguments import environment
 from sidecar.core.config import SidecarConfig
+from sidecar.core.engine_records import EngineFacts, Unusable
 from sidecar.core.inventory import Size
-from sidecar.core.profile import EngineSettings, KvMemory, Profile
-from sidecar.effects import EngineFacts, Unusable
-from sidecar.process.vllm_engine import pooling
+from sidecar.core.measured import Measured
+from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
 from sidecar.sizing.claim import claim, refuse_reason
-from sidecar.sizing.measured import Measured
-from sidecar.sizing.memory import (
-    GIB,
-    RESIDUE,
-    STEP,
-    Need,
-    arithmetic,
-    asleep,
-    gib,
-    kv_element_bytes,
-    kv_per_token,
-    need,
-)
+from sidecar.sizing.memory import RESIDUE, STEP, Need, arithmetic, asleep, gib, kv_element_bytes, kv_per_token, need
 from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import NotKnown, Where, read_model
 from sidecar.sizing.weights import Stored
-from sidecar.threads import in_thread
 
 READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
 BY_ITSELF = 0.9  # of a GPU, where nothing is known; what vLLM takes by itself before 0.20

@@ -10,14 +10,13 @@ from typing import Literal
 
 import msgspec
 
-from sidecar.sizing.measured import Measured
+from gateway.shared.files.units import GIB, MIB
+from sidecar.core.measured import Measured
 from sidecar.sizing.model_config import ModelShape, element_bytes
 from sidecar.sizing.model_fields import ModelError, shown
 from sidecar.sizing.model_layers import Cache, LayerState
 from sidecar.sizing.weights import Stored, on_each_gpu
 
-MIB = 1024**2
-GIB = 1024**3
 BLOCK = 16  # tokens: the least that KV cache is given out in
 STEP = 8192  # tokens computed at once: vLLM's --max-num-batched-tokens for servers on large GPUs
 ACTIVATIONS = 512 * MIB

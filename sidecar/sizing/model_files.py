@@ -2,7 +2,7 @@
 
 A folder, a GGUF file, or an id on a hub whose files are in the local Hugging Face cache; nothing is ever downloaded.
 Files are anybody's: every read is bounded, nothing but plain files is opened, links are followed as the cache is made
-of them. These functions block; `sidecar.threads` is the way to call them.
+of them. These functions block; `gateway.shared.threads` is the way to call them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from sidecar.effects import Unusable
+from sidecar.core.engine_records import Unusable
 from sidecar.sizing.gguf import MAX_METADATA, gguf_shape
 from sidecar.sizing.model_config import MAX_BYTES, ModelShape, shape_from
 from sidecar.sizing.model_fields import ModelError

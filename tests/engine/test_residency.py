@@ -22,7 +22,7 @@ from loadtest.engine.latency import profiles
 from loadtest.engine.resident import Share
 from loadtest.processes import Child, answers, get, until
 from sidecar.core.diagnosis import diagnosis
-from sidecar.fake_gpu import FakeGPUs, lay_out
+from sidecar.gpus.simulated import FakeGPUs, lay_out
 from tests.engine.test_sim_faults import ask, faults, send, text, works
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

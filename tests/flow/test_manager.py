@@ -20,7 +20,7 @@ from gateway.shared.protocol import Demand, DemandReport
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
 from loadtest.simulate import vtime
-from sidecar.manager import Refused
+from sidecar.residency.manager import Refused
 
 MODEL = Model(weights=6 * GIB, claim=11 * GIB)
 START = 13.22  # seconds of a start, a sleep and a wake of MODEL at level 1

@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 
 from loadtest.processes import Gateway, get, until
-from sidecar.assembly import owner
 from sidecar.core.config import decode
-from sidecar.fake_gpu import lay_out
+from sidecar.gpus.simulated import lay_out
 from sidecar.process import process_family
+from sidecar.serve.assembly import owner
 from tests.e2e.children import post
 
 GIB = 1 << 30

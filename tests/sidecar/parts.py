@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from sidecar.assembly import gpus_of, managed
 from sidecar.core.config import decode
-from sidecar.fake_gpu import lay_out
-from sidecar.manager import Manager
-from sidecar.sampler import Sampler
-from sidecar.state import StateFile
+from sidecar.gpus.sampler import Sampler
+from sidecar.gpus.simulated import lay_out
+from sidecar.residency.manager import Manager
+from sidecar.residency.state_file import StateFile
+from sidecar.serve.assembly import gpus_of, managed
 
 GIB = 1 << 30
 FILE = """

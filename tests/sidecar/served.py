@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 
 from loadtest.processes import Child, until
-from sidecar.assembly import owner
 from sidecar.core.config import decode
-from sidecar.fake_gpu import lay_out
+from sidecar.gpus.simulated import lay_out
 from sidecar.process import process_family
+from sidecar.serve.assembly import owner
 
 GIB = 1 << 30
 NUMBERS = itertools.count()

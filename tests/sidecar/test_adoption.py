@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sidecar.core.engine_records import ProcessRecord
 from sidecar.process import process_family
-from sidecar.process.adoption import NotOurs, ProcessRecord, end_orphans, handle_for
+from sidecar.process.adoption import NotOurs, end_orphans, handle_for
 from sidecar.process.process import Process
 from tests.sidecar.nothing_left import PLACE, gone, nothing_left, python, sidecar_name, spawn
 

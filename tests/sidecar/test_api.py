@@ -16,9 +16,10 @@ from sidecar.control import api
 from sidecar.control.api import control_app
 from sidecar.control.listener import ControlPort
 from sidecar.control.metrics import Metrics
-from sidecar.control.status import GatewayStatus, Status, table
+from sidecar.control.status_table import table
 from sidecar.core.addresses import Address
-from sidecar.manager import Manager
+from sidecar.core.status import GatewayStatus, Status
+from sidecar.residency.manager import Manager
 from tests.sidecar.parts import opened
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own

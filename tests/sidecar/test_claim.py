@@ -7,8 +7,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.shared.files.units import GIB
 from sidecar.sizing.claim import MOST, Claim, can_start, claim, refuse_reason
-from sidecar.sizing.memory import GIB, Need
+from sidecar.sizing.memory import Need
 from sidecar.sizing.model_config import ModelShape, shape_from
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar import cli
-from sidecar.control.status import columns, seconds
+from sidecar.core.formatting import columns, seconds
 from tests.sidecar.served import MODELS, Box, box
 
 TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.shared.protocol import Demand, DemandReport
-from sidecar.demand import MOST, STALE, Gateways
+from sidecar.residency.demand import MOST, STALE, Gateways
 
 
 class Heard:

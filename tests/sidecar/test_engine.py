@@ -17,16 +17,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.shared.files.units import GIB
 from gateway.shared.protocol import SOCKETS_MARK
 from sidecar.core.addresses import SOCKETS
 from sidecar.core.config import decode
+from sidecar.core.engine_records import EngineFacts, EngineFailed
 from sidecar.core.inventory import Size
+from sidecar.core.measured import Measured
 from sidecar.core.vllm import Completion
-from sidecar.effects import Engine, EngineFacts, EngineFailed, Engines
-from sidecar.fake_gpu import FakeGPUs, lay_out
+from sidecar.gpus.simulated import FakeGPUs, lay_out
 from sidecar.process.engine import VllmEngines, measurement
-from sidecar.sizing.measured import Measured
-from sidecar.sizing.memory import GIB
+from sidecar.residency.effects import Engine, Engines
 from tests.sidecar.nothing_left import children, gone, nothing_left
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.sizing.measured import Measured
+from gateway.shared.files.units import GIB
+from sidecar.core.measured import Measured
 from sidecar.sizing.memory import (
     ACTIVATIONS,
     CONTEXT,
     FLOOR,
-    GIB,
     GRAPHS,
     MIB,
     RESIDUE,

@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.shared.files.units import GIB
 from sidecar.core.config import decode
+from sidecar.core.engine_records import EngineFacts, Unusable
 from sidecar.core.inventory import Size
-from sidecar.effects import EngineFacts, Unusable
+from sidecar.core.measured import Measured
 from sidecar.process.engine import VllmEngines
-from sidecar.sizing.measured import Measured
-from sidecar.sizing.memory import GIB, RESIDUE
+from sidecar.sizing.memory import RESIDUE
 from sidecar.sizing.model_files import NotKnown, Where, cache_folder, read_model
 from sidecar.sizing.weights import Stored
 

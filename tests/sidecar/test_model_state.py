@@ -8,9 +8,9 @@ import pytest
 
 from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import MOST_FAILURES, Event
+from sidecar.core.model_state import APART, EVICTION, LOAD, SOON, WAITED, WAKES, ModelState
 from sidecar.core.plan import Infeasible, Plan, PutToSleep
 from sidecar.core.profile import Profile, Sleep
-from sidecar.core.roster import APART, EVICTION, LOAD, SOON, WAITED, WAKES, ModelState
 
 STARTED: tuple[Event, ...] = ("start", "launched", "ready")
 ASLEEP: tuple[Event, ...] = (*STARTED, "sleep", "slept")

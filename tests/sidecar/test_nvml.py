@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from sidecar.core.gpus import GPUError, NoNVML, Selection, Unselectable
-from sidecar.gpu import NVML
+from sidecar.gpus.nvml import NVML
 
 GIB = 1 << 30
 

@@ -221,7 +221,7 @@ def test_memory_in_the_place_of_a_file_is_bounded(tmp_path: Path) -> None:
 SMALL_DISK = """
 import asyncio, os, sys
 from pathlib import Path
-from sidecar.output import Output
+from sidecar.process.output import Output
 from tests.sidecar.test_output import followed
 folder, when = Path(sys.argv[1]), sys.argv[2]
 rest = lambda: os.statvfs(folder).f_bavail * 4096

@@ -10,17 +10,18 @@ import msgspec
 import pytest
 
 from loadtest.processes import until
-from sidecar.assembly import owner, say
 from sidecar.cli import main
-from sidecar.cli.control_client import Asking
-from sidecar.control.status import Status
+from sidecar.control.client import Asking
 from sidecar.core import config
 from sidecar.core.profile import Sleep
-from sidecar.fake_gpu import lay_out
+from sidecar.core.status import Status
+from sidecar.gpus.simulated import lay_out
 from sidecar.process import process_family
 from sidecar.ray.node import Node
 from sidecar.ray.pool import PoolConfig, decode, explain, file_of, for_node, node_id
-from sidecar.state import StateFile
+from sidecar.residency.state_file import StateFile
+from sidecar.serve.assembly import owner
+from sidecar.serve.operator_log import say
 from tests.config_files import problems_of, structs_of
 
 EXAMPLE = Path(__file__).parents[2] / "sidecar" / "cli" / "pool.yaml"

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from gateway.shared import protocol
-from sidecar import gateway_link, reporter
 from sidecar.core.addresses import Address
-from sidecar.manager import Manager
-from sidecar.reporter import Reporter
+from sidecar.reporting import gateway_link, reporter
+from sidecar.reporting.reporter import Reporter
+from sidecar.residency.manager import Manager
 from tests.sidecar.parts import opened
 from tests.sidecar.scripted import Scripted, answer, play
 

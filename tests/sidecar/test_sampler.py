@@ -15,8 +15,8 @@ import pytest
 
 from loadtest.simulate import vtime
 from sidecar.core.gpus import GPU, GPUError, Unselectable
-from sidecar.fake_gpu import FakeGPUs, claim, lay_out
-from sidecar.sampler import Sampler, memory_back
+from sidecar.gpus.sampler import Sampler, memory_back
+from sidecar.gpus.simulated import FakeGPUs, claim, lay_out
 
 
 @pytest.fixture
@@ -141,8 +141,8 @@ def test_a_driver_that_hangs_does_not_keep_the_process(folder: Path) -> None:
 import asyncio, sys
 from pathlib import Path
 from sidecar.core.gpus import GPUError
-from sidecar.fake_gpu import FakeGPUs
-from sidecar.sampler import Sampler
+from sidecar.gpus.simulated import FakeGPUs
+from sidecar.gpus.sampler import Sampler
 
 async def main():
     try:

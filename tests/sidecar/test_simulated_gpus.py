@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.gpus import GPUError, Unselectable
-from sidecar.fake_gpu import FakeGPUs, OutOfMemory, claim, lay_out
+from sidecar.gpus.simulated import FakeGPUs, OutOfMemory, claim, lay_out
 
 # What a program does that may not import the sidecar: the format, by hand.
 BY_HAND = """
@@ -32,7 +32,7 @@ os.unlink(f"{folder}/{name}")
 BY_CALL = """
 import sys
 from pathlib import Path
-from sidecar.fake_gpu import OutOfMemory, claim
+from sidecar.gpus.simulated import OutOfMemory, claim
 folder, index, size = sys.argv[1:]
 while True:
     try:
@@ -49,7 +49,7 @@ while True:
 BY_FORCE = """
 import os, sys
 from pathlib import Path
-from sidecar.fake_gpu import OutOfMemory, claim
+from sidecar.gpus.simulated import OutOfMemory, claim
 folder, index, size = sys.argv[1:]
 print("claimed", flush=True)
 sys.stdin.readline()

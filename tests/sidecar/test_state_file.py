@@ -18,14 +18,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sidecar.state
+import sidecar.residency.state_file
 from sidecar.core.addresses import EngineAddress
+from sidecar.core.engine_records import EngineFacts, EngineRecord, ProcessRecord
 from sidecar.core.inventory import Size
+from sidecar.core.measured import Measured
 from sidecar.core.vllm import Completion
-from sidecar.effects import EngineFacts, EngineRecord
-from sidecar.process.adoption import ProcessRecord
-from sidecar.sizing.measured import Measured
-from sidecar.state import MAX_BYTES, Locked, SavedState, StateError, StateFile, Times, decode, encode, replace
+from sidecar.residency.state_file import (
+    MAX_BYTES,
+    Locked,
+    SavedState,
+    StateError,
+    StateFile,
+    Times,
+    decode,
+    encode,
+    replace,
+)
 
 PROCESS = ProcessRecord(engine="box/m-1", pid=7, started=8, boot="b", log="/x", place=EngineAddress(uds="/run/m.sock"))
 RECORD = EngineRecord(
@@ -150,7 +159,7 @@ def test_a_disk_that_is_full_is_said_once_and_once_when_it_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a limit on the size of files, which fails a write as a full disk does."""
-    monkeypatch.setattr(sidecar.state, "AGAIN", 0.01)
+    monkeypatch.setattr(sidecar.residency.state_file, "AGAIN", 0.01)
     said = Spoken()
     path = tmp_path / "state"
     path.write_bytes(encode(SavedState()))
@@ -211,7 +220,7 @@ def test_a_disk_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         answers.wait(10.0)
         replace(path, data)
 
-    monkeypatch.setattr(sidecar.state, "LATE", 0.01)
+    monkeypatch.setattr(sidecar.residency.state_file, "LATE", 0.01)
 
     async def scenario() -> None:
         file = StateFile(tmp_path / "state", said.append, write=hangs)
@@ -236,7 +245,7 @@ def test_a_disk_that_hangs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 HOLDER = """
 import sys
 from pathlib import Path
-from sidecar.state import StateFile
+from sidecar.residency.state_file import StateFile
 StateFile(Path(sys.argv[1]), print).lock()
 print("locked", flush=True)
 sys.stdin.read()
@@ -283,6 +292,6 @@ def test_a_file_that_others_may_write_says_nothing(tmp_path: Path, mode: int) ->
 def test_a_file_of_another_user_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, said, own = tmp_path / "state", Spoken(), os.geteuid()
     path.write_bytes(encode(FULL))
-    monkeypatch.setattr("sidecar.state.os.geteuid", lambda: own + 1)
+    monkeypatch.setattr("sidecar.residency.state_file.os.geteuid", lambda: own + 1)
     assert StateFile(path, said.append).load() == SavedState()
     assert f"it belongs to user {own}, and this is user {own + 1}" in said[0]

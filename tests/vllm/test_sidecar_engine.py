@@ -13,9 +13,9 @@ import pytest
 
 from loadtest.lab.vllm.real_vllm import CONTEXT, ENVIRONMENT, free_port, model, venv
 from sidecar.core.config import decode
+from sidecar.core.engine_records import EngineFailed
 from sidecar.core.inventory import Size
 from sidecar.core.vllm import Completion
-from sidecar.effects import EngineFailed
 from sidecar.process.engine import VllmEngines
 from tests.sidecar.nothing_left import gone, nothing_left
 from tests.vllm import install

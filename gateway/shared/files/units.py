@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+MIB, GIB = 1 << 20, 1 << 30  # bytes
 _NUMBER = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([A-Za-z%]*)", re.ASCII)
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.shared.protocol import CapacityReport, Demand, DemandReport, ModelReport
 from loadtest.lab.residency.residents import Engine, Engines
-from sidecar.manager import Manager
+from sidecar.residency.manager import Manager
 
 TELL_EVERY = 1.0  # seconds between two reports to a gateway
 UNKNOWN = 5.0  # seconds of Retry-After where nobody knows better, as the gateway's

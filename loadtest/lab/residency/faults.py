@@ -16,7 +16,7 @@ import msgspec
 from loadtest.lab.residency.callers import Answer, Callers
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, file
-from sidecar.manager import Refused
+from sidecar.residency.manager import Refused
 
 FORGIVEN = 15.0  # seconds after it was cut off for which a gateway may be wrong
 HANG = 30.0  # seconds for which a call may hang with its engine: until that is found out, and it is ended

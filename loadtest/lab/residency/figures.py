@@ -23,8 +23,8 @@ from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
 from loadtest.report.stats import quantile
 from loadtest.simulate import vtime
-from sidecar.core.roster import ModelState
-from sidecar.manager import HOT
+from sidecar.core.model_state import ModelState
+from sidecar.residency.manager import HOT
 
 NAMES = "abcd"
 ZIPF = (1.0, 1 / 2, 1 / 3, 1 / 4)

@@ -26,7 +26,7 @@ from loadtest.lab.figures.table import Row
 from loadtest.lab.residency.site import GIB
 from loadtest.processes import Child, ChildError, Gateway, get, until
 from loadtest.report.stats import quantile
-from sidecar.fake_gpu import lay_out
+from sidecar.gpus.simulated import lay_out
 
 NAMES = "abcd"
 SPEED = "3"  # of the simulated engines: a start takes six seconds, far longer than a wake

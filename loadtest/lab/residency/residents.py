@@ -18,11 +18,10 @@ import msgspec
 
 from loadtest.engine import residency
 from sidecar.core.addresses import EngineAddress
+from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level, ProcessRecord, Unusable
 from sidecar.core.gpus import GPU, GPUError
 from sidecar.core.inventory import Size
-from sidecar.effects import EngineFacts, EngineFailed, EngineRecord, Level, Unusable
-from sidecar.process.adoption import ProcessRecord
-from sidecar.sizing.measured import Measured
+from sidecar.core.measured import Measured
 
 EXIT = 0.5  # seconds from SIGTERM to the end
 

@@ -15,10 +15,10 @@ from loadtest.lab.residency.callers import Callers
 from loadtest.lab.residency.residents import Engines, Machine, Model
 from sidecar.core.config import decode
 from sidecar.core.lifecycle import RUNNING, SLEEPING
-from sidecar.core.roster import ModelState
-from sidecar.machine import Machine as Seen
-from sidecar.manager import HOT, Manager
-from sidecar.state import SavedState, Times
+from sidecar.core.model_state import ModelState
+from sidecar.gpus.monitor import Machine as Seen
+from sidecar.residency.manager import HOT, Manager
+from sidecar.residency.state_file import SavedState, Times
 
 GIB = 1 << 30
 LOOK_EVERY = 0.1  # seconds between two looks at what must hold, unless told otherwise

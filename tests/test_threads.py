@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sidecar.threads import in_thread
+from gateway.shared.threads import in_thread
 
 
 def test_what_a_call_returns_or_raises_comes_back() -> None:

@@ -1,0 +1,65 @@
+"""Facts and records of engines, and the two ways in which they fail.
+
+Sizing, processes and the manager exchange these, and the state file keeps the records. Bytes are per GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from sidecar.core.addresses import EngineAddress
+from sidecar.core.inventory import Size
+from sidecar.core.vllm import Completion
+
+Level = Literal[1, 2]
+
+
+class EngineFailed(Exception):
+    """An engine did not do what it had to; the message says what and why. `out_of_memory`: the GPU had too little."""
+
+    def __init__(self, why: str, *, out_of_memory: bool = False) -> None:
+        super().__init__(why)
+        self.out_of_memory = out_of_memory
+
+
+class Unusable(Exception):
+    """A model that cannot be run as its profile is; the message says why, and what to change."""
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine that is ready says of itself; None: it does not."""
+
+    kv_tokens: int | None = None
+    kv_bytes: int | None = None  # on each GPU
+    context_length: int | None = None
+    max_concurrency: int | None = None
+    canary: Completion | None = None
+
+
+class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What another sidecar must know to adopt an engine; for the state file.
+
+    `engine`: the value of its marker, SIDECAR/anything, never used twice. `started`: clock ticks since boot. `boot`:
+    the boot id, since number and ticks may both come again after a reboot. `log`: its output's file.
+    """
+
+    engine: str
+    pid: int
+    started: int
+    boot: str
+    log: str
+    place: EngineAddress
+
+
+class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What another sidecar needs to adopt an engine. `level`: it sleeps so deep; 0: it is awake. `settings`: a digest
+    of its profile as it was started."""
+
+    process: ProcessRecord
+    gpus: tuple[int, ...]
+    size: Size
+    settings: str
+    told: EngineFacts = EngineFacts()
+    level: Literal[0, 1, 2] = 0

@@ -1,0 +1,36 @@
+"""Status of a sidecar: the answer to `GET /status`, read by `sidecar status` and by the nodes of a pool."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.shared.protocol import GPUReport, ModelReport
+
+
+class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway. `taken`: whether it takes reports, None: it was not tried yet; `error`: why it does not; `for_s`:
+    seconds since that changed."""
+
+    url: str
+    taken: bool | None = None
+    error: str = ""
+    for_s: float = 0.0
+    failures: int = 0
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A sidecar at one moment. `calls`: in flight by profile; `troubles`: what an operator should know, in words."""
+
+    sidecar: str
+    version: str
+    pid: int
+    boot: str
+    config: str
+    control: str
+    up_s: float
+    driver: str = ""
+    gpus: tuple[GPUReport, ...] = ()
+    models: tuple[ModelReport, ...] = ()
+    gateways: tuple[GatewayStatus, ...] = ()
+    calls: dict[str, int] = {}
+    troubles: tuple[str, ...] = ()
