@@ -6,8 +6,9 @@ import json
 import zlib
 from typing import Any
 
-from gateway.core.request.call import Call, CallSettings, parse
+from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.cost import CostModel
+from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 
 EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"

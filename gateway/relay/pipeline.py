@@ -31,13 +31,15 @@ from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.models import model_list
 from gateway.core.policy.snapshot import Snapshot, largest_body
 from gateway.core.request.bodies import Bodies
-from gateway.core.request.call import Call, parse, time_given
+from gateway.core.request.call import Call
 from gateway.core.request.classes import classify
 from gateway.core.request.cors import preflight, shared_lines
 from gateway.core.request.cost import CostModel
 from gateway.core.request.engine_error import engine_error
+from gateway.core.request.headers import head_time_limit
 from gateway.core.request.json_usage import JSONUsage
 from gateway.core.request.outcome import Outcome, Record, Refused, refusal_headers
+from gateway.core.request.parser import parse
 from gateway.core.request.routes import Route, route_of
 from gateway.core.request.settlement import believed, written
 from gateway.core.request.tenants import ANONYMOUS, Account
@@ -173,7 +175,7 @@ class Pipeline:
 
     def body_by(self, request: Request) -> float:
         """When its caller's own deadline, or its SDK's patience, is over: nobody waits for the answer any more."""
-        return request.at + time_given(request.fields, self.snapshot.calls)
+        return request.at + head_time_limit(request.fields, self.snapshot.calls)
 
     def call(self, request: Request, responder: Responder) -> None:
         """A request, whole. GETs are answered here; a call gets a task, which its client's leaving cancels."""

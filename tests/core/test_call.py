@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from gateway.core.request import prompt
-from gateway.core.request.call import Call, CallSettings, parse, time_allowed, time_given
+from gateway.core.request import json_body, prompt
+from gateway.core.request.call import Call, CallSettings
+from gateway.core.request.headers import head_time_limit, time_limit
 from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.parser import parse
 from gateway.core.request.prompt import Prompt
 from gateway.core.request.routes import HELP_ROUTE, ROUTES, route_of
 
@@ -106,17 +108,17 @@ def test_what_a_client_asks_for_by_name_or_tier(headers: dict[str, str], more: d
 
 def test_the_clients_own_times_are_kept_for_whoever_decides_the_class() -> None:
     made = call(CHAT, headers={"x-weir-deadline-ms": "2500", "x-stainless-read-timeout": "600"})
-    assert (made.within, made.patience, made.deadline) == (2.5, 600.0, 102.5)
+    assert (made.asked_deadline, made.sdk_timeout, made.deadline) == (2.5, 600.0, 102.5)
     made = call(CHAT, headers={"x-stainless-read-timeout": "junk"})
-    assert (made.within, made.patience) == (0.0, 0.0)
+    assert (made.asked_deadline, made.sdk_timeout) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("within", "patience", "otherwise", "allowed"),
+    ("deadline", "timeout", "default", "limit"),
     [(0.0, 0.0, 60.0, 60.0), (5.0, 0.0, 60.0, 5.0), (5.0, 3.0, 60.0, 3.0), (0.0, 90.0, 60.0, 60.0)],
 )
-def test_time_allowed(within: float, patience: float, otherwise: float, allowed: float) -> None:
-    assert time_allowed(within, patience, otherwise) == allowed
+def test_time_limit(deadline: float, timeout: float, default: float, limit: float) -> None:
+    assert time_limit(deadline, timeout, default) == limit
 
 
 def test_an_unknown_class_is_refused_with_the_classes_there_are() -> None:
@@ -346,15 +348,15 @@ def test_depth_and_values_are_exact_wherever_the_body_is_cut_into_blocks(monkeyp
     for _ in range(300):
         value = [a_value(rng, 6)]
         data = json.dumps(value, ensure_ascii=rng.random() < 0.5).encode()
-        monkeypatch.setattr(prompt, "_BLOCK", rng.choice([2, 3, 7, 50, 10_000]))
+        monkeypatch.setattr(json_body, "_BLOCK", rng.choice([2, 3, 7, 50, 10_000]))
         deep = depth_of(value)
-        prompt._check_structure(data, deep, 10_000)
+        json_body._check_structure(data, deep, 10_000)
         with pytest.raises(Refused, match="nested deeper"):
-            prompt._check_structure(data, deep - 1, 10_000)
+            json_body._check_structure(data, deep - 1, 10_000)
         most = 1 + sum(json.dumps(structure_of(value)).count(sign) for sign in "[{,:")
-        prompt._check_structure(data, deep, most)
+        json_body._check_structure(data, deep, most)
         with pytest.raises(Refused, match="more than"):
-            prompt._check_structure(data, deep, most - 1)
+            json_body._check_structure(data, deep, most - 1)
 
 
 def structure_of(value: Any) -> Any:
@@ -377,10 +379,10 @@ def test_a_body_of_too_many_values_is_not_read_to_its_end(monkeypatch: pytest.Mo
     for one in (b"0,", b'"",', b'""', b"[],", b'{"a":1},'):
         seen.clear()
         with pytest.raises(Refused, match="more than 10000"):
-            prompt._check_structure(Seen(b"[" + one * 2_000_000), 64, 10_000)
+            json_body._check_structure(Seen(b"[" + one * 2_000_000), 64, 10_000)
         assert len(seen) <= 3
     with pytest.raises(Refused, match="do not match"):
-        prompt._check_structure(b"[" + b"]" * 1_000_000, 64, 10_000)
+        json_body._check_structure(b"[" + b"]" * 1_000_000, 64, 10_000)
 
 
 def refused_by(body: bytes, settings: CallSettings) -> str:
@@ -895,4 +897,4 @@ def test_what_is_not_cached_is_not_salted() -> None:
     ],
 )
 def test_the_head_tells_how_long_a_body_is_of_use(headers: dict[bytes, bytes], expected: float) -> None:
-    assert time_given(headers, CallSettings()) == expected
+    assert head_time_limit(headers, CallSettings()) == expected

@@ -62,10 +62,10 @@ def test_the_first_that_applies_and_never_above_the_best(fields: dict[str, objec
     [
         ({}, 300.0, 10.0),
         ({"asked_class": "long_context"}, 600.0, math.inf),
-        ({"within": 5.0}, 5.0, 10.0),
-        ({"within": 5.0, "patience": 3.0}, 3.0, 10.0),
-        ({"patience": 20.0}, 20.0, 10.0),
-        ({"patience": 20.0, "asked_class": "interactive"}, 20.0, 2.0),
+        ({"asked_deadline": 5.0}, 5.0, 10.0),
+        ({"asked_deadline": 5.0, "sdk_timeout": 3.0}, 3.0, 10.0),
+        ({"sdk_timeout": 20.0}, 20.0, 10.0),
+        ({"sdk_timeout": 20.0, "asked_class": "interactive"}, 20.0, 2.0),
     ],
 )
 def test_what_a_class_promises(fields: dict[str, object], deadline: float, ttft: float) -> None:

@@ -11,8 +11,9 @@ from gateway.core.admission.shaping import cap
 from gateway.core.policy.explained import NOTHING, class_of, explain_call
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
-from gateway.core.request.call import CallSettings, parse
+from gateway.core.request.call import CallSettings
 from gateway.core.request.classes import ClassRules, classify
+from gateway.core.request.parser import parse
 from gateway.core.request.routes import route_of
 from gateway.core.request.tenants import Tenants
 

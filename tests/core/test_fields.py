@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.core.request.call import Call, CallSettings, parse
+from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.fields import PROMPTS, READS
 from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 
 FETCHED = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}]

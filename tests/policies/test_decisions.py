@@ -17,10 +17,11 @@ from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.policy.traffic import Limit, Merge
-from gateway.core.request.call import Call, parse
+from gateway.core.request.call import Call
 from gateway.core.request.classes import classify
 from gateway.core.request.merging import rule_of
 from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.parser import parse
 from gateway.core.request.routes import route_of
 from gateway.core.request.tenants import with_keys
 

@@ -15,8 +15,9 @@ from gateway.core.admission.mode import SIGNALS, UNKNOWN_HOLDS, Mode, ModelMode,
 from gateway.core.admission.shaping import FIELDS, cap, shape_body, shaped
 from gateway.core.engines.breaker import SLOTS, UNCOUNTED, BreakerState, CircuitBreaker, Ending, FailureRate
 from gateway.core.policy.traffic import Breaker, ModeRule, Modes, ShapingTier, Threshold
-from gateway.core.request.call import CallSettings, parse
+from gateway.core.request.call import CallSettings
 from gateway.core.request.outcome import Refused
+from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 
 CLOSED, OPEN, HALF_OPEN = BreakerState

@@ -10,10 +10,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.request.call import Call, CallSettings, parse
+from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.cost import CostModel
 from gateway.core.request.json_usage import JSONUsage
 from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 from gateway.core.request.usage import SSEUsage
 from gateway.shared.vllm.answers import AnswerError, models_from, sample_from

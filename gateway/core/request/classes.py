@@ -10,7 +10,8 @@ import math
 
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import When
-from gateway.core.request.call import Call, time_allowed
+from gateway.core.request.call import Call
+from gateway.core.request.headers import time_limit
 
 
 class ClassRules:
@@ -41,7 +42,7 @@ def classify(call: Call, rules: ClassRules, default_class: str | None = None, be
     if best and rules.rank[name] < best:
         name = rules.order[best]
     call.class_name = name
-    call.deadline = call.arrived + time_allowed(call.within, call.patience, rules.deadlines[name])
+    call.deadline = call.arrived + time_limit(call.asked_deadline, call.sdk_timeout, rules.deadlines[name])
     call.ttft_by = call.arrived + rules.ttfts[name]
 
 

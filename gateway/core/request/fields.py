@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gateway.core.request.prompt import BY_GATEWAY, Body, bad
+from gateway.core.request.json_body import BY_GATEWAY, Body, bad_request
 
 _CHAT = ("messages", "documents", "chat_template")
 _POOLED = ("input", "messages", "chat_template")
@@ -91,5 +91,7 @@ def _walk(value: Any, name: str) -> None:
     elif isinstance(value, dict):
         for key, item in value.items():
             if key in _PARTS and item is not None:
-                raise bad(f"{name} holds {key}, and {name} is not read here: media belongs into the prompt", name)
+                raise bad_request(
+                    f"{name} holds {key}, and {name} is not read here: media belongs into the prompt", name
+                )
             _walk(item, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.core.request.prompt import bad
+from gateway.core.request.json_body import bad_request
 
 MAX_PARTS = 64
 MAX_HEAD = 16 * 1024  # bytes of a part's header block
@@ -34,26 +34,26 @@ def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
     delimiter = b"\r\n--" + _boundary(content_type)
     preamble, *parts = (b"\r\n" + body).split(delimiter, MAX_PARTS + 1)
     if preamble or not parts or parts[-1] not in (b"--", b"--\r\n"):
-        raise bad(f"the form does not begin and end with its boundary, or has more than {MAX_PARTS} parts")
+        raise bad_request(f"the form does not begin and end with its boundary, or has more than {MAX_PARTS} parts")
     fields: dict[str, str] = {}
     for part in parts[:-1]:
         head, blank, value = part.partition(b"\r\n\r\n")
         if not blank or not head.startswith(b"\r\n") or len(head) > MAX_HEAD:
-            raise bad(f"a part of the form has no header block of at most {MAX_HEAD} bytes")
+            raise bad_request(f"a part of the form has no header block of at most {MAX_HEAD} bytes")
         name, is_file = _disposition(head[2:])
         if name.endswith("[]"):
             continue
         if name in fields:
-            raise bad(f"the form has the field {name} more than once", name)
+            raise bad_request(f"the form has the field {name} more than once", name)
         if is_file:
             fields[name] = ""
             continue
         if len(value) > MAX_VALUE:
-            raise bad(f"{name} is longer than {MAX_VALUE} bytes", name)
+            raise bad_request(f"{name} is longer than {MAX_VALUE} bytes", name)
         try:
             fields[name] = value.decode()
         except UnicodeDecodeError:
-            raise bad(f"{name} is not UTF-8", name) from None
+            raise bad_request(f"{name} is not UTF-8", name) from None
     return fields
 
 
@@ -61,7 +61,7 @@ def _boundary(content_type: bytes) -> bytes:
     found = _TYPE.fullmatch(content_type)
     boundary = (found[1] or found[2]) if found else b""
     if not 1 <= len(boundary) <= 70:
-        raise bad(
+        raise bad_request(
             "content-type must be multipart/form-data with one boundary of 1 to 70 characters and no other parameter, "
             f"found {content_type[:80].decode('latin-1')}",
             "content-type",
@@ -75,7 +75,7 @@ def _disposition(head: bytes) -> tuple[str, bool]:
     values = [header[2].strip(b" \t") for header in headers if header and header[1].lower() == b"content-disposition"]
     found = _DISPOSITION.fullmatch(values[0]) if len(values) == 1 and all(headers) else None
     if found is None:
-        raise bad(
+        raise bad_request(
             'a part of the form has no plain `content-disposition: form-data; name="FIELD"`, nor one with '
             '`; filename="FILE"` after it: in this order and in lower case, without `;`, quotes or backslashes in them'
         )

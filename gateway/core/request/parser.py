@@ -1,0 +1,181 @@
+"""Parser of client requests: from route, headers and body to a `Call`.
+
+A bad request raises `Refused`, which names the header or field at fault. It changes nothing. Unknown JSON fields pass
+through untouched: the gateway splices its own fields into the body, and does not encode the rest again. The exception
+is a client's own `stream_options` that has to change (`stream_options.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.core.request.call import Call, CallSettings
+from gateway.core.request.fields import DECODERS, check_unread
+from gateway.core.request.form import form_fields
+from gateway.core.request.headers import asked_class, asked_deadline, sdk_timeout, time_limit
+from gateway.core.request.json_body import BY_GATEWAY, Body, bad_request, body_of, reserved
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.prompt import Prompt, chain, scripts
+from gateway.core.request.prompt_readers import READERS
+from gateway.core.request.routes import Route
+from gateway.core.request.stream_options import request_usage
+
+_UNCACHED = ("audio", "tokenize")
+
+
+def parse(
+    route: Route,
+    headers: Mapping[bytes, bytes],
+    body: bytes,
+    *,
+    settings: CallSettings,
+    request_id: str,
+    tenant: str,
+    now: float,
+    salt: str | None = None,
+    cache_salt: bytes = b"",
+    metered: bool = False,
+) -> Call:
+    """The call of a request on a route that is forwarded. Routes that the gateway answers itself are not accepted.
+
+    `headers` maps lower-cased names to values. `salt` separates the prefix hashes and sessions of tenants; None: the
+    tenant's name. `cache_salt` is the JSON field, with a comma before it, that separates tenants in an engine's prefix
+    cache. `metered`: a token limit counts this call, so the engine must report usage in every event of a stream.
+    `now`: monotonic seconds. Raises Refused, which names the header or field at fault: 413 for too much text, else 400.
+    """
+    if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
+        raise bad_request("content-encoding: this gateway reads uncompressed bodies only", "content-encoding")
+    content_type = headers.get(b"content-type", b"none")
+    salt = tenant if salt is None else salt
+
+    prompt = Prompt(settings.media, settings.max_messages, [], [], media_hosts=settings.media_hosts)
+    if route.kind == "audio":
+        fields = _audio(content_type, body, prompt)
+    else:
+        if content_type != b"application/json" and content_type.split(b";")[0].strip().lower() != b"application/json":
+            found = content_type[:80].decode("latin-1")
+            raise bad_request(f"content-type must be application/json, found {found}", "content-type")
+        decode = DECODERS[route.kind]
+        fields = body_of(decode, body, max_depth=settings.max_depth, max_values=settings.max_values)
+        if settings.media != "any":
+            check_unread(body)
+        READERS[route.kind](fields, prompt)
+        if len(body) - prompt.media_bytes > settings.max_text:
+            raise _too_much_text(len(body) - prompt.media_bytes, settings)
+    model = fields.model
+    if model is None:
+        raise bad_request("model is required: the name of a model this gateway serves, see /v1/models", "model")
+
+    n = 1
+    max_tokens = None
+    prefix: tuple[int, ...] = ()
+    data = "\0".join(prompt.parts).encode()
+    stream = fields.stream is True
+    wants_usage = usage_cut = False
+    added = b"" if route.kind in _UNCACHED else cache_salt
+    if route.generates:
+        n, max_tokens = _output(route.kind, fields, prompt, settings)
+        hashed = data + msgspec.json.encode(prompt.ids) if prompt.ids else data
+        prefix = chain(hashed, hash((model, salt)), settings.block, settings.max_blocks)
+        if stream and route.kind in {"chat", "completion"}:
+            body, option, wants_usage, usage_cut = request_usage(body, fields.stream_options, metered)
+            added += option
+    if added:
+        # The parsed body is an object with at least a model, so the comma is always right.
+        body = body.rstrip(b" \t\r\n")[:-1] + added + b"}"
+    ascii_bytes, cjk_bytes, other_bytes = scripts(data)
+
+    class_asked = asked_class(headers.get(b"x-weir-class"), fields.service_tier, settings)
+    class_name = class_asked or settings.default_class
+    deadline = asked_deadline(headers.get(b"x-weir-deadline-ms"), settings.max_deadline)
+    timeout = sdk_timeout(headers)
+    session = headers.get(b"x-weir-session") or fields.prompt_cache_key or fields.user or fields.safety_identifier
+    if session is None and route.kind == "message":
+        session = _user_id(fields.metadata)
+    return Call(
+        request_id=request_id,
+        route=route,
+        model=model,
+        tenant=tenant,
+        class_name=class_name,
+        arrived=now,
+        deadline=now + time_limit(deadline, timeout, settings.class_deadlines[class_name]),
+        stream=stream,
+        wants_usage=wants_usage,
+        usage_cut=usage_cut,
+        max_tokens=max_tokens,
+        n=n,
+        ascii_bytes=ascii_bytes,
+        cjk_bytes=cjk_bytes,
+        other_bytes=other_bytes,
+        media=prompt.media,
+        messages=prompt.items,
+        prefix=prefix,
+        session=(hash((salt, session)) or 1) if session else 0,
+        body=body,
+        token_ids=len(prompt.ids),
+        asked_class=class_asked,
+        asked_deadline=deadline,
+        sdk_timeout=timeout,
+    )
+
+
+def _too_much_text(size: int, settings: CallSettings) -> Refused:
+    message = (
+        f"the body has {size} bytes beside its images, audio and files; this gateway takes at most "
+        f"{settings.max_text} (body.max of its policy): send less text, or fewer inputs at once"
+    )
+    return Refused(Outcome.TOO_LARGE, message)
+
+
+def _audio(content_type: bytes, body: bytes, prompt: Prompt) -> Body:
+    """The form of a recording. Its tokens depend on its length in seconds, so its cost is a constant."""
+    form = form_fields(content_type, body)
+    for name in BY_GATEWAY:
+        if name in form:
+            raise reserved(name)
+    model = form.get("model") or None
+    if model is not None and len(model) > 256:
+        raise bad_request("model: expected `str` of length <= 256", "model")
+    stream = form.get("stream", "false")
+    if stream not in ("true", "false"):  # engines take more words for true; one is enough
+        raise bad_request(f"stream must be true or false, found {stream[:40]}", "stream")
+    prompt.media = prompt.items = 1
+    return Body(model=model, stream=stream == "true", user=form.get("user"))
+
+
+def _output(kind: str, fields: Body, prompt: Prompt, settings: CallSettings) -> tuple[int, int | None]:
+    """The number of sequences to generate, and the limit of tokens of each (None: not given)."""
+    if kind == "response":
+        return 1, _tokens_asked(fields.max_output_tokens, "max_output_tokens", settings)
+    max_tokens = _tokens_asked(fields.max_tokens, "max_tokens", settings)
+    if kind == "message":
+        if max_tokens is None:
+            raise bad_request("max_tokens is required: a positive integer", "max_tokens")
+        return 1, max_tokens
+    n = 1 if fields.n is None else fields.n
+    if not 1 <= n <= settings.max_n:
+        raise bad_request(f"n must be an integer from 1 to {settings.max_n}, found {_shown(n)}", "n")
+    if kind == "completion":
+        return n * prompt.items, max_tokens
+    asked = _tokens_asked(fields.max_completion_tokens, "max_completion_tokens", settings)
+    return n, max_tokens if asked is None else asked
+
+
+def _tokens_asked(value: int | None, param: str, settings: CallSettings) -> int | None:
+    if value is not None and not 1 <= value <= settings.max_output:
+        raise bad_request(f"{param} must be an integer from 1 to {settings.max_output}, found {_shown(value)}", param)
+    return value
+
+
+def _shown(value: int) -> str:
+    return str(value) if value.bit_length() <= 64 else f"an integer of {value.bit_length()} bits"
+
+
+def _user_id(metadata: Any) -> str | None:
+    """The field by which Anthropic's clients name their user."""
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    return user if isinstance(user, str) else None
