@@ -50,6 +50,8 @@ def fenced(text: str) -> list[tuple[str, str]]:
     ]
 
 
-def spans(text: str) -> list[str]:
-    """The code in the prose of a page, line ends as spaces."""
-    return [" ".join(span.strip("`").split()) for span in _SPAN.findall(_FENCE.sub("", text))]
+def code_of(text: str) -> list[str]:
+    """What a page shows as code: lines of fenced blocks but drawings, and spans in its prose."""
+    lines = [line for language, block in fenced(text) if language != "mermaid" for line in block.splitlines()]
+    spans = [" ".join(span.strip("`").split()) for span in _SPAN.findall(_FENCE.sub("", text))]
+    return lines + spans

@@ -1,0 +1,147 @@
+"""Commands in the documentation: the programs know every subcommand and flag that a page shows.
+
+A command is a line of a fenced block, or code in the prose, that begins with `gateway`, `sidecar`, `make TARGET` or
+`python -m MODULE`. What a flag is given is not looked at: files and addresses are examples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.commands import parser_for
+from sidecar import cli as sidecar
+from tests.docs.markdown import ROOT, code_of, pages
+
+PAGES = list(pages())
+COMMAND = re.compile(r"(?:\$ )?(?:[A-Z_]+=\S* )*((?:gateway|sidecar|make|python -m) .*)")
+OPERATORS = re.compile(r"&&|\|\|?|;|>")
+OURS = ("gateway", "sidecar", "loadtest", "tests")
+
+
+def unknown(text: str) -> Iterator[str]:
+    """What commands of a page say that no program knows."""
+    for code in code_of(text):
+        if COMMAND.fullmatch(code):
+            for words in _split(code.removeprefix("$ ")):
+                yield from _unknown(words)
+
+
+def _split(line: str) -> Iterator[list[str]]:
+    """The commands of a line of shell, each as its words; comments and variables before a command left out."""
+    words: list[str] = []
+    for word in (*shlex.split(line, comments=True), ";"):
+        if not OPERATORS.fullmatch(word):
+            words += [] if not words and re.fullmatch(r"[A-Z_]+=.*", word) else [word]
+        else:
+            yield words
+            words = []
+
+
+def _unknown(words: list[str]) -> Iterator[str]:
+    if words[:1] == ["gateway"]:
+        yield from _of_parser(parser_for(words[1:]), words)
+    elif words[:1] == ["sidecar"]:
+        yield from _of_parser(sidecar._parser(), words)
+    elif words[:1] == ["make"]:
+        yield from _of_make(words[1], words[2:])
+    elif words[:2] == ["python", "-m"] and words[2].split(".")[0] in OURS:
+        yield from _of_module(words[2], words[3:])
+
+
+def _of_parser(parser: argparse.ArgumentParser, words: list[str]) -> Iterator[str]:
+    """Subcommands and flags that a parser does not have; `words` begin with what it is called by."""
+    choices = next((it.choices for it in parser._actions if isinstance(it, argparse._SubParsersAction)), None)
+    if choices is not None and words[1:] and not words[1].startswith("-"):
+        if words[1] in choices:
+            yield from _of_parser(choices[words[1]], words[1:])
+        else:
+            yield f"{parser.prog} {words[1]}"
+        return
+    known = {flag for action in parser._actions for flag in action.option_strings}
+    yield from (f"{parser.prog} {flag}" for flag in _flags(words) if flag not in known)
+
+
+def _of_make(target: str, words: list[str]) -> Iterator[str]:
+    recipe = _recipes().get(target)
+    if recipe is None:
+        yield f"make {target}"
+        return
+    for word in words:
+        name, _, value = word.partition("=")
+        module = re.search(rf"-m ([\w.]+) \$\({name}\)", recipe)
+        if module is None:
+            yield f"make {target} {name}"
+        else:
+            yield from _of_module(module[1], shlex.split(value))
+
+
+@cache
+def _recipes() -> dict[str, str]:
+    """What each target of the Makefile does."""
+    text = (ROOT / "Makefile").read_text()
+    found = re.findall(r"^([a-z][a-z-]*):.*\n((?:\t.*\n)*)", text, re.MULTILINE)
+    return dict(found)
+
+
+def _of_module(module: str, words: list[str]) -> Iterator[str]:
+    file = ROOT / module.replace(".", "/")
+    files = [file.with_suffix(".py")] if file.with_suffix(".py").is_file() else sorted(file.glob("*.py"))
+    if not any(found.name == "__main__.py" or found.stem == file.name for found in files):
+        yield f"python -m {module}"
+        return
+    known = {flag for found in files for flag in _added(found)} | {"--help"}
+    yield from (f"python -m {module} {flag}" for flag in _flags(words) if flag not in known)
+
+
+@cache
+def _added(file: Path) -> frozenset[str]:
+    """The flags that a file's code adds to a parser."""
+    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    added = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"]
+    return frozenset(arg.value for call in added for arg in call.args if isinstance(arg, ast.Constant))
+
+
+def _flags(words: list[str]) -> list[str]:
+    return [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_commands_are_known(page: Path) -> None:
+    assert list(unknown(page.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("`gateway nothing`", ["gateway nothing"]),
+        ("`gateway check --nothing FILE`", ["gateway check --nothing"]),
+        ("`gateway key nothing`", ["gateway key nothing"]),
+        ("`gateway key add --strict`", ["gateway key add --strict"]),
+        ("`gateway --nothing`", ["gateway --nothing"]),
+        ("`sidecar nothing`", ["sidecar nothing"]),
+        ("`sidecar ray up --nothing=1`", ["sidecar ray up --nothing"]),
+        ("`make nothing`", ["make nothing"]),
+        ("`make figures NOTHING=1`", ["make figures NOTHING"]),
+        ('`make figures FIGURES="--nothing --waits"`', ["python -m loadtest.lab.figures --nothing"]),
+        ("`python -m loadtest.nothing`", ["python -m loadtest.nothing"]),
+        ("`python -m loadtest.lab.isolation --nothing`", ["python -m loadtest.lab.isolation --nothing"]),
+        ("```console\n$ A=1 gateway nothing && sidecar nothing # gateway\n```", ["gateway nothing", "sidecar nothing"]),
+        ("```\ngateway init && make nothing\n```", ["make nothing"]),
+        ("`gateway bench --self-test`, `gateway key add | list`, `python -m pytest --nothing`, `gateway`", []),
+        (
+            "`sidecar logs llama -n 10`, `gateway check FILE --explain A B C`, `gateway is`-like, `make run`",
+            ["gateway is"],
+        ),
+        ("gateway nothing\n```mermaid\ngateway nothing\n```", []),
+    ],
+)
+def test_an_unknown_command_is_found(text: str, expected: list[str]) -> None:
+    assert list(unknown(text)) == expected
