@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.diagnosis import LOOKED_AT, SHOWN, diagnosis
+from sidecar.core.diagnosis import KINDS, LOOKED_AT, READ, SECOND_HAND, SHOWN, UNKNOWN, diagnosis
 
+PUBLISHED = [
+    json.loads(line) for line in (Path(__file__).parent / "corpus" / "log_lines.jsonl").read_text().splitlines()
+]
+FAILURES = {SECOND_HAND, *(kind.name for kind in KINDS)}
+READY = "(APIServer pid=1) INFO:     Application startup complete."
 CORE = "(EngineCore_DP0 pid=4242) ERROR 11-21 16:00:00 [core.py:700] "
 TRACEBACK = ["Traceback (most recent call last):", '  File "x.py", line 3, in f', "    raise ValueError"]
 SECOND = (
@@ -69,3 +77,65 @@ def test_what_was_long_ago_or_is_long_is_not_told_whole() -> None:
 @given(st.lists(st.text(max_size=50), max_size=5))
 def test_whatever_an_engine_writes_a_line_is_told_that_a_terminal_can_show(lines: list[str]) -> None:
     assert diagnosis(lines).line.isprintable()
+
+
+@pytest.mark.parametrize("told", PUBLISHED, ids=[f"{each['kind']}-{n}" for n, each in enumerate(PUBLISHED)])
+def test_published_lines_are_understood(told: dict[str, object]) -> None:
+    """A failure by its kind and its numbers, also before what the API server says of it; any other line as none."""
+    line, kind = str(told["line"]), told["kind"] if told["kind"] in FAILURES else "none"
+    found = diagnosis([line])
+    assert found.kind == kind
+    if kind != "none":
+        assert found.advice
+        assert diagnosis([*TRACEBACK, line, SECOND]).kind == kind
+        assert diagnosis([line, READY, "INFO fine"]).kind == "none"
+        named = {"needed_gib", "available_gib", "available_tokens", "estimated_len", "seqs", "blocks"}
+        named |= {"free_gib", "total_gib", "desired_gib"}
+        numbers = {name: number for name, number in told.items() if name in named}
+        assert {name: found.numbers.get(name) for name in numbers} == numbers
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "numbers"),
+    [
+        ("ValueError: something nobody has seen", UNKNOWN, {}),
+        (OUT, "oom", {"tried_gib": 2.0, "total_gib": 79.18}),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB.", "oom", {"tried_gib": 0.5}),
+        (
+            "RuntimeError: CUDA out of memory occurred when warming up sampler with 8 dummy requests.",
+            "oom",
+            {"seqs": 8},
+        ),
+        ("WARNING 11-21 16:00:00 [x.py:1] ImportError('libcuda.so.1: cannot open shared object file')", "none", {}),
+        ("2026-05-14 12:43:22.149 | (EngineCore pid=219) INFO 05-14 10:43:22 x: [Errno 98]", "none", {}),
+        ("ERROR: [Errno 98] error while attempting to bind on address ('0.0.0.0', 1)", "port_in_use", {}),
+        (
+            '{"error":{"message":"Call to wake_up method failed: CUDA Error: out of memory at <path>:163"}}',
+            "wake_oom",
+            {},
+        ),
+    ],
+)
+def test_other_lines(line: str, kind: str, numbers: dict[str, float]) -> None:
+    assert (diagnosis([line]).kind, diagnosis([line]).numbers) == (kind, numbers)
+
+
+def test_want_of_memory_wins_over_what_follows_from_it() -> None:
+    followed = [OUT, "torch.distributed.DistBackendError: NCCL error in x", "ValueError: late", SECOND]
+    assert diagnosis(followed).kind == "oom"
+
+
+def test_a_failure_after_a_complete_start_counts() -> None:
+    assert diagnosis([READY, "OSError: [Errno 98] Address already in use"]).kind == "port_in_use"
+
+
+def test_the_work_is_bounded_by_the_line() -> None:
+    """No pattern reads a line more often than a few times for each of its characters: READ of them are looked at."""
+    for text in (
+        "Model architecture ",
+        "CUDA out of memory ",
+        "wake_up ",
+        "Free memory on device ",
+        "max seq len (1) ",
+    ):
+        assert diagnosis([text * 100_000]).line == diagnosis([(text * 100_000)[:READ]]).line
