@@ -1,4 +1,7 @@
-"""Quantiles of the last few samples: exact over what is remembered, sorted only when somebody asks."""
+"""Quantiles of the last few samples: exact over what is remembered, sorted only when somebody asks.
+
+Asking changes no later answer: which samples are seen depends on how many have come, not on who asked when.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,25 @@ def nearest_rank(ordered: Sequence[float], q: float) -> float:
 class TTFTQuantile:
     """The usual time to first token of one class: after how long a second attempt is worth its cost."""
 
-    __slots__ = ("_last", "_ordered", "_unsorted")
+    __slots__ = ("_last", "_seen", "_sorted", "_unseen")
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=REMEMBERED)
-        self._ordered: list[float] = []
-        self._unsorted = 0  # samples since the last sort
+        self._seen: list[float] = []  # what answers are of
+        self._sorted = True
+        self._unseen = 0  # samples that no answer is of yet
 
     def add(self, seconds: float) -> None:
         """A first byte came after `seconds`."""
         self._last.append(seconds)
-        self._unsorted += 1
+        self._unseen += 1
+        if self._unseen == SORT_EVERY:
+            self._unseen = 0
+            self._seen, self._sorted = list(self._last), False
 
     def value(self, q: float) -> float | None:
         """Seconds that a share `q` (0..1) of the last first bytes did not exceed; None: too few are known."""
-        if self._unsorted >= SORT_EVERY:
-            self._unsorted = 0
-            self._ordered = sorted(self._last)
-        return nearest_rank(self._ordered, q) if self._ordered else None
+        if not self._sorted:
+            self._seen.sort()
+            self._sorted = True
+        return nearest_rank(self._seen, q) if self._seen else None

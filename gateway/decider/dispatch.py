@@ -242,6 +242,7 @@ class Dispatch:
         queues, traffic = self._state(call.model)
         if front:
             return Ticket(call, now, exclude, large=large)
+        traffic.advance(now)
         why = traffic.refuses(call) if traffic.level else None
         if why is not None:
             raise refusals.refused_by_mode(call, why, self.wait_estimate(call.model))
@@ -279,6 +280,7 @@ class Dispatch:
         if front:
             self.wake(call.model, 0.0)
             return Ticket(call, now, exclude, large=large)
+        traffic.advance(now)
         ready_in = outlook.ready_in
         call.predicted_wait = wait = ready_in + traffic.wait(queues, call, now, until=call.ttft_by, spare=largest)
         times = foreseen_ttft(engines, call, now)
@@ -346,7 +348,7 @@ class Dispatch:
     def changed(self, engine: Engine) -> None:
         """There is news of an engine: grant whatever of its models may go now."""
         now = self.clock()
-        engine.forget_stale(now)
+        engine.advance(now)
         for model in engine.models:
             traffic = self.traffic.get(model)
             if traffic is not None:
@@ -454,7 +456,12 @@ class Dispatch:
         if limit is not None and self.running[call.class_name] >= limit:
             return None
         engines = self.fleet.serving(call.model)
-        return choose(engines, call, now, routing=self.policy.routing, rng=self.rng, exclude=exclude)
+        choice = choose(engines, call, now, routing=self.policy.routing, rng=self.rng, exclude=exclude)
+        if choice is None or choice.others_full:
+            for engine in engines:
+                if engine.up and not engine.draining:
+                    engine.press(call.cost)
+        return choice
 
     def _paused(self) -> list[str]:
         """Classes that run as many calls as they may."""

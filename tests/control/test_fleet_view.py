@@ -150,7 +150,7 @@ def test_waits_follow_the_queue_and_its_order() -> None:
             drain = gateway.dispatch.traffic["m"].drain
             drain.taken(1_000_000)
             drain.returned("default", 1_000_000, 1.0, loop.time())
-            drain.rate(loop.time() + 1.0)
+            drain.advance(loop.time() + 1.0)
             waiting = [asyncio.ensure_future(waits("batch")) for _ in range(4)]
             await asyncio.sleep(0)
             view = (await gateway.get("/fleet")).json()

@@ -72,6 +72,8 @@ def test_booked_work_counts_by_when_it_is_due_and_by_how_many_come_back() -> Non
     shows = SHOWS + SHOWS_WEIGHT * (1.0 - SHOWS)
     assert places.shows == pytest.approx(shows)
     assert places.ahead(2.0) == pytest.approx(200 * shows)
+    assert places.ahead(10.0) == pytest.approx(200 * shows), "as of when time was last told"
+    places.advance(10.0)
     assert places.ahead(10.0) == pytest.approx(100 * places.shows)
     assert places.shows == pytest.approx(shows * (1 - SHOWS_WEIGHT)), "the second did not come"
 
@@ -96,11 +98,12 @@ def test_whatever_happens_the_sums_are_those_of_the_places_there_are() -> None:
         elif rng.random() < 0.8:
             shown += places.claim(one, now) is not None
         else:
-            places.ahead(now)
+            places.advance(now)
         left = places._places.values()
         assert places._tokens == sum(place.tokens for place in left)
         assert sum(places._due.values()) == places._tokens
         assert 0.0 < places.shows < 1.0
     assert shown > 50
+    places.advance(now + 1000.0)
     assert places.ahead(now + 1000.0) == 0.0
     assert (len(places), places._due) == (0, {})

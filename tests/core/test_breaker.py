@@ -48,6 +48,7 @@ def tripped(policy: Breaker = POLICY, now: float = 100.0) -> CircuitBreaker:
 def half_open(policy: Breaker = POLICY, now: float = 100.0) -> CircuitBreaker:
     breaker = tripped(policy, now - policy.open_for)
     assert breaker.allows(now)
+    breaker.advance(now)
     assert breaker.state is HALF_OPEN
     return breaker
 
@@ -186,6 +187,8 @@ def test_open_for_twice_as_long_each_time_up_to_a_bound_and_from_the_start_after
         assert breaker.state is OPEN
         now += seconds
         assert breaker.allows(now)
+        assert (breaker.state, breaker.allows(now)) == (OPEN, True), "to ask moves nothing"
+        breaker.advance(now)
         assert (breaker.state, breaker.since) == (HALF_OPEN, now)
         call(breaker, FAILURE, now)
     assert breaker.reopened == 7
@@ -349,11 +352,12 @@ def test_a_window_of_another_length_starts_empty(window: float, expected: Breake
 
 def test_the_share_of_failures_of_several_engines() -> None:
     breakers = [CircuitBreaker(Breaker(window=10.0, failures=100)) for _ in range(2)]
-    assert errors_of(breakers, 100.0) is None
+    assert errors_of(breakers) is None
     for index in range(10):
-        assert errors_of(breakers, 100.0) is None
+        assert errors_of(breakers) is None
         breaker = breakers[index % 2]
         breaker.ended(breaker.sent(100.0), Ending.FAILURE if index < 3 else Ending.SUCCESS, 100.0)
-    assert errors_of(breakers, 100.0) == 0.3
-    assert errors_of(breakers, 109.9) == 0.3
-    assert errors_of(breakers, 110.0) is None
+    for now, errors in ((100.0, 0.3), (109.9, 0.3), (110.0, None)):
+        for breaker in breakers:
+            breaker.advance(now)
+        assert errors_of(breakers) == errors

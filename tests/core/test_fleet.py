@@ -116,9 +116,9 @@ def test_what_is_measured_above_the_ledger_counts_and_falls_with_the_next_sample
 def test_a_stale_sample_corrects_nothing() -> None:
     e = engine()
     e.sampled(sample(running=3, kv_usage=0.6), 1.0)
-    e.forget_stale(2.0)
+    e.advance(2.0)
     assert e.excess == 600
-    e.forget_stale(1.0 + 3 * POLICY.fleet.poll + 0.01)
+    e.advance(1.0 + 3 * POLICY.fleet.poll + 0.01)
     assert e.excess == 0
 
 
@@ -135,10 +135,13 @@ def test_trim_rises_only_while_tokens_bind_and_kv_is_low() -> None:
     assert e.trim == 1.0, "not in use: does not grow"
     e.hold(800, 1, 1.0)
     assert not e.fits(1)
-    e.sampled(sample(kv_usage=0.3), 2.0)
+    e.sampled(sample(kv_usage=0.3), 1.5)
+    assert e.trim == 1.0, "a question presses nothing"
+    e.press(1)
+    e.sampled(sample(kv_usage=0.3), 2.5)
     assert e.trim == pytest.approx(1.02)
     for at in range(3, 400):
-        e.fits(10**9)
+        e.press(10**9)
         e.sampled(sample(kv_usage=0.3), float(at))
     assert e.trim <= 4.0
 
@@ -170,9 +173,11 @@ def test_slots_are_learned_from_the_engines_own_queue() -> None:
     for _ in range(10):
         e.hold(10, 1, 1.0)
     assert not e.fits(10)
+    e.press(10)
     e.sampled(sample(running=8, waiting=2), 1.5)
     assert e.slots == 10, "a backlog within the bound changes nothing"
     assert not e.fits(10)
+    e.press(10)
     e.sampled(sample(running=10, waiting=0, kv_usage=0.1), 2.0)
     assert e.slots == 11, "full and no queue: probe one above (ten per cent of ten)"
     e.sampled(sample(running=10, waiting=0, kv_usage=0.1), 2.5)
@@ -196,9 +201,11 @@ def test_what_was_just_sent_is_no_queue() -> None:
     e.sampled(sample(running=2, waiting=4), 1.4)
     assert e.slots == 4
     assert not e.fits(10)
+    e.press(10)
     e.sampled(sample(running=4, waiting=0, kv_usage=0.1), 1.5)
     for _ in range(3):
         assert not e.fits(10)
+        e.press(10)
         e.sampled(sample(running=4, waiting=0, kv_usage=0.1), 1.6)
     assert e.slots == 8
 

@@ -659,10 +659,7 @@ def not_idle(world: World) -> None:
             passes = not held_up or dispatch.policy.classes[name].reserve
             held_up = held_up or not ticket.large
             usable = [engine for engine in engines if engine.id not in ticket.exclude] or engines
-            pressed = [(engine._pressed_slots, engine._pressed_tokens) for engine in usable]
             fits = [engine for engine in usable if engine.fits(ticket.call.cost, ticket.call.class_name)]
-            for engine, (slots, tokens) in zip(usable, pressed, strict=True):
-                engine._pressed_slots, engine._pressed_tokens = slots, tokens
             assert not (fits and passes), (now, ticket.call.class_name, fits)
             if now - ticket.place > (ticket.call.deadline - ticket.place) / 2:
                 break

@@ -101,7 +101,7 @@ class Reference:
 def levels(book: LimitBook, now: float) -> list[Fraction]:
     found = []
     for bucket in book._buckets.values():
-        bucket.drain(now)
+        bucket.advance(now)
         found.append(Fraction(bucket.level))
     return sorted(level for level in found if level != 0)
 
@@ -203,7 +203,7 @@ def test_a_reload_gives_nothing_away_and_asks_for_no_more_than_one_burst(
         charged(book, earlier, taken, now)
     kept = {}
     for key, bucket in book._buckets.items():
-        bucket.drain(now)
+        bucket.advance(now)
         kept[key] = bucket.level
     book.apply(new, now)
     for key, bucket in book._buckets.items():

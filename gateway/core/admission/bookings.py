@@ -56,14 +56,18 @@ class Bookings:
     def __len__(self) -> int:
         return len(self._places)
 
-    def ahead(self, now: float, until: float = math.inf) -> float:
-        """Booked tokens that will probably be claimed by `until`."""
+    def advance(self, now: float) -> None:
+        """Time has passed: places that nobody has claimed lapse."""
         places = self._places
         while places:
             key = next(iter(places))
             if places[key].lapses > now:
                 break
             self._drop(key, 0.0)
+
+    def ahead(self, now: float, until: float = math.inf) -> float:
+        """Booked tokens, of those that had not lapsed at the last `advance`, that will probably be claimed by
+        `until`."""
         if until >= now + HORIZON:
             return self._tokens * self.shows
         return sum([tokens for second, tokens in self._due.items() if second <= until]) * self.shows

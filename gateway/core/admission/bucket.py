@@ -46,34 +46,37 @@ class Bucket:
     def change(self, quota: Quota, now: float) -> None:
         """A reload. What was taken stays taken: a higher limit helps at once, and a reload gives nothing away. But it
         is at most one new burst, beside what was debt already: nobody pays for an old burst at a much lower rate."""
-        self.drain(now)
+        self.advance(now)
         debt = max(0.0, self.level - self.burst)
         self._set(quota)
         self.level = min(self.level, self.burst + debt)
 
-    def drain(self, now: float) -> None:
+    def level_at(self, now: float) -> float:
+        """What has not drained by then."""
         elapsed = now - self.at
-        if elapsed > 0.0:  # calls bring the time they came at, and may be a little out of order
+        if elapsed <= 0.0:  # calls bring the time they came at, and may be a little out of order
+            return self.level
+        level = self.level - elapsed * self.rate
+        return level if level > 0.0 else 0.0
+
+    def advance(self, now: float) -> None:
+        """Time has passed: the level drains."""
+        elapsed = now - self.at
+        if elapsed > 0.0:  # level_at(), written out: so does every call of every bucket
             level = self.level - elapsed * self.rate
             self.level = level if level > 0.0 else 0.0
             self.at = now
 
     def allows(self, amount: int, now: float) -> bool:
         """GCRA's question, in units: max(tat, now) + amount x T - now <= burst x T, with T = 1 / rate."""
-        elapsed = now - self.at
-        if elapsed > 0.0:  # drain(), written out: this is asked several times for every call
-            level = self.level - elapsed * self.rate
-            self.level = level if level > 0.0 else 0.0
-            self.at = now
-        return self.level + amount <= self.burst
+        return self.level_at(now) + amount <= self.burst
 
     def wait(self, amount: int, now: float) -> float:
         """Seconds from `now` until `amount` is allowed, if nobody else takes; inf where it is above the burst."""
         if amount > self.burst:
             return math.inf
-        self.drain(now)
-        short = self.level + amount - self.burst
-        return short / self.rate + (self.at - now) + LATE if short > 0.0 else 0.0
+        short = self.level_at(now) + amount - self.burst
+        return short / self.rate + max(0.0, self.at - now) + LATE if short > 0.0 else 0.0
 
     def admits(self, amount: int, now: float) -> bool:
         """Whether a newcomer is allowed, and leaves room for those who were told to come back."""
@@ -82,7 +85,7 @@ class Bucket:
         if self.booked is None:
             return True
         margin = MARGIN * self.burst if self.key[0] == "tokens" else 0.0
-        return self.booked.leaves(self.level + amount - self.burst + margin, self.rate, now)
+        return self.booked.leaves(self.level_at(now) + amount - self.burst + margin, self.rate, now)
 
     def place(self, amount: int, now: float) -> float:
         """Seconds after which a call that is not admitted may come back."""
@@ -91,13 +94,12 @@ class Bucket:
 
     def add(self, amount: int, now: float) -> None:
         """Take without asking; or give back, where `amount` is negative: what has drained cannot be given."""
-        self.drain(now)
+        self.advance(now)
         self.level = max(0.0, self.level + amount)
 
-    @property
-    def left(self) -> int:
-        """What could be taken at once, as of `at`."""
-        left = self.burst - self.level
+    def left(self, now: float) -> int:
+        """What could be taken at once."""
+        left = self.burst - self.level_at(now)
         return int(left) if left > 0.0 else 0
 
     @property
@@ -129,7 +131,7 @@ def refusal(by_request: Buckets, by_token: Buckets, tokens: int, now: float) -> 
             f"{bucket.burst} through at once: make the prompt or max_tokens smaller."
         )
         return Refused(Outcome.RATE_LIMITED, message, headers=lines, retry=False, limit=limit)
-    message = f"The limit of {bucket.owner} is {limit}: this call needs {amount}, {bucket.left} are left."
+    message = f"The limit of {bucket.owner} is {limit}: this call needs {amount}, {bucket.left(now)} are left."
     return Refused(Outcome.RATE_LIMITED, message, retry_after=seconds, headers=lines, limit=limit)
 
 
@@ -150,11 +152,11 @@ _REQUESTS, _TOKENS = (_LINES % (kind, kind, kind) for kind in (b"requests", b"to
 def _lines_of(template: bytes, buckets: Buckets, now: float) -> bytes:
     tightest, least = buckets[0], math.inf
     for bucket in buckets:
-        bucket.drain(now)
-        left = bucket.burst - bucket.level
+        left = bucket.burst - bucket.level_at(now)
         if left < least:
             tightest, least = bucket, left
-    return template % (tightest.burst, tightest.left, duration(tightest.level / tightest.rate))
+    used = duration((tightest.burst - least) / tightest.rate)
+    return template % (tightest.burst, max(0, int(least)), used)
 
 
 def duration(seconds: float) -> bytes:

@@ -29,7 +29,7 @@ LEAST_SHARE = 0.01  # of the drain that a class is believed to get
 class TokenRate:
     """Tokens per second, averaged with weights that fall by e in `window` seconds.
 
-    `tokens` is what has come since the last reading, and is for its owner to add to."""
+    `tokens` is what has come since the last `advance`, and is for its owner to add to."""
 
     __slots__ = ("_at", "_rate", "_window", "tokens")
 
@@ -42,11 +42,15 @@ class TokenRate:
     def rate(self, now: float) -> float:
         """Tokens per second; 0 where nothing has come back yet."""
         since = now - self._at
-        if since >= EVERY:
-            kept = math.exp(-since / self._window) if self._rate else 0.0  # from idleness: what was seen, at once
-            self._rate = self._rate * kept + self.tokens / since * (1.0 - kept)
-            self.tokens, self._at = 0, now
-        return self._rate
+        if since < EVERY:
+            return self._rate
+        kept = math.exp(-since / self._window) if self._rate else 0.0  # from idleness: what was seen, at once
+        return self._rate * kept + self.tokens / since * (1.0 - kept)
+
+    def advance(self, now: float) -> None:
+        """Take what has come into the average, and begin to count anew."""
+        if now - self._at >= EVERY:
+            self._rate, self.tokens, self._at = self.rate(now), 0, now
 
 
 class Drain:
@@ -79,6 +83,12 @@ class Drain:
         # Weighted by tokens: a mean over held tokens, as Little's law has it.
         self._lasted += RESIDENCE_WEIGHT * (tokens * lasted - self._lasted)
         self._tokens += RESIDENCE_WEIGHT * (tokens - self._tokens)
+
+    def advance(self, now: float) -> None:
+        """Time has passed, and a prediction is about to be asked for."""
+        self._rate.advance(now)
+        for rate in self._by_class.values():
+            rate.advance(now)
 
     def rate(self, now: float) -> float:
         """Tokens per second; 0 where nothing has come back yet."""

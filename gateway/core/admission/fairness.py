@@ -92,9 +92,7 @@ class ClassQueue:
 
     def level(self) -> float:
         """The counter to which a tenant that comes back is lifted."""
-        if self._turns and self._turns[0][0] > self._floor:
-            self._floor = self._turns[0][0]
-        return self._floor
+        return max(self._floor, self._turns[0][0]) if self._turns else self._floor
 
     # -- coming and going ---------------------------------------------------------------------------------------
 
@@ -107,7 +105,8 @@ class ClassQueue:
         if not account.tickets:
             if not self.tickets:
                 self.since = ticket.pushed_at
-            account.counter = max(account.counter, self.level())
+            self._floor = self.level()
+            account.counter = max(account.counter, self._floor)
             self.active += 1
             self._turn(account)
         account.push(ticket)

@@ -214,9 +214,9 @@ class LimitBook:
         if place is not None:
             places.claim(place)
         for bucket in by_request:
-            bucket.level += 1
+            bucket.add(1, now)
         for bucket in by_token:
-            bucket.level += tokens
+            bucket.add(tokens, now)
         return True
 
     def _refused(

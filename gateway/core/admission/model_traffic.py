@@ -53,6 +53,14 @@ class ModelTraffic:
         self._offered = {name: rate for name, rate in self._offered.items() if name in policy.classes}
         self._ttfts = {name: self._ttfts.get(name) or TTFTQuantile() for name in policy.classes}
 
+    def advance(self, now: float) -> None:
+        """Time has passed, and a prediction is about to be asked for."""
+        self.drain.advance(now)
+        for rate in self._offered.values():
+            rate.advance(now)
+        for bookings in self.bookings.values():
+            bookings.advance(now)
+
     @property
     def mode(self) -> Mode:
         return self._mode.mode
@@ -144,6 +152,7 @@ class ModelTraffic:
         merged call, which no client can repeat."""
         if call.merged:
             return None
+        self.advance(now)
         bookings = self.bookings[call.class_name]
         own, rate = self._own(queues, call, now)
         booked = (bookings.ahead(now) + call.cost) / SHARE
@@ -157,11 +166,15 @@ class ModelTraffic:
         usable = usable_of(engines, now)  # what a dead engine failed is over with it
         samples = [e.sample for e in usable if e.sample is not None and e.fresh(now)]
         count = len(samples)
+        for engine in usable:
+            engine.breaker.advance(now)
+        for bookings in self.bookings.values():
+            bookings.advance(now)
         signals = Signals(
             kv=sum([sample.kv_usage for sample in samples]) / count if count else None,
             waiting=sum([sample.waiting for sample in samples]) / count if count else None,
             ttft=self._window.ttft(now),
-            errors=errors_of([e.breaker for e in usable], now),
+            errors=errors_of([e.breaker for e in usable]),
         )
         changed = self._mode.step(signals, now)
         self.level = self._mode.mode.value

@@ -108,7 +108,8 @@ class Queues:
 
     def _enter(self, line: ClassQueue, ticket: Ticket) -> None:
         if not line.tickets:
-            line.served = max(line.served, self._level(line.band))
+            self._floors[line.band] = level = self._level(line.band)
+            line.served = max(line.served, level)
         line.push(ticket)
 
     def _level(self, band: int) -> float:
@@ -116,7 +117,7 @@ class Queues:
         if self._length:
             waiting = self._waiting(band)
             if waiting:
-                self._floors[band] = max(self._floors[band], min(waiting))
+                return max(self._floors[band], min(waiting))
         return self._floors[band]
 
     def _waiting(self, band: int) -> list[float]:

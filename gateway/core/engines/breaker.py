@@ -130,6 +130,8 @@ class FailureRate:
 class CircuitBreaker:
     """`allows` before an engine is chosen, `sent` when a call is given to it, `ended` once when it is over.
 
+    `allows` is a question and changes nothing. `advance` and the calls' own events move the state.
+
     `rate` is its calls and failures of the last seconds.
 
     `since` is when it last changed; `transitions` counts by the state that was entered; `reopened` is how often it has
@@ -182,14 +184,18 @@ class CircuitBreaker:
         return self.since + min(seconds, self._policy.open_for_at_most)
 
     def allows(self, now: float) -> bool:
-        """Whether a call may go to this engine. What is OPEN long enough becomes HALF_OPEN here."""
+        """Whether a call may go to this engine."""
         if self.state is CLOSED:
             return True
         if self.state is OPEN:
-            if now < self.probe_at:
-                return False
-            self._move("elapse", now)
+            return now >= self.probe_at
         return not self._probe or now - self._probe_at >= self._policy.open_for_at_most
+
+    def advance(self, now: float) -> None:
+        """Time has passed: what is OPEN long enough becomes HALF_OPEN, and what has left the window is forgotten."""
+        if self.state is OPEN and now >= self.probe_at:
+            self._move("elapse", now)
+        self.rate.advance(now)
 
     def sent(self, now: float) -> int:
         """A call is given to the engine: its token. While HALF_OPEN, the first takes the probe's place.
@@ -200,6 +206,7 @@ class CircuitBreaker:
             return self._period
         if not self.allows(now):
             return UNCOUNTED
+        self.advance(now)
         self._serial += 1
         self._probe, self._probe_at = self._serial, now
         return self._probe
@@ -250,12 +257,8 @@ class CircuitBreaker:
             self.rate = FailureRate(self._policy.window)
 
 
-def errors_of(breakers: Sequence[CircuitBreaker], now: float) -> float | None:
+def errors_of(breakers: Sequence[CircuitBreaker]) -> float | None:
     """The share of the calls of these engines that failed lately; None: fewer than CALLS_NEEDED calls."""
-    calls = failures = 0
-    for breaker in breakers:
-        rate = breaker.rate
-        rate.advance(now)
-        calls += rate.calls
-        failures += rate.failures
+    calls = sum([breaker.rate.calls for breaker in breakers])
+    failures = sum([breaker.rate.failures for breaker in breakers])
     return failures / calls if calls >= CALLS_NEEDED else None

@@ -28,12 +28,14 @@ SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: pow
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """An engine that can take the call now. `prefill` is the prompt tokens it must still read; `ttft` is seconds."""
+    """An engine that can take the call now. `prefill` is the prompt tokens it must still read; `ttft` is seconds.
+    `others_full`: some other engine would have been asked, and has no room."""
 
     engine: Engine
     prefill: int
     cached: int
     ttft: float
+    others_full: bool = False
 
 
 def cached_tokens(engine: Engine, call: Call, now: float) -> int:
@@ -119,6 +121,7 @@ def choose(
     open_ = [e for e in usable if e.fits(cost, class_name)]
     if not open_:
         return None
+    others_full = len(open_) < len(usable)
     if len(open_) > 1 and routing.gateways > 1:
         open_ = rng.sample(open_, 2)  # what others send is not known here: never the whole herd to one engine
     elif len(open_) > 1:
@@ -135,5 +138,5 @@ def choose(
         ttft = predicted_ttft(engine, prefill, now, routing.slow_start)
         beyond = ttft - engine.tpot  # a step is longer by chance here, and costs more cached tokens than it is worth
         if beyond < least:
-            best, least = Choice(engine, prefill, cached, ttft), beyond
+            best, least = Choice(engine, prefill, cached, ttft, others_full), beyond
     return best

@@ -248,13 +248,11 @@ class Engine:
         What other classes have in reserve and do not use is not there for this one.
         """
         if self.in_flight >= self.slots:
-            self._pressed_slots = True
             return False
         if not self.in_flight and cost <= self.largest:
             return True
         budget = self.budget
         if self.load + cost > budget:
-            self._pressed_tokens = True
             return False
         if not self.reserves:
             return True
@@ -266,9 +264,19 @@ class Engine:
                 slots -= max(0, round(share * self.slots) - calls)
         return room >= 0 and slots > 0
 
+    def press(self, cost: int) -> None:
+        """A call of `cost` tokens wanted to start: what had no room for it, slots or tokens, is under pressure until
+        the next sample, which may learn that there is more."""
+        if self.in_flight >= self.slots:
+            self._pressed_slots = True
+        elif self.load + cost > self.budget and (self.in_flight or cost > self.largest):
+            self._pressed_tokens = True
+
     def hold(self, cost: int, prefill: int, now: float, class_name: str = "", *, teaches: bool = True) -> Hold:
         """Promise `cost` tokens, of which `prefill` prompt tokens are still to be read. The caller asked `fits`.
         `teaches`: its first byte will tell how fast they were read."""
+        if self.unseen:
+            self._pass_unseen(now)
         reading = self.reading(prefill, now) if teaches else 0.0
         self.held += cost
         self.in_flight += 1
@@ -287,12 +295,20 @@ class Engine:
         """A call whose first byte will not tell when its prompt was read: it counts as read at the predicted time."""
         self.unseen.append((at, hold))
 
-    def prefill_ahead(self, now: float) -> int:
-        """Prompt tokens that wait to be read on this engine."""
+    def _pass_unseen(self, now: float) -> None:
+        """Count as read what should be by now."""
         unseen = self.unseen
         while unseen and (unseen[0][0] <= now or not unseen[0][1].prefill):
             unseen.popleft()[1].prefill_done()
-        return self.prefill_queued
+
+    def prefill_ahead(self, now: float) -> int:
+        """Prompt tokens that wait to be read on this engine."""
+        ahead = self.prefill_queued
+        for at, hold in self.unseen:
+            if at > now and hold.prefill:
+                break
+            ahead -= hold.prefill
+        return ahead
 
     def reading(self, prefill: int, now: float) -> float:
         """Work until `prefill` tokens more are read: prompt tokens, those that wait to be read included, and more of
@@ -352,10 +368,13 @@ class Engine:
             far = sample.kv_usage < self.policy.budget.kv_target / 2 and self.slots < self._full_at
             self.slots += max(1, self.slots // 10) if far else 1
 
-    def forget_stale(self, now: float) -> None:
-        """Drop the correction of a sample too old to be true: an outage of scrapes must not stop dispatch."""
+    def advance(self, now: float) -> None:
+        """Time has passed. The correction of a sample too old to be true is dropped: an outage of scrapes must not stop
+        dispatch. Its breaker may be due for a probe, and prompts count as read."""
         if self.excess and not self.fresh(now):
             self.excess = 0
+        self.breaker.advance(now)
+        self._pass_unseen(now)
 
     def learn_first_byte(self, reading: float, seconds: float) -> None:
         """prefill_rate = median of tokens/s over the last 64 first bytes, once there are 8.
