@@ -19,7 +19,7 @@ from loadtest.bench.flags import add_arguments
 from loadtest.bench.options import BenchError, bench_of
 from loadtest.bench.progress import following
 from loadtest.bench.self_test import print_self_test
-from loadtest.bench.session import Session
+from loadtest.bench.session import BenchSession
 from loadtest.bench.words import DESCRIPTION, EXAMPLES
 from loadtest.processes import ChildError
 from loadtest.report.delivery import INTERRUPTED, Say, deliver, saying, unhurried
@@ -43,7 +43,7 @@ def command(given: argparse.Namespace) -> int:
     say = saying(errors)
     with _folder() as folder:
         with following(errors, say) as follow:
-            session = Session(bench, Path(folder), follow, say)
+            session = BenchSession(bench, Path(folder), follow, say)
             try:
                 session.run()
             except KeyboardInterrupt:
@@ -67,7 +67,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _report(session: Session, say: Say) -> int:
+def _report(session: BenchSession, say: Say) -> int:
     runs = session.runs()
     missed = session.missed(runs)
 

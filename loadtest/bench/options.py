@@ -15,7 +15,7 @@ import msgspec
 from gateway.shared.files.checked import InvalidFile
 from loadtest.bench.fleet import Baseline, Fleet
 from loadtest.clients.drive import Load
-from loadtest.clients.sender import Clients
+from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target, parse_url
 from loadtest.load.arrivals import Arrivals, Rate
 from loadtest.load.scenario import (
@@ -81,7 +81,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
             seconds=scenario.seconds,
             users=scenario.clients,
             drain=self.drain,
-            clients=Clients(scenario.retries, scenario.timeout),
+            clients=Clients(retries=scenario.retries, timeout=scenario.timeout),
         )
 
 

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from loadtest.clients.drive import State
+from loadtest.clients.drive import LoadProgress
 from loadtest.report.delivery import Say
 from loadtest.report.phrases import seconds
 
 PLAIN_EVERY = 5.0  # seconds
 SHOWN = 4  # outcomes
 
-Follow = Callable[[str], Callable[[State], None]]
+Follow = Callable[[str], Callable[[LoadProgress], None]]
 
 
 @contextmanager
@@ -35,13 +35,13 @@ def _bars(console: Console) -> Iterator[Follow]:
     columns = (TextColumn("[bold]{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[said]}"))
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
 
-        def follow(title: str) -> Callable[[State], None]:
+        def follow(title: str) -> Callable[[LoadProgress], None]:
             for old in [task.id for task in progress.tasks if task.finished]:
                 progress.remove_task(old)
             bar = progress.add_task(title, total=1.0, said="")
             rate = _rate()
 
-            def tell(state: State) -> None:
+            def tell(state: LoadProgress) -> None:
                 done = max(0.0, min(1.0, state.at / state.seconds))  # of a trace without a duration: 0
                 progress.update(bar, completed=done, said=said(state, rate(state)))
 
@@ -50,11 +50,11 @@ def _bars(console: Console) -> Iterator[Follow]:
         yield follow
 
 
-def _lines(say: Say, title: str) -> Callable[[State], None]:
+def _lines(say: Say, title: str) -> Callable[[LoadProgress], None]:
     rate = _rate()
     due = 0.0
 
-    def tell(state: State) -> None:
+    def tell(state: LoadProgress) -> None:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + PLAIN_EVERY
@@ -63,11 +63,11 @@ def _lines(say: Say, title: str) -> Callable[[State], None]:
     return tell
 
 
-def _rate() -> Callable[[State], float]:
+def _rate() -> Callable[[LoadProgress], float]:
     """Requests a second since it was asked last."""
     at, sent = 0.0, 0
 
-    def rate(state: State) -> float:
+    def rate(state: LoadProgress) -> float:
         nonlocal at, sent
         passed, more = state.at - at, state.sent - sent
         at, sent = state.at, state.sent
@@ -76,7 +76,7 @@ def _rate() -> Callable[[State], float]:
     return rate
 
 
-def said(state: State, rate: float) -> str:
+def said(state: LoadProgress, rate: float) -> str:
     """A run's state in one line."""
     most = sorted(state.outcomes.items(), key=lambda item: (-item[1], item[0]))
     ended = ", ".join(f"{count} {outcome}" for outcome, count in most[:SHOWN]) or "none has ended"

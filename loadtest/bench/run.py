@@ -15,10 +15,10 @@ import msgspec
 import uvloop
 
 from loadtest.clients.answer import Answer
-from loadtest.clients.drive import Driver, Load, State
+from loadtest.clients.drive import Driver, Load, LoadProgress
 from loadtest.clients.target_metrics import page, watch
 from loadtest.clients.targets import Server, Servers, Target
-from loadtest.report.records import Result, Sample
+from loadtest.report.records import EngineSample, RequestResult
 
 HEADSTART = 0.05  # seconds between the last preparation and a run's start
 PROBE = 5.0  # seconds for /v1/models
@@ -29,8 +29,8 @@ class Ran(msgspec.Struct, kw_only=True):
     """What one run left. `stopped`: by a signal; `seconds` it took; `problem`: why it ended before its time; `cpu`:
     seconds of processor time of ours."""
 
-    results: list[Result]
-    samples: list[Sample]
+    results: list[RequestResult]
+    samples: list[EngineSample]
     stopped: bool
     seconds: float
     problem: str
@@ -38,23 +38,23 @@ class Ran(msgspec.Struct, kw_only=True):
     connections: int
 
 
-class Job(msgspec.Struct, frozen=True):
+class TargetRun(msgspec.Struct, frozen=True):
     """One target's run. `tell` hears how far it is."""
 
     target: Target
     load: Load
     repeat: int
-    tell: Callable[[State], None]
+    tell: Callable[[LoadProgress], None]
 
 
-def run(jobs: Sequence[Job], tls: ssl.SSLContext | None) -> list[Ran]:
+def run(jobs: Sequence[TargetRun], tls: ssl.SSLContext | None) -> list[Ran]:
     """Send each load to its target, all from the same moment on. Blocks until they are over. SIGINT, SIGTERM and SIGHUP
     end them early, and only them."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _undisturbed():
         return runner.run(_run(jobs, tls))
 
 
-async def _run(jobs: Sequence[Job], tls: ssl.SSLContext | None) -> list[Ran]:
+async def _run(jobs: Sequence[TargetRun], tls: ssl.SSLContext | None) -> list[Ran]:
     served = [Servers(job.target, tls) for job in jobs]
     for server in (server for servers in served for server in servers.servers):
         try:
@@ -103,9 +103,9 @@ async def _run(jobs: Sequence[Job], tls: ssl.SSLContext | None) -> list[Ran]:
 
 
 @asynccontextmanager
-async def _watched(job: Job, tls: ssl.SSLContext | None, begin: float) -> AsyncIterator[list[Sample]]:
+async def _watched(job: TargetRun, tls: ssl.SSLContext | None, begin: float) -> AsyncIterator[list[EngineSample]]:
     """What a target tells of itself, as long as this lasts."""
-    samples: list[Sample] = []
+    samples: list[EngineSample] = []
     sources = job.target.sources
     engines = any(name for name, _ in sources)
     servers = [Server(address, tls) for _, address in sources]

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from loadtest.bench.run import Job, Ran, run
+from loadtest.bench.run import Ran, TargetRun, run
 from loadtest.clients.drive import Load
 from loadtest.clients.stub import INTERVAL, serve_stub
 from loadtest.clients.targets import Address, Target
@@ -38,7 +38,7 @@ TOKENS = 60  # of a stream
 PROMPT = Length(constant=150)
 
 
-class Figure(msgspec.Struct, frozen=True):
+class SelfTestFigure(msgspec.Struct, frozen=True):
     """One line of what was measured. `good`: whether it is what is asked of the client."""
 
     what: str
@@ -47,7 +47,7 @@ class Figure(msgspec.Struct, frozen=True):
     good: bool
 
 
-def self_test(seconds: float = 5.0) -> list[Figure]:
+def self_test(seconds: float = 5.0) -> list[SelfTestFigure]:
     """Measure. Raises OSError where the engine cannot be started or this process cannot be bound to a core."""
     with serve_stub(PORT), _one_core():
         address = Address("127.0.0.1", PORT)
@@ -56,7 +56,7 @@ def self_test(seconds: float = 5.0) -> list[Figure]:
             raise OSError(f"the engine on port {PORT} did not come up")
 
         def measured(arrivals: Arrivals, tokens: int) -> Ran:
-            return run([Job(target, _load(arrivals, seconds, tokens), 0, lambda state: None)], None)[0]
+            return run([TargetRun(target, _load(arrivals, seconds, tokens), 0, lambda state: None)], None)[0]
 
         plain = measured(Arrivals(closed=64), 0)
         busy = measured(Arrivals(closed=int(1.2 * EVENTS * INTERVAL)), TOKENS)
@@ -71,12 +71,12 @@ def self_test(seconds: float = 5.0) -> list[Figure]:
         of_core = done / ran.cpu
         achieved = f"{done / ran.seconds:,.0f}/s achieved, {ran.cpu / ran.seconds:.0%} of the core"
         said = f"{of_core:,.0f}/s of core time ({achieved})"
-        figures.append(Figure(what, said, f">= {asked:,.0f}/s", of_core >= asked))
+        figures.append(SelfTestFigure(what, said, f">= {asked:,.0f}/s", of_core >= asked))
     for what, ran, asked in (("requests", slow, REQUESTS), ("SSE events", flow, EVENTS)):
         summary = summarise(Run(name=what, rate=0.0, window=Window(duration=seconds), results=ran.results))
         said = f"p99 {summary.lag_p99 * 1e3:.2f} ms, p50 {summary.lag_p50 * 1e3:.2f} ms"
         good = summary.lag_p99 < LAG and summary.total.ok == summary.total.offered
-        figures.append(Figure(f"lag at {asked / 2:,.0f} {what}/s", said, f"< {LAG * 1e3:g} ms at p99", good))
+        figures.append(SelfTestFigure(f"lag at {asked / 2:,.0f} {what}/s", said, f"< {LAG * 1e3:g} ms at p99", good))
     return figures
 
 

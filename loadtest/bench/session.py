@@ -19,7 +19,7 @@ from loadtest.bench.capacity import RULE, Capacity, Tried, search, verdict
 from loadtest.bench.fleet import started
 from loadtest.bench.options import Bench, Contender
 from loadtest.bench.progress import Follow
-from loadtest.bench.run import Job, Ran, probe, run
+from loadtest.bench.run import Ran, TargetRun, probe, run
 from loadtest.bench.words import refused, unreachable
 from loadtest.clients.targets import Target
 from loadtest.load.scenario import Scenario
@@ -37,7 +37,7 @@ class Taken(msgspec.Struct, frozen=True):
     ran: Ran
 
 
-class Session:
+class BenchSession:
     """All the runs of one bench. `taken`: those that were made, so far; `over`: no more are to be."""
 
     def __init__(self, bench: Bench, folder: Path, follow: Follow, say: Say) -> None:
@@ -132,7 +132,7 @@ class Session:
                 at = "" if rate is None else f" at {rate:.4g}/s"
                 number = f", {repeat + 1} of {bench.repeat}" if bench.repeat > 1 else ""
                 load = bench.load(scenario, repeat, target.model or self._models.get(target.name))
-                jobs.append(Job(target, load, repeat, self._follow(f"{target.name}{at}{number}")))
+                jobs.append(TargetRun(target, load, repeat, self._follow(f"{target.name}{at}{number}")))
             for contender, ran in zip(contenders, run(jobs, bench.tls), strict=True):
                 self.taken.append(Taken(contender, scenario, scenario.rate if rate is None else rate, ran))
                 self.stopped |= ran.stopped

@@ -27,7 +27,7 @@ from loadtest.bench.flags import seconds, told, whole
 from loadtest.bench.options import BenchError, tls_of
 from loadtest.calibrate.fit import Fit, Unfit, fit, with_front
 from loadtest.calibrate.live import CalibrateError, Live
-from loadtest.calibrate.observations import Limits, Observed, Tell
+from loadtest.calibrate.observations import EngineLimits, Observed, Tell
 from loadtest.calibrate.probe import SPREAD, Probe
 from loadtest.calibrate.words import DESCRIPTION, EXAMPLES, LIMITS, quality, table
 from loadtest.clients.targets import parse_url
@@ -119,7 +119,7 @@ async def observe(given: argparse.Namespace, tell: Tell) -> tuple[str, Observed]
         model: str = given.model or (found.models[0] if len(found.models) == 1 else "")
         if not model or model not in found.models:
             raise CalibrateError(f"--model: name one of its models: {', '.join(found.models) or 'it has none'}")
-        limits = Limits(
+        limits = EngineLimits(
             max_model_len=given.max_model_len or found.max_model_len, blocks=given.num_gpu_blocks or found.blocks,
             max_num_seqs=given.max_num_seqs or 0, max_num_batched_tokens=given.max_num_batched_tokens or 0,
         )  # fmt: skip

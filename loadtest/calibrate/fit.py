@@ -23,7 +23,7 @@ from statistics import fmean, median, stdev
 
 import msgspec
 
-from loadtest.calibrate.observations import Burst, Row
+from loadtest.calibrate.observations import Burst, WorkRow
 from loadtest.engine.engine import Engine, engine_config
 from loadtest.engine.latency import Front, Profile
 from loadtest.engine.sequence import Sequence as Tokens
@@ -59,12 +59,12 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     residual: float
     worst: float
 
-    def seconds(self, row: Row) -> float:
+    def seconds(self, row: WorkRow) -> float:
         """What the fit makes of some work."""
         return sum(self.constants[name].value * amount for name, amount in zip(NAMES, row.work, strict=True))
 
 
-def fit(rows: Sequence[Row]) -> Fit:
+def fit(rows: Sequence[WorkRow]) -> Fit:
     """The constants. Raises Unfit where the observations cannot tell them apart."""
     columns = [at for at in range(len(NAMES)) if any(row.work[at] for row in rows)]
     while True:
@@ -94,7 +94,7 @@ def fit(rows: Sequence[Row]) -> Fit:
     )  # fmt: skip
 
 
-def _robust(rows: Sequence[Row], columns: Sequence[int]) -> tuple[list[float], list[list[float]], list[float]]:
+def _robust(rows: Sequence[WorkRow], columns: Sequence[int]) -> tuple[list[float], list[list[float]], list[float]]:
     """The values of some columns, their covariances, and the weights of the rows, with that of their length."""
     lines = [[row.work[at] for at in columns] for row in rows]
     long = [row.seconds for row in rows]

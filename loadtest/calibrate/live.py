@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import msgspec
 
-from loadtest.calibrate.observations import Seen
+from loadtest.calibrate.observations import ObservedRequest
 from loadtest.clients.answer import Answer
 from loadtest.clients.target_metrics import page
 from loadtest.clients.targets import Address, Server
@@ -119,11 +119,11 @@ class Live:
                 f"{self.name} counts {short.prompt} tokens in 16 words and {long.prompt} in 144: its usage is wrong"
             )
 
-    async def ask(self, prompt: int, output: int) -> Seen:
+    async def ask(self, prompt: int, output: int) -> ObservedRequest:
         """One request of about so many tokens, for exactly so many. Raises CalibrateError."""
         return await self._ask(max(1, round((prompt - self._template) / self._per_word)), output)
 
-    async def together(self, sizes: Sequence[tuple[int, int]]) -> list[Seen]:
+    async def together(self, sizes: Sequence[tuple[int, int]]) -> list[ObservedRequest]:
         """Requests sent at once, answered in their order here."""
         asked = [asyncio.ensure_future(self.ask(prompt, output)) for prompt, output in sizes]
         try:
@@ -132,7 +132,7 @@ class Live:
             for one in asked:
                 one.cancel()
 
-    async def _ask(self, words: int, output: int) -> Seen:
+    async def _ask(self, words: int, output: int) -> ObservedRequest:
         text = self._text.cut(words, self._rng)
         if self._route == "chat":
             body = body_of(message(b"user", text), output, model=self._model, ignore_eos=True)
@@ -155,7 +155,7 @@ class Live:
             del times[1]
         together = (output - 1) / (len(times) - 1) if len(times) > 1 else float(output)
         computed = answer.prompt_tokens - answer.cached_tokens
-        return Seen(computed, answer.prompt_tokens, answer.sent, tuple(times), together)
+        return ObservedRequest(computed, answer.prompt_tokens, answer.sent, tuple(times), together)
 
     def _check(self, answer: Answer, output: int) -> None:
         outcome, name = answer.outcome, self.name

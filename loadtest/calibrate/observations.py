@@ -10,7 +10,7 @@ import msgspec
 Tell = Callable[[float, str], None]  # how much of it is done, and what is being done
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ObservedRequest(msgspec.Struct, frozen=True):
     """One request: tokens of its prompt that were not cached, and all; when it was sent, and when each of its tokens
     came, on `time.monotonic`. `together`: tokens for each of these times, 1 but where some came in one event."""
 
@@ -31,7 +31,7 @@ class Seen(msgspec.Struct, frozen=True):
         return self.computed * (self.prompt - self.computed / 2)
 
 
-class Row(msgspec.Struct, frozen=True):
+class WorkRow(msgspec.Struct, frozen=True):
     """`seconds` for so much work. `pairs`: of a prompt token and one before it; `ways`: through the server, which a
     first token has behind it."""
 
@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True):
         return self.steps, self.prompt, self.decoded, self.context, self.pairs, self.ways
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an engine's limits; 0: not known yet. `blocks`: of 16 tokens."""
 
     max_model_len: int
@@ -70,9 +70,9 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True):
 class Observed(msgspec.Struct, kw_only=True):
     """All that was seen. `bursts` came at once, `traffic` did not. `notes`: what could not be seen, in words."""
 
-    rows: list[Row]
+    rows: list[WorkRow]
     jitter: float
-    limits: Limits
+    limits: EngineLimits
     bursts: list[Burst]
     traffic: list[Burst]
     check: Burst | None = None
@@ -82,5 +82,5 @@ class Observed(msgspec.Struct, kw_only=True):
 class Asks(Protocol):
     """What is observed: requests of about so many tokens, for exactly so many."""
 
-    async def ask(self, prompt: int, output: int) -> Seen: ...
-    async def together(self, sizes: Sequence[tuple[int, int]]) -> list[Seen]: ...
+    async def ask(self, prompt: int, output: int) -> ObservedRequest: ...
+    async def together(self, sizes: Sequence[tuple[int, int]]) -> list[ObservedRequest]: ...

@@ -21,7 +21,7 @@ from statistics import median
 
 import msgspec
 
-from loadtest.calibrate.observations import Asks, Burst, Limits, Observed, Row, Seen, Tell
+from loadtest.calibrate.observations import Asks, Burst, EngineLimits, Observed, ObservedRequest, Tell, WorkRow
 from loadtest.calibrate.steps import SLICE, between, decoding, largest, ran_at_once
 from loadtest.engine.sequence import BLOCK
 
@@ -50,7 +50,7 @@ class Probe:
     """Observes one engine for about `budget` seconds."""
 
     def __init__(
-        self, live: Asks, limits: Limits, budget: float, rng: random.Random, tell: Tell,
+        self, live: Asks, limits: EngineLimits, budget: float, rng: random.Random, tell: Tell,
         clock: Callable[[], float] = time.monotonic, longest: int = SPREAD,
     ) -> None:  # fmt: skip
         self._live = live
@@ -61,7 +61,7 @@ class Probe:
         self._rng = rng
         self._tell = tell
         self._began = clock()
-        self._rows: list[Row] = []
+        self._rows: list[WorkRow] = []
         self._jitters: list[float] = []
         self._notes: list[str] = []
         self._bursts: list[Burst] = []
@@ -96,7 +96,7 @@ class Probe:
         largest = min(self._longest, limits.max_num_batched_tokens or SPREAD, int(0.9 * limits.max_model_len))
         ratio = (largest / SHORT) ** (1 / (LENGTHS - 1))
         lengths = [round(SHORT * ratio**number) for number in range(LENGTHS)]
-        seen: list[Seen] = []
+        seen: list[ObservedRequest] = []
         end = self._until("prompts")
         rounds = 0
         while rounds < 2 or (self._clock() < end and rounds < 20):
@@ -104,7 +104,7 @@ class Probe:
                 self._say(f"prompts of {SHORT} to {largest} tokens")
                 seen.append(await self._live.ask(length, 1))
             rounds += 1
-        self._rows += [Row(one.first, 1.0, prompt=one.computed, pairs=one.pairs, ways=1.0) for one in seen]
+        self._rows += [WorkRow(one.first, 1.0, prompt=one.computed, pairs=one.pairs, ways=1.0) for one in seen]
         short = [one.first for one in seen if one.computed < 2 * SHORT] or [seen[0].first]
         longest = max(one.computed for one in seen)
         long = [one.first for one in seen if one.computed > 0.8 * longest]
@@ -203,7 +203,9 @@ class Probe:
         found = max(found, limits.max_num_seqs)
         self._limits = msgspec.structs.replace(self._limits, max_num_batched_tokens=found)
 
-    async def _beside(self, output: int, wait: float, sizes: Sequence[tuple[int, int]]) -> tuple[Seen, list[Seen]]:
+    async def _beside(
+        self, output: int, wait: float, sizes: Sequence[tuple[int, int]]
+    ) -> tuple[ObservedRequest, list[ObservedRequest]]:
         """One that decodes, and requests that come `wait` seconds later."""
         decoding = asyncio.ensure_future(self._live.ask(SHORT, output))
         try:
@@ -230,11 +232,13 @@ class Probe:
             self._rows += between(beside, seen)
             self._passing.append(_burst([beside, *seen]))
 
-    async def _beside_traffic(self, output: int, rate: float, places: int, most: int) -> tuple[Seen, list[Seen]]:
+    async def _beside_traffic(
+        self, output: int, rate: float, places: int, most: int
+    ) -> tuple[ObservedRequest, list[ObservedRequest]]:
         """One that decodes, and requests that come at a rate as long as it does, except where all `places` are
         taken."""
         beside = asyncio.ensure_future(self._live.ask(SHORT, output))
-        sent: list[asyncio.Future[Seen]] = []
+        sent: list[asyncio.Future[ObservedRequest]] = []
         try:
             while not beside.done():
                 if sum(not one.done() for one in sent) < places:
@@ -268,7 +272,7 @@ class Probe:
         return _burst(await self._live.together(sizes))
 
 
-def _burst(seen: Sequence[Seen]) -> Burst:
+def _burst(seen: Sequence[ObservedRequest]) -> Burst:
     """What was seen of some requests, as they can be played again."""
     began = min(one.sent for one in seen)
     return Burst(

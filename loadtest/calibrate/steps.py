@@ -8,20 +8,20 @@ from itertools import accumulate, pairwise
 from statistics import fmean, median
 
 from loadtest.calibrate.fit import NORMAL
-from loadtest.calibrate.observations import Row, Seen
+from loadtest.calibrate.observations import ObservedRequest, WorkRow
 
 SLICE = 8  # steps of one observation: a server that writes two tokens at once is as fast as one that does not
 LEAST_STEP = 128  # tokens; what looks smaller is noise
 NEAR = 0.2  # of a power of two, which such limits mostly are
 
 
-def ran_at_once(seen: Sequence[Seen]) -> int:
+def ran_at_once(seen: Sequence[ObservedRequest]) -> int:
     """How many of them were decoding at the same time, at most."""
     events = sorted([(one.tokens[0], 1) for one in seen] + [(one.tokens[-1], -1) for one in seen])
     return max(accumulate(change for _, change in events))
 
 
-def decoding(seen: Sequence[Seen]) -> tuple[list[Row], float]:
+def decoding(seen: Sequence[ObservedRequest]) -> tuple[list[WorkRow], float]:
     """The steps in which all of them decoded and nothing else was done, SLICE by SLICE, and the deviation of a single
     one, as a share; nothing where they were too few."""
     begin, end = max(one.tokens[0] for one in seen), min(one.tokens[-1] for one in seen)
@@ -34,13 +34,13 @@ def decoding(seen: Sequence[Seen]) -> tuple[list[Row], float]:
     for at in range(0, steps - SLICE + 1, SLICE):
         taken = fmean((own[at + SLICE] - own[at]) / SLICE / of.together for own, of in zip(times, seen, strict=True))
         read = context + len(seen) * (at + SLICE / 2)
-        rows.append(Row(max(taken, 1e-6), 1.0, decoded=len(seen), context=read))
+        rows.append(WorkRow(max(taken, 1e-6), 1.0, decoded=len(seen), context=read))
     each = [fmean(own[at + 1] - own[at] for own in times) for at in range(steps)]
     middle = median(each)
     return rows, NORMAL * median(abs(one - middle) for one in each) / middle
 
 
-def between(beside: Seen, others: Sequence[Seen]) -> list[Row]:
+def between(beside: ObservedRequest, others: Sequence[ObservedRequest]) -> list[WorkRow]:
     """The steps while one decoded and others came and went, SLICE by SLICE of its tokens: which prompts were read
     meanwhile, and how many tokens were written, with what before them."""
     firsts = sorted((one.tokens[0], one.computed, one.pairs) for one in others)
@@ -63,11 +63,11 @@ def between(beside: Seen, others: Sequence[Seen]) -> list[Row]:
             context += count * before if at > begin else 0.0
             token += 1
         steps = SLICE * beside.together
-        rows.append(Row(max(end - begin, 1e-6), steps, read, decoded, context, pairs))
+        rows.append(WorkRow(max(end - begin, 1e-6), steps, read, decoded, context, pairs))
     return rows
 
 
-def largest(beside: Seen, seen: Sequence[Seen], alone: float) -> int:
+def largest(beside: ObservedRequest, seen: Sequence[ObservedRequest], alone: float) -> int:
     """The tokens of a full step, of prompts that were read while another decoded, whose steps take `alone` seconds
     without them: by how long it stood still each time. 0: that cannot be told."""
     begin, end = seen[0].sent, max(one.tokens[0] for one in seen)

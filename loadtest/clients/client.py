@@ -15,14 +15,14 @@ from typing import Protocol, cast
 
 from loadtest.clients.answer import END, Answer
 
-__all__ = ["Answer", "Exchange", "Listener", "chat", "exchange"]
+__all__ = ["Answer", "Exchange", "ResponseListener", "chat", "exchange"]
 
 MAX_HEAD = 65536  # bytes
 MAX_EVENT = 1 << 22
 MAX_LINE = 4096  # bytes of the line before a chunk
 
 
-class Listener(Protocol):
+class ResponseListener(Protocol):
     """Who wants to hear an answer as it comes: its head with names in lower case, then the pieces of its body."""
 
     def head(self, status: int, fields: Mapping[bytes, bytes]) -> None: ...
@@ -39,7 +39,7 @@ class Exchange(asyncio.Protocol):
         request: bytes,
         answer: Answer,
         over: asyncio.Future[None],
-        listener: Listener | None = None,
+        listener: ResponseListener | None = None,
         *,
         keep: bool = False,
     ) -> None:

@@ -14,11 +14,12 @@ from contextlib import suppress
 
 import msgspec
 
-from loadtest.clients.sender import Clients, Sender
+from loadtest.clients.retries import Clients
+from loadtest.clients.sender import Sender
 from loadtest.clients.targets import Servers
 from loadtest.load.trace import TraceError
 from loadtest.load.workload import Planned
-from loadtest.report.records import Result
+from loadtest.report.records import RequestResult
 
 BURST = 32  # requests sent in one turn of the loop
 TELL_EVERY = 0.5  # seconds
@@ -33,10 +34,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     users: int = 0
     drain: float = 30.0
-    clients: Clients = Clients()
+    clients: Clients = Clients(timeout=600.0)
 
 
-class State(msgspec.Struct, frozen=True):
+class LoadProgress(msgspec.Struct, frozen=True):
     """How far a run is. `outcomes`: of calls that have ended."""
 
     at: float
@@ -52,7 +53,7 @@ class Driver:
 
     def __init__(
         self, servers: Servers, load: Load, *, target: str, repeat: int, headers: bytes = b"", begin: float,
-        tell: Callable[[State], None],
+        tell: Callable[[LoadProgress], None],
     ) -> None:  # fmt: skip
         rng = random.Random(f"retries {repeat}")  # noqa: S311 # clients' whims
         self.sender = Sender(
@@ -151,7 +152,7 @@ class Driver:
         if self._sending:
             self._send(planned)
 
-    def _ended(self, planned: Planned, result: Result, said: bytes) -> None:
+    def _ended(self, planned: Planned, result: RequestResult, said: bytes) -> None:
         if self._load.users and self._sending:
             asyncio.get_running_loop().call_soon(self._user)
         if planned.session is not None:
@@ -186,7 +187,9 @@ class Driver:
 
     def _report(self) -> None:
         sender, now = self.sender, self.now
-        self._tell(State(now, self._load.seconds, self.sent, len(sender.open), dict(sender.outcomes), self._late))
+        self._tell(
+            LoadProgress(now, self._load.seconds, self.sent, len(sender.open), dict(sender.outcomes), self._late)
+        )
         self._late = 0.0
         if self._sending or sender.open:
             asyncio.get_running_loop().call_later(TELL_EVERY, self._report)

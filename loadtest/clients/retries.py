@@ -5,12 +5,30 @@ doubled and jittered; once an answer has begun well, never. The same for clients
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
+
+import msgspec
 
 LONGEST_ADVICE = 60.0  # seconds; openai-python ignores a longer Retry-After
 NOTHING_SAID = -1.0
 DO_NOT = -2.0
+
+
+class Clients(msgspec.Struct, frozen=True, kw_only=True):
+    """Behaviour of clients. `retries`: at most, per call; `exact`: only where a Retry-After was given.
+
+    `timeout`: seconds after which a client gives up a try; `patience`: instead of it, by class. `leaves`: the share of
+    tries whose client goes away, after a time that is exponential with the mean `leaves_after`.
+    """
+
+    retries: int = 2
+    exact: bool = False
+    timeout: float = math.inf
+    patience: Mapping[str, float] = {}
+    leaves: float = 0.0
+    leaves_after: float = 3.0
 
 
 def advice(fields: Mapping[bytes, bytes]) -> float:

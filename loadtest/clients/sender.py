@@ -1,4 +1,4 @@
-"""Clients on sockets: a `Call` over all its tries, as callbacks and timers without a coroutine, and what became of it.
+"""Clients on sockets: a `SocketCall` over all its tries, as callbacks and timers without a coroutine, and its result.
 
 The counterpart of `simulated_client.py`: a call is sent, answered, and tried again by the same rules (`retrying.py`).
 Times are taken when a thing happens and not when somebody gets to hear of it.
@@ -13,26 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-import msgspec
-
 from loadtest.clients.answer import Answer
 from loadtest.clients.client import Exchange
-from loadtest.clients.retries import NOTHING_SAID, advice, wait_before
+from loadtest.clients.retries import NOTHING_SAID, Clients, advice, wait_before
 from loadtest.clients.targets import Server, Servers
 from loadtest.load.workload import Planned
-from loadtest.report.records import Result
+from loadtest.report.records import RequestResult
 
 _CONTENT = re.compile(rb'"content"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _STREAM = b'"stream":true'
 
 Why = Literal["unfinished", "interrupted"]
-
-
-class Clients(msgspec.Struct, frozen=True):
-    """How clients behave: tries after the first, at most; seconds after which one gives up a try."""
-
-    retries: int = 2
-    timeout: float = 600.0
 
 
 class Body:
@@ -63,11 +54,11 @@ class Sender:
 
     def __init__(
         self, servers: Servers, *, target: str, repeat: int, begin: float, clients: Clients, headers: bytes = b"",
-        rng: random.Random, ended: Callable[[Planned, Result, bytes], None],
+        rng: random.Random, ended: Callable[[Planned, RequestResult, bytes], None],
     ) -> None:  # fmt: skip
-        self.results: list[Result] = []
+        self.results: list[RequestResult] = []
         self.outcomes: Counter[str] = Counter()
-        self.open: dict[Call, None] = {}
+        self.open: dict[SocketCall, None] = {}
         self.begin = begin
         self.clients = clients
         self.headers = headers
@@ -79,7 +70,7 @@ class Sender:
 
     def send(self, planned: Planned) -> None:
         """Send a call now, whatever its time was."""
-        call = Call(self, planned)
+        call = SocketCall(self, planned)
         self.open[call] = None
         call.send()
 
@@ -88,7 +79,7 @@ class Sender:
         for call in list(self.open):
             call.leave(why, reason)
 
-    def over(self, call: Call, outcome: str, reason: str) -> None:
+    def over(self, call: SocketCall, outcome: str, reason: str) -> None:
         """A call has ended, after its last try."""
         del self.open[call]
         planned, answer, begin = call.planned, call.answer, self.begin
@@ -97,7 +88,7 @@ class Sender:
         def since(time: float) -> float:
             return time - begin if time else 0.0
 
-        result = Result(
+        result = RequestResult(
             asked.index,
             self._target,
             self._repeat,
@@ -123,7 +114,7 @@ class Sender:
         self._ended(planned, result, call.body.words if call.body is not None and outcome == "ok" else b"")
 
 
-class Call:
+class SocketCall:
     """One call from its first try to its end."""
 
     __slots__ = ("_exchange", "_sender", "_server", "_timer", "answer", "body", "number", "planned", "sent")

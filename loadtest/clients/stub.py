@@ -131,7 +131,7 @@ class LoadResult(msgspec.Struct):
     errors: int = 0
 
 
-class Load:
+class StubLoad:
     """`requests` chat completions over `connections`, each sent when the one before it is answered.
 
     `tokens` > 0: streamed, so many events each. `all_streaming` is set once every request has had its first byte.
@@ -181,7 +181,7 @@ class Load:
 
 
 class _Client(asyncio.Protocol):
-    def __init__(self, load: Load, request: bytes) -> None:
+    def __init__(self, load: StubLoad, request: bytes) -> None:
         self.load, self.request = load, request
         self.busy = self.waiting = False
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from loadtest.clients.answer import Answer
 from loadtest.clients.sender import Body
 from loadtest.clients.targets import Server
-from loadtest.report.records import Sample
+from loadtest.report.records import EngineSample
 
 EVERY = 1.0  # seconds
 PATIENCE = 5.0  # seconds
@@ -28,7 +28,7 @@ _SAMPLE = re.compile(
 )
 
 
-def samples_of(text: bytes, at: float, repeat: int, engine: str) -> list[Sample]:
+def samples_of(text: bytes, at: float, repeat: int, engine: str) -> list[EngineSample]:
     """What a page of metrics tells of one vLLM, `engine` (of several data-parallel ranks: the mean and the sums), or of
     a gateway and the engines it names."""
     found: dict[bytes, dict[bytes, float]] = defaultdict(dict)
@@ -41,20 +41,20 @@ def samples_of(text: bytes, at: float, repeat: int, engine: str) -> list[Sample]
     if usage is not None:
         running, waiting = found[b"vllm:num_requests_running"], found[b"vllm:num_requests_waiting"]
         mean = sum(usage.values()) / len(usage)
-        return [Sample(at, engine, mean, int(sum(running.values())), int(sum(waiting.values())), repeat)]
+        return [EngineSample(at, engine, mean, int(sum(running.values())), int(sum(waiting.values())), repeat)]
     of_engines = found.get(b"weir_engine_kv_usage_ratio")
     if of_engines is None:
         return []
     busy = found[b"weir_engine_in_flight"]
     queued = int(sum(found[b"weir_queued_calls"].values()))
     named = [
-        Sample(at, name.decode(errors="replace"), used, int(busy.get(name, 0.0)), 0, repeat)
+        EngineSample(at, name.decode(errors="replace"), used, int(busy.get(name, 0.0)), 0, repeat)
         for name, used in of_engines.items()
     ]
-    return [*named, Sample(at, "", 0.0, 0, queued, repeat)]
+    return [*named, EngineSample(at, "", 0.0, 0, queued, repeat)]
 
 
-async def watch(server: Server, engine: str, begin: float, repeat: int, samples: list[Sample], *,
+async def watch(server: Server, engine: str, begin: float, repeat: int, samples: list[EngineSample], *,
                 only_queue: bool = False) -> None:  # fmt: skip
     """Look once a second until cancelled, or until it is plain that there is nothing to see. `only_queue`: engines
     tell of themselves elsewhere."""

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from loadtest.clients.answer import Answer
-from loadtest.clients.client import Exchange, Listener
+from loadtest.clients.client import Exchange, ResponseListener
 from loadtest.load.workload import Planned
 
 IDLE = 2.0  # seconds
@@ -90,7 +90,7 @@ class Server:
         self._found: tuple[str, ...] = ()  # addresses of its name, the good one first
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, request: bytes, answer: Answer, listener: Listener | None = None) -> Exchange:
+    def send(self, request: bytes, answer: Answer, listener: ResponseListener | None = None) -> Exchange:
         """Send a request now. Whoever has waited for its `over` gives it back to `done`."""
         loop = asyncio.get_running_loop()
         exchange = Exchange(request, answer, loop.create_future(), listener, keep=True)

@@ -21,7 +21,7 @@ import uvloop
 from loadtest.engine.config import SimConfig, sim_config
 from loadtest.engine.latency import profiles
 from loadtest.engine.metrics import Version
-from loadtest.engine.resident import Share, StartFailed
+from loadtest.engine.resident import GpuShare, StartFailed
 from loadtest.engine.scheduler import Policy
 from loadtest.engine.server import SimServer
 
@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     given = arguments().parse_args(argv)
     share = None
     if given.gpu_folder is not None and given.gpus:
-        share = Share(
+        share = GpuShare(
             folder=given.gpu_folder,
             gpus=given.gpus,
             utilization=given.gpu_memory_utilization,

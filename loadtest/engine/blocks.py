@@ -22,7 +22,7 @@ from loadtest.engine.cache_log import CacheLog
 from loadtest.engine.sequence import Sequence
 
 
-class Run:
+class BlockChain:
     """Cached blocks, each the one before's continuation, and who holds all of them; nobody: they may be evicted."""
 
     __slots__ = ("hashes", "holders")
@@ -43,8 +43,8 @@ class Blocks:
         self.caching = caching
         self.free = self.usable
         self.idle = 0
-        self._runs: dict[int, Run] = {}  # by the first block
-        self._idle: OrderedDict[Run, None] = OrderedDict()  # oldest release first
+        self._runs: dict[int, BlockChain] = {}  # by the first block
+        self._idle: OrderedDict[BlockChain, None] = OrderedDict()  # oldest release first
         self.log: CacheLog | None = None  # is told what becomes cached and what is no longer, where somebody listens
 
     def __repr__(self) -> str:
@@ -103,9 +103,9 @@ class Blocks:
             at += same
         sequence.published = count
 
-    def _cut(self, run: Run, length: int) -> Run:
+    def _cut(self, run: BlockChain, length: int) -> BlockChain:
         """Make a run of its own of the first blocks; the rest keeps its place among the idle."""
-        head = Run(run.hashes[:length], set(run.holders))
+        head = BlockChain(run.hashes[:length], set(run.holders))
         run.hashes = run.hashes[length:]
         self._runs[head.hashes[0]] = head
         self._runs[run.hashes[0]] = run
@@ -157,7 +157,7 @@ class Blocks:
         if whole and held and len(held[-1].holders) == 1:
             held[-1].hashes += new
         else:
-            run = self._runs[new[0]] = Run(new, {sequence})
+            run = self._runs[new[0]] = BlockChain(new, {sequence})
             held.append(run)
         if self.log is not None:
             self.log.stored(hashes[done - 1] if done else None, new)

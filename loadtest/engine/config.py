@@ -7,7 +7,7 @@ import msgspec
 from loadtest.engine.engine import EngineConfig, engine_config
 from loadtest.engine.metrics import Version
 from loadtest.engine.profile_file import profile_of
-from loadtest.engine.resident import Share
+from loadtest.engine.resident import GpuShare
 from loadtest.engine.scheduler import Policy
 
 
@@ -26,7 +26,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     metrics_version: Version = "0.32"
     prompt_details: bool = False
     kv_events: str | None = None
-    share: Share | None = None
+    share: GpuShare | None = None
 
 
 def sim_config(
@@ -48,7 +48,7 @@ def sim_config(
     metrics_version: Version = "0.32",
     prompt_details: bool = False,
     kv_events: str | None = None,
-    share: Share | None = None,
+    share: GpuShare | None = None,
 ) -> SimConfig:
     """The limits of the profile (a known one's name, or a file) where none are given; the model is called `sim` where
     it has no name.

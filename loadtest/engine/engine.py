@@ -18,7 +18,7 @@ import msgspec
 from loadtest.engine.blocks import Blocks
 from loadtest.engine.latency import Profile
 from loadtest.engine.scheduler import Policy, Scheduler
-from loadtest.engine.sequence import BLOCK, Sequence, State
+from loadtest.engine.sequence import BLOCK, Sequence, SequenceState
 from loadtest.engine.stats import Stats
 
 SleepMode = Literal["abort", "wait", "keep"]
@@ -140,14 +140,14 @@ class Engine:
         if self.asleep is None:
             self.scheduler.add(sequence)
         else:
-            sequence.state = State.HELD
+            sequence.state = SequenceState.HELD
             self._held[sequence] = None
 
     def abort(self, sequence: Sequence) -> None:
         """Drop a sequence, wherever it is; one that has ended stays ended."""
         if sequence in self._held:
             del self._held[sequence]
-            sequence.state = State.ABORTED
+            sequence.state = SequenceState.ABORTED
         else:
             self.scheduler.abort(sequence)
 

@@ -28,7 +28,7 @@ INIT = IMPORTS + CONTEXT + COMPILE + PROFILE + CAPTURE
 Level = Literal[1, 2]
 
 
-class Stage(msgspec.Struct, frozen=True):
+class StartupStage(msgspec.Struct, frozen=True):
     """A part of a start: it takes `seconds` and then says `line`.
 
     From its beginning on the engine holds so much of its weights, and its KV cache or not; `loaded` None: nothing.
@@ -55,22 +55,24 @@ def held(weights: int, claim: int, *, loaded: float, cache: bool) -> int:
     return kept + int(read * loaded) + (claim - kept - read) * cache
 
 
-def start(weights: int, claim: int) -> Iterator[Stage]:
+def start(weights: int, claim: int) -> Iterator[StartupStage]:
     """The stages of a start, in vLLM's words."""
     reading = weights / DISK
     cache = claim - held(weights, claim, loaded=1.0, cache=False)
-    yield Stage(IMPORTS, "Initializing a V1 LLM engine (v0.32.0)", loaded=None)
-    yield Stage(CONTEXT, "Starting to load model...", loaded=0.0)
+    yield StartupStage(IMPORTS, "Initializing a V1 LLM engine (v0.32.0)", loaded=None)
+    yield StartupStage(CONTEXT, "Starting to load model...", loaded=0.0)
     for shard in range(1, SHARDS + 1):
         percent = 100 * shard // SHARDS
         line = f"Loading safetensors checkpoint shards: {percent:3d}% Completed | {shard}/{SHARDS}"
-        yield Stage(reading / SHARDS, line, loaded=shard / SHARDS)
-    yield Stage(0.0, f"Model loading took {weights / GIB:.2f} GiB memory and {reading:.2f} seconds")
-    yield Stage(COMPILE, f"torch.compile took {COMPILE:.2f} s in total")
-    yield Stage(PROFILE, f"Available KV cache memory: {cache / GIB:.2f} GiB", cache=True)
+        yield StartupStage(reading / SHARDS, line, loaded=shard / SHARDS)
+    yield StartupStage(0.0, f"Model loading took {weights / GIB:.2f} GiB memory and {reading:.2f} seconds")
+    yield StartupStage(COMPILE, f"torch.compile took {COMPILE:.2f} s in total")
+    yield StartupStage(PROFILE, f"Available KV cache memory: {cache / GIB:.2f} GiB", cache=True)
     for percent in (50, 100):
-        yield Stage(CAPTURE / 2, f"Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): {percent:3d}%", cache=True)
-    yield Stage(0.0, "Application startup complete.", cache=True)
+        yield StartupStage(
+            CAPTURE / 2, f"Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): {percent:3d}%", cache=True
+        )
+    yield StartupStage(0.0, "Application startup complete.", cache=True)
 
 
 def start_seconds(weights: int) -> float:

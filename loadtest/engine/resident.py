@@ -20,7 +20,7 @@ class StartFailed(Exception):
     """The engine does not start; the message is what vLLM prints last."""
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class GpuShare(msgspec.Struct, frozen=True, kw_only=True):
     """On which GPUs of which folder, and how much of each: vLLM's `--gpu-memory-utilization` and
     `--kv-cache-memory-bytes`."""
 
@@ -33,7 +33,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 class Resident:
     """What one engine with `weights` bytes on each GPU holds. Raises ValueError where there is no such GPU."""
 
-    def __init__(self, share: Share, weights: int) -> None:
+    def __init__(self, share: GpuShare, weights: int) -> None:
         self.weights = weights
         self._share = share
         self._gpus = GpuMemory(share.folder, share.gpus)

@@ -19,13 +19,13 @@ from typing import Literal
 import msgspec
 
 from loadtest.engine.blocks import Blocks
-from loadtest.engine.sequence import BLOCK, Sequence, State, blocks_for
+from loadtest.engine.sequence import BLOCK, Sequence, SequenceState, blocks_for
 
 Policy = Literal["fcfs", "priority"]
 COMPACT = 64  # dead entries in the queue before it is worth rebuilding
 
 
-class Step(msgspec.Struct, gc=False):
+class EngineStep(msgspec.Struct, gc=False):
     """What one step did. Numbers are tokens; `context` is the KV read by the sequences that decode, `pairs` counts each
     prompt token with each token before it.
 
@@ -79,14 +79,14 @@ class Scheduler:
 
     def abort(self, sequence: Sequence) -> None:
         """Drop it wherever it is and free its blocks at once. A sequence that has ended is left as it is."""
-        if sequence.state is State.RUNNING:
+        if sequence.state is SequenceState.RUNNING:
             self._leave(sequence)
-            sequence.state = State.ABORTED
-        elif sequence.state is State.WAITING:
-            sequence.state = State.ABORTED
+            sequence.state = SequenceState.ABORTED
+        elif sequence.state is SequenceState.WAITING:
+            sequence.state = SequenceState.ABORTED
             self.waiting -= 1
             if len(self._queue) - self.waiting > max(COMPACT, self.waiting):
-                self._queue = [entry for entry in self._queue if entry[1].state is State.WAITING]
+                self._queue = [entry for entry in self._queue if entry[1].state is SequenceState.WAITING]
                 heapq.heapify(self._queue)
 
     def preempt_all(self) -> None:
@@ -101,12 +101,12 @@ class Scheduler:
 
     def queued(self) -> list[Sequence]:
         """The waiting, next one first."""
-        return [entry[1] for entry in sorted(self._queue) if entry[1].state is State.WAITING]
+        return [entry[1] for entry in sorted(self._queue) if entry[1].state is SequenceState.WAITING]
 
-    def schedule(self) -> Step:
+    def schedule(self) -> EngineStep:
         """Schedule and account for one step; what it wrote is in the answer."""
         at = self.step + 1
-        result = Step([], [], [])
+        result = EngineStep([], [], [])
         chunk = self._make_room(at, result)
         self.step = at
         partial = self.partial
@@ -125,7 +125,7 @@ class Scheduler:
                 if sequence.ends_at == at:
                     result.finished.append(sequence)
                     self._leave(sequence)
-                    sequence.state = State.FINISHED
+                    sequence.state = SequenceState.FINISHED
         return result
 
     def quiet(self, most: int) -> int:
@@ -156,7 +156,7 @@ class Scheduler:
         self.step = at + steps
         self._context += len(self.running) * steps
 
-    def _make_room(self, at: int, result: Step) -> int:
+    def _make_room(self, at: int, result: EngineStep) -> int:
         """Preempt until the running have the blocks of step `at`, and take these; the partial prompt's tokens."""
         while True:
             need = self._boundary[at % BLOCK]
@@ -186,16 +186,16 @@ class Scheduler:
         self._enqueue(sequence, key)
 
     def _enqueue(self, sequence: Sequence, key: tuple[float, float, int]) -> None:
-        sequence.state = State.WAITING
+        sequence.state = SequenceState.WAITING
         sequence.key = key
         self.waiting += 1
         heapq.heappush(self._queue, (key, sequence))
 
-    def _admit(self, budget: int, result: Step) -> None:
+    def _admit(self, budget: int, result: EngineStep) -> None:
         blocks, queue = self.blocks, self._queue
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = queue[0][1]
-            if sequence.state is not State.WAITING:
+            if sequence.state is not SequenceState.WAITING:
                 heapq.heappop(queue)
                 continue
             tokens = sequence.prompt + sequence.generated
@@ -206,7 +206,7 @@ class Scheduler:
             heapq.heappop(queue)
             self.waiting -= 1
             self.running[sequence] = None
-            sequence.state = State.RUNNING
+            sequence.state = SequenceState.RUNNING
             blocks.share(sequence, found)
             sequence.computed = found * BLOCK
             sequence.owns = found
@@ -221,7 +221,7 @@ class Scheduler:
             blocks.take(blocks_for(sequence.computed + chunk) - found)
             self._read(sequence, chunk, result)
 
-    def _read(self, sequence: Sequence, chunk: int, result: Step) -> None:
+    def _read(self, sequence: Sequence, chunk: int, result: EngineStep) -> None:
         """Compute `chunk` tokens of a prompt, whose blocks are taken; the last chunk also writes a token."""
         result.pairs += chunk * sequence.computed + chunk * chunk // 2
         sequence.computed += chunk
@@ -238,7 +238,7 @@ class Scheduler:
         if sequence.generated >= sequence.output:
             result.finished.append(sequence)
             self._leave(sequence)
-            sequence.state = State.FINISHED
+            sequence.state = SequenceState.FINISHED
             return
         sequence.since = self.step
         # Step `at` computes token number computed + (at - since): it opens a block where that is 1 modulo BLOCK.

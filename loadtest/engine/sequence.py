@@ -10,12 +10,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loadtest.engine.blocks import Run
+    from loadtest.engine.blocks import BlockChain
 
 BLOCK = 16  # tokens in one KV block, vLLM's default on GPUs
 
 
-class State(Enum):
+class SequenceState(Enum):
     """Where a sequence is. FINISHED and ABORTED are final and hold no blocks."""
 
     HELD = "held"  # sent to a sleeping engine: not even counted as waiting
@@ -79,7 +79,7 @@ class Sequence:
         self.priority = priority
         self.owner = owner
 
-        self.state = State.WAITING
+        self.state = SequenceState.WAITING
         self.key: tuple[float, float, int] = (0.0, 0.0, 0)  # its place among the waiting
         self.generated = 0  # output tokens written, as of step `since`
         self.computed = 0  # tokens whose KV is in the cache, as of step `since`
@@ -87,7 +87,7 @@ class Sequence:
         self.ends_at = -1  # the step that writes its last token; -1 unless it decodes
         self.bucket = -1  # the step, modulo BLOCK, at which it needs another block; -1 unless it decodes
         self.owns = 0  # blocks held, shared ones included, while it does not decode
-        self.held: list[Run] = []  # the cached blocks it holds, in order
+        self.held: list[BlockChain] = []  # the cached blocks it holds, in order
         self.published = 0  # leading blocks already offered to the cache
         self.cached = -1  # prompt tokens found in the cache when it first ran; -1: it has not
         self.preemptions = 0

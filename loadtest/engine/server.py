@@ -25,7 +25,7 @@ from loadtest.engine.engine import Engine, StepResult
 from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.latency import Front
 from loadtest.engine.resident import Resident
-from loadtest.engine.sequence import Sequence, State
+from loadtest.engine.sequence import Sequence, SequenceState
 from loadtest.engine.sleeping import Sleeping
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class SimServer:
     def _hand_out(self, wrote: list[Sequence], result: StepResult) -> None:
         for sequence in wrote:
             # A client may have left while the step ran.
-            if sequence.state is State.RUNNING or sequence.state is State.WAITING:
+            if sequence.state is SequenceState.RUNNING or sequence.state is SequenceState.WAITING:
                 choice: Choice = sequence.owner
                 choice.answer.token(choice)
         for sequence in result.finished:

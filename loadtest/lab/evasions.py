@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from loadtest.lab.dst.case import Call, Case, Machine
+from loadtest.lab.dst.case import Call, Case, EngineSpec
 from loadtest.lab.dst.policy import DAYS
 from loadtest.lab.dst.world import World
 from loadtest.simulate import vtime
 
 CALLS = 20
 IN_FLIGHT = 2  # tokens
-MACHINE = Machine(model="sim", blocks=400, sequences=8, step=1 / 32, prefill=1 / 2048, jitter=0.0)
+MACHINE = EngineSpec(model="sim", blocks=400, sequences=8, step=1 / 32, prefill=1 / 2048, jitter=0.0)
 POLICY: dict[str, Any] = {
     "version": 1,
     "limits": {"global": {"requests": DAYS, "tokens": DAYS}},

@@ -18,13 +18,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.clients.retries import Clients
 from loadtest.lab.figures.runs import an_engine
 from loadtest.load.prompts import Text
 from loadtest.load.workload import Planned
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, key_of
-from loadtest.simulate.simulated_client import Clients
-from loadtest.simulate.simulation import Result, Run
+from loadtest.simulate.simulation import RunResult, SimulationRun
 
 WORDS = 2500
 PROMPTS = 40  # of each kind
@@ -58,10 +58,12 @@ def run(isolation: str, seed: int) -> Guesses:
     begins = PROMPTS * EVERY
     calls += [_call(begins + place * EVERY, GUESSER, texts[number]) for place, number in enumerate(order)]
 
-    async def main() -> Result:
+    async def main() -> RunResult:
         engine = an_engine(seed, blocks=BLOCKS)
         target = GatewayTarget(POLICY % isolation.encode(), [engine], seed=seed, tenants=(VICTIM, GUESSER))
-        return await Run([engine], target, calls, clients=Clients(retries=0), seed=seed).until(calls[-1].at + 60.0)
+        return await SimulationRun([engine], target, calls, clients=Clients(retries=0), seed=seed).until(
+            calls[-1].at + 60.0
+        )
 
     tries = vtime.run(main()).tries
     if any(tried.outcome != "ok" for tried in tries):

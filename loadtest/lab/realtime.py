@@ -25,7 +25,7 @@ import msgspec
 
 from loadtest.clients.client import Answer, Exchange
 from loadtest.lab.figures import command as figures
-from loadtest.lab.figures.runs import PROFILE, Outcome, Setting, Shape, Stage
+from loadtest.lab.figures.runs import PROFILE, Measured, Setting, Shape, Testbed
 from loadtest.lab.figures.table import bars, report, terminal
 from loadtest.load.workload import Planned
 from loadtest.processes import SAMPLE, Child, Gateway, get
@@ -159,12 +159,12 @@ class Processes(msgspec.Struct, frozen=True):
 
     folder: Path
 
-    def run(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
+    def run(self, main: Coroutine[Any, Any, Measured]) -> Measured:
         with asyncio.Runner(loop_factory=Loop) as runner:
             return runner.run(main)
 
     @asynccontextmanager
-    async def stage(self, shape: Shape, policy: bytes, seed: int) -> AsyncIterator[Stage]:
+    async def stage(self, shape: Shape, policy: bytes, seed: int) -> AsyncIterator[Testbed]:
         async with AsyncExitStack() as stack:
             engines = []
             for number in range(shape.engines):
@@ -201,7 +201,7 @@ class Processes(msgspec.Struct, frozen=True):
                     await asyncio.sleep(0.1)
                 return []
 
-            yield Stage(engines, Sockets([gateway.url] if gateway else [engine.url for engine in engines]), left_over)
+            yield Testbed(engines, Sockets([gateway.url] if gateway else [engine.url for engine in engines]), left_over)
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 from rich.table import Table
 
+from loadtest.clients.retries import Clients
 from loadtest.lab.figures.runs import MIX, PROFILE, Setting, in_time
 from loadtest.lab.figures.table import percent, terminal
 from loadtest.lab.realtime import Loop, Sockets
@@ -34,8 +35,8 @@ from loadtest.load.plan import poisson
 from loadtest.load.workload import Planned
 from loadtest.processes import Child, Gateway, samples, until
 from loadtest.simulate.inprocess import targets_of
-from loadtest.simulate.simulated_client import Clients, Life, Try
-from loadtest.simulate.simulation import Run
+from loadtest.simulate.simulated_client import Life, Try
+from loadtest.simulate.simulation import SimulationRun
 
 ENGINES = 3
 BLOCKS = 1024  # KV blocks of each: few calls at a time, so that two cores are enough for all of it
@@ -81,7 +82,7 @@ class Tagged:
         return self._sockets.send(msgspec.structs.replace(call, fields=fields), attempt, tried)
 
 
-class Site:
+class SoakSite:
     """The processes, and what befalls them."""
 
     def __init__(self, folder: Path, engines: int, seed: int) -> None:
@@ -181,7 +182,7 @@ def cause(tried: Try, record: dict[str, Any], met: Sequence[Met]) -> str:
     return f"engine was {own[-1]}" if own else "another engine failed" if during else "nothing"
 
 
-async def _run(site: Site, options: argparse.Namespace, rate: float) -> tuple[Tagged, list[tuple[int, int]], int]:
+async def _run(site: SoakSite, options: argparse.Namespace, rate: float) -> tuple[Tagged, list[tuple[int, int]], int]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, Loop)  # noqa: S101 # `main` made it
     loop.begin()
@@ -190,7 +191,7 @@ async def _run(site: Site, options: argparse.Namespace, rate: float) -> tuple[Ta
     leaves = 0.0 if "cancels" in options.without else LEAVES
     target = Tagged(site.gateway.url)
     states = [site.state()]
-    run = Run([], target, poisson(MIX, rate, options.seconds, options.seed), seed=options.seed,
+    run = SimulationRun([], target, poisson(MIX, rate, options.seconds, options.seed), seed=options.seed,
               clients=Clients(patience=patience, leaves=leaves))  # fmt: skip
     chaos: list[Callable[[], Coroutine[Any, Any, None]]] = [site.kills, site.reloads, site.faults]
     tasks = [loop.create_task(each()) for each in chaos if each.__name__ not in options.without]
@@ -204,7 +205,7 @@ async def _run(site: Site, options: argparse.Namespace, rate: float) -> tuple[Ta
     return target, states, result.calls
 
 
-def report(site: Site, target: Tagged, states: list[tuple[int, int]], calls: int) -> Iterator[Table | str]:
+def report(site: SoakSite, target: Tagged, states: list[tuple[int, int]], calls: int) -> Iterator[Table | str]:
     """The tables; a line of text is something wrong."""
     targets, records = targets_of(b""), site.records()
     counted: Counter[str] = Counter()
@@ -279,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     capacity = Setting(engines=ENGINES, blocks=BLOCKS, sweep=SWEEP, warm=20.0, measured=30.0, known={}).saturated()
     console.print(f"{ENGINES} engines, {OVERLOAD * capacity.calls:.1f} calls/s, {options.seconds:g} s")
     with tempfile.TemporaryDirectory() as folder:
-        site = Site(Path(folder), ENGINES, options.seed)
+        site = SoakSite(Path(folder), ENGINES, options.seed)
         try:
             with asyncio.Runner(loop_factory=Loop) as runner:
                 found = runner.run(_run(site, options, OVERLOAD * capacity.calls))

@@ -78,7 +78,7 @@ class Ramp(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
     over: Span
 
 
-class Step(msgspec.Struct, frozen=True, rename={"lasts": "for"}):
+class RateStep(msgspec.Struct, frozen=True, rename={"lasts": "for"}):
     """A Poisson process for a while.
 
     `rate`: of this while, 0/s for none; `for`: how long it lasts.
@@ -103,7 +103,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     gamma: Gamma | None = None
     constant: Rate | None = None
     ramp: Ramp | None = None
-    steps: tuple[Step, ...] | None = None
+    steps: tuple[RateStep, ...] | None = None
     closed: Annotated[Count, msgspec.Meta(ge=1, le=100_000)] | None = None
 
     def times(self, seed: int) -> Iterator[float]:
@@ -135,7 +135,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
             gamma=self.gamma and Gamma(more(self.gamma.rate), self.gamma.burstiness),
             constant=self.constant and more(self.constant),
             ramp=self.ramp and Ramp(more(self.ramp.start), more(self.ramp.end), self.ramp.over),
-            steps=self.steps and tuple(Step(more(step.rate), step.lasts) for step in self.steps),
+            steps=self.steps and tuple(RateStep(more(step.rate), step.lasts) for step in self.steps),
             closed=self.closed and max(1, round(self.closed * factor)),
         )
 
@@ -152,7 +152,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
         return rate.per_second if rate else 0.0
 
 
-def _stepped(steps: tuple[Step, ...], seconds: float) -> float:
+def _stepped(steps: tuple[RateStep, ...], seconds: float) -> float:
     """Requests expected in the first `seconds` of steps that begin again after the last."""
     rounds, rest = divmod(seconds, sum(step.lasts for step in steps))
     expected = 0.0

@@ -35,7 +35,7 @@ from loadtest.report.records import Asked
 FRAME = 2 * HEADER  # tokens of a chat's template: before the message, and before the answer
 
 
-class Written(msgspec.Struct, frozen=True, gc=False):
+class RequestBody(msgspec.Struct, frozen=True, gc=False):
     """A request's body, and its size in tokens."""
 
     body: bytes
@@ -61,7 +61,7 @@ class Writer:
             fields[b"authorization"] = b"Bearer " + key.encode()
         return fields
 
-    def write(self, rng: random.Random, row: Arrival | None) -> Written:
+    def write(self, rng: random.Random, row: Arrival | None) -> RequestBody:
         """One request that stands alone."""
         kind = self.kind
         if kind.kind == "chat":
@@ -70,29 +70,31 @@ class Writer:
             prompt = self._prefix(rng) + self._words(rng, row, 0)
             asked = _drawn(kind.output, row.output_tokens if row else None, rng)
             body = completion_of(prompt, asked, model=self._json_model, stream=kind.stream, ignore_eos=kind.ignore_eos)
-            return Written(body, len(prompt) // BYTES, asked)
+            return RequestBody(body, len(prompt) // BYTES, asked)
         query = self._text.cut(kind.query.draw(rng), rng) if kind.kind == "rerank" else b""
         texts = [self._words(rng, row, 0) for _ in range(kind.inputs.draw(rng))]
         read = (
             len(texts) * len(query) + sum(map(len, texts))
         ) // BYTES  # a reranker reads the query with each document
         if query:
-            return Written(rerank_of(query, texts, model=self._json_model), read)
-        return Written(embedding_of(texts, model=self._json_model), read)
+            return RequestBody(rerank_of(query, texts, model=self._json_model), read)
+        return RequestBody(embedding_of(texts, model=self._json_model), read)
 
     def opening(self, rng: random.Random) -> tuple[bytes, int]:
         """The messages that a chat begins with, and their tokens."""
         prefix = self._prefix(rng)
         return (message(b"system", prefix) + b",", HEADER + len(prefix) // BYTES) if prefix else (b"", 0)
 
-    def turn(self, messages: bytes, read: int, rng: random.Random, row: Arrival | None = None) -> tuple[bytes, Written]:
+    def turn(
+        self, messages: bytes, read: int, rng: random.Random, row: Arrival | None = None
+    ) -> tuple[bytes, RequestBody]:
         """What the user says after `messages` of `read` tokens: all the messages then, and the request."""
         kind = self.kind
         words = self._words(rng, row, FRAME)
         messages += message(b"user", words)
         asked = _drawn(kind.output, row.output_tokens if row else None, rng)
         body = body_of(messages, asked, model=self._json_model, stream=kind.stream, ignore_eos=kind.ignore_eos)
-        return messages, Written(body, read + FRAME + len(words) // BYTES, asked)
+        return messages, RequestBody(body, read + FRAME + len(words) // BYTES, asked)
 
     def _prefix(self, rng: random.Random) -> bytes:
         return rng.choice(self._prefixes) if self._prefixes else b""
@@ -119,14 +121,14 @@ def _drawn(length: Literal["trace"] | Length, recorded: int | None, rng: random.
     return max(1, recorded)
 
 
-class Sender(msgspec.Struct, frozen=True):
+class RequestOrigin(msgspec.Struct, frozen=True):
     """Whose request it is, of which kind, and its headers."""
 
     tenant: str
     writer: Writer
     fields: dict[bytes, bytes]
 
-    def planned(self, index: int, at: float, written: Written) -> Planned:
+    def planned(self, index: int, at: float, written: RequestBody) -> Planned:
         """A request that stands alone."""
         kind, model = self.writer.kind, self.writer.model
         asked = Asked(
@@ -138,7 +140,7 @@ class Sender(msgspec.Struct, frozen=True):
 class Conversation:
     """One session. Its requests have the numbers from `index` on, as many as it has `turns`."""
 
-    def __init__(self, sender: Sender, sessions: Sessions, rng: random.Random, index: int) -> None:
+    def __init__(self, sender: RequestOrigin, sessions: Sessions, rng: random.Random, index: int) -> None:
         self.turns = sessions.turns.draw(rng)
         self._sessions = sessions
         self._sender = sender
@@ -196,7 +198,9 @@ def plan(
     writers = [Writer(kind, workload.model, text, rng) for kind in workload.mix]
     weights = {name: tenant.weight for name, tenant in workload.tenants.items()} or {"": 1.0}
     senders = [
-        Sender(tenant, writer, writer.fields((keys or {}).get(tenant, ""))) for writer in writers for tenant in weights
+        RequestOrigin(tenant, writer, writer.fields((keys or {}).get(tenant, "")))
+        for writer in writers
+        for tenant in weights
     ]
     # Every kind by every tenant: one draw for both.
     shares = list(accumulate(kind.share * weight for kind in workload.mix for weight in weights.values()))

@@ -11,7 +11,7 @@ import msgspec
 from loadtest.report.comparison import by_name, engines_of
 from loadtest.report.phrases import count, seconds, share
 from loadtest.report.plots import Axis, Line, axis_over, chart
-from loadtest.report.records import Run, Sample
+from loadtest.report.records import EngineSample, Run
 from loadtest.report.sketch import Sketch
 from loadtest.report.summary import Part, Summary, merged
 from loadtest.report.tally import Timeline, tallies_of
@@ -152,7 +152,7 @@ def engines_over_time(run: Run, title: str) -> list[str]:
     end = max(1.0, *(sample.at for sample in series))
     x = Axis(label="time, s", high=end)
     drawn = []
-    engines: dict[str, list[Sample]] = defaultdict(list)
+    engines: dict[str, list[EngineSample]] = defaultdict(list)
     for sample in series:
         engines[sample.engine].append(sample)
     real = {name: samples for name, samples in sorted(engines.items()) if name}
@@ -202,7 +202,7 @@ def _summed_up(named: dict[str, list[tuple[float, float]]]) -> list[Line]:
     )
 
 
-def _total(*, samples: Sequence[Sample], end: float, of: str, engines: bool) -> list[tuple[float, float]]:
+def _total(*, samples: Sequence[EngineSample], end: float, of: str, engines: bool) -> list[tuple[float, float]]:
     """The sum of something over all engines, or that of the target as a whole, over time."""
     by_engine: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for sample in samples:

@@ -16,7 +16,7 @@ from typing import Protocol
 from rich.console import Console
 
 from loadtest.report.records import Run
-from loadtest.report.report import Written, write
+from loadtest.report.report import WriteResult, write
 
 INTERRUPTED = 130  # exit status
 WIDTH = 120  # columns where nobody looks on at a terminal
@@ -45,7 +45,7 @@ def deliver(
 ) -> list[str]:  # fmt: skip
     """Write the report into `out`, then print what `show` does, the names of the files, and on standard error
     `problems` and what went wrong meanwhile; all of these. `partial`: the runs were broken off."""
-    written = write(runs, out, force=True, partial=partial) if out is not None and runs else Written(())
+    written = write(runs, out, force=True, partial=partial) if out is not None and runs else WriteResult(())
     place = Console()
     width = place.width if place.is_terminal else WIDTH
     text = StringIO()

@@ -34,7 +34,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     max_tokens: int
 
 
-class Result(msgspec.Struct, gc=False):
+class RequestResult(msgspec.Struct, gc=False):
     """What became of one request over all its tries. 0.0 where a thing did not happen.
 
     `at` is the intended time, `sent` when the first try went out: their difference is the sender's lag. `first_token`
@@ -98,7 +98,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         return self.warmup <= at < self.ends
 
 
-class Sample(msgspec.Struct, frozen=True, gc=False):
+class EngineSample(msgspec.Struct, frozen=True, gc=False):
     """What one engine (or a target as a whole: `engine` "") told at `at`: about one a second."""
 
     at: float
@@ -121,7 +121,7 @@ class Run(msgspec.Struct, kw_only=True):
     rate: float  # requests a second as planned, over all classes; 0.0: unknown (a closed loop, a trace)
     window: Window
     slos: Sequence[Slo] = ()
-    results: Iterable[Result] = ()
+    results: Iterable[RequestResult] = ()
     tallies: Sequence[Tally] = ()
-    series: Sequence[Sample] = ()
+    series: Sequence[EngineSample] = ()
     meta: Mapping[str, object] = {}  # command, seed, versions, machine: whatever JSON can say

@@ -20,12 +20,12 @@ from typing import IO
 import msgspec
 
 from loadtest.report.html import page
-from loadtest.report.records import Result, Run, Slo
+from loadtest.report.records import RequestResult, Run, Slo
 from loadtest.report.report_table import table
 from loadtest.report.stats import LAG_BOUND, OK, consistent, latency_of, met, slo_of
 from loadtest.report.summary import Missed, Summary, missed, summarise
 
-__all__ = ["Written", "check", "refusal", "table", "write"]
+__all__ = ["WriteResult", "check", "refusal", "table", "write"]
 
 SCHEMA = 1  # of report.json; higher where a reader of the one before would misread it
 CHUNK = 1000  # requests encoded at once
@@ -36,7 +36,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class Written(msgspec.Struct, frozen=True):
+class WriteResult(msgspec.Struct, frozen=True):
     """What came to the disk, and in one line why not all of it did ("": it all did)."""
 
     files: tuple[Path, ...]
@@ -57,14 +57,14 @@ def refusal(folder: Path, *, force: bool) -> str:
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder}: no permission to write into it"
 
 
-def write(runs: Sequence[Run], folder: Path, *, force: bool = False, partial: bool = False) -> Written:
+def write(runs: Sequence[Run], folder: Path, *, force: bool = False, partial: bool = False) -> WriteResult:
     """Write every file of the report. `partial`: the runs were broken off, and every file says so.
 
-    Raises nothing for what a disk does: `Written.problem` says it.
+    Raises nothing for what a disk does: `WriteResult.problem` says it.
     """
     problem = refusal(folder, force=force)
     if problem:
-        return Written((), problem)
+        return WriteResult((), problem)
     summaries = [summarise(run) for run in runs]
     writers: dict[str, Callable[[IO[bytes]], None]] = {
         "report.html": lambda file: _write_page(file, runs, summaries, partial=partial),
@@ -79,7 +79,7 @@ def write(runs: Sequence[Run], folder: Path, *, force: bool = False, partial: bo
             problems.append(f"{name} was not written: {error.strerror}")
             with suppress(OSError):  # nor does one of an earlier run stay among those of this
                 (folder / name).unlink(missing_ok=True)
-    return Written(tuple(files), f"{folder}: {', '.join(problems)}" if problems else "")
+    return WriteResult(tuple(files), f"{folder}: {', '.join(problems)}" if problems else "")
 
 
 def check(slos: Sequence[Slo], run: Run) -> list[Missed]:
@@ -129,13 +129,13 @@ def _write_json(file: IO[bytes], runs: Sequence[Run], summaries: Sequence[Summar
     file.write(b"]}\n")
 
 
-def _chunks(results: Iterable[Result]) -> Iterator[list[Result]]:
+def _chunks(results: Iterable[RequestResult]) -> Iterator[list[RequestResult]]:
     rest = iter(results)
     while chunk := list(islice(rest, CHUNK)):
         yield chunk
 
 
-def _rounded(result: Result) -> Result:
+def _rounded(result: RequestResult) -> RequestResult:
     """With inter-token latencies in whole microseconds, which is half the bytes of a large report."""
     if not result.gaps:
         return result
@@ -153,7 +153,7 @@ def _write_csv(file: IO[bytes], runs: Sequence[Run], *, partial: bool) -> None:
             file.write(text.getvalue().encode("utf-8", "replace"))
 
 
-def _row(run: Run, result: Result, slo: Slo | None, *, partial: bool) -> tuple[object, ...]:
+def _row(run: Run, result: RequestResult, slo: Slo | None, *, partial: bool) -> tuple[object, ...]:
     latency = latency_of(result, result.at) if result.outcome == OK else None
     times = [f"{time:.6f}" if time else "" for time in
              (result.sent, result.first_byte, result.first_token, result.finished)]  # fmt: skip

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from loadtest.report.records import Result, Slo
+from loadtest.report.records import RequestResult, Slo
 from loadtest.simulate.pace import Gaps
 
 LAG_BOUND = 0.005  # seconds of sender's lag at p99, above which a run says more about the sender than the server
@@ -41,7 +41,7 @@ class Latency(msgspec.Struct, frozen=True, gc=False):
     tpot: float | None
 
 
-def latency_of(result: Result, start: float) -> Latency:
+def latency_of(result: RequestResult, start: float) -> Latency:
     """The latencies of an answer that is ok, counted from `start`: its `at`, or its `sent` for vLLM's own figures."""
     if not result.first_token:
         whole = result.finished - start
@@ -56,7 +56,7 @@ def latency_of(result: Result, start: float) -> Latency:
     )
 
 
-def consistent(result: Result, latency: Latency) -> bool:
+def consistent(result: RequestResult, latency: Latency) -> bool:
     """Whether the times of an answer that is ok can be true: each token after the one before, the first after the
     request."""
     gaps = result.gaps

@@ -14,7 +14,7 @@ import msgspec
 from loadtest.report.records import Run, Slo, Window
 from loadtest.report.sketch import Sketch
 from loadtest.report.stats import LAG_BOUND, Interval, dispersion, interval, jain, slo_of
-from loadtest.report.tally import ClassTally, Share, Tally, tallies_of
+from loadtest.report.tally import Attainment, ClassTally, Tally, tallies_of
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
@@ -67,7 +67,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
 
 
-class Tenant(msgspec.Struct, frozen=True):
+class TenantSummary(msgspec.Struct, frozen=True):
     """What a tenant offered and what of it met its SLO."""
 
     offered: int
@@ -92,7 +92,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, Part]
     intervals: dict[str, Interval]  # 95 %, over repeats
     fairness: float
-    tenants: dict[str, Tenant]
+    tenants: dict[str, TenantSummary]
     dispersion: dict[str, float]
     window: Window
     meta: Mapping[str, object]
@@ -143,7 +143,7 @@ def summarise(run: Run) -> Summary:
         classes={name: _part(classes[name], seconds, slo_of(run.slos, name)) for name in sorted(classes)},
         intervals=_intervals(tallies),
         fairness=jain(share.met / share.offered for share in tenants.values()),
-        tenants={name: Tenant(tenants[name].offered, tenants[name].met) for name in sorted(tenants)},
+        tenants={name: TenantSummary(tenants[name].offered, tenants[name].met) for name in sorted(tenants)},
         dispersion={f"{width} s": _dispersion(tallies, width) for width in (1, 10)},
         window=run.window,
         meta=run.meta,
@@ -182,11 +182,11 @@ def merged_classes(tallies: Sequence[Tally]) -> dict[str, ClassTally]:
     return {name: merged(tally.classes[name] for tally in tallies if name in tally.classes) for name in names}
 
 
-def _tenants(tallies: Sequence[Tally]) -> dict[str, Share]:
-    found: dict[str, Share] = {}
+def _tenants(tallies: Sequence[Tally]) -> dict[str, Attainment]:
+    found: dict[str, Attainment] = {}
     for tally in tallies:
         for name, share in tally.tenants.items():
-            own = found.setdefault(name, Share())
+            own = found.setdefault(name, Attainment())
             own.offered += share.offered
             own.met += share.met
     return found

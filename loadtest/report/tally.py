@@ -11,7 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-from loadtest.report.records import Result, Run, Slo, Window
+from loadtest.report.records import RequestResult, Run, Slo, Window
 from loadtest.report.sketch import Sketch
 from loadtest.report.stats import OK, consistent, latency_of, met, slo_of
 from loadtest.simulate.pace import Gaps
@@ -22,7 +22,7 @@ INCONSISTENT = ("inconsistent", "answered before it was asked")
 BINS = 240  # of a timeline
 
 
-class Share:
+class Attainment:
     """How many requests were offered, and how many of them met their SLO."""
 
     __slots__ = ("met", "offered")
@@ -55,7 +55,7 @@ class ClassTally:
         self.ttft_sent = Sketch()  # here and below: vLLM's own, from the send time
         self.e2e_sent = Sketch()
 
-    def add(self, result: Result, slo: Slo | None) -> bool:
+    def add(self, result: RequestResult, slo: Slo | None) -> bool:
         """Count one request; whether it was ok and met its SLO."""
         self.offered += 1
         self.tries += result.tries
@@ -112,7 +112,7 @@ class Timeline:
     def __init__(self, most: int = BINS) -> None:
         self.most = most
         self.width = 1.0  # seconds
-        self.bins: dict[str, list[Share]] = {}
+        self.bins: dict[str, list[Attainment]] = {}
 
     def add(self, class_name: str, at: float, good: bool) -> None:
         """Count one request of a class, intended at `at`."""
@@ -121,7 +121,7 @@ class Timeline:
         bins = self.bins.setdefault(class_name, [])
         place = int(at / self.width)
         while len(bins) <= place:
-            bins.append(Share())
+            bins.append(Attainment())
         bins[place].offered += 1
         bins[place].met += good
 
@@ -141,7 +141,7 @@ class Timeline:
         for class_name, theirs in other.bins.items():
             bins = self.bins.setdefault(class_name, [])
             joined = round(self.width / other.width)  # of their bins in one of ours
-            bins.extend(Share() for _ in range(math.ceil(len(theirs) / joined) - len(bins)))
+            bins.extend(Attainment() for _ in range(math.ceil(len(theirs) / joined) - len(bins)))
             for number, more in enumerate(theirs):
                 bins[number // joined].offered += more.offered
                 bins[number // joined].met += more.met
@@ -154,13 +154,13 @@ class Tally:
         self.window = window
         self.slos = slos
         self.classes: dict[str, ClassTally] = {}
-        self.tenants: dict[str, Share] = {}
+        self.tenants: dict[str, Attainment] = {}
         self.lag = Sketch()  # of requests that were sent
         self.arrivals = array("Q")  # requests intended in each second of the measured part
         self.timeline = Timeline()
         self.last = 0.0  # the latest intended time
 
-    def add(self, result: Result) -> None:
+    def add(self, result: RequestResult) -> None:
         """Count one result."""
         at, class_name = result.at, result.class_name
         slo = slo_of(self.slos, class_name)
@@ -176,7 +176,7 @@ class Tally:
         self.timeline.add(class_name, at, good)
         tenant = self.tenants.get(result.tenant)
         if tenant is None:
-            tenant = self.tenants[result.tenant] = Share()
+            tenant = self.tenants[result.tenant] = Attainment()
         tenant.offered += 1
         tenant.met += good
         if result.sent:

@@ -142,20 +142,20 @@ def sample_of(memory: MemoryEngine) -> EngineSample:
     )
 
 
-class Target(msgspec.Struct, frozen=True):
+class ClassTarget(msgspec.Struct, frozen=True):
     """What a class promises: seconds to the first and to the last token; `ttft` is infinite where it has none."""
 
     ttft: float
     deadline: float
 
 
-def targets_of(text: bytes) -> dict[str, Target]:
+def targets_of(text: bytes) -> dict[str, ClassTarget]:
     """Every class's target under a policy in YAML. Raises ValueError where it is none, or demands keys."""
     policy = policy_of(text)
     if "anonymous" not in policy.tenants:
         raise ValueError("simulated calls have no key: the policy must have the tenant `anonymous`")
     return {
-        name: Target(traffic_class.ttft or math.inf, traffic_class.deadline)
+        name: ClassTarget(traffic_class.ttft or math.inf, traffic_class.deadline)
         for name, traffic_class in policy.classes.items()
     }
 

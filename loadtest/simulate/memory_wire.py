@@ -19,7 +19,7 @@ REMEMBERED = 1 << 16  # a run of any length has its place in memory
 Kind = Literal["connect", "reset", "truncated", "timeout", "stall"]
 
 
-class Failure(Protocol):
+class FailureFactory(Protocol):
     """Makes the exception the gateway expects of a failed engine."""
 
     def __call__(self, kind: Kind, message: str, *, before_bytes: bool) -> Exception: ...
@@ -56,7 +56,7 @@ class MemoryReply:
     __slots__ = ("_data", "_done", "_early", "_error", "_failure", "_leave", "_sends", "_waiter", "complete", "headers",
                  "heard_at", "length", "request_id", "status")  # fmt: skip
 
-    def __init__(self, waiter: asyncio.Future[None], failure: Failure, request_id: bytes, sends: Sends) -> None:
+    def __init__(self, waiter: asyncio.Future[None], failure: FailureFactory, request_id: bytes, sends: Sends) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.length: int | None = None
@@ -172,7 +172,7 @@ class MemoryClient:
 
     idle = 0
 
-    def __init__(self, engine: MemoryEngine, stall: float, failure: Failure, sends: Sends) -> None:
+    def __init__(self, engine: MemoryEngine, stall: float, failure: FailureFactory, sends: Sends) -> None:
         self.engine = engine
         self.active = 0
         self._stall = stall

@@ -16,11 +16,11 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.clients.retries import LONGEST_ADVICE
+from loadtest.clients.retries import LONGEST_ADVICE, Clients
 from loadtest.engine.engine import EngineConfig
 from loadtest.load.scenario import Scenario, planned
 from loadtest.report import records
-from loadtest.report.records import Result, Window
+from loadtest.report.records import RequestResult, Window
 from loadtest.report.tally import Tally
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget
@@ -28,8 +28,8 @@ from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.pace import Gaps, Pace
 from loadtest.simulate.round_robin import Direct, RoundRobin, paced
-from loadtest.simulate.simulated_client import Clients, Life
-from loadtest.simulate.simulation import Run, Sample
+from loadtest.simulate.simulated_client import Life
+from loadtest.simulate.simulation import FleetSample, SimulationRun
 
 Before = Literal["gateway", "round_robin", "direct"]
 
@@ -107,12 +107,11 @@ async def _simulate(cell: Cell, tell: Callable[[Progress], bool]) -> Simulated:
     else:
         target = (RoundRobin if cell.before == "round_robin" else Direct)(engines)
     keys = target.keys if isinstance(target, GatewayTarget) else {}
-    patience = {kind.class_name: scenario.timeout for kind in mix}
-    run = listening.run = Run(
+    run = listening.run = SimulationRun(
         engines,
         target,
         planned(scenario, folder=cell.folder, keys=keys),
-        clients=Clients(retries=scenario.retries, patience=patience),
+        clients=Clients(retries=scenario.retries, timeout=scenario.timeout),
         seed=scenario.seed,
         closed=scenario.clients,
         listener=listening,
@@ -135,7 +134,7 @@ class Listening:
 
     def __init__(self, cell: Cell, tell: Callable[[Progress], bool]) -> None:
         self.gateway: GatewayTarget | None = None
-        self.run: Run | None = None
+        self.run: SimulationRun | None = None
         self.paces: list[Pace] = []  # of the engines
         self.stopped = False
         self.tries = 0
@@ -144,8 +143,8 @@ class Listening:
         self._told = 0.0
         self._ended = 0
         self._tally = Tally(cell.scenario.window, cell.scenario.slos)
-        self._results: list[Result] = []
-        self._series: list[list[records.Sample]] = []  # by moment
+        self._results: list[RequestResult] = []
+        self._series: list[list[records.EngineSample]] = []  # by moment
         self._every = 1.0  # seconds
         self._most = max(LEAST_MOMENTS, MOST_SAMPLES // (cell.engines + 1))
 
@@ -164,7 +163,7 @@ class Listening:
         asked, outcome = call.asked, tried.outcome
         if outcome == "unfinished" and self.stopped:
             outcome = "interrupted"
-        result = Result(
+        result = RequestResult(
             asked.index, self._cell.name, 0, call.at, asked.kind, asked.class_name, asked.tenant, life.tries[0].sent,
             max(0.0, tried.first_byte), max(0.0, tried.first_token), max(0.0, tried.finished), tried.status, outcome,
             str(tried.status) if tried.status not in (0, 200) else "", tried.prompt_tokens, tried.completion_tokens,
@@ -175,18 +174,18 @@ class Listening:
             result.gaps = tuple(result.gaps)
             self._results.append(result)
 
-    def sampled(self, sample: Sample) -> None:
+    def sampled(self, sample: FleetSample) -> None:
         """The engines, at a moment. Of a long run every second moment is dropped, again and again."""
         at = sample.at
         if at >= len(self._series) * self._every - 1e-9:
             moment = [
-                records.Sample(at, f"engine-{number}", round(kv, 4), running, waiting)
+                records.EngineSample(at, f"engine-{number}", round(kv, 4), running, waiting)
                 for number, (kv, running, waiting) in enumerate(
                     zip(sample.kv, sample.running, sample.waiting, strict=True)
                 )
             ]
             if self.gateway is not None:
-                moment.append(records.Sample(at, "", 0.0, 0, self.gateway.queued))
+                moment.append(records.EngineSample(at, "", 0.0, 0, self.gateway.queued))
             self._series.append(moment)
             if len(self._series) > self._most:
                 del self._series[1::2]

@@ -7,6 +7,7 @@ never.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from loadtest.clients.retries import advice, wait_before
+from loadtest.clients.retries import Clients, advice, wait_before
 from loadtest.load.workload import Planned
 from loadtest.simulate.pace import Gaps
 
@@ -57,21 +58,7 @@ class Try(msgspec.Struct, gc=False):
     gaps: Gaps | None = None  # inter-token latencies, where the engines' `Pace` tells them
 
 
-class Clients(msgspec.Struct, frozen=True, kw_only=True):
-    """How clients behave. `retries`: at most, per call; `exact`: only where a Retry-After was given.
-
-    `patience`: seconds after which a class's client gives up a try. `leaves`: the share of tries whose client goes
-    away, after a time that is exponential with the mean `leaves_after`.
-    """
-
-    retries: int = 2
-    exact: bool = False
-    patience: Mapping[str, float] = {}
-    leaves: float = 0.0
-    leaves_after: float = 3.0
-
-
-class Target(Protocol):
+class Transport(Protocol):
     """Where calls are sent: a gateway, or engines directly."""
 
     def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
@@ -85,7 +72,7 @@ class Life:
                  "tries")  # fmt: skip
 
     def __init__(
-        self, call: Planned, target: Target, clients: Clients, rng: random.Random, ended: Callable[[Life], None]
+        self, call: Planned, target: Transport, clients: Clients, rng: random.Random, ended: Callable[[Life], None]
     ) -> None:
         self.call = call
         self.tries: list[Try] = []
@@ -104,12 +91,12 @@ class Life:
         tried = self.tried = Try(call.class_name, len(self.tries) + 1, call.at, now)
         self.tries.append(tried)
         self._answer = []
-        patience = clients.patience.get(call.class_name)
+        patience = clients.patience.get(call.class_name, clients.timeout)
         if clients.leaves and self._rng.random() < clients.leaves:
             self._timer = self._loop.call_at(
                 now + self._rng.expovariate(1.0 / clients.leaves_after), self.leave, "left"
             )
-        elif patience is not None:
+        elif patience < math.inf:
             self._timer = self._loop.call_at(now + patience, self.leave, "timed_out")
         else:
             self._timer = None

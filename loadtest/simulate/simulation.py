@@ -1,6 +1,6 @@
 """One run: calls go out when they were meant to, engines work, faults strike, samples are taken.
 
-In virtual time or in real time, as the event loop has it. What stands between clients and engines is a `Target`:
+In virtual time or in real time, as the event loop has it. What stands between clients and engines is a `Transport`:
 a gateway (`inprocess.py`), nothing (`round_robin.py`), or real sockets and processes (`realtime.py`).
 """
 
@@ -13,10 +13,11 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from loadtest.clients.retries import Clients
 from loadtest.load.trace import TraceError
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.simulated_client import Clients, Life, Target, Try
+from loadtest.simulate.simulated_client import Life, Transport, Try
 
 SAMPLE_EVERY = 0.5  # seconds
 PROGRESS_EVERY = 5.0  # seconds
@@ -37,7 +38,7 @@ class Watched(Protocol):
         """KV used (0..1), calls running, calls waiting inside."""
 
 
-class Sample(msgspec.Struct, frozen=True, gc=False):
+class FleetSample(msgspec.Struct, frozen=True, gc=False):
     """The engines at one moment: `kv` used (0..1), calls `running` and `waiting` inside, of each."""
 
     at: float
@@ -56,12 +57,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 503
 
 
-class Result(msgspec.Struct):
+class RunResult(msgspec.Struct):
     """What happened: every try of every call, the engines over time. `preempted`: sequences since the start."""
 
     tries: list[Try]
     calls: int
-    samples: list[Sample]
+    samples: list[FleetSample]
     preempted: int
     posts: int
     seconds: float  # of the loop's time
@@ -70,14 +71,14 @@ class Result(msgspec.Struct):
     orphans: int  # the most requests open at engines at one moment beyond the calls that clients still wait for
 
 
-class Listener(Protocol):
+class RunListener(Protocol):
     """Who hears of a run while it lasts. Nothing is kept then of what was told: a run of any length has its place in
     memory."""
 
     def ended(self, life: Life) -> None:
         """A call has ended, after its last try."""
 
-    def sampled(self, sample: Sample) -> None:
+    def sampled(self, sample: FleetSample) -> None:
         """The engines, every SAMPLE_EVERY seconds."""
 
 
@@ -85,7 +86,7 @@ class Broken(Exception):
     """Something in the simulation, or in the gateway under it, raised what nobody caught: a bug."""
 
 
-class Run:
+class SimulationRun:
     """Everything one run keeps. `closed`: so many clients, each with its next call as soon as it has its answer.
 
     With a `listener` nothing is kept, and the run is over when all calls have ended and none is to come. `failed`: what
@@ -95,7 +96,7 @@ class Run:
     def __init__(
         self,
         engines: Sequence[Watched],
-        target: Target,
+        target: Transport,
         calls: Iterable[Planned],
         *,
         clients: Clients,
@@ -103,13 +104,13 @@ class Run:
         faults: Sequence[Fault] = (),
         closed: int = 0,
         progress: Callable[[float], None] | None = None,
-        listener: Listener | None = None,
+        listener: RunListener | None = None,
     ) -> None:
         self.engines = engines
         self.failed: Exception | None = None
         self.tries: list[Try] = []
         self.calls = 0
-        self.samples: list[Sample] = []
+        self.samples: list[FleetSample] = []
         self._target = target
         self._planned: Iterator[Planned] = iter(calls)
         self._clients = clients
@@ -131,7 +132,7 @@ class Run:
         for fault in faults:
             self._loop.call_at(fault.at, self._strike, fault)
 
-    async def until(self, seconds: float, *, grace: float = 0.0) -> Result:
+    async def until(self, seconds: float, *, grace: float = 0.0) -> RunResult:
         """Send until `seconds`, let what is open end within `grace` seconds more; then whoever is left leaves.
 
         Raises Broken.
@@ -152,7 +153,7 @@ class Run:
         for life in list(self._open):
             life.leave("unfinished")
         await self._wait(0.001, self._broken)  # what was cancelled gives back what it holds
-        return Result(
+        return RunResult(
             tries=self.tries,
             calls=self.calls,
             samples=self.samples,
@@ -252,7 +253,7 @@ class Run:
     def _sample(self) -> None:
         self._orphans = max(self._orphans, sum(len(engine.open) for engine in self.engines) - len(self._open))
         readings = [engine.reading() for engine in self.engines]
-        sample = Sample(
+        sample = FleetSample(
             self._loop.time(),
             tuple([kv for kv, _, _ in readings]),
             tuple([running for _, running, _ in readings]),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loadtest.engine.engine import Engine, engine_config
 from loadtest.engine.latency import Profile, profiles
-from loadtest.engine.sequence import BLOCK, Sequence, State
+from loadtest.engine.sequence import BLOCK, Sequence, SequenceState
 from loadtest.engine.stats import Histogram, token_bounds
 
 EXACT = Profile(
@@ -132,10 +132,10 @@ def test_keep_takes_up_the_work_again() -> None:
     it.step(0.0)
     it.step(0.1)
     assert it.sleep(1, "keep") == []
-    assert (sequence.state, it.scheduler.blocks.used) == (State.WAITING, 0)
+    assert (sequence.state, it.scheduler.blocks.used) == (SequenceState.WAITING, 0)
     assert it.wake()
     run(it)
-    assert (sequence.state, sequence.generated, sequence.preemptions) == (State.FINISHED, 10, 1)
+    assert (sequence.state, sequence.generated, sequence.preemptions) == (SequenceState.FINISHED, 10, 1)
 
 
 def test_what_is_sent_to_a_sleeping_engine_is_in_no_gauge_and_runs_after_waking() -> None:
@@ -146,10 +146,10 @@ def test_what_is_sent_to_a_sleeping_engine_is_in_no_gauge_and_runs_after_waking(
     it.add(gone, 0.0)
     assert (it.scheduler.waiting, it.busy, it.unfinished()) == (0, False, [kept, gone])
     it.abort(gone)
-    assert gone.state is State.ABORTED
+    assert gone.state is SequenceState.ABORTED
     assert it.wake()
     run(it)
-    assert (kept.state, gone.generated) == (State.FINISHED, 0)
+    assert (kept.state, gone.generated) == (SequenceState.FINISHED, 0)
 
 
 def test_level_2_needs_its_weights_read_again() -> None:
@@ -251,8 +251,8 @@ def test_nothing_is_lost_leaked_or_overdrawn(
     assert not it.unfinished()
     assert it.scheduler.blocks.used == 0
     for sequence in every:
-        assert sequence.state in (State.FINISHED, State.ABORTED)
-        assert sequence.generated == sequence.output or sequence.state is State.ABORTED
+        assert sequence.state in (SequenceState.FINISHED, SequenceState.ABORTED)
+        assert sequence.generated == sequence.output or sequence.state is SequenceState.ABORTED
     assert it.scheduler._context == 0
     assert set(it.scheduler._boundary) == {0}
 

@@ -19,7 +19,7 @@ from loadtest.engine import residency
 from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.gpu_memory import GpuMemory, OutOfMemory
 from loadtest.engine.latency import profiles
-from loadtest.engine.resident import Share
+from loadtest.engine.resident import GpuShare
 from loadtest.processes import Child, answers, get, until
 from sidecar.core.diagnosis import diagnosis
 from sidecar.gpus.simulated import FakeGPUs, lay_out
@@ -44,8 +44,8 @@ def take(folder: Path, size: int, index: int = 0) -> None:
     (folder / f"GPU-{index}.1.{start}").write_text(str(size))
 
 
-def share(folder: Path, *gpus: int, cache: int | None = None) -> Share:
-    return Share(folder=folder, gpus=gpus or (0,), utilization=0.5, cache=cache)
+def share(folder: Path, *gpus: int, cache: int | None = None) -> GpuShare:
+    return GpuShare(folder=folder, gpus=gpus or (0,), utilization=0.5, cache=cache)
 
 
 @pytest.fixture

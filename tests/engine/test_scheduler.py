@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.engine.blocks import Blocks
 from loadtest.engine.scheduler import Scheduler
-from loadtest.engine.sequence import BLOCK, Sequence, State
+from loadtest.engine.sequence import BLOCK, Sequence, SequenceState
 
 
 def scheduler(
@@ -32,7 +32,7 @@ def test_a_sequence_from_start_to_end() -> None:
     second = it.schedule()
     assert (second.prefill_tokens, second.decoded, second.context, second.finished) == (0, 1, 21, [])
     third = it.schedule()
-    assert (third.finished, sequence.state, sequence.generated) == ([sequence], State.FINISHED, 3)
+    assert (third.finished, sequence.state, sequence.generated) == ([sequence], SequenceState.FINISHED, 3)
     assert (it.blocks.used, it.running, it.schedule().decoded) == (0, {}, 0)
 
 
@@ -82,16 +82,16 @@ def test_nobody_is_admitted_behind_a_prompt_that_takes_the_whole_budget() -> Non
     added(it, 100, 5)
     behind = added(it, 10, 5)
     it.schedule()
-    assert behind.state is State.WAITING
+    assert behind.state is SequenceState.WAITING
     step = it.schedule()
-    assert (step.prefill_tokens, behind.state) == (36 + 10, State.RUNNING)
+    assert (step.prefill_tokens, behind.state) == (36 + 10, SequenceState.RUNNING)
 
 
 def test_max_num_seqs() -> None:
     it = scheduler(seqs=2)
     first, second, third = (added(it, 10, count) for count in (2, 5, 5))
     it.schedule()
-    assert (list(it.running), it.waiting, third.state) == ([first, second], 1, State.WAITING)
+    assert (list(it.running), it.waiting, third.state) == ([first, second], 1, SequenceState.WAITING)
     it.schedule()
     assert list(it.running) == [second]
     it.schedule()
@@ -105,7 +105,9 @@ def test_a_prompt_is_admitted_only_where_all_of_it_fits() -> None:
     small = added(it, 10, 1)
     it.schedule()
     it.schedule()
-    assert (big.state, small.state) == (State.WAITING, State.WAITING), "first come, first served: nobody overtakes"
+    assert (big.state, small.state) == (SequenceState.WAITING, SequenceState.WAITING), (
+        "first come, first served: nobody overtakes"
+    )
 
 
 def test_a_prefix_is_found_and_its_last_token_is_computed_all_the_same() -> None:
@@ -130,7 +132,7 @@ def test_a_prefix_is_shared_by_sequences_admitted_in_the_same_step() -> None:
 def test_an_answer_is_found_by_the_turn_that_repeats_it() -> None:
     it = scheduler()
     first = added(it, 32, 33, hashes=range(4))
-    while first.state is not State.FINISHED:
+    while first.state is not SequenceState.FINISHED:
         it.schedule()
     follow = added(it, 100, 1, hashes=range(6))
     it.schedule()
@@ -147,14 +149,14 @@ def test_the_newest_is_preempted_and_starts_again_before_the_waiting() -> None:
     assert (step.preempted, it.blocks.available) == (0, 0)
     while not step.preempted:
         step = it.schedule()
-    assert (list(it.running), new.state, new.preemptions, old.preemptions) == ([old], State.WAITING, 1, 0)
+    assert (list(it.running), new.state, new.preemptions, old.preemptions) == ([old], SequenceState.WAITING, 1, 0)
     assert new.generated == 9  # 40 and 8 fill its three blocks; the token written last needs the fourth
     assert it.queued() == [new, waiting]
-    while old.state is not State.FINISHED:
+    while old.state is not SequenceState.FINISHED:
         it.schedule()
     it.schedule()
-    assert (new.state, new.generated) == (State.RUNNING, 10)
-    while new.state is not State.FINISHED:
+    assert (new.state, new.generated) == (SequenceState.RUNNING, 10)
+    while new.state is not SequenceState.FINISHED:
         it.schedule()
     assert (new.generated, new.preemptions) == (40, 1)
 
@@ -182,10 +184,10 @@ def test_priority_orders_the_waiting_and_chooses_the_victim() -> None:
     assert list(it.running) == [mid, late]
     urgent = added(it, 32, 1, priority=-1)
     step = it.schedule()
-    assert urgent.state is State.WAITING, "the urgent do not push out the running"
+    assert urgent.state is SequenceState.WAITING, "the urgent do not push out the running"
     while not step.preempted:
         step = it.schedule()
-    assert (late.state, mid.state) == (State.WAITING, State.RUNNING)
+    assert (late.state, mid.state) == (SequenceState.WAITING, SequenceState.RUNNING)
     assert it.queued() == [urgent, late]
 
 
@@ -197,7 +199,7 @@ def test_the_victim_may_be_older_than_the_one_who_needs() -> None:
     step = it.schedule()
     while not step.preempted:
         step = it.schedule()
-    assert (late.state, list(it.running)) == (State.WAITING, [soon])
+    assert (late.state, list(it.running)) == (SequenceState.WAITING, [soon])
 
 
 def test_fcfs_ignores_priority() -> None:
@@ -241,12 +243,12 @@ def test_idle_blocks_that_are_hit_are_not_room_for_the_rest() -> None:
     it = scheduler(blocks=7)
     cached = added(it, 64, 1, hashes=range(4))
     it.schedule()
-    assert (cached.state, it.blocks.free, it.blocks.idle) == (State.FINISHED, 2, 4)
+    assert (cached.state, it.blocks.free, it.blocks.idle) == (SequenceState.FINISHED, 2, 4)
     held = added(it, 16, 50)
     it.schedule()
     longer = added(it, 96, 1, hashes=range(6))  # 4 of its 6 blocks are cached, one of the other 2 is free
     it.schedule()
-    assert (longer.state, it.blocks.hits(range(6), 6)) == (State.WAITING, (4, 4))
+    assert (longer.state, it.blocks.hits(range(6), 6)) == (SequenceState.WAITING, (4, 4))
     it.abort(held)
     it.schedule()
     assert longer.cached == 64

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import pytest
 
 from gateway.core.engines.choice import usable_of
+from loadtest.clients.retries import Clients
 from loadtest.engine.config import sim_config
 from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import poisson
@@ -21,8 +22,8 @@ from loadtest.load.workload import Kind, Planned
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.simulated_client import Clients, Try
-from loadtest.simulate.simulation import Fault, Result, Run
+from loadtest.simulate.simulated_client import Try
+from loadtest.simulate.simulation import Fault, RunResult, SimulationRun
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
@@ -69,9 +70,9 @@ class World:
         faults: tuple[Fault, ...] = (),
         clients: Clients | None = None,
         grace: float = 900.0,
-    ) -> Result:
+    ) -> RunResult:
         patience = {name: target.deadline for name, target in targets_of(POLICY).items()}
-        run = Run(
+        run = SimulationRun(
             self.engines, self.target, calls, clients=clients or Clients(patience=patience), seed=1, faults=faults
         )
         self._loop.call_later(1.0, self._look, seconds)
@@ -94,7 +95,7 @@ class World:
         if now < until:
             self._loop.call_later(0.25, self._look, until)
 
-    def settled(self, result: Result) -> None:
+    def settled(self, result: RunResult) -> None:
         """The invariants of every run."""
         assert self.target.left_over() == []
         assert not any(engine.open for engine in self.engines)

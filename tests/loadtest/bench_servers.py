@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from loadtest.bench.run import Job, Ran, run
+from loadtest.bench.run import Ran, TargetRun, run
 from loadtest.clients.drive import Load
-from loadtest.clients.sender import Clients
+from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target
 from loadtest.load.arrivals import Arrivals, Rate
 from loadtest.load.lengths import Length
@@ -137,7 +137,7 @@ def sent(
     scenario = scenario or scenario_of(Arrivals(constant=Rate(100.0)), 0.1)
     load = Load(
         planned=islice(planned(scenario), count), seconds=scenario.seconds, users=scenario.clients, drain=drain,
-        clients=Clients(retries, timeout),
+        clients=Clients(retries=retries, timeout=timeout),
     )  # fmt: skip
     target = Target(name="t", addresses=[address], sources=sources)
-    return run([Job(target, load, 0, lambda state: None)], tls)[0]
+    return run([TargetRun(target, load, 0, lambda state: None)], tls)[0]

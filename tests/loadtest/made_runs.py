@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from loadtest.report.records import Result, Run, Sample, Slo, Window
+from loadtest.report.records import EngineSample, RequestResult, Run, Slo, Window
 
 SLOS = (
     Slo(class_name="interactive", ttft=0.5, tpot=0.05, attainment=0.99),
@@ -15,9 +15,9 @@ CLASSES = {"interactive": 0.6, "default": 0.3, "batch": 0.1}
 WINDOW = Window(duration=120.0, warmup=20.0, cooldown=10.0)
 
 
-def a_result(**fields: object) -> Result:
+def a_result(**fields: object) -> RequestResult:
     """Asked at 10 s, sent 1 ms later, first token after 0.2 s, three more 0.1 s apart."""
-    return Result(**{
+    return RequestResult(**{
         "index": 0, "target": "weir", "repeat": 0, "at": 10.0, "kind": "chat", "class_name": "interactive",
         "tenant": "a", "sent": 10.001, "first_byte": 10.15, "first_token": 10.2, "finished": 10.51, "status": 200,
         "outcome": "ok", "prompt_tokens": 100, "completion_tokens": 4, "gaps": (0.1, 0.1, 0.1),
@@ -45,11 +45,11 @@ def a_run(name: str = "weir", rate: float = 20.0, **more: object) -> Run:
 def _drawn(
     rng: random.Random, name: str, repeat: int, index: int, at: float, *, slow: float, refused: float, lag: float,
     tokens: int,
-) -> Result:  # fmt: skip
+) -> RequestResult:  # fmt: skip
     class_name = rng.choices(list(CLASSES), list(CLASSES.values()))[0]
     tenant = rng.choice(["acme", "globex", "initech", "umbrella"])
     sent = at + rng.expovariate(1.0 / lag)
-    own = Result(index, name, repeat, at, "chat", class_name, tenant, sent, sent + 0.01, prompt_tokens=200)
+    own = RequestResult(index, name, repeat, at, "chat", class_name, tenant, sent, sent + 0.01, prompt_tokens=200)
     if rng.random() < refused:
         own.status, own.outcome, own.reason = rng.choice(
             [(429, "rate_limited", "tenant"), (503, "overloaded", "queue full"), (0, "unanswered", "refused"),
@@ -66,15 +66,15 @@ def _drawn(
     return own
 
 
-def _series(rng: random.Random, rate: float, slow: float) -> list[Sample]:
+def _series(rng: random.Random, rate: float, slow: float) -> list[EngineSample]:
     level = min(0.95, 0.1 + rate * slow / 60.0)
     samples = []
     for second in range(int(WINDOW.duration)):
         rise = min(1.0, second / 15.0)
-        samples.append(Sample(float(second), "", 0.0, 0, int(rise * rate * rng.random())))
+        samples.append(EngineSample(float(second), "", 0.0, 0, int(rise * rate * rng.random())))
         for engine in ("gpu0", "gpu1", "gpu2", "gpu3"):
             kv = min(1.0, max(0.0, rise * level + rng.gauss(0.0, 0.03)))
             samples.append(
-                Sample(float(second), engine, kv, int(rise * rate / 3 + rng.random() * 4), rng.randint(0, 3))
+                EngineSample(float(second), engine, kv, int(rise * rate / 3 + rng.random() * 4), rng.randint(0, 3))
             )
     return samples

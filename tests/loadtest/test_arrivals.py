@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.load.arrivals import Arrivals, Gamma, Ramp, Rate, Step, parse_rate
+from loadtest.load.arrivals import Arrivals, Gamma, Ramp, Rate, RateStep, parse_rate
 from loadtest.report.stats import counts_of, dispersion
 
-RUSH = (Step(Rate(4.0), 10.0), Step(Rate(0.0), 5.0), Step(Rate(40.0), 2.0))
+RUSH = (RateStep(Rate(4.0), 10.0), RateStep(Rate(0.0), 5.0), RateStep(Rate(40.0), 2.0))
 OPEN = {
     "poisson": Arrivals(poisson=Rate(50.0)),
     "gamma": Arrivals(gamma=Gamma(Rate(50.0), 0.5)),

@@ -11,30 +11,30 @@ from rich.console import Console
 
 from loadtest.bench.options import Bench, Contender
 from loadtest.bench.run import Ran
-from loadtest.bench.session import Session, Taken, cut, in_turn
+from loadtest.bench.session import BenchSession, Taken, cut, in_turn
 from loadtest.load.scenario import Scenario
 from loadtest.load.slo import parse_slo
-from loadtest.report.records import Result, Window
+from loadtest.report.records import RequestResult, Window
 
 WEIR = Contender(name="weir")
 DIRECT = Contender(name="direct", before="direct", compared=True)
 
 
-def session() -> Session:
+def session() -> BenchSession:
     scenario = Scenario(duration=10.0, warmup=2.0, slo=parse_slo("e2e.p90<1s"))
     bench = Bench(
         scenario=scenario, source="s", folder=Path(), keys={}, contenders=(WEIR, DIRECT), fleet=None,
         tls=ssl.create_default_context(), repeat=2, drain=1.0, together=False, find_capacity=False, named_model=False,
         out=None, force=False,
     )  # fmt: skip
-    return Session(bench, Path(), lambda title: lambda state: None, Console(file=io.StringIO()))
+    return BenchSession(bench, Path(), lambda title: lambda state: None, Console(file=io.StringIO()))
 
 
-def taken(own: Session, contender: Contender, repeat: int, outcome: str, *, stopped: bool = False) -> Taken:
+def taken(own: BenchSession, contender: Contender, repeat: int, outcome: str, *, stopped: bool = False) -> Taken:
     """Eight requests, one a second."""
     seconds = 4.5 if stopped else 10.5
     results = [
-        Result(n, contender.name, repeat, float(n), "chat", "default", "", sent=n + 1e-4, finished=n + 0.5,
+        RequestResult(n, contender.name, repeat, float(n), "chat", "default", "", sent=n + 1e-4, finished=n + 0.5,
                status=200, outcome=outcome)
         for n in range(int(seconds))
     ]  # fmt: skip

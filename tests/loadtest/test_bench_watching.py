@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.clients.target_metrics import samples_of
-from loadtest.report.records import Sample
+from loadtest.report.records import EngineSample
 
 OLD = b"""\
 # HELP vllm:gpu_cache_usage_perc GPU KV-cache usage. 1 means 100 percent usage.
@@ -31,20 +31,20 @@ vllm_requests_total{model_id="m"} 9.0
 
 
 def test_an_engine() -> None:
-    assert samples_of(OLD, 1.0, 0, "e") == [Sample(1.0, "e", 0.5, 4, 1)]
+    assert samples_of(OLD, 1.0, 0, "e") == [EngineSample(1.0, "e", 0.5, 4, 1)]
 
 
 def test_ranks_are_one_engine() -> None:
     (sample,) = samples_of(RANKS, 2.0, 1, "e")
-    assert sample == Sample(2.0, "e", sample.kv, 5, 1, 1)
+    assert sample == EngineSample(2.0, "e", sample.kv, 5, 1, 1)
     assert round(sample.kv, 9) == 0.3
 
 
 def test_a_gateway_names_its_engines() -> None:
     assert samples_of(GATEWAY, 1.0, 0, "gw") == [
-        Sample(1.0, "a:1", 0.25, 3, 0),
-        Sample(1.0, "b:1", 0.75, 0, 0),
-        Sample(1.0, "", 0.0, 0, 7),
+        EngineSample(1.0, "a:1", 0.25, 3, 0),
+        EngineSample(1.0, "b:1", 0.75, 0, 0),
+        EngineSample(1.0, "", 0.0, 0, 7),
     ]
 
 

@@ -14,7 +14,7 @@ from gateway.serve.embedded import EmbeddedFleet, parse_embedded
 from loadtest.bench.fleet import parse_fleet
 from loadtest.calibrate.command import profile_from
 from loadtest.calibrate.fit import Fit, Unfit, fit, played, with_front
-from loadtest.calibrate.observations import Burst, Limits, Observed, Row, Seen
+from loadtest.calibrate.observations import Burst, EngineLimits, Observed, ObservedRequest, WorkRow
 from loadtest.calibrate.probe import Probe
 from loadtest.calibrate.steps import SLICE, between
 from loadtest.engine.config import sim_config
@@ -71,7 +71,7 @@ class InMemory:
         self.rng = rng
         self.text = Text(rng)
 
-    async def ask(self, prompt: int, output: int) -> Seen:
+    async def ask(self, prompt: int, output: int) -> ObservedRequest:
         answer = Answer()
         sent = answer.loop.time()
         self.engine.post(
@@ -81,16 +81,16 @@ class InMemory:
         times = [answer.first]
         for gap in answer.gaps:
             times.append(times[-1] + gap)
-        return Seen(prompt, prompt, sent, tuple(times))
+        return ObservedRequest(prompt, prompt, sent, tuple(times))
 
-    async def together(self, sizes: Sequence[tuple[int, int]]) -> list[Seen]:
+    async def together(self, sizes: Sequence[tuple[int, int]]) -> list[ObservedRequest]:
         return list(await asyncio.gather(*(self.ask(prompt, output) for prompt, output in sizes)))
 
 
 def observed(profile: Profile, budget: float) -> Observed:
     async def main() -> Observed:
         rng, clock = random.Random(1), asyncio.get_running_loop().time
-        limits = Limits(max_model_len=profile.max_model_len, blocks=profile.num_gpu_blocks)
+        limits = EngineLimits(max_model_len=profile.max_model_len, blocks=profile.num_gpu_blocks)
         return await Probe(InMemory(profile, rng), limits, budget, rng, lambda done, what: None, clock).run()
 
     return vtime.run(main())
@@ -119,16 +119,16 @@ def test_the_constants_of_an_engine_are_found_from_outside(profile: Profile) -> 
     assert not seen.notes
 
 
-def rows(pause: float = 1.0) -> list[Row]:
+def rows(pause: float = 1.0) -> list[WorkRow]:
     """Work of an engine whose step takes 4 ms + 16 us a prompt token + 130 us a sequence + 20 ns of context, behind a
     server of 5 ms; every tenth time `pause` times as long."""
     made = []
     for number in range(120):
         decoded = 2 ** (number % 6)
         if number % 3:
-            work = Row(0.0, 1.0, decoded=decoded, context=decoded * (50 + 900 * (number % 2)))
+            work = WorkRow(0.0, 1.0, decoded=decoded, context=decoded * (50 + 900 * (number % 2)))
         else:
-            work = Row(0.0, 1.0, prompt=30 * decoded, ways=1.0)
+            work = WorkRow(0.0, 1.0, prompt=30 * decoded, ways=1.0)
         exact = 0.004 + 16e-6 * work.prompt + 130e-6 * work.decoded + 20e-9 * work.context + 0.005 * work.ways
         made.append(msgspec.structs.replace(work, seconds=exact * (1.0 if number % 10 else pause)))
     return made
@@ -154,8 +154,8 @@ def test_noise_makes_no_constant_smaller() -> None:
 
 
 def test_attention_is_not_fitted_where_all_prompts_are_as_long() -> None:
-    lone = Row(0.004 + 0.001 + 0.005, 1.0, prompt=100.0, pairs=5000.0, ways=1.0)
-    beside = [Row(0.004 + 0.001 * many, 1.0, prompt=100.0 * many, pairs=5000.0 * many) for many in range(4)]
+    lone = WorkRow(0.004 + 0.001 + 0.005, 1.0, prompt=100.0, pairs=5000.0, ways=1.0)
+    beside = [WorkRow(0.004 + 0.001 * many, 1.0, prompt=100.0 * many, pairs=5000.0 * many) for many in range(4)]
     found = fit([lone, *beside, lone, *beside]).constants
     assert {name: round(found[name].value, 9) for name in ("base", "prefill", "attention", "delay")} == {
         "base": 0.004, "prefill": 10e-6, "attention": 0.0, "delay": 0.005,
@@ -178,7 +178,7 @@ def test_no_constant_is_below_nothing_and_what_cannot_be_told_apart_is_said() ->
     no_context = [msgspec.structs.replace(row, seconds=row.seconds - 30e-9 * row.context) for row in rows()]
     assert fit(no_context).constants["context"].value == 0.0
     with pytest.raises(Unfit, match="cannot be told apart"):
-        fit([Row(0.01 * number, number, decoded=number) for number in range(1, 9)])
+        fit([WorkRow(0.01 * number, number, decoded=number) for number in range(1, 9)])
 
 
 def test_a_server_lets_one_request_through_at_a_time() -> None:
@@ -214,11 +214,13 @@ def test_mistakes_in_a_profile_are_named_with_their_lines(tmp_path: Path) -> Non
 
 
 def test_steps_are_seen_while_requests_come_and_go_beside_one_that_decodes() -> None:
-    beside = Seen(20, 20, 0.0, tuple(float(at) for at in range(1, 2 * SLICE + 2)))
-    early = Seen(100, 100, 0.0, (1.0, 2.0))  # read before the first slice begins, with one token more in it
-    late = Seen(50, 60, 3.0, (9.0, 10.0, 11.0))  # ten of its prompt were cached; read at the end of the first slice
+    beside = ObservedRequest(20, 20, 0.0, tuple(float(at) for at in range(1, 2 * SLICE + 2)))
+    early = ObservedRequest(100, 100, 0.0, (1.0, 2.0))  # read before the first slice begins, with one token more in it
+    late = ObservedRequest(
+        50, 60, 3.0, (9.0, 10.0, 11.0)
+    )  # ten of its prompt were cached; read at the end of the first slice
     first, second = between(beside, [late, early])
     own = [20 + number for number in range(1, 2 * SLICE + 1)]  # KV tokens before each of its tokens
-    assert first == Row(8.0, 8.0, 50.0, decoded=9.0, context=float(sum(own[:8]) + 101), pairs=50.0 * 35)
-    assert second == Row(8.0, 8.0, prompt=0.0, decoded=10.0, context=float(sum(own[8:]) + 61 + 62))
-    assert between(Seen(20, 20, 0.0, (1.0,)), [late]) == []
+    assert first == WorkRow(8.0, 8.0, 50.0, decoded=9.0, context=float(sum(own[:8]) + 101), pairs=50.0 * 35)
+    assert second == WorkRow(8.0, 8.0, prompt=0.0, decoded=10.0, context=float(sum(own[8:]) + 61 + 62))
+    assert between(ObservedRequest(20, 20, 0.0, (1.0,)), [late]) == []

@@ -13,9 +13,9 @@ from loadtest.lab.vllm.compare_load import (
     BATCH,
     INTERACTIVE,
     KINDS,
-    Counted,
-    Kind,
-    Planned,
+    CallKind,
+    KindOutcomes,
+    ScheduledCall,
     Side,
     plan,
     save,
@@ -71,9 +71,9 @@ def test_a_seed_gives_the_same_calls_half_of_each_kind() -> None:
     ],
 )
 def test_a_call_is_in_time_by_its_kinds_target_from_when_it_was_to_be_sent(
-    kind: Kind, answer: Answer, in_time: bool, end: str, tmp_path: Path
+    kind: CallKind, answer: Answer, in_time: bool, end: str, tmp_path: Path
 ) -> None:
-    planned = [Planned(0.0, kind, "words")]
+    planned = [ScheduledCall(0.0, kind, "words")]
     counted = side("weir", planned, [answer], 60.0).kinds[kind.name]
     assert (counted.offered, counted.in_time, dict(counted.ends)) == (1, int(in_time), {end: 1})
     assert counted.tokens == (40 if in_time else 0)
@@ -82,9 +82,9 @@ def test_a_call_is_in_time_by_its_kinds_target_from_when_it_was_to_be_sent(
 
 
 def a_side(name: str, share: float, tokens: int) -> Side:
-    counted = Counted(offered=100, in_time=round(share * 100), tokens=tokens)
+    counted = KindOutcomes(offered=100, in_time=round(share * 100), tokens=tokens)
     counted.ends.update(ok=100)
-    return Side(name=name, seconds=60.0, kinds={INTERACTIVE.name: counted, BATCH.name: Counted()}, lag=0.01)
+    return Side(name=name, seconds=60.0, kinds={INTERACTIVE.name: counted, BATCH.name: KindOutcomes()}, lag=0.01)
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from rich.console import Console
 
 from loadtest.lab.figures.command import ROWS, main
 from loadtest.lab.figures.load import goodput, late, retry_after, throughput, wait
-from loadtest.lab.figures.runs import Capacity, Outcome, Setting, in_time
+from loadtest.lab.figures.runs import Measured, Saturation, Setting, in_time
 from loadtest.lab.figures.table import Row, details_of, percent, report, table_of
 from loadtest.lab.figures.waits import foretold, row_of, waits
 from loadtest.report.stats import quantile
-from loadtest.simulate.inprocess import Target
+from loadtest.simulate.inprocess import ClassTarget
 from loadtest.simulate.simulated_client import Try
-from loadtest.simulate.simulation import Result
+from loadtest.simulate.simulation import RunResult
 
-TARGETS = {"chat": Target(ttft=2.0, deadline=30.0), "batch": Target(ttft=float("inf"), deadline=600.0)}
+TARGETS = {"chat": ClassTarget(ttft=2.0, deadline=30.0), "batch": ClassTarget(ttft=float("inf"), deadline=600.0)}
 
 
 def a_try(**fields: object) -> Try:
@@ -28,18 +28,18 @@ def a_try(**fields: object) -> Try:
     } | fields)  # type: ignore[arg-type] # fields of Try, passed through # fmt: skip
 
 
-def outcome_of(*tries: Try) -> Outcome:
-    result = Result(
+def outcome_of(*tries: Try) -> Measured:
+    result = RunResult(
         tries=list(tries), calls=len(tries), samples=[], preempted=0, posts=0, seconds=240.0, unfinished=0,
         last_posts=(), orphans=0,
     )  # fmt: skip
-    return Outcome(result, [], 0)
+    return Measured(result, [], 0)
 
 
 def a_setting() -> Setting:
     setting = Setting(warm=60.0, measured=180.0)
     setting.targets = TARGETS
-    setting.capacity = Capacity(tokens=100.0 / 180.0, calls=1.0, clients=1)  # one good try is all of it
+    setting.capacity = Saturation(tokens=100.0 / 180.0, calls=1.0, clients=1)  # one good try is all of it
     return setting
 
 
@@ -89,7 +89,7 @@ def test_goodput_is_tokens_in_time_over_the_capacity_and_only_of_the_measured_pa
 def test_a_figure_below_its_milestone_is_told_and_only_a_gate_fails_for_it(
     met: bool | None, gate: bool, left_over: list[str], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setting = Setting(known={"a run": Outcome(outcome_of().result, left_over, 0)})
+    setting = Setting(known={"a run": Measured(outcome_of().result, left_over, 0)})
     rows = [Row(name="16", what="speed", value="188000", milestone=">= 200,000", met=met)]
     assert report(Console(), setting, rows, "all", details=False, gate=gate) == status
     told = capsys.readouterr().out

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.clients.retries import Clients
 from loadtest.engine.config import sim_config
 from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import poisson
@@ -19,8 +20,8 @@ from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.round_robin import RoundRobin
-from loadtest.simulate.simulated_client import Clients, Life, Try
-from loadtest.simulate.simulation import Broken, Fault, Result, Run
+from loadtest.simulate.simulated_client import Life, Try
+from loadtest.simulate.simulation import Broken, Fault, RunResult, SimulationRun
 
 CHAT = b"/v1/chat/completions"
 KIND = Kind(
@@ -241,7 +242,7 @@ class Scripted:
 def tries_of(target: Scripted, clients: Clients) -> list[Try]:
     async def scenario() -> list[Try]:
         planned = Planned(0.0, "default", b"", {})
-        return (await Run([], target, [planned], clients=clients).until(1.0, grace=1000.0)).tries
+        return (await SimulationRun([], target, [planned], clients=clients).until(1.0, grace=1000.0)).tries
 
     return vtime.run(scenario())
 
@@ -292,12 +293,12 @@ def test_a_workload_is_fixed_up_front_by_its_seed() -> None:
     assert len({call.body for call in first}) == len(first)
 
 
-def through_gateway(seed: int, *, faults: tuple[Fault, ...] = (), clients: Clients | None = None) -> Result:
-    async def scenario() -> Result:
+def through_gateway(seed: int, *, faults: tuple[Fault, ...] = (), clients: Clients | None = None) -> RunResult:
+    async def scenario() -> RunResult:
         engines = [an_engine(seed=number) for number in range(2)]
         target = GatewayTarget(b"", engines, seed=seed)
         calls = poisson((KIND,), 20.0, 20.0, seed)
-        run = Run(engines, target, calls, clients=clients or Clients(), seed=seed, faults=faults)
+        run = SimulationRun(engines, target, calls, clients=clients or Clients(), seed=seed, faults=faults)
         result = await run.until(20.0, grace=300.0)
         assert target.left_over() == []
         return result
@@ -332,7 +333,7 @@ def test_sessions_grow_and_find_their_beginning_cached() -> None:
     async def scenario() -> None:
         engines = [an_engine()]
         calls = poisson((conversations(4.0, Prefix(count=1)),), 0.2, 60.0, 1)
-        result = await Run(engines, RoundRobin(engines), calls, clients=Clients()).until(60.0, grace=60.0)
+        result = await SimulationRun(engines, RoundRobin(engines), calls, clients=Clients()).until(60.0, grace=60.0)
         assert all(tried.outcome == "ok" for tried in result.tries)
         cached = sum(tried.cached_tokens for tried in result.tries)
         assert 0.8 < cached / sum(tried.prompt_tokens for tried in result.tries) < 1.0
@@ -357,7 +358,7 @@ def test_a_bug_under_the_simulation_ends_the_run() -> None:
 
     async def scenario() -> None:
         with pytest.raises(Broken, match=r"Run\._due"):
-            await Run([], Buggy(), poisson((KIND,), 1.0, 20.0, 1), clients=Clients()).until(20.0)
+            await SimulationRun([], Buggy(), poisson((KIND,), 1.0, 20.0, 1), clients=Clients()).until(20.0)
 
     in_memory(scenario)
 

@@ -20,7 +20,7 @@ from loadtest.report.comparison import base_of, verdict
 from loadtest.report.html import page
 from loadtest.report.phrases import change, count, seconds, share
 from loadtest.report.plots import Axis, Line, axis_over, chart
-from loadtest.report.records import Run, Sample
+from loadtest.report.records import EngineSample, Run
 from loadtest.report.summary import summarise
 from tests.loadtest.made_runs import a_run
 
@@ -141,7 +141,7 @@ def test_one_run_at_one_rate_is_compared_with_nothing() -> None:
 
 def test_many_engines_are_three_lines() -> None:
     run = a_run("weir", 2.0, series=False)
-    run.series = [Sample(float(at), f"e{one}", one / 10, one, 0) for at in range(30) for one in range(10)]
+    run.series = [EngineSample(float(at), f"e{one}", one / 10, one, 0) for at in range(30) for one in range(10)]
     text = page_of(run)
     legend = [
         part.partition("</li>")[0].rpartition(">")[2] for part in text.partition("weir: KV cache")[2].split("<li>")

@@ -16,7 +16,7 @@ from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.schema import described
 from loadtest.lab.figures.fleet import CONVERSATIONS
 from loadtest.lab.figures.runs import MIX
-from loadtest.load.arrivals import Arrivals, Gamma, Rate, Step
+from loadtest.load.arrivals import Arrivals, Gamma, Rate, RateStep
 from loadtest.load.lengths import Length, LogNormal, Uniform
 from loadtest.load.scenario import (
     LONGEST_KEY,
@@ -116,7 +116,7 @@ targets:
         ("0.5/s", Arrivals(poisson=Rate(0.5))),
         ("{closed: 64}", Arrivals(closed=64)),
         ("{steps: [{rate: 0/s, for: 1s}, {rate: 2k/h, for: 1d}]}",
-         Arrivals(steps=(Step(Rate(0.0), 1.0), Step(Rate(2000.0, 3600.0), 86_400.0)))),
+         Arrivals(steps=(RateStep(Rate(0.0), 1.0), RateStep(Rate(2000.0, 3600.0), 86_400.0)))),
     ],
 )  # fmt: skip
 def test_arrivals(text: str, arrivals: Arrivals) -> None:

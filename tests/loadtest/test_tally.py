@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.report.records import Result, Run, Slo, Window
+from loadtest.report.records import RequestResult, Run, Slo, Window
 from loadtest.report.summary import Ending, missed, summarise
 from loadtest.report.tally import REASONS, Tally, Timeline, tallies_of
 from tests.loadtest.made_runs import a_result
@@ -13,19 +13,19 @@ WINDOW = Window(duration=30.0, warmup=5.0, cooldown=5.0)  # 20 s are measured
 SLOS = (Slo(class_name="interactive", ttft=0.2, attainment=0.75), Slo(class_name="batch", e2e=60.0))
 
 
-def at(time: float, **fields: object) -> Result:
+def at(time: float, **fields: object) -> RequestResult:
     """The result of `made_runs`, all of it moved to `time`."""
     by = time - 10.0
     moved = {"at": time, "sent": 10.001 + by, "first_token": 10.2 + by, "finished": 10.51 + by}
     return a_result(**moved | fields)
 
 
-def refused(time: float, **fields: object) -> Result:
+def refused(time: float, **fields: object) -> RequestResult:
     nothing = {"first_token": 0.0, "completion_tokens": 0, "gaps": ()}
     return at(time, **nothing | {"status": 503, "outcome": "overloaded", "reason": "queue full"} | fields)
 
 
-def a_run(*results: Result, slos: tuple[Slo, ...] = SLOS) -> Run:
+def a_run(*results: RequestResult, slos: tuple[Slo, ...] = SLOS) -> Run:
     return Run(name="weir", rate=1.0, window=WINDOW, slos=slos, results=results)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.lab.dst.case import Call, Case, Event, Helper, Machine, Reload
+from loadtest.lab.dst.case import Call, Case, EngineSpec, Event, Helper, Reload
 from loadtest.lab.dst.command import Outcome, attempt, case, command, explore, failures, kind, main, shrink
 from loadtest.lab.dst.policy import DAYS
 from loadtest.simulate.simulation import Fault
@@ -154,7 +154,7 @@ def test_what_cannot_be_understood_is_refused(argv: list[str], capsys: pytest.Ca
 
 # -- what has been found ----------------------------------------------------------------------------------------------
 
-MACHINE = Machine(model="sim", blocks=40, sequences=4, step=1 / 32, prefill=0.0, jitter=0.0)
+MACHINE = EngineSpec(model="sim", blocks=40, sequences=4, step=1 / 32, prefill=0.0, jitter=0.0)
 POLICY: dict[str, Any] = {
     "version": 1,
     "limits": {"global": {"requests": DAYS, "tokens": DAYS}},

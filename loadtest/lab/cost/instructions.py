@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 
-from loadtest.clients.stub import Load, serve_stub
+from loadtest.clients.stub import StubLoad, serve_stub
 from loadtest.lab.cost.overhead import ENGINE_PORT, answers_calls
 from loadtest.processes import Child, ChildError
 
@@ -34,7 +34,7 @@ POLICY = "version: 1\nfleet: {poll: 60s, health: 60s}\n"
 TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
-class Counted:
+class CallgrindGateway:
     """A gateway under callgrind. `count` runs a load; its value is the instructions spent meanwhile."""
 
     def __init__(self, tree: Path, folder: Path) -> None:
@@ -52,7 +52,7 @@ class Counted:
         ]
         self._child = Child("gateway", command, folder / "output")
 
-    def __enter__(self) -> Counted:
+    def __enter__(self) -> CallgrindGateway:
         try:
             self._child.wait(lambda: answers_calls(PORT), 180.0, "an answer under valgrind", every=1.0)
         except BaseException:
@@ -63,7 +63,7 @@ class Counted:
     def __exit__(self, *_: object) -> None:
         self._child.stop()
 
-    def count(self, load: Load) -> int:
+    def count(self, load: StubLoad) -> int:
         self._dump()
         result = uvloop.run(load.run(PORT, WITHIN))
         if result.errors:
@@ -84,10 +84,10 @@ class Counted:
 
 def measure(tree: Path) -> tuple[float, float]:
     """Instructions per JSON request, and per event of a stream."""
-    with tempfile.TemporaryDirectory(prefix="instructions-") as folder, Counted(tree, Path(folder)) as gateway:
-        gateway.count(Load(requests=WARM, connections=8))
-        few, many = (gateway.count(Load(requests=n, connections=8)) for n in (FEW, MANY))
-        short, long = (gateway.count(Load(requests=10, connections=10, tokens=n)) for n in STREAMS)
+    with tempfile.TemporaryDirectory(prefix="instructions-") as folder, CallgrindGateway(tree, Path(folder)) as gateway:
+        gateway.count(StubLoad(requests=WARM, connections=8))
+        few, many = (gateway.count(StubLoad(requests=n, connections=8)) for n in (FEW, MANY))
+        short, long = (gateway.count(StubLoad(requests=10, connections=10, tokens=n)) for n in STREAMS)
     return (many - few) / (MANY - FEW), (long - short) / (10 * (STREAMS[1] - STREAMS[0]))
 
 

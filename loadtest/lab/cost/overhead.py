@@ -24,7 +24,7 @@ from pathlib import Path
 
 import uvloop
 
-from loadtest.clients.stub import Load, LoadResult, serve_stub
+from loadtest.clients.stub import LoadResult, StubLoad, serve_stub
 from loadtest.processes import Child, ChildError
 
 ENGINE_PORT = 19301
@@ -116,14 +116,14 @@ def answers_calls(port: int) -> bool:
         return False
 
 
-class Server:
+class ServerUnderTest:
     """One server under test, alone on core 0. Raises ChildError."""
 
     def __init__(self, command: list[str], port: int) -> None:
         self.port = port
         self.child = Child(command[0], ["taskset", "-c", "0", *command], Path(os.devnull))
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> ServerUnderTest:
         try:
             self.child.wait(lambda: answers_calls(self.port), 60.0, f"200 on port {self.port}", every=0.1)
         except BaseException:
@@ -134,7 +134,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.child.stop()
 
-    def load(self, load: Load) -> tuple[LoadResult, float]:
+    def load(self, load: StubLoad) -> tuple[LoadResult, float]:
         """The result, and CPU seconds of the server meanwhile."""
         before = cpu_seconds(self.child.pid)
         result = uvloop.run(load.run(self.port))
@@ -142,23 +142,23 @@ class Server:
 
 
 def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bool) -> None:
-    with Server(command(port), port) as server:
-        server.load(Load(requests=500, connections=64))
-        plain, cpu = server.load(Load(requests=6000, connections=64))
+    with ServerUnderTest(command(port), port) as server:
+        server.load(StubLoad(requests=500, connections=64))
+        plain, cpu = server.load(StubLoad(requests=6000, connections=64))
         row.setdefault("us/request", []).append(cpu / plain.finished * 1e6)
-        stream, cpu = server.load(Load(requests=200, connections=100, tokens=60))
+        stream, cpu = server.load(StubLoad(requests=200, connections=100, tokens=60))
         row.setdefault("us/event", []).append(cpu / stream.events * 1e6)
         row.setdefault("errors", []).append(plain.errors + stream.errors)
         if own:
             before = memory(server.child.pid)
             uvloop.run(open_streams(server, row, before))
-            refused, cpu = server.load(Load(requests=6000, connections=64, model="nobody"))
+            refused, cpu = server.load(StubLoad(requests=6000, connections=64, model="nobody"))
             row.setdefault("refusals/s/core", []).append(refused.finished / cpu)
 
 
-async def open_streams(server: Server, row: dict[str, list[float]], before: int) -> None:
+async def open_streams(server: ServerUnderTest, row: dict[str, list[float]], before: int) -> None:
     """Memory while 1,000 streams are open, over memory before, per stream."""
-    load = Load(requests=1000, connections=1000, tokens=400)
+    load = StubLoad(requests=1000, connections=1000, tokens=400)
     running = asyncio.ensure_future(load.run(server.port))
     await load.all_streaming.wait()
     row.setdefault("KiB/stream", []).append((memory(server.child.pid) - before) / 1000 / 1024)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from gateway.core.request.outcome import Record
+from loadtest.clients.retries import Clients
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.books import Charges, Ledger
 from loadtest.lab.dst.case import KEYS, Call, Case
@@ -15,7 +16,7 @@ from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
 from loadtest.lab.dst.parts import planned
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget
-from loadtest.simulate.simulated_client import Clients, Life, Try
+from loadtest.simulate.simulated_client import Life, Try
 
 if TYPE_CHECKING:
     from gateway.decider.call_log import CallLog

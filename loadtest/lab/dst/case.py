@@ -78,7 +78,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
 Event = Call | Fault | Reload | Hand | Word
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine: sizes in blocks of 16 tokens and sequences; seconds per step and per prompt token."""
 
     model: str
@@ -92,7 +92,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 class Helper(msgspec.Struct, frozen=True, kw_only=True):
     """One sidecar: its profiles' engines, which of them run at first, and the seconds it takes to have one ready."""
 
-    engines: tuple[Machine, ...]
+    engines: tuple[EngineSpec, ...]
     running: tuple[bool, ...]
     takes: float
 
@@ -106,8 +106,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: int
     policy: str
-    fixed: tuple[Machine, ...]
-    extra: tuple[Machine, ...]
+    fixed: tuple[EngineSpec, ...]
+    extra: tuple[EngineSpec, ...]
     sidecars: tuple[Helper, ...]
     events: tuple[Event, ...]  # in order of time
     numbers: tuple[int, ...]  # of the events, in the whole case

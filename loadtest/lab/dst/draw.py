@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from loadtest.lab.dst.case import KEYS, Call, Case, Event, Hand, Helper, Machine, Reload, Word
+from loadtest.lab.dst.case import KEYS, Call, Case, EngineSpec, Event, Hand, Helper, Reload, Word
 from loadtest.lab.dst.policy import Traits
 from loadtest.simulate.simulation import Fault
 
@@ -64,8 +64,8 @@ def case(seed: int) -> Case:
     )
 
 
-def _machine(rng: random.Random, model: str) -> Machine:
-    return Machine(
+def _machine(rng: random.Random, model: str) -> EngineSpec:
+    return EngineSpec(
         model=model,
         blocks=rng.choice((40, 60, 100, 160)),
         sequences=rng.choice((2, 4, 8)),

@@ -8,7 +8,7 @@ import msgspec
 
 from loadtest.engine.engine import EngineConfig
 from loadtest.engine.latency import Profile
-from loadtest.lab.dst.case import Call, Machine
+from loadtest.lab.dst.case import Call, EngineSpec
 from loadtest.load.prompts import PATHS
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
@@ -48,7 +48,7 @@ def planned(number: int, call: Call) -> Planned:
     return Planned(call.at, call.class_name, msgspec.json.encode(body), fields, path=PATHS[call.kind])
 
 
-def engine_of(machine: Machine, seed: int) -> MemoryEngine:
+def engine_of(machine: EngineSpec, seed: int) -> MemoryEngine:
     """The simulated engine that a machine is."""
     profile = Profile(
         base=machine.step,

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from gateway.core.engines.cache_age import Residency
 from gateway.core.engines.fleet import Engine
+from loadtest.clients.retries import Clients
 from loadtest.engine.cache_log import CacheLog
 from loadtest.lab.figures.runs import an_engine
 from loadtest.load.lengths import Length, LogNormal
@@ -29,15 +30,15 @@ from loadtest.load.workload import Kind, Planned, Prefix, Sessions
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.simulated_client import Clients, Try
-from loadtest.simulate.simulation import Result, Run
+from loadtest.simulate.simulated_client import Try
+from loadtest.simulate.simulation import RunResult, SimulationRun
 
 EVERY = 0.05  # seconds
 EVENTS = "events"
 MODES = ("10s", "1m", "10m", "1h", EVENTS)  # 10m is the default
 
 
-class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+class ConversationLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations that begin at `rate` per second on engines of so many KV `blocks`; `think`: the median of the
     seconds between two turns, log-normal with `sigma`. `warm` of the `seconds` are not counted."""
 
@@ -52,22 +53,22 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SCENARIOS = {
-    "busy": Scenario(
+    "busy": ConversationLoad(
         what="a busy hour: caches turn over in 15 s",
         blocks=(4096,) * 4, rate=1.8, think=40.0, sigma=1.2, seconds=1000.0, warm=300.0,
     ),
-    "uneven": Scenario(
+    "uneven": ConversationLoad(
         what="engines of 2,048 to 16,384 blocks: 10 to 40 s",
         blocks=(2048, 2048, 8192, 16_384), rate=1.5, think=40.0, sigma=1.2, seconds=1200.0, warm=400.0,
     ),
-    "slow": Scenario(
+    "slow": ConversationLoad(
         what="people who come back after 10 minutes: 10 minutes and more",
         blocks=(16_384,) * 4, rate=0.15, think=600.0, sigma=1.0, said=200, seconds=14_400.0, warm=5000.0,
     ),
 }  # fmt: skip
 
 
-def calls(scenario: Scenario, seed: int) -> Iterator[Planned]:
+def calls(scenario: ConversationLoad, seed: int) -> Iterator[Planned]:
     """The first turns of conversations whose turns are far apart: log-normal, a few come late and some very late."""
     session = Sessions(turns=Length(geometric=8.5), think=scenario.think, spread=scenario.sigma)
     said = Length(log_normal=LogNormal(scenario.said), least=16)
@@ -95,10 +96,10 @@ class Events:
         self._loop.call_later(EVERY, self._tell)
 
 
-def run(scenario: Scenario, mode: str, seed: int) -> Result:
+def run(scenario: ConversationLoad, mode: str, seed: int) -> RunResult:
     """One scenario, with `events` or with a ttl such as `10m`."""
 
-    async def main() -> Result:
+    async def main() -> RunResult:
         engines = [an_engine(seed * 100 + number, blocks=blocks) for number, blocks in enumerate(scenario.blocks)]
         policy = b"" if mode == EVENTS else b"routing: {affinity_ttl: %b}" % mode.encode()
         target = GatewayTarget(policy, engines, seed=seed)
@@ -106,7 +107,9 @@ def run(scenario: Scenario, mode: str, seed: int) -> Result:
             for engine, memory in zip(target.gateway.fleet, engines, strict=True):
                 Events(engine, memory)
         clients = Clients(retries=0)
-        return await Run(engines, target, calls(scenario, seed), clients=clients, seed=seed).until(scenario.seconds)
+        return await SimulationRun(engines, target, calls(scenario, seed), clients=clients, seed=seed).until(
+            scenario.seconds
+        )
 
     return vtime.run(main())
 

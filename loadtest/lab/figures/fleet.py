@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from loadtest.lab.figures.runs import BLOCKS, MIX, Outcome, Setting
+from loadtest.clients.retries import Clients
+from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Setting
 from loadtest.lab.figures.table import Row, measured, percent
 from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import poisson
 from loadtest.load.workload import Kind, Prefix, Sessions
 from loadtest.report.stats import quantile
-from loadtest.simulate.simulated_client import Clients, Try
+from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import Fault
 
 SESSIONS = 1.25  # that begin per second and engine: their prompts about fill the engines' caches
@@ -26,7 +27,7 @@ AFTER = 90.0  # seconds a run with a fault goes on, so that what hangs can time 
 def row10(setting: Setting) -> list[Row]:
     """Cached over prompt tokens, of every answer but those at the start."""
 
-    def hits(outcome: Outcome) -> float:
+    def hits(outcome: Measured) -> float:
         done = [t for t in measured(setting, outcome) if t.outcome == "ok"]
         return sum(t.cached_tokens for t in done) / max(1, sum(t.prompt_tokens for t in done))
 

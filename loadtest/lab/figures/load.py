@@ -8,28 +8,28 @@ and output per second of the measured part of the run, over the capacity.
 
 from __future__ import annotations
 
-from loadtest.lab.figures.runs import MIX, Outcome, Setting, in_time, tokens
+from loadtest.clients.retries import Clients
+from loadtest.lab.figures.runs import MIX, Measured, Setting, in_time, tokens
 from loadtest.lab.figures.table import Row, measured, percent
 from loadtest.load.plan import poisson
 from loadtest.report.stats import quantile
-from loadtest.simulate.simulated_client import Clients
 
 FACTORS = (2.0, 5.0, 10.0)
 
 
-def goodput(setting: Setting, outcome: Outcome, *, first: bool = False) -> float:
+def goodput(setting: Setting, outcome: Measured, *, first: bool = False) -> float:
     """Tokens of tries in time, per second, over the capacity. `first`: only of calls answered at their first try."""
     good = [t for t in measured(setting, outcome) if in_time(t, setting.targets) and not (first and t.number > 1)]
     return sum(map(tokens, good)) / setting.measured / setting.saturated().tokens
 
 
-def throughput(setting: Setting, outcome: Outcome) -> float:
+def throughput(setting: Setting, outcome: Measured) -> float:
     """Tokens of all answers, in time or not, per second, over the capacity."""
     done = [t for t in measured(setting, outcome) if t.outcome == "ok"]
     return sum(map(tokens, done)) / setting.measured / setting.saturated().tokens
 
 
-def late(setting: Setting, outcome: Outcome) -> float:
+def late(setting: Setting, outcome: Measured) -> float:
     """Of the tries an engine was given, the share that was not in time."""
     admitted = [t for t in measured(setting, outcome) if t.upstream > 0 and t.outcome != "left"]
     return sum(not in_time(t, setting.targets) for t in admitted) / max(1, len(admitted))
@@ -58,7 +58,7 @@ def row6(setting: Setting) -> list[Row]:
 
 
 def row7(setting: Setting) -> list[Row]:
-    def seen(outcome: Outcome) -> tuple[float, float, float]:
+    def seen(outcome: Measured) -> tuple[float, float, float]:
         firsts = [t for t in measured(setting, outcome) if t.class_name == "interactive" and t.number == 1]
         share = sum(t.outcome == "ok" for t in firsts) / max(1, len(firsts))
         prompt = sum(in_time(t, setting.targets) for t in firsts) / max(1, len(firsts))

@@ -26,9 +26,9 @@ import msgspec
 
 from loadtest.die_with_parent import tie
 from loadtest.lab.figures.load import goodput, late
-from loadtest.lab.figures.picture_points import SIDES, Picture, Point, Share, Side, table
+from loadtest.lab.figures.picture_points import SIDES, ClassShare, Picture, Point, Side, table
 from loadtest.lab.figures.picture_svg import draw
-from loadtest.lab.figures.runs import BLOCKS, MIX, Capacity, InMemory, Outcome, Setting, in_time
+from loadtest.lab.figures.runs import BLOCKS, MIX, InMemory, Measured, Saturation, Setting, in_time
 from loadtest.lab.figures.table import measured
 from loadtest.simulate.round_robin import Direct, RoundRobin
 
@@ -49,12 +49,12 @@ TRAFFIC = tuple(msgspec.structs.replace(kind, share=share) for kind, share in zi
 FOLDER = Path(__file__).parent
 
 
-def capacity_of(seed: int, engines: int, blocks: int = BLOCKS) -> Capacity:
+def capacity_of(seed: int, engines: int, blocks: int = BLOCKS) -> Saturation:
     """What the engines can do of this traffic at most."""
     return Setting(engines=engines, seed=seed, mix=TRAFFIC, blocks=blocks, known={}).saturated()
 
 
-def measure(side: Side, factor: float, seed: int, engines: int, capacity: Capacity, blocks: int = BLOCKS) -> Point:
+def measure(side: Side, factor: float, seed: int, engines: int, capacity: Saturation, blocks: int = BLOCKS) -> Point:
     """One run at `factor` times the capacity."""
     place = InMemory(Direct if side == "direct" else RoundRobin)
     setting = Setting(engines=engines, seed=seed, mix=TRAFFIC, place=place, capacity=capacity, blocks=blocks, known={})
@@ -70,13 +70,13 @@ def measure(side: Side, factor: float, seed: int, engines: int, capacity: Capaci
     )
 
 
-def share_of(setting: Setting, outcome: Outcome, class_name: str) -> Share:
+def share_of(setting: Setting, outcome: Measured, class_name: str) -> ClassShare:
     """What a class asked for and got."""
     own = [tried for tried in outcome.result.tries if tried.class_name == class_name]
     offered = sum(tried.number == 1 and setting.warm <= tried.intended < setting.ends for tried in own)
     good = [tried for tried in measured(setting, outcome)
             if tried.class_name == class_name and in_time(tried, setting.targets)]  # fmt: skip
-    return Share(offered, len(good), sum(tried.number == 1 for tried in good))
+    return ClassShare(offered, len(good), sum(tried.number == 1 for tried in good))
 
 
 def measured_all(seeds: Sequence[int], engines: int, workers: int, blocks: int = BLOCKS) -> Iterator[Picture | Point]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.lab.figures.runs import Capacity
+from loadtest.lab.figures.runs import Saturation
 
 Side = Literal["weir", "direct", "round_robin"]
 SIDES: tuple[Side, ...] = ("weir", "direct", "round_robin")
@@ -15,7 +15,7 @@ TITLES: dict[str, str] = {"weir": "Weir", "direct": "direct", "round_robin": "ro
 TABLED = (0.5, 1.0, 2.0, 5.0, 10.0)  # loads of the table
 
 
-class Share(msgspec.Struct, frozen=True):
+class ClassShare(msgspec.Struct, frozen=True):
     """Of one class, in the measured part: calls that were to be sent for the first time, tries that were in time, and
     those of them that were first tries."""
 
@@ -34,14 +34,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float
     first: float
     late: float
-    classes: dict[str, Share]
+    classes: dict[str, ClassShare]
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """What picture.json holds. `capacity`: of all engines together, by seed."""
 
     engines: int
-    capacity: dict[int, Capacity]
+    capacity: dict[int, Saturation]
     points: list[Point]
 
 

@@ -15,18 +15,18 @@ from typing import Any, Protocol
 
 import msgspec
 
+from loadtest.clients.retries import Clients
 from loadtest.engine.engine import engine_config
 from loadtest.engine.latency import profiles
 from loadtest.load.lengths import Length
 from loadtest.load.plan import poisson
 from loadtest.load.workload import Kind, Planned
 from loadtest.simulate import vtime
-from loadtest.simulate.inprocess import GatewayTarget, Target, targets_of
+from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.round_robin import RoundRobin
-from loadtest.simulate.simulated_client import Clients, Try
-from loadtest.simulate.simulated_client import Target as Where
-from loadtest.simulate.simulation import Fault, Result, Run, Watched
+from loadtest.simulate.simulated_client import Transport, Try
+from loadtest.simulate.simulation import Fault, RunResult, SimulationRun, Watched
 
 PROFILE = "a100-8b"
 BLOCKS = 8192
@@ -38,7 +38,7 @@ MIX = (  # as scenarios/mixed.yaml has it
 SWEEP = (176, 208, 240, 256)  # closed-loop clients per engine
 
 
-class Capacity(msgspec.Struct, frozen=True):
+class Saturation(msgspec.Struct, frozen=True):
     """Per second, over all engines. `clients`: per engine, where it was reached."""
 
     tokens: float
@@ -46,14 +46,14 @@ class Capacity(msgspec.Struct, frozen=True):
     clients: int
 
 
-class Outcome(msgspec.Struct):
+class Measured(msgspec.Struct):
     """One run, of which the tries that ended after the warm-up are kept.
 
     `left_over`: what its gateway left behind (empty: nothing). `again`: calls sent again after their first byte.
     `cpu`: seconds of this process. `sent`: all tries.
     """
 
-    result: Result
+    result: RunResult
     left_over: list[str]
     again: int
     cpu: float = 0.0
@@ -74,23 +74,23 @@ async def _nothing() -> list[str]:
     return []
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """Where a run takes place. `left_over` tells what the gateway has left behind, in words; `again` counts calls that
-    were sent again after their first byte."""
+class Testbed(msgspec.Struct, frozen=True):
+    """Engines and transport of one run. `left_over` tells what the gateway has left behind, in words; `again` counts
+    calls that were sent again after their first byte."""
 
     engines: Sequence[Watched]
-    target: Where
+    target: Transport
     left_over: Callable[[], Coroutine[Any, Any, list[str]]] = _nothing
     again: Callable[[], int] = lambda: 0
 
 
 class Runner(Protocol):
-    """Where runs take place."""
+    """Event loop and engines for runs."""
 
-    def run(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
+    def run(self, main: Coroutine[Any, Any, Measured]) -> Measured:
         """To the end, on an event loop whose time begins with the run."""
 
-    def stage(self, shape: Shape, policy: bytes, seed: int) -> AbstractAsyncContextManager[Stage]:
+    def stage(self, shape: Shape, policy: bytes, seed: int) -> AbstractAsyncContextManager[Testbed]:
         """The engines, and what stands before them, for one run."""
 
 
@@ -98,26 +98,26 @@ class InMemory(msgspec.Struct, frozen=True):
     """In this process and in virtual time. `without`: who carries calls where there is no gateway; `made`: an engine,
     of its number, a shape and a seed."""
 
-    without: Callable[[Sequence[MemoryEngine]], Where] = RoundRobin
+    without: Callable[[Sequence[MemoryEngine]], Transport] = RoundRobin
     made: Callable[[int, Shape, int], MemoryEngine] = lambda number, shape, seed: an_engine(
         seed, shape.size, shape.blocks
     )
 
-    def run(self, main: Coroutine[Any, Any, Outcome]) -> Outcome:
+    def run(self, main: Coroutine[Any, Any, Measured]) -> Measured:
         return vtime.run(main)
 
     @asynccontextmanager
-    async def stage(self, shape: Shape, policy: bytes, seed: int) -> AsyncIterator[Stage]:
+    async def stage(self, shape: Shape, policy: bytes, seed: int) -> AsyncIterator[Testbed]:
         engines = [self.made(number, shape, seed * 100 + number) for number in range(shape.engines)]
         if not shape.gateway:
-            yield Stage(engines, self.without(engines))
+            yield Testbed(engines, self.without(engines))
             return
         target = GatewayTarget(policy, engines, seed=seed)
 
         async def left_over() -> list[str]:
             return target.left_over()
 
-        yield Stage(engines, target, left_over, lambda: target.sends.again)
+        yield Testbed(engines, target, left_over, lambda: target.sends.again)
 
 
 class Setting(msgspec.Struct, kw_only=True):
@@ -136,10 +136,10 @@ class Setting(msgspec.Struct, kw_only=True):
     sweep: tuple[int, ...] = SWEEP
     mix: tuple[Kind, ...] = MIX
     progress: Callable[[str, float], None] = lambda what, share: None
-    known: dict[str, Outcome] = {}
-    capacity: Capacity | None = None
+    known: dict[str, Measured] = {}
+    capacity: Saturation | None = None
     tries: int = 0
-    targets: dict[str, Target] = {}
+    targets: dict[str, ClassTarget] = {}
 
     def __post_init__(self) -> None:
         self.targets = targets_of(self.policy)
@@ -151,7 +151,7 @@ class Setting(msgspec.Struct, kw_only=True):
     def ends(self) -> float:
         return self.warm + self.measured
 
-    def saturated(self) -> Capacity:
+    def saturated(self) -> Saturation:
         """The capacity, measured once."""
         if self.capacity is None:
             found = []
@@ -160,19 +160,19 @@ class Setting(msgspec.Struct, kw_only=True):
                 run = self.run(f"capacity, {clients} clients an engine", calls, closed=clients, gateway=False)
                 done = [t for t in run.result.tries if t.outcome == "ok" and t.finished >= self.warm]
                 seconds = self.measured
-                found.append(Capacity(sum(map(tokens, done)) / seconds, len(done) / seconds, clients))
+                found.append(Saturation(sum(map(tokens, done)) / seconds, len(done) / seconds, clients))
             self.capacity = max(found, key=lambda capacity: capacity.tokens)
         return self.capacity
 
     def overload(
         self, factor: float, *, gateway: bool = True, clients: Clients | None = None, name: str = ""
-    ) -> Outcome:
+    ) -> Measured:
         """The mix at `factor` times the capacity, with retrying clients; run once per name."""
         what = f"{factor:g}x load{'' if gateway else ', round robin'}{name}"
         calls = poisson(self.mix, factor * self.saturated().calls, self.ends, self.seed)
         return self.run(what, calls, gateway=gateway, clients=clients)
 
-    def crowded(self, *, gateway: bool = True) -> Outcome:
+    def crowded(self, *, gateway: bool = True) -> Measured:
         """Ten times the capacity, of which the interactive class asks for half the capacity."""
         rest = 1.0 - 0.05
         kinds = tuple(
@@ -196,7 +196,7 @@ class Setting(msgspec.Struct, kw_only=True):
         grace: float = 0.0,
         big: bool = False,
         blocks: int | None = None,
-    ) -> Outcome:
+    ) -> Measured:
         """One run of this setting's engines (or of one that is as `big` as all of them), kept by its name."""
         known = self.known.get(what)
         if known is None:
@@ -222,10 +222,10 @@ class Setting(msgspec.Struct, kw_only=True):
         closed: int,
         ends: float,
         grace: float,
-    ) -> Outcome:
+    ) -> Measured:
         waits = Clients(patience={name: target.deadline for name, target in self.targets.items()})
         async with self.place.stage(shape, self.policy, self.seed) as stage:
-            run = Run(
+            run = SimulationRun(
                 stage.engines,
                 stage.target,
                 calls,
@@ -236,7 +236,7 @@ class Setting(msgspec.Struct, kw_only=True):
                 progress=lambda now: self.progress(what, now / ends),
             )
             result = await run.until(ends, grace=grace)
-            return Outcome(result, await stage.left_over(), stage.again())
+            return Measured(result, await stage.left_over(), stage.again())
 
 
 def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:
@@ -253,7 +253,7 @@ def tokens(tried: Try) -> int:
     return tried.prompt_tokens + tried.completion_tokens
 
 
-def in_time(tried: Try, targets: dict[str, Target]) -> bool:
+def in_time(tried: Try, targets: dict[str, ClassTarget]) -> bool:
     """Whether a try was answered well and within its class's two targets, counted from its sending."""
     target = targets[tried.class_name]
     return (

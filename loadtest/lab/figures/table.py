@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from loadtest.lab.figures.runs import Outcome, Setting
+from loadtest.lab.figures.runs import Measured, Setting
 from loadtest.report.stats import quantile
 from loadtest.simulate.simulated_client import Try
 
@@ -68,7 +68,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %" if 0.9 < share < 1.0 or share < 0.1 else f"{100 * share:.1f} %"
 
 
-def measured(setting: Setting, outcome: Outcome) -> list[Try]:
+def measured(setting: Setting, outcome: Measured) -> list[Try]:
     """The tries that ended in the measured part of a run."""
     return [tried for tried in outcome.result.tries if setting.warm <= tried.finished < setting.ends]
 

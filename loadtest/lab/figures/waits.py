@@ -14,7 +14,7 @@ import msgspec
 
 from loadtest.engine.engine import engine_config
 from loadtest.engine.latency import profiles
-from loadtest.lab.figures.runs import BLOCKS, InMemory, Outcome, Setting, Shape
+from loadtest.lab.figures.runs import BLOCKS, InMemory, Measured, Setting, Shape
 from loadtest.lab.figures.table import Row
 from loadtest.load.plan import poisson
 from loadtest.report.stats import quantile
@@ -28,7 +28,7 @@ MEDIAN = (0.2, 0.2)
 P95 = (0.5, 1.0)
 
 
-class Engines(msgspec.Struct, frozen=True):
+class Regime(msgspec.Struct, frozen=True):
     """One regime: a `profile` for each engine, with so many KV blocks (0: its own), asked `rate` times a second, which
     is about twice what they can do."""
 
@@ -43,10 +43,10 @@ class Engines(msgspec.Struct, frozen=True):
 
 
 REGIMES = (
-    Engines("KV binds", (("a100-8b", BLOCKS // 2),) * 4, 90.0),
-    Engines("sequences bind", (("a100-8b", 0),) * 4, 140.0),
-    Engines("one small engine", (("l4-8b-fp8", 0),), 4.0),
-    Engines("mixed fleet", (("a100-8b", 0), ("a100-8b", BLOCKS // 2), ("h100-8b", 0), ("l4-8b-fp8", 0)), 150.0),
+    Regime("KV binds", (("a100-8b", BLOCKS // 2),) * 4, 90.0),
+    Regime("sequences bind", (("a100-8b", 0),) * 4, 140.0),
+    Regime("one small engine", (("l4-8b-fp8", 0),), 4.0),
+    Regime("mixed fleet", (("a100-8b", 0), ("a100-8b", BLOCKS // 2), ("h100-8b", 0), ("l4-8b-fp8", 0)), 150.0),
 )
 
 
@@ -55,7 +55,7 @@ def waits(setting: Setting) -> list[Row]:
     return [row for regime in REGIMES for row in _of(setting, regime)]
 
 
-def _of(setting: Setting, regime: Engines) -> list[Row]:
+def _of(setting: Setting, regime: Regime) -> list[Row]:
     what = f"waits, {regime.name}"
     ends = setting.warm + LASTS * setting.measured
     own = msgspec.structs.replace(setting, engines=len(regime.each), place=InMemory(made=regime.made))
@@ -70,7 +70,7 @@ def _of(setting: Setting, regime: Engines) -> list[Row]:
     return rows
 
 
-def foretold(outcome: Outcome, class_name: str, since: float, until: float) -> list[Try]:
+def foretold(outcome: Measured, class_name: str, since: float, until: float) -> list[Try]:
     """The tries of a class that were sent in this time, met a queue, and were given to an engine."""
     return [
         tried

@@ -17,14 +17,14 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.protocol import CapacityReport, Demand, DemandReport, ModelReport
-from loadtest.lab.residency.residents import Engine, Engines
+from loadtest.lab.residency.residents import ResidentEngine, ResidentEngines
 from sidecar.residency.manager import Manager
 
 TELL_EVERY = 1.0  # seconds between two reports to a gateway
 UNKNOWN = 5.0  # seconds of Retry-After where nobody knows better, as the gateway's
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a call ended. `served`: an engine had it after `waited` seconds; `broken`: the engine ended under it, and
     `how` says how (`hung` where it had hung before); `astray`: it was sent to one that did not serve; `refused` after
     `waited` seconds, with a `retry_after`; or `expired`. `foretold`: seconds that it would wait, by the first word on
@@ -37,11 +37,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     foretold: float = 0.0
 
 
-class Callers:
+class ModelCallers:
     """One gateway's calls to the models of `manager`. `cut`: no report reaches it, and it asks for nothing. `late`:
     seconds that a report takes to reach it."""
 
-    def __init__(self, manager: Manager, engines: Engines, name: str = "gateway") -> None:
+    def __init__(self, manager: Manager, engines: ResidentEngines, name: str = "gateway") -> None:
         self.manager = manager
         self.name = name
         self.cut = False
@@ -89,7 +89,7 @@ class Callers:
         )
         return DemandReport(gateway=self.name, boot="boot", sequence=report.sequence, demands=demands)
 
-    async def call(self, model: str, seconds: float, patience: float = math.inf) -> Answer:
+    async def call(self, model: str, seconds: float, patience: float = math.inf) -> CallOutcome:
         """One call that an engine needs `seconds` for and that waits for its model no longer than `patience`."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -105,15 +105,15 @@ class Callers:
         waited = loop.time() - began
         engine = self._engines.all[model]
         if not engine.alive_now:
-            return Answer(ending="broken", waited=waited, how="gone")
+            return CallOutcome(ending="broken", waited=waited, how="gone")
         if not engine.serves:
-            return Answer(ending="astray", waited=waited)
+            return CallOutcome(ending="astray", waited=waited)
         await self._sent(model, engine, seconds)
         if engine.alive_now:
-            return Answer(ending="served", waited=waited, foretold=sum(foretold))
-        return Answer(ending="broken", waited=waited, how="hung" if engine.hung else engine.process.result())
+            return CallOutcome(ending="served", waited=waited, foretold=sum(foretold))
+        return CallOutcome(ending="broken", waited=waited, how="hung" if engine.hung else engine.process.result())
 
-    async def _held(self, model: str, began: float, until: float, foretold: list[float]) -> Answer | None:
+    async def _held(self, model: str, began: float, until: float, foretold: list[float]) -> CallOutcome | None:
         """Until the model can be called; or why it cannot. The seconds that its last report said go to `foretold`."""
         loop = asyncio.get_running_loop()
         asked = self.cut
@@ -123,21 +123,21 @@ class Callers:
             if known is not None and not self.cut:
                 if known.ready_in is None:
                     retry_after = UNKNOWN if known.retry_in is None else known.retry_in
-                    return Answer(ending="refused", waited=waited, retry_after=retry_after)
+                    return CallOutcome(ending="refused", waited=waited, retry_after=retry_after)
                 if not asked:
                     asked = True
                     self.manager.ensure(model)
                     foretold.append(known.ready_in)
                 if loop.time() + known.ready_in > until:
-                    return Answer(ending="refused", waited=waited, retry_after=known.ready_in)
+                    return CallOutcome(ending="refused", waited=waited, retry_after=known.ready_in)
             try:
                 async with asyncio.timeout_at(until if until < math.inf else None):
                     await self._news.wait()
             except TimeoutError:
-                return Answer(ending="expired", waited=loop.time() - began)
+                return CallOutcome(ending="expired", waited=loop.time() - began)
         return None
 
-    async def _sent(self, model: str, engine: Engine, seconds: float) -> None:
+    async def _sent(self, model: str, engine: ResidentEngine, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         self.in_flight[model] += 1
         engine.requests += 1

@@ -13,7 +13,7 @@ from collections import Counter
 
 import msgspec
 
-from loadtest.lab.residency.callers import Answer, Callers
+from loadtest.lab.residency.callers import CallOutcome, ModelCallers
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, file
 from sidecar.residency.manager import Refused
@@ -131,7 +131,7 @@ def _calm(site: Site) -> None:
 async def _traffic(
     site: Site, rng: random.Random, found: Storm, blind: dict[str, float], ends: float, rate: float, patience: float
 ) -> None:
-    async def one(gateway: Callers, name: str, seconds: float) -> None:
+    async def one(gateway: ModelCallers, name: str, seconds: float) -> None:
         began = site.now
         try:
             async with asyncio.timeout(patience + seconds + HANG):
@@ -154,7 +154,7 @@ async def _traffic(
     await asyncio.gather(*calls)
 
 
-def _why(answer: Answer) -> str:
+def _why(answer: CallOutcome) -> str:
     """What should not have become of a call."""
     if answer.ending == "astray":
         return "was sent to an engine that does not serve"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from loadtest.lab.figures.table import Row, percent
-from loadtest.lab.residency.callers import Answer
+from loadtest.lab.residency.callers import CallOutcome
 from loadtest.lab.residency.faults import TEXT, TOTALS, models, storm
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
@@ -42,7 +42,7 @@ Progress = Callable[[str, float], None]
 Warmth = Callable[[ModelState, float], float]
 
 
-class Planned(msgspec.Struct, frozen=True):
+class PlannedCall(msgspec.Struct, frozen=True):
     """One call, `at` seconds after the start, that an engine needs `seconds` for."""
 
     at: float
@@ -50,10 +50,10 @@ class Planned(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Seen(msgspec.Struct):
+class ResidencyRun(msgspec.Struct):
     """One run: its answers, and how many models were loaded (started or woken) in how many seconds."""
 
-    answers: list[Answer]
+    answers: list[CallOutcome]
     loads: int
     seconds: float
 
@@ -74,16 +74,16 @@ class Seen(msgspec.Struct):
         return f"{percent(self.share)}, {self.mean:.2f} s, {quantile(self.waits, 0.99):.1f} s"
 
 
-def zipf(seed: int, rate: float, calls: int, seconds: float) -> list[Planned]:
+def zipf(seed: int, rate: float, calls: int, seconds: float) -> list[PlannedCall]:
     rng = random.Random(seed)  # noqa: S311 # a workload, no secrets
     at, planned = 0.0, []
     for _ in range(calls):
         at += rng.expovariate(rate)
-        planned.append(Planned(at, rng.choices(NAMES, ZIPF)[0], rng.expovariate(1 / seconds)))
+        planned.append(PlannedCall(at, rng.choices(NAMES, ZIPF)[0], rng.expovariate(1 / seconds)))
     return planned
 
 
-def belady(planned: Sequence[Planned]) -> Warmth:
+def belady(planned: Sequence[PlannedCall]) -> Warmth:
     """Minus the moment of the next call."""
     times = {name: [call.at for call in planned if call.model == name] for name in NAMES}
 
@@ -100,7 +100,7 @@ def lru(_: ModelState, __: float) -> float:
     return -math.inf
 
 
-async def _answered(site: Site, planned: Sequence[Planned], label: str, progress: Progress) -> list[Answer]:
+async def _answered(site: Site, planned: Sequence[PlannedCall], label: str, progress: Progress) -> list[CallOutcome]:
     begin, calls = site.now, []
     for call in planned:
         await asyncio.sleep(max(0.0, begin + call.at - site.now))
@@ -110,23 +110,23 @@ async def _answered(site: Site, planned: Sequence[Planned], label: str, progress
 
 
 def run(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedCall],
     label: str,
     progress: Progress,
     *,
     sleep: bool,
     hot: float = HOT,
     warmth: Warmth = ModelState.warmth,
-) -> Seen:
+) -> ResidencyRun:
     """Calls that wait as long as it takes, under one rule of eviction."""
 
-    async def whole() -> Seen:
+    async def whole() -> ResidencyRun:
         fields = dict.fromkeys(NAMES, "" if sleep else "sleep: null")
         async with opened(
             file(NAMES, 1, **fields), dict.fromkeys(NAMES, MODEL), ROOM, hot=hot, warmth=warmth, look_every=5.0
         ) as site:
             answers = await _answered(site, planned, label, progress)
-            return Seen(answers, _loads(site), site.now)
+            return ResidencyRun(answers, _loads(site), site.now)
 
     return vtime.run(whole())
 
@@ -169,11 +169,11 @@ def shares(seed: int, progress: Progress, scale: float) -> list[Row]:
     return rows
 
 
-async def _in_turn(count: int, label: str, progress: Progress, *, sleep: bool) -> tuple[Seen, Counter[bool]]:
+async def _in_turn(count: int, label: str, progress: Progress, *, sleep: bool) -> tuple[ResidencyRun, Counter[bool]]:
     """`count` calls, and of those that came back when they were told to, how many were served then."""
     back: Counter[bool] = Counter()
 
-    async def caller(site: Site, name: str) -> Answer:
+    async def caller(site: Site, name: str) -> CallOutcome:
         answer = await site.gateways[0].call(name, 1.0, PATIENCE)
         if answer.ending == "refused":
             await asyncio.sleep(answer.retry_after)
@@ -189,7 +189,7 @@ async def _in_turn(count: int, label: str, progress: Progress, *, sleep: bool) -
             progress(label, number / count)
             await asyncio.sleep(1.5)
         answers = await asyncio.gather(*calls)
-        return Seen(answers, _loads(site), site.now), back
+        return ResidencyRun(answers, _loads(site), site.now), back
 
 
 def turns(seed: int, progress: Progress, scale: float) -> list[Row]:
@@ -230,7 +230,7 @@ def rounds(seed: int, progress: Progress, scale: float) -> list[Row]:
     has loaded each once before; and whether what was foretold came true."""
     count = len(TURNS) * max(3, int(30 * scale))
 
-    async def whole() -> list[Answer]:
+    async def whole() -> list[CallOutcome]:
         async with opened(file(TURNS, 2), dict.fromkeys(TURNS, MODEL), ONE, ONE) as site:
             for name in TURNS:
                 await site.gateways[0].call(name, SHORT)

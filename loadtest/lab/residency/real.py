@@ -51,7 +51,7 @@ AWAKE = re.compile(r"^.*\ba is awake after ([0-9.]+) s", re.MULTILINE)
 Progress = Callable[[str, float], None]
 
 
-class Machine:
+class SidecarUnderTest:
     """A sidecar with four models on a GPU for two, and its gateway. `ready` once it is; `with` ends both."""
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +74,7 @@ class Machine:
             self.__exit__()
             raise
 
-    def __enter__(self) -> Machine:
+    def __enter__(self) -> SidecarUnderTest:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,13 +126,13 @@ def post(url: str, path: str, body: bytes, token: str = "") -> tuple[int, bytes]
 def rows(progress: Progress) -> list[Row]:
     """All of them. Raises ChildError."""
     with tempfile.TemporaryDirectory(prefix="weir-residency-") as folder:
-        with Machine(Path(folder)) as machine:
+        with SidecarUnderTest(Path(folder)) as machine:
             found = [_wakes(machine, progress), _idle(machine, progress)]
         found.append(_decision(Path(folder), progress))
     return found
 
 
-def _wakes(machine: Machine, progress: Progress) -> Row:
+def _wakes(machine: SidecarUnderTest, progress: Progress) -> Row:
     for number, name in enumerate(NAMES):
         machine.order(name, "ensure")
         machine.settled(name, "running")
@@ -158,7 +158,7 @@ def _wakes(machine: Machine, progress: Progress) -> Row:
     )
 
 
-def _idle(machine: Machine, progress: Progress) -> Row:
+def _idle(machine: SidecarUnderTest, progress: Progress) -> Row:
     if sorted(machine.models().values()) != ["running", "running", "sleeping", "sleeping"]:
         raise machine.sidecar.failure(f"has not two models awake and two asleep: {machine.models()}")
     began, used = time.monotonic(), machine.sidecar.cpu()
@@ -179,7 +179,7 @@ def _idle(machine: Machine, progress: Progress) -> Row:
 # -- from a report to a call at the engine ----------------------------------------------------------------------------
 
 
-class Engine:
+class InstantEngine:
     """Answers every call at once, in a thread of its own; `came`: when each of them reached it. `with` runs it."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Engine:
         self._listens = threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> InstantEngine:
         self._thread.start()
         self._listens.wait(10.0)
         return self
@@ -233,7 +233,7 @@ class Engine:
 def _decision(folder: Path, progress: Progress) -> Row:
     took = []
     with ExitStack() as stack:
-        engine = stack.enter_context(Engine())
+        engine = stack.enter_context(InstantEngine())
         gateway = Gateway(folder / "decision.log", "--policy", str(folder / "policy.yaml"), ready=False)
         stack.enter_context(gateway)
         token = _token(folder)

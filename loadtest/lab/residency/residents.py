@@ -1,8 +1,8 @@
 """Engines and GPU memory for the sidecar's manager without a process: for virtual time, hence for its figures and laws.
 
 What a real engine takes seconds for is `asyncio.sleep` here, by the numbers of the simulated engine; its memory is a
-number on a GPU. Everything that goes wrong on a machine can be made to go wrong: see `Faults`. What vLLM does not
-forgive, two engines of one GPU that start, sleep or wake at once, is written down in `Machine.overlaps`.
+number on a GPU. Everything that goes wrong on a machine can be made to go wrong: see `MachineFaults`. vLLM does not
+forgive two engines of one GPU that start, sleep or wake at once: `Machine.overlaps` has these.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     broken: str = ""
 
 
-class Faults(msgspec.Struct):
+class MachineFaults(msgspec.Struct):
     """What is wrong with a machine, to be changed at any time. `fail_start`, `fail_wake`, `fail_sleep`: so many of the
     next fail; `keep_asleep`: so many fall asleep and give nothing back; `oom`: so many starts run out of memory;
     `kept`: seconds for which ended engines' memory stays taken; `driver`: why the GPUs cannot be read; `slow`:
@@ -56,7 +56,7 @@ class Machine:
     def __init__(self, *totals: int) -> None:
         self.totals = totals
         self.held: dict[int, dict[int, int]] = {}
-        self.faults = Faults()
+        self.faults = MachineFaults()
         self.doing: dict[int, str] = {}  # GPU -> what is done there
         self.overlaps: list[str] = []
 
@@ -102,7 +102,7 @@ class Machine:
             self.held.pop(pid, None)
 
 
-class Engine:
+class ResidentEngine:
     """effects.Engine. `requests`: what runs in it; `hung`: it answers nothing; `serves`: a call sent to it now would be
     answered; `process` is done when it has ended."""
 
@@ -236,13 +236,13 @@ class Engine:
         return
 
 
-class Engines:
+class ResidentEngines:
     """effects.Engines on one machine; `all` that ever were, for whoever wants to harm one."""
 
     def __init__(self, machine: Machine, models: Mapping[str, Model]) -> None:
         self.machine = machine
         self.models = dict(models)
-        self.all: dict[str, Engine] = {}
+        self.all: dict[str, ResidentEngine] = {}
         self.starts: list[tuple[float, str]] = []  # (when, profile)
         self._pids = count(1000)
 
@@ -258,13 +258,15 @@ class Engines:
     def settings(self, profile: str) -> str:
         return msgspec.json.encode(self.models[profile]).decode()
 
-    async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> Engine:
+    async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> ResidentEngine:
         self.starts.append((asyncio.get_running_loop().time(), profile))
-        engine = Engine(self.machine, self.models[profile], next(self._pids), gpus, size, self.settings(profile))
+        engine = ResidentEngine(
+            self.machine, self.models[profile], next(self._pids), gpus, size, self.settings(profile)
+        )
         self.all[profile] = engine
         return engine
 
-    async def adopt(self, profile: str, record: EngineRecord) -> Engine:
+    async def adopt(self, profile: str, record: EngineRecord) -> ResidentEngine:
         engine = self.all.get(profile)
         if engine is None or engine.pid != record.process.pid or not engine.alive_now:
             raise EngineFailed("there is no such process any more")

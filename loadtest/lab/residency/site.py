@@ -11,8 +11,8 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from loadtest.lab.residency.callers import Callers
-from loadtest.lab.residency.residents import Engines, Machine, Model
+from loadtest.lab.residency.callers import ModelCallers
+from loadtest.lab.residency.residents import Machine, Model, ResidentEngines
 from sidecar.core.config import decode
 from sidecar.core.lifecycle import RUNNING, SLEEPING
 from sidecar.core.model_state import ModelState
@@ -39,7 +39,7 @@ class Site:
         look_every: float = LOOK_EVERY,
     ) -> None:
         self.machine = Machine(*totals)
-        self.engines = Engines(self.machine, models)
+        self.engines = ResidentEngines(self.machine, models)
         self.text = text
         self.log: list[tuple[float, str]] = []
         self.wrong: list[str] = []
@@ -49,7 +49,7 @@ class Site:
         self._look_every = look_every
         self._tasks: list[asyncio.Task[None]] = []
         self.manager = self._made(SavedState())
-        self.gateways = [Callers(self.manager, self.engines, f"gateway{number}") for number in range(gateways)]
+        self.gateways = [ModelCallers(self.manager, self.engines, f"gateway{number}") for number in range(gateways)]
 
     @property
     def now(self) -> float:
@@ -165,7 +165,7 @@ class Site:
         return found
 
 
-def _pid(engines: Engines, name: str) -> int:
+def _pid(engines: ResidentEngines, name: str) -> int:
     return engines.all[name].pid if name in engines.all else 0
 
 

@@ -62,7 +62,7 @@ Needs: `make vllm` once, and a machine that is otherwise idle.
 """
 
 
-class Figure(msgspec.Struct, frozen=True):
+class LatencyQuantile(msgspec.Struct, frozen=True):
     """One quantile of one latency, in seconds, of each round."""
 
     latency: str
@@ -86,7 +86,9 @@ class Figure(msgspec.Struct, frozen=True):
         return abs(self.difference) <= BOUNDS[self.quantile]
 
 
-def measure(folder: Path, *, seconds: float, rate: float, rounds: int, seed: int, console: Console) -> list[Figure]:
+def measure(
+    folder: Path, *, seconds: float, rate: float, rounds: int, seed: int, console: Console
+) -> list[LatencyQuantile]:
     """Run both, `rounds` times each. Raises ChildError where the engine does not come up or a client does not end well,
     TimeoutExpired where it does not end."""
     (folder / "trace.jsonl").write_text("".join(f"{row}\n" for row in trace(seconds, rate, seed)))
@@ -103,7 +105,9 @@ def measure(folder: Path, *, seconds: float, rate: float, rounds: int, seed: int
             else:
                 found.append((_theirs(folder, url, seconds), _ours(folder, url, seconds)))
     return [
-        Figure(latency, quantile, *(tuple(told[side][f"{latency} {quantile}"] for told in found) for side in (0, 1)))
+        LatencyQuantile(
+            latency, quantile, *(tuple(told[side][f"{latency} {quantile}"] for told in found) for side in (0, 1))
+        )
         for latency in LATENCIES
         for quantile in BOUNDS
     ]
@@ -159,7 +163,7 @@ def _run(log: Path, seconds: float, *argv: str, late: bool = False) -> None:
         raise ChildError(f"the client {argv[0]} ended with status {done.returncode}; its last output:\n{said}")
 
 
-def table_of(figures: Sequence[Figure]) -> Table:
+def table_of(figures: Sequence[LatencyQuantile]) -> Table:
     """One row for each figure, in milliseconds."""
     table = Table("", "vllm bench serve", "gateway bench", "difference", "own", "bound")
     for figure in figures:

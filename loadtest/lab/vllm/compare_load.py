@@ -25,7 +25,7 @@ WORDS = "the of and in to was is for as on with by he at from his an were are wh
 Show = Callable[[float], None]  # told the share of the time that has passed
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class CallKind(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of call. Sizes in words and tokens; `within` seconds to its first token, or to its last."""
 
     name: str  # the traffic class that it asks for
@@ -40,20 +40,20 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         return answer.outcome == "ok" and came - answer.intended <= self.within
 
 
-INTERACTIVE = Kind(name="interactive", words=20, output=32, within=1.0, first_token=True)
-BATCH = Kind(name="batch", words=500, output=128, within=30.0, first_token=False)
+INTERACTIVE = CallKind(name="interactive", words=20, output=32, within=1.0, first_token=True)
+BATCH = CallKind(name="batch", words=500, output=128, within=30.0, first_token=False)
 KINDS = (INTERACTIVE, BATCH)
 
 
-class Planned(msgspec.Struct, frozen=True):
+class ScheduledCall(msgspec.Struct, frozen=True):
     """A call to send `at` seconds after the start."""
 
     at: float
-    kind: Kind
+    kind: CallKind
     prompt: str
 
 
-class Counted(msgspec.Struct, kw_only=True):
+class KindOutcomes(msgspec.Struct, kw_only=True):
     """What became of the calls of one kind. `ends`: outcomes, one for each call. Times in seconds; of a call that never
     got a first token `ttfts` has how long it had waited when it was given up, and nothing where it was refused."""
 
@@ -74,7 +74,7 @@ class Side(msgspec.Struct, kw_only=True):
 
     name: str
     seconds: float
-    kinds: dict[str, Counted]
+    kinds: dict[str, KindOutcomes]
     lag: float
 
     @property
@@ -83,24 +83,24 @@ class Side(msgspec.Struct, kw_only=True):
         return sum(counted.tokens for counted in self.kinds.values()) / self.seconds
 
 
-def plan(rate: float, seconds: float, seed: int) -> list[Planned]:
+def plan(rate: float, seconds: float, seed: int) -> list[ScheduledCall]:
     """Poisson arrivals of `rate` calls/s; each is of one kind or the other at even odds."""
     rng = random.Random(seed)  # noqa: S311 - a load, not a secret
-    planned: list[Planned] = []
+    planned: list[ScheduledCall] = []
     at = rng.expovariate(rate)
     while at < seconds:
         kind = rng.choice(KINDS)
-        planned.append(Planned(at, kind, prompt(kind, rng)))
+        planned.append(ScheduledCall(at, kind, prompt(kind, rng)))
         at += rng.expovariate(rate)
     return planned
 
 
-def prompt(kind: Kind, rng: random.Random) -> str:
+def prompt(kind: CallKind, rng: random.Random) -> str:
     """Words nobody has asked before."""
     return " ".join(rng.choices(WORDS.split(), k=kind.words))
 
 
-async def open_loop(url: str, planned: list[Planned], seconds: float, show: Show) -> list[Answer]:
+async def open_loop(url: str, planned: list[ScheduledCall], seconds: float, show: Show) -> list[Answer]:
     """Send every call at its time; their answers, once all have ended or none could be in time any more."""
     loop = asyncio.get_running_loop()
     host, port = _address(url)
@@ -124,7 +124,9 @@ async def open_loop(url: str, planned: list[Planned], seconds: float, show: Show
     return answers
 
 
-async def closed_loop(url: str, kinds: Sequence[Kind], in_flight: int, seconds: float, seed: int, show: Show) -> float:
+async def closed_loop(
+    url: str, kinds: Sequence[CallKind], in_flight: int, seconds: float, seed: int, show: Show
+) -> float:
     """Calls per second that are answered well with `in_flight` at a time, of these kinds in turn."""
     loop = asyncio.get_running_loop()
     host, port = _address(url)
@@ -152,9 +154,9 @@ async def closed_loop(url: str, kinds: Sequence[Kind], in_flight: int, seconds: 
     return sum(at <= end for at in times) / seconds
 
 
-def side(name: str, planned: list[Planned], answers: list[Answer], seconds: float) -> Side:
+def side(name: str, planned: list[ScheduledCall], answers: list[Answer], seconds: float) -> Side:
     """What became of them: every call once, by kind."""
-    kinds = {kind.name: Counted() for kind in KINDS}
+    kinds = {kind.name: KindOutcomes() for kind in KINDS}
     for call, answer in zip(planned, answers, strict=True):
         counted = kinds[call.kind.name]
         counted.offered += 1
@@ -170,7 +172,7 @@ def side(name: str, planned: list[Planned], answers: list[Answer], seconds: floa
     return Side(name=name, seconds=seconds, kinds=kinds, lag=quantile(lags, 0.99))
 
 
-def save(path: Path, planned: list[Planned], answers: list[Answer]) -> None:
+def save(path: Path, planned: list[ScheduledCall], answers: list[Answer]) -> None:
     """One JSON line for each call. Times are seconds after it was to be sent; negative: that did not happen."""
     encode = msgspec.json.Encoder().encode
     with path.open("wb") as file:
@@ -189,7 +191,7 @@ def together(sides: Sequence[Side]) -> list[Side]:
         total.seconds += side.seconds
         total.lag = max(total.lag, side.lag)
         for name, counted in side.kinds.items():
-            known = total.kinds.setdefault(name, Counted())
+            known = total.kinds.setdefault(name, KindOutcomes())
             known.offered += counted.offered
             known.in_time += counted.in_time
             known.tokens += counted.tokens
@@ -203,7 +205,7 @@ def _address(url: str) -> tuple[str, int]:
     return parts.hostname or "127.0.0.1", parts.port or 80
 
 
-def _request(host: str, port: int, kind: Kind, words: str) -> bytes:
+def _request(host: str, port: int, kind: CallKind, words: str) -> bytes:
     return chat(f"{host}:{port}", MODEL, words, max_tokens=kind.output, class_name=kind.name)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from loadtest.lab.vllm.compare_load import BATCH, INTERACTIVE, Counted, Side
+from loadtest.lab.vllm.compare_load import BATCH, INTERACTIVE, KindOutcomes, Side
 from loadtest.report.stats import quantile
 
 TARGET = 0.97  # of Weir's interactive calls in time
@@ -51,11 +51,11 @@ def misses(sides: Sequence[Side]) -> list[str]:
     return found
 
 
-def _share(counted: Counted) -> str:
+def _share(counted: KindOutcomes) -> str:
     return f"{counted.share:.1%} of {counted.offered}"
 
 
-def _ends(counted: Counted) -> str:
+def _ends(counted: KindOutcomes) -> str:
     """`ok` is split by whether it was in time."""
     late = counted.ends["ok"] - counted.in_time
     ends = [f"{counted.in_time} in time", *([f"{late} late"] if late else [])]

@@ -25,8 +25,8 @@ from loadtest.lab.vllm.compare_load import (
     BATCH,
     INTERACTIVE,
     KINDS,
-    Kind,
-    Planned,
+    CallKind,
+    ScheduledCall,
     Side,
     closed_loop,
     open_loop,
@@ -47,7 +47,7 @@ CHANGED = 0.2  # share by which the capacity may differ between the beginning an
 IN_FLIGHT = 2  # calls for each place in the engine, to fill it
 
 
-def _sizes(kind: Kind) -> str:
+def _sizes(kind: CallKind) -> str:
     return f"{kind.words} words in, {kind.output} tokens out"
 
 
@@ -149,7 +149,7 @@ class Comparison:
         )
         return sides
 
-    def _measure(self, name: str, vllm: Vllm, planned: list[Planned], number: int) -> Side:
+    def _measure(self, name: str, vllm: Vllm, planned: list[ScheduledCall], number: int) -> Side:
         settle(vllm)
         seconds, what = self._given.seconds, f"{name}, round {number} of {self._given.rounds}"
         with access(name, vllm, self._given.policy, self._folder) as url, ahead(), self._bar(what) as show:

@@ -23,7 +23,7 @@ from rich.table import Table
 from loadtest.calibrate.command import add_arguments, observe, profile_from
 from loadtest.calibrate.fit import Unfit, fit
 from loadtest.calibrate.live import CalibrateError
-from loadtest.calibrate.observations import Limits, Observed
+from loadtest.calibrate.observations import EngineLimits, Observed
 from loadtest.calibrate.words import table
 from loadtest.engine.latency import Profile
 from loadtest.lab.vllm.fidelity_load import (
@@ -40,7 +40,7 @@ from loadtest.lab.vllm.fidelity_load import (
 )
 from loadtest.lab.vllm.real_vllm import Vllm, absent, free_port
 from loadtest.processes import ChildError
-from loadtest.report.records import Result
+from loadtest.report.records import RequestResult
 
 # About 20 million parameters in place of the tiny model's 200,000: steps of some milliseconds, as a GPU's are. What is
 # in the weights does not matter.
@@ -74,7 +74,7 @@ Needs: `make vllm` once, and a machine that is otherwise idle: the engine, its s
 """
 
 
-class Figure(msgspec.Struct, frozen=True):
+class FidelityFigure(msgspec.Struct, frozen=True):
     """One figure of all laps, measured and simulated, latencies in seconds; `ratios`: simulated over measured in each
     lap; `bound`: what it may be off by, as a share."""
 
@@ -104,11 +104,11 @@ class Lap(msgspec.Struct, frozen=True):
     """What was seen of the engine, and what became of the requests of both loads."""
 
     observed: Observed
-    saturated: list[Result]
-    open: list[Result]
+    saturated: list[RequestResult]
+    open: list[RequestResult]
 
 
-def measure(folder: Path, url: str, *, laps: int, seed: int, console: Console) -> list[Figure]:
+def measure(folder: Path, url: str, *, laps: int, seed: int, console: Console) -> list[FidelityFigure]:
     """Calibrate and load, `laps` times, at least twice; then simulate. Raises ChildError where a command does not end
     well, CalibrateError and Unfit."""
     done: list[Lap] = []
@@ -127,7 +127,7 @@ def measure(folder: Path, url: str, *, laps: int, seed: int, console: Console) -
     return compared(folder, profile, done)
 
 
-def observe_in(url: str, limits: Limits | None) -> Observed:
+def observe_in(url: str, limits: EngineLimits | None) -> Observed:
     """What calibration sees in one lap, on the cores that the engine's worker does not have. Raises CalibrateError."""
     words = ["--target", url, "--out", "none", "--budget", f"{BUDGET:g}s", "--longest", LONGEST]
     if limits:
@@ -149,7 +149,7 @@ def pooled(laps: Sequence[Observed]) -> Observed:
     )  # fmt: skip
 
 
-def compared(folder: Path, profile: Profile, laps: Sequence[Lap]) -> list[Figure]:
+def compared(folder: Path, profile: Profile, laps: Sequence[Lap]) -> list[FidelityFigure]:
     """The figures of the laps, and of their simulation."""
     rates, real, ours = [], [], []
     for lap in laps:
@@ -159,15 +159,15 @@ def compared(folder: Path, profile: Profile, laps: Sequence[Lap]) -> list[Figure
         ours.append(simulated(folder, profile, lap.open, "trace", OPEN))
     ratios = tuple(made / seen for seen, made in rates)
     seen, made = (fmean(side) for side in zip(*rates, strict=True))
-    figures = [Figure("throughput", seen, made, ratios, BOUNDS["throughput"])]
+    figures = [FidelityFigure("throughput", seen, made, ratios, BOUNDS["throughput"])]
     each = [latencies(*pair) for pair in zip(real, ours, strict=True)]
     for name, (seen, made) in latencies(*([one for lap in side for one in lap] for side in (real, ours))).items():
         ratios = tuple(lap[name][1] / lap[name][0] for lap in each)
-        figures.append(Figure(name, seen, made, ratios, BOUNDS[name.split()[-1]]))
+        figures.append(FidelityFigure(name, seen, made, ratios, BOUNDS[name.split()[-1]]))
     return figures
 
 
-def table_of(figures: Sequence[Figure]) -> Table:
+def table_of(figures: Sequence[FidelityFigure]) -> Table:
     """One row for each figure."""
     made = Table("", "measured", "simulated", "error", "+-", "bound")
     for figure in figures:

@@ -18,7 +18,7 @@ from loadtest.engine.latency import Profile
 from loadtest.lab.vllm.real_vllm import MODEL
 from loadtest.load.scenario import decode
 from loadtest.processes import QUOTED, ChildError
-from loadtest.report.records import Result, Run, Window
+from loadtest.report.records import RequestResult, Run, Window
 from loadtest.report.summary import summarise
 from loadtest.simulate.run import Cell, simulate
 
@@ -52,20 +52,22 @@ workload:
 """
 
 
-def measured(folder: Path, url: str, arrivals: str, seconds: float, seed: int) -> list[Result]:
+def measured(folder: Path, url: str, arrivals: str, seconds: float, seed: int) -> list[RequestResult]:
     """What becomes of a load's requests. Raises ChildError where one fails, or the sender does."""
     (folder / "load.yaml").write_text(WORKLOAD % (arrivals, seconds, seed, MODEL))
     out = folder / "measured"
     _run("bench", "--target", f"vllm={url}", "--scenario", str(folder / "load.yaml"), "--out", str(out), "--force")
     found = json.loads((out / "report.json").read_text())["runs"][0]["requests"]
-    results = [Result(**one | {"gaps": tuple(one["gaps"])}) for one in found]
+    results = [RequestResult(**one | {"gaps": tuple(one["gaps"])}) for one in found]
     bad = [result for result in results if result.outcome != "ok"]
     if bad:
         raise ChildError(f"{len(bad)} of {len(results)} requests failed, the first: {bad[0].outcome} {bad[0].reason}")
     return sorted(results, key=lambda result: result.index)
 
 
-def simulated(folder: Path, profile: Profile, sent: Sequence[Result], arrivals: str, seconds: float) -> list[Result]:
+def simulated(
+    folder: Path, profile: Profile, sent: Sequence[RequestResult], arrivals: str, seconds: float
+) -> list[RequestResult]:
     """The same requests, at the same times where they had times, as long as the engine's tokenizer counted them."""
     if arrivals != "trace":
         sent = [*sent, *sent]  # one that is faster than the real one gets to more of them
@@ -84,7 +86,7 @@ def simulated(folder: Path, profile: Profile, sent: Sequence[Result], arrivals: 
     return [msgspec.structs.replace(result, gaps=tuple(result.gaps)) for result in results]
 
 
-def tokens(results: Sequence[Result]) -> float:
+def tokens(results: Sequence[RequestResult]) -> float:
     """Tokens a second that came after WARM and before the end."""
     times = (at for result in results for at in accumulate(result.gaps, initial=result.first_token))
     events = sum(WARM <= at < SATURATED for at in times)
@@ -92,7 +94,7 @@ def tokens(results: Sequence[Result]) -> float:
     return events * sum(result.completion_tokens for result in results) / all_events / (SATURATED - WARM)
 
 
-def latencies(sent: Sequence[Result], played: Sequence[Result]) -> dict[str, tuple[float, float]]:
+def latencies(sent: Sequence[RequestResult], played: Sequence[RequestResult]) -> dict[str, tuple[float, float]]:
     """By name, measured and simulated, in seconds."""
     window = Window(duration=OPEN, warmup=WARM)
     real, ours = (summarise(Run(name="", rate=0.0, window=window, results=results)).total for results in (sent, played))
