@@ -183,7 +183,7 @@ def test_other_slos_than_the_runs_own_are_counted_anew_or_not_at_all() -> None:
 BIG = """
 import resource, sys, time
 from pathlib import Path
-from loadtest.report import write
+from loadtest.report.report import write
 from tests.loadtest.made_runs import a_run
 run = a_run("big", 840.0, tokens=16)
 cpu = time.process_time()
