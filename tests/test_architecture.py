@@ -94,10 +94,7 @@ BASES = frozenset({"Exception", "Struct", "Enum", "Protocol", "Generic"})
 LIBRARY_BASES = {  # what a library demands is named here, with the files that may
     "asyncio.Protocol": ("gateway/relay/wire/", "gateway/upstream/", "loadtest/"),
     "asyncio.BufferedProtocol": ("gateway/relay/wire/", "gateway/upstream/", "loadtest/"),
-    "argparse.ArgumentParser": (
-        "gateway/cli/parser.py",
-        "sidecar/cli/__init__.py",
-    ),  # error() is there to be replaced
+    "argparse.ArgumentParser": ("gateway/shared/command_line.py",),  # error() is there to be replaced
     "TCPServer": ("gateway/shared/control/http1.py",),  # Hypercorn has no setting against HTTP/2 without TLS
     "Collector": ("gateway/decider/metrics.py", "sidecar/control/metrics.py"),
     "asyncio.SelectorEventLoop": ("loadtest/simulate/vtime.py", "loadtest/lab/realtime.py"),

@@ -548,7 +548,8 @@ def loaded(*argv: str, ends: bool = True) -> set[str]:
 
 
 def test_a_command_imports_itself_alone() -> None:
-    assert loaded("--help") == {"gateway", "gateway.cli", "gateway.cli.commands", "gateway.cli.parser"}
+    own = {"gateway", "gateway.cli", "gateway.cli.commands", "gateway.shared", "gateway.shared.command_line"}
+    assert loaded("--help") == own
     policy = loaded("check", "policies/demo.yaml")
     assert "gateway.cli.check" in policy
     ports = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--log", "none")

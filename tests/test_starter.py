@@ -15,7 +15,7 @@ from gateway.cli.commands import parser_for
 from gateway.core.policy.file import decode
 from gateway.core.policy.schema import schema_text
 from sidecar import cli as sidecar_cli
-from sidecar.cli.starter import FILES
+from sidecar.cli.init import FILES
 from sidecar.core.config import decode as decode_sidecar
 
 

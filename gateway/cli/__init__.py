@@ -13,8 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     given = parser_for(words).parse_args(words)
     try:
-        return int(given.command(given))
-    except given.mistakes as error:
+        return int(given.module.command(given))
+    except given.module.MISTAKES as error:
         print("\n".join(f"gateway: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # of a command that has nothing left to end well

@@ -1,18 +1,16 @@
-"""Table of the gateway's commands. A command's module is imported when the command is chosen, and no other.
+"""Table of the gateway's commands. A module is imported when its command is chosen.
 
-`gateway --help` imports none of them. The load test's modules are named here as text, because the gateway does not
-depend on the load test: `gateway serve` and `gateway check POLICY` import nothing of it.
+Each has `add_arguments`, `command`, and MISTAKES: exceptions whose message is for the person who typed the command. The
+load test's modules are named here as text, because the gateway does not depend on the load test: `gateway serve` and
+`gateway check POLICY` import nothing of it.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any, Protocol, cast
 
 from gateway import __version__
-from gateway.cli.parser import Parser, added
+from gateway.shared.command_line import Parser, added, with_commands
 
 DESCRIPTION = """\
 Weir: a traffic gateway for self-hosted LLM engines.
@@ -49,29 +47,8 @@ PROFILES = "loadtest.engine.profile_file"
 SCENARIOS = "loadtest.load.scenario_check"
 
 
-class Command(Protocol):
-    """Module of a command. `MISTAKES`: exceptions whose message is for the person who typed the command."""
-
-    DESCRIPTION: str
-    EXAMPLES: str
-    MISTAKES: tuple[type[Exception], ...]
-
-    def add_arguments(self, parser: Any) -> None: ...
-    def command(self, given: argparse.Namespace) -> int: ...
-
-
 def parser_for(words: Sequence[str]) -> Parser:
-    """The parser of a command line: of every command its name, of the one that `words` choose its flags too."""
+    """The parser of a command line."""
     top = added(Parser, prog="gateway", description=DESCRIPTION, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"weir {__version__}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    chosen = next((word for word in words if not word.startswith("-")), None)
-    for name, (module, does) in COMMANDS.items():
-        if name != chosen:
-            added(commands.add_parser, name, help=does)
-            continue
-        found = cast("Command", import_module(module))
-        parser = added(commands.add_parser, name, help=does, description=found.DESCRIPTION, epilog=found.EXAMPLES)
-        found.add_arguments(parser)
-        parser.set_defaults(command=found.command, mistakes=found.MISTAKES)
-    return top
+    return with_commands(top, words, COMMANDS, "COMMAND")

@@ -12,7 +12,6 @@ from typing import Protocol, cast
 
 from gateway.cli.commands import PROFILES
 from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked
-from gateway.cli.parser import argument
 from gateway.core.engines.fleet import engine_id
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.file_modes import unwise, unwise_of
@@ -20,6 +19,7 @@ from gateway.serve.announcement import announcement
 from gateway.serve.certificate import Certificate
 from gateway.serve.embedded import EmbeddedFleet, parse_embedded
 from gateway.serve.run import NO_ENGINE, Options, Running, StartError, run
+from gateway.shared.command_line import argument
 from gateway.shared.control.listener import is_loopback, split_address
 from gateway.shared.files.checked import spelled
 from gateway.shared.lines import LineWriter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token
-from gateway.cli.parser import argument
+from gateway.shared.command_line import argument
 from gateway.shared.files.units import SECONDS
 from gateway.top.command import TopError, show
 from gateway.upstream.client import parse_origin

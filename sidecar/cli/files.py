@@ -1,18 +1,24 @@
-"""Reads what an operator has written: the sidecar's file or a pool's, and the token it names."""
+"""Files of an operator: the sidecar's or a pool's, and the token that it names."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import os
 from pathlib import Path
 
+import msgspec
+
+from sidecar.cli.errors import Impossible, Mistake
+from sidecar.control.client import ControlClient, NoSidecar, Rejected
 from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, decode
+from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.ray import pool
+from sidecar.residency.state_file import StateFile
+from sidecar.serve.operator_log import say
 
 TOKEN_LENGTH = 16
 TOKEN_BYTES = 4096
-
-
-class Mistake(Exception):
-    """Something a person can correct; each line says what and where."""
 
 
 def checked(path: Path) -> SidecarConfig:
@@ -53,3 +59,72 @@ def _read(path: Path, most: int) -> bytes:
             return file.read(most)
     except OSError as error:
         raise Mistake(f"{path}: {error.strerror}") from error
+
+
+class File:
+    """The sidecar's file at `path`, read. Raises Mistake."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self.folder = self.path.absolute().parent
+        self.config = checked(self.path)
+        self.token = token_of(self.config, self.path)
+        self.client = ControlClient(self.config, self.token)
+
+    def report_to(self, gateway: str) -> None:
+        """Report to another gateway's control port, too. Raises Mistake where the file names no token to show it."""
+        if self.token is None:
+            raise Mistake(f"{self.path}: token_file: the gateway wants one: `sidecar init` shows how, or sidecar.token")
+        if gateway not in self.config.gateways:
+            self.config = msgspec.structs.replace(self.config, gateways=(*self.config.gateways, gateway))
+
+    def profile(self, name: str) -> str:
+        """Raises Mistake for one that the file does not have."""
+        if name not in self.config.models:
+            named = [each for each in self.config.models if self.config.served_name(each) == name]
+            hint = f"did you mean {named[0]}?" if named else f"it has {', '.join(self.config.models)}"
+            raise Mistake(f"{self.path}: there is no profile {name!r} ({hint})")
+        return name
+
+    def ask(self, path: str) -> bytes:
+        """What the sidecar that runs answers to a GET. Raises Impossible."""
+        try:
+            return self.client.ask("GET", path)
+        except NoSidecar as nobody:
+            hint = f"start one: sidecar serve --config {self.path}"
+            with contextlib.suppress(OSError):
+                hint += self.left()
+            raise Impossible(f"{nobody}; {hint}") from nobody
+        except Rejected as said:
+            raise Impossible(str(said)) from said
+
+    def left(self) -> str:
+        """A word on engines that may go on without a sidecar."""
+        names = ", ".join(self.state().load().engines)
+        return f" (engines it has left may still run: {names})" if names else ""
+
+    def state(self) -> StateFile:
+        return StateFile(self.folder / self.config.state_file, say)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", default="sidecar.yaml", metavar="FILE", help="its file (default: %(default)s)")
+
+
+def add_trial(parser: argparse.ArgumentParser) -> None:
+    """The flag for simulated GPUs; `gpus_folder` reads it."""
+    parser.add_argument(
+        "--gpus-from",
+        metavar="FOLDER",
+        default=os.environ.get(SIMULATED_GPUS) or None,
+        help=f"for a trial: GPUs that FOLDER simulates (see sidecar/gpus/simulated.py); default: ${SIMULATED_GPUS}",
+    )
+
+
+def gpus_folder(given: argparse.Namespace) -> Path | None:
+    """Raises Mistake."""
+    if given.gpus_from is None:
+        return None
+    if not Path(given.gpus_from).is_dir():
+        raise Mistake(f"--gpus-from {given.gpus_from}: there is no such folder")
+    return Path(given.gpus_from)

@@ -31,7 +31,7 @@ class _Body(msgspec.Struct):
     error: _Error
 
 
-class Asking:
+class ControlClient:
     """The control API of the sidecar that `config` is of, asked with `token`."""
 
     def __init__(self, config: SidecarConfig, token: str | None) -> None:

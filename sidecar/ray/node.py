@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.shared.protocol import ModelReport
-from sidecar.control.client import Asking, NoSidecar, Rejected
+from sidecar.control.client import ControlClient, NoSidecar, Rejected
 from sidecar.core.config import SidecarConfig, explain
 from sidecar.core.status import Status
 from sidecar.ray.pool import PoolConfig, file_of, for_node
@@ -52,7 +52,7 @@ class Node:
         self._node = node
         self._config = for_node(pool, node, address)
         self._file = Path(file_of(pool, node))
-        self._asking = Asking(self._config, token)
+        self._asking = ControlClient(self._config, token)
         self._token = token
         self._last = threading.Event()  # no sidecar is started any more
         self._ended = threading.Event()  # and the one that runs is not wanted
@@ -129,7 +129,7 @@ class Creation:
     """Makes the engines of all models that sleep, each once, and puts them to sleep. A model that is in use by then is
     left awake, and one that was there already is left as it was."""
 
-    def __init__(self, config: SidecarConfig, asking: Asking) -> None:
+    def __init__(self, config: SidecarConfig, asking: ControlClient) -> None:
         self._asking = asking
         self._sleeps = tuple(name for name, profile in config.models.items() if profile.sleep and not profile.pin)
         self._to_make = set(self._sleeps)

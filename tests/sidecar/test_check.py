@@ -9,10 +9,12 @@ import pytest
 
 from gateway import __version__
 from gateway.shared.files.checked import listed
-from sidecar.cli import COMMANDS, main
+from sidecar.cli import main
+from sidecar.cli.commands import COMMANDS as TABLE
 from sidecar.core.config import decode
 from sidecar.core.flags import FLAGS
 
+COMMANDS = " | ".join(TABLE)
 EXAMPLE = Path(__file__).parents[2] / "sidecar" / "cli" / "example.yaml"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sidecar import cli
+from sidecar.cli.commands import parser_for
 from sidecar.core.formatting import columns, seconds
 from tests.sidecar.served import MODELS, Box, box
 
@@ -43,7 +44,8 @@ def test_help_teaches_by_examples_that_parse(ran: Ran, command: str) -> None:
     examples = [line.strip() for line in out.splitlines() if re.match(r"\s+sidecar \w+", line)]
     assert examples
     for line in examples:
-        cli._parser().parse_args(shlex.split(re.split(r"\s{3,}", line)[0])[1:])
+        words = shlex.split(re.split(r"\s{3,}", line)[0])[1:]
+        parser_for(words).parse_args(words)
     assert max(map(len, out.splitlines())) <= 120
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.processes import until
 from sidecar.cli import main
-from sidecar.control.client import Asking
+from sidecar.control.client import ControlClient
 from sidecar.core import config
 from sidecar.core.profile import Sleep
 from sidecar.core.status import Status
@@ -159,7 +159,7 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
         return {orphan.pid for orphan in process_family.orphans(owner(ours, file.parent))}
 
     def asked() -> Status:
-        return msgspec.json.decode(Asking(ours, TOKEN).ask("GET", "/status"), type=Status)
+        return msgspec.json.decode(ControlClient(ours, TOKEN).ask("GET", "/status"), type=Status)
 
     try:
         assert until(lambda: node.status().status is not None, 20.0) is not None, node.status()
@@ -169,7 +169,7 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
         assert (file.parent / "n" / "token").stat().st_mode & 0o777 == 0o600
         first, made = asked().pid, engines()
         assert len(made) == 2
-        Asking(ours, TOKEN).ask("POST", "/models/a-1/ensure")
+        ControlClient(ours, TOKEN).ask("POST", "/models/a-1/ensure")
         assert until(lambda: asked().models[0].state == "running", 20.0) is not None
         # One that is killed before it has written down that a model is awake leaves one whose weights may not be there.
         state = StateFile(file.parent / ours.state_file, say)

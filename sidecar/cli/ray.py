@@ -1,10 +1,11 @@
-"""What each command of `sidecar ray` does; cli.py says what it is given. Each prints, and returns the exit status.
+"""`sidecar ray`: the sidecars of a Ray cluster, one a node. Each command prints, and returns the exit status.
 
 Ray is imported only by those that need a cluster: a pool's file is checked without it.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 import time
@@ -14,14 +15,28 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from sidecar.cli.commands import Impossible
-from sidecar.cli.files import Mistake, pool_of, token_of
+from gateway.shared.command_line import Parser, added
+from sidecar.cli.errors import Impossible, Mistake
+from sidecar.cli.files import pool_of, token_of
 from sidecar.core.formatting import columns, shown
 from sidecar.ray.node import NodeStatus
 from sidecar.ray.pool import PoolConfig, explain
 
 if TYPE_CHECKING:
     from sidecar.ray.cluster import Pool, PoolNode
+
+DESCRIPTION = "The sidecars of a Ray cluster: one a node."
+EXAMPLES = """\
+A pool's file says what the sidecars of all nodes have in common; `sidecar init pool` writes one. The nodes are
+those of the Ray cluster that have GPUs, and are followed as they join and die. Each needs weir-gateway[ray], in the
+environment that Ray's workers have. Engines go on where a sidecar, its actor or Ray ends; `down` ends them.
+
+examples:
+  sidecar ray check pool.yaml                    find every mistake in the file; needs no cluster
+  sidecar ray up --config pool.yaml              a sidecar on every node; again, with another file, to change it
+  sidecar ray status --config pool.yaml          how each node is
+  sidecar ray down --config pool.yaml            end all of them, with their engines"""
+MORE = "`sidecar ray --help` has examples."
 
 T = TypeVar("T")
 Nodes: TypeAlias = "list[tuple[PoolNode, NodeStatus]]"
@@ -40,6 +55,33 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     ray_id: str
     sidecar: NodeStatus
+
+
+def add_arguments(parser: Parser) -> None:
+    commands = parser.add_subparsers(title="commands", required=True, metavar="up | status | down | check")
+
+    def action(name: str, does: str, run: Callable[[argparse.Namespace], int]) -> Parser:
+        made = added(commands.add_parser, name, help=does, description=f"{does[0].upper()}{does[1:]}.", epilog=MORE)
+        made.set_defaults(action=run)
+        return made
+
+    def of_cluster(name: str, does: str, run: Callable[[argparse.Namespace], int]) -> Parser:
+        made = action(name, does, run)
+        made.add_argument("--config", default="pool.yaml", metavar="FILE", help="its file (default: %(default)s)")
+        return made
+
+    of_cluster("up", "have a sidecar on every node", lambda given: up(given.config))
+    shows = of_cluster("status", "show how every node is", lambda given: status(given.config, as_json=given.json))
+    shows.add_argument("--json", action="store_true", help="as JSON")
+    of_cluster("down", "end all sidecars and their engines", lambda given: down(given.config))
+    checks = action("check", "find the mistakes in pools' files", lambda given: check(given.files, full=given.explain))
+    checks.add_argument("files", nargs="+", metavar="FILE", help="what a pool would be made of")
+    checks.add_argument("--explain", action="store_true", help="print the whole effective file, defaults included")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Do what was chosen; the exit status. Raises Mistake, Impossible."""
+    return int(given.action(given))
 
 
 def check(names: Sequence[str], *, full: bool) -> int:

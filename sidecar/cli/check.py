@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,11 +10,58 @@ from pathlib import Path
 
 from gateway.shared.files.checked import Fault, InvalidFile, Value, readable
 from gateway.shared.files.findings import Shown, as_github, as_json, as_text, mistake, mistakes, warning
-from sidecar.cli.files import Mistake, token_of
-from sidecar.core.config import MAX_BYTES, SidecarConfig, explain, read_config, warnings
+from sidecar.cli.errors import Mistake
+from sidecar.cli.files import token_of
+from sidecar.core.config import (
+    FORMATS,
+    MAX_BYTES,
+    SidecarConfig,
+    explain,
+    read_config,
+    reference_text,
+    schema_text,
+    warnings,
+)
 from sidecar.core.profile import Profile
 
+DESCRIPTION = "Find the mistakes in sidecar files."
+EXAMPLES = """\
+Prints `FILE: ok`, or every mistake: FILE:LINE:COLUMN: field: what was found, what was expected, and the line. Exit
+status 2 if there is any. The token_file is read too; --no-files leaves it out. Nothing is started, no GPU is looked at,
+and whether the installed vLLM knows a flag is not asked.
+
+examples:
+  sidecar check sidecar.yaml
+  sidecar check machines/*.yaml
+  sidecar check --format github --no-files machines/*.yaml       for a pull request: mistakes at their lines; or json
+  sidecar check --here sidecar.yaml              on its own machine: whether its models are there
+  sidecar check --schema > sidecar-schema.json   for editors: completion and checks while you write
+  sidecar check --reference > sidecar-file.md    every field, explained, as a page
+  sidecar check sidecar.yaml --explain           the file in full, every default written out"""
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")  # of a model on a hub
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", metavar="FILE", help="what a sidecar would be started with")
+    parser.add_argument("--format", choices=FORMATS, default="text", help="of what is found (default: %(default)s)")
+    parser.add_argument("--no-files", action="store_true", help="do not read the token_file that it names")
+    parser.add_argument("--here", action="store_true", help="it is for this machine: look for its models too")
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
+    parser.add_argument("--reference", action="store_true", help="print every field of such files, as Markdown")
+    parser.add_argument("--explain", action="store_true", help="print the whole effective file, defaults included")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Check the files; the exit status. Raises Mistake for the command line."""
+    if given.schema:
+        print(schema_text(), end="")
+        return 0
+    if given.reference:
+        print(reference_text(), end="")
+        return 0
+    if not given.files:
+        raise Mistake("the following arguments are required: FILE (see sidecar check --help)")
+    return check(given.files, full=given.explain, form=given.format, files=not given.no_files, here=given.here)
 
 
 def check(names: Sequence[str], *, full: bool, form: str = "text", files: bool = True, here: bool = False) -> int:

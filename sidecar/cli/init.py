@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import secrets
 import sys
 from pathlib import Path
 
-from sidecar.cli.files import Mistake
+from sidecar.cli.errors import Mistake
 
 STARTER = "starter"
 FILES = {STARTER: "sidecar.yaml", "example": "sidecar.yaml", "pool": "pool.yaml"}  # and what each is called by default
 TOKEN = "sidecar.token"  # noqa: S105 # the name of a file
+DESCRIPTION = "Write a commented file to begin with."
 EXAMPLES = """\
 Writes a commented file to begin with and, where the file names one, a new secret token beside it that only you can
 read. What is there already is never touched.
@@ -28,8 +30,14 @@ examples:
 _OWN = re.compile(r"(?:sidecar/cli/)?(?:example|pool|sidecar)\.yaml")
 
 
-def init(name: str, out: str | None) -> int:
-    """Write the file; the exit status. `out`: a path, `-` for standard output, None for the usual name."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", choices=FILES, default=STARTER, metavar="NAME", help="which one")
+    parser.add_argument("--out", metavar="FILE|-", help="where; -: standard output (default: sidecar.yaml, pool.yaml)")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Write the file. Raises Mistake."""
+    name, out = given.name, given.out
     text = (Path(__file__).parent / f"{name}.yaml").read_text()
     if out == "-":
         sys.stdout.write(text)

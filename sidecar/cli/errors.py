@@ -1,0 +1,11 @@
+"""Errors of the command line, each with a message for the person who typed the command."""
+
+from __future__ import annotations
+
+
+class Mistake(Exception):
+    """Something a person can correct; each line says what and where."""
+
+
+class Impossible(Exception):
+    """What was asked for cannot be had; the message says why and what to do."""

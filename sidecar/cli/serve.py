@@ -1,0 +1,64 @@
+"""`sidecar serve`: the sidecar, run until it is told to end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from sidecar.cli.errors import Mistake
+from sidecar.cli.files import File, add_config, add_trial, gpus_folder
+from sidecar.control.status_table import announcement
+from sidecar.core.status import Status
+from sidecar.serve.run import Options, StartError, run
+
+DESCRIPTION = "Run the sidecar."
+EXAMPLES = """\
+It listens on `listen` for gateways and for the commands beside this one, and starts no model before one is wanted (or
+pinned). SIGTERM or Ctrl-C ends the sidecar and leaves its engines running: calls go on, and the next start takes them
+over. Started again after it was killed, it does the same.
+
+examples:
+  sidecar serve                                  with ./sidecar.yaml
+  sidecar serve --config /etc/weir/sidecar.yaml
+  sidecar serve --end-engines                    SIGTERM and Ctrl-C end the engines too"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument("--end-engines", action="store_true", help="end the engines whenever the sidecar ends")
+    parser.add_argument("--die-with-parent", action="store_true", help="end, engines too, when standard input ends")
+    parser.add_argument("--end-with-parent", action="store_true", help="end, without them, when standard input ends")
+    parser.add_argument(
+        "--gateway", metavar="URL", help="the control port of a gateway to report to, beside the file's"
+    )
+    add_trial(parser)
+
+
+def command(given: argparse.Namespace) -> int:
+    """Run until it is told to end. Raises Mistake."""
+    file = File(given.config)
+    if given.gateway is not None:
+        file.report_to(given.gateway)
+    options = Options(
+        announce=_announce,
+        file=file.path,
+        config=file.config,
+        token=file.token,
+        gpus_from=gpus_folder(given),
+        end_engines=given.end_engines,
+        die_with_parent=given.die_with_parent,
+        end_with_parent=given.end_with_parent,
+    )
+    try:
+        run(options)
+    except StartError as error:
+        raise Mistake(str(error)) from error
+    return 0
+
+
+def _announce(status: Status) -> None:
+    try:
+        print(announcement(status), flush=True)
+    except BrokenPipeError:  # `sidecar serve | head -1`: whoever read it has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,79 @@
+"""`sidecar stop`: the end of the sidecar, and of its engines where asked."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+
+import msgspec
+
+from sidecar.cli import offline
+from sidecar.cli.errors import Impossible
+from sidecar.cli.files import File, add_config
+from sidecar.control.api import Stopping
+from sidecar.control.client import NoSidecar, Rejected
+from sidecar.residency.state_file import Locked
+
+STOP_WITHIN = 90.0  # seconds for a sidecar to end, with its engines
+POLL = 0.05  # seconds between two looks whether it has
+
+DESCRIPTION = "End the sidecar."
+EXAMPLES = """\
+Ends the sidecar and waits for that. Its engines go on, and the next `sidecar serve` takes them over; with --all they
+are ended too, also where the sidecar has ended already.
+
+examples:
+  sidecar stop
+  sidecar stop --all"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument("--all", action="store_true", help="and its engines")
+
+
+def command(given: argparse.Namespace) -> int:
+    """End the sidecar, and its engines if they are to. Raises Mistake, Impossible."""
+    file = File(given.config)
+    was_there = True
+    try:
+        answer = file.client.ask("POST", "/stop", {"engines": given.all})
+        running = ", ".join(msgspec.json.decode(answer, type=Stopping).running)
+    except (Rejected, msgspec.MsgspecError) as error:
+        raise Impossible(str(error)) from error
+    except NoSidecar as nobody:
+        if not given.all:
+            print(f"sidecar: {nobody}: nothing to stop (--all ends engines that one has left)", file=sys.stderr)
+            return 0
+        was_there = False
+    else:
+        _wait(file)
+        left = f"; engines that go on: {running}" if running else "; no engine was running"
+        print(f"the sidecar has ended{f' with its engines: {running}' if running and given.all else left}")
+        if not given.all:
+            return 0
+    try:
+        ended = asyncio.run(offline.ended(file.config, file.folder))
+    except Locked as locked:
+        raise Impossible(f"{locked}; it does not answer at {file.client.address}: end it by its number") from locked
+    if ended or not was_there:
+        print(f"ended {', '.join(ended)}" if ended else "no engine was running")
+    return 0
+
+
+def _wait(file: File) -> None:
+    """Until the sidecar has given its state file back, which is the last it does. Raises Impossible."""
+    state = file.state()
+    end = time.monotonic() + STOP_WITHIN
+    while True:
+        try:
+            state.lock()
+        except Locked as locked:
+            if time.monotonic() > end:
+                raise Impossible(f"it was told to end and has not after {STOP_WITHIN:g} s: {locked}") from locked
+            time.sleep(POLL)
+        else:
+            state.close()
+            return
