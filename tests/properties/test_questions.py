@@ -31,9 +31,7 @@ POLICY = Policy(
         "batch": TrafficClass(weight=1, max_queue=30, max_concurrency=6, overload="lifo"),
     },
     limits=Limits(
-        per_tenant=Limit(
-            requests=Quota(rate=Rate(amount=11, period=1)), tokens=Quota(rate=Rate(amount=6_000, period=1))
-        )
+        per_tenant=Limit(requests=Quota(rate=Rate(amount=9, period=1)), tokens=Quota(rate=Rate(amount=6_000, period=1)))
     ),
     modes=Modes(tight=ModeRule(enter=Threshold(errors=0.5), leave=Threshold(errors=0.3), dwell=1.0)),
 )
@@ -214,9 +212,7 @@ def ends_of(seed: int, asked: int, steps: int) -> list[tuple[float, str, str]]:
 @pytest.mark.parametrize("seed", range(6))
 def test_questions_change_no_later_decision(seed: int) -> None:
     unasked = ends_of(seed, 0, 400)
-    words = {word for _, word, _ in unasked}
-    assert {"e0", "e1", "e2", "rate_limited"} <= words
-    assert words & {"hopeless", "queue_full", "shed", "expired"}
+    assert {"e0", "e1", "e2", "shed"} <= {word for _, word, _ in unasked}
     assert ends_of(seed, 4, 400) == unasked
 
 
