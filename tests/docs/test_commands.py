@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.commands import parser_for
-from sidecar import cli as sidecar
+from sidecar.cli.commands import parser_for as sidecar_parser_for
 from tests.docs.markdown import ROOT, code_of, pages
 
 PAGES = list(pages())
@@ -49,7 +49,7 @@ def _unknown(words: list[str]) -> Iterator[str]:
     if words[:1] == ["gateway"]:
         yield from _of_parser(parser_for(words[1:]), words)
     elif words[:1] == ["sidecar"]:
-        yield from _of_parser(sidecar._parser(), words)
+        yield from _of_parser(sidecar_parser_for(words[1:]), words)
     elif words[:1] == ["make"]:
         yield from _of_make(words[1], words[2:])
     elif words[:2] == ["python", "-m"] and words[2].split(".")[0] in OURS:
