@@ -26,8 +26,12 @@ def pages(folder: Path = ROOT) -> Iterator[Path]:
 
 def links(text: str) -> list[str]:
     """Where a page's links and pictures lead, code left out."""
-    prose = _SPAN.sub("", _FENCE.sub("", text))
-    return [target or source for target, source in _LINK.findall(prose)]
+    return [target or source for target, source in _LINK.findall(prose(text))]
+
+
+def prose(text: str) -> str:
+    """A page without its code."""
+    return _SPAN.sub("", _FENCE.sub("", text))
 
 
 def anchors(text: str) -> set[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.docs.markdown import ROOT, anchors, links, pages
+from tests.docs.markdown import ROOT, anchors, links, pages, prose
 
 PAGES = list(pages())
 SITE = ROOT / "docs" / "site" / "properdocs.yml"
@@ -89,3 +90,22 @@ def test_every_decision_is_in_the_index() -> None:
         for anchor in sorted(anchors(re.sub(r"^# .*$", "", page.read_text(), flags=re.MULTILINE)))
     ]
     assert sorted(link for link in index if "#" in link) == sorted(decided)
+
+
+def unlisted(text: str) -> list[str]:
+    """The first items of lists right after a paragraph: GitHub makes a list of them, and the site does not."""
+    item = re.compile(r"(?:[-*]|1\.) ")
+    lines = prose(text).splitlines()
+    return [
+        line for before, line in pairwise(lines) if item.match(line) and before and not re.match(r"[-*\d ]", before)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_lists_begin_after_an_empty_line(page: Path) -> None:
+    assert unlisted(page.read_text()) == []
+
+
+def test_a_list_without_an_empty_line_is_found() -> None:
+    assert unlisted("Words:\n- one\n  more\n- two\n") == ["- one"]
+    assert unlisted("Words:\n\n1. one\n2. two\n\n```\na:\n- b\n```\n") == []
