@@ -10,6 +10,7 @@ import ast
 import builtins
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -456,3 +457,11 @@ def test_a_file_without_a_docstring_is_found() -> None:
 )
 def test_what_is_allowed_passes(path: str, source: str) -> None:
     assert problems(path, DOC + source if source else "") == []
+
+
+def test_the_wheel_has_every_package_but_the_lab() -> None:
+    """If not: name it under `packages` in pyproject.toml."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    files = [file.parent.relative_to(ROOT) for package in PACKAGES for file in (ROOT / package).rglob("__init__.py")]
+    there = {".".join(folder.parts) for folder in files if folder.parts[:2] != ("loadtest", "lab")}
+    assert set(named) - {"gateway.docs", "gateway.policies"} == there
