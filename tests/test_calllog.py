@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.request.outcome import Outcome, Record
+from gateway.core.request.outcome import Outcome
+from gateway.core.request.record import Record
 from gateway.decider.call_log import CallLog
 from gateway.shared.lines import LineWriter
 

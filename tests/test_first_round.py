@@ -13,7 +13,7 @@ from msgspec import structs
 
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.traffic import TrafficClass
-from gateway.core.request.outcome import Record
+from gateway.core.request.record import Record
 from gateway.serve.assembly import Gateway
 
 MODELS = json.dumps({"data": [{"id": "m", "max_model_len": 4096}]}).encode()

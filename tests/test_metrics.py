@@ -17,8 +17,9 @@ from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.histogram import BOUNDS
 from gateway.core.policy.policy import Policy, Retries
 from gateway.core.policy.status import PolicyStatus
-from gateway.core.request.bodies import Bodies, Held
-from gateway.core.request.outcome import Outcome, Record
+from gateway.core.request.body_memory import BodyLease, BodyMemory
+from gateway.core.request.outcome import Outcome
+from gateway.core.request.record import Record
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics import Metrics
 from gateway.shared.vllm.answers import EngineSample, ModelCard
@@ -39,7 +40,7 @@ class World:
         self.dispatch = Dispatch(self.fleet, Policy(), random.Random(1), lambda: 0.0)
         self.retries = RetryBudget(Retries())
         self.batcher = SimpleNamespace(batches={"window": 2}, merged=5, again=1)
-        self.bodies = Bodies(1000, 0.5)
+        self.bodies = BodyMemory(1000, 0.5)
         self.metrics = Metrics(
             self.fleet, self.dispatch, lambda: 7, lambda: {400: 3, 503: 2}, self.retries, self.batcher, self.bodies
         )
@@ -237,8 +238,8 @@ def test_breakers_and_modes_are_told(failures: int, told: float) -> None:
 
 def test_bodies() -> None:
     def scene(world: World) -> None:
-        Held(world.bodies, "a").resize(400)
-        Held(world.bodies, "a").resize(200)
+        BodyLease(world.bodies, "a").resize(400)
+        BodyLease(world.bodies, "a").resize(200)
         assert world.total("weir_body_bytes") == 400
         assert world.total("weir_body_refusals_total", full="share") == 1
         assert world.total("weir_body_refusals_total", full="memory") == 0

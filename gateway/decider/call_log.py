@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from gateway.core.request.outcome import Record
+from gateway.core.request.record import Record
 from gateway.shared.lines import LineWriter
 
 MICRO = 1e6

@@ -19,8 +19,9 @@ from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.histogram import Histogram
 from gateway.core.policy.status import PolicyStatus
-from gateway.core.request.bodies import Bodies
-from gateway.core.request.outcome import Outcome, Record
+from gateway.core.request.body_memory import BodyMemory
+from gateway.core.request.outcome import Outcome
+from gateway.core.request.record import Record
 from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 
@@ -65,7 +66,7 @@ class Metrics(Collector):
         refusals: Callable[[], Mapping[int, int]],
         retries: RetryBudget,
         batcher: Batches,
-        bodies: Bodies,
+        bodies: BodyMemory,
     ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch

@@ -22,7 +22,8 @@ from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.trouble import OWN, Trouble
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
-from gateway.core.request.outcome import Outcome, Record, Refused
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.record import Record
 from gateway.decider.dispatch import Dispatch, Grant
 from gateway.upstream.client import Client, EngineError, Reply
 

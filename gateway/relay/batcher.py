@@ -17,10 +17,12 @@ from collections.abc import Awaitable, Callable, Hashable
 import msgspec
 
 from gateway.core.policy.traffic import Batching, Merge
-from gateway.core.request.bodies import Bodies, Held
+from gateway.core.request.batch_window import BatchWindow
+from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.call import Call
 from gateway.core.request.json_usage import JSONUsage
-from gateway.core.request.merging import Pace, Piece, SplitError, merge, piece_of, rule_of, split
+from gateway.core.request.merge_pieces import Piece, piece_of, rule_of
+from gateway.core.request.merging import SplitError, merge, split
 from gateway.core.request.outcome import Outcome, Refused
 
 HURRY = 10.0  # a call with less time than this many windows does not wait: nobody is late for a tenth of his time
@@ -58,7 +60,7 @@ class _Line:
     __slots__ = ("batch", "pace")
 
     def __init__(self) -> None:
-        self.pace = Pace()
+        self.pace = BatchWindow()
         self.batch: _Batch | None = None
 
 
@@ -122,7 +124,7 @@ class Batcher:
         policy: Callable[[], Batching],
         exchange: Callable[[Call], Awaitable[Exchanged]],
         clock: Callable[[], float],
-        bodies: Bodies,
+        bodies: BodyMemory,
         shrink: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
         self._policy = policy
@@ -265,7 +267,7 @@ class Batcher:
         """The parts of a merged call, or None where each is to go by itself. Raises Refused."""
         for piece in pieces:  # they keep the bodies they came in
             piece.lists, piece.fields = {}, {}
-        held = Held(self._bodies, merged.tenant)
+        held = BodyLease(self._bodies, merged.tenant)
         if held.resize(len(merged.body)):
             return None
         try:

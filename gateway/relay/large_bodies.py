@@ -5,7 +5,8 @@ that is taken this is the price of a long prompt. The large bodies of an owner t
 most: his next one waits for as long as the refused one is worth. One large body of an owner is parsed at a time, so
 more connections do not help. What a body occupies meanwhile counts as his share of the memory for bodies.
 
-An owner is a tenant, or the address of a client without a key (`core.request.bodies`). Times are monotonic seconds.
+An owner is a tenant, or the address of a client without a key (`core.request.body_memory`). Times are
+monotonic seconds.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from gateway.core.engines.breaker import Ending
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.models import model_list
 from gateway.core.policy.snapshot import Snapshot, largest_body
-from gateway.core.request.bodies import Bodies
+from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
 from gateway.core.request.classes import classify
 from gateway.core.request.cors import preflight, shared_lines
@@ -38,13 +38,14 @@ from gateway.core.request.cost import CostModel
 from gateway.core.request.engine_error import engine_error
 from gateway.core.request.headers import head_time_limit
 from gateway.core.request.json_usage import JSONUsage
-from gateway.core.request.outcome import Outcome, Record, Refused, refusal_headers
+from gateway.core.request.not_found import canonical, no_method, no_route
+from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse
+from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
 from gateway.core.request.settlement import believed, written
 from gateway.core.request.tenants import ANONYMOUS, Account
 from gateway.core.request.trace_context import trace_id
-from gateway.core.request.unrouted import canonical, no_method, no_route
 from gateway.core.shadow.shadow import Arrival, Shadow
 from gateway.core.shadow.verdict import Verdict
 from gateway.decider.dispatch import Dispatch, Grant
@@ -106,7 +107,7 @@ class Pipeline:
         observe: Callable[[Record], None],
         clock: Callable[[], float],
         rng: random.Random,
-        bodies: Bodies,
+        bodies: BodyMemory,
     ) -> None:
         self.snapshot = snapshot
         self.fleet = fleet
@@ -154,8 +155,8 @@ class Pipeline:
             try:
                 self._account = snapshot.tenants.identify(request.fields, request.peer)
                 self._whose = request
-                if snapshot.pages is not None:
-                    snapshot.pages.check(request.fields, request.peer)
+                if snapshot.browser_guard is not None:
+                    snapshot.browser_guard.check(request.fields, request.peer)
             except Refused as unknown:
                 refused = unknown
                 if self.shadow is not None:

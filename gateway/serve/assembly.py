@@ -22,9 +22,9 @@ from gateway.core.engines.fleet import Engine, Fleet, engine_id
 from gateway.core.engines.health import Announcer
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.snapshot import Snapshot, largest_body
-from gateway.core.request.bodies import Bodies
+from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.cost import CostModel
-from gateway.core.request.outcome import Record
+from gateway.core.request.record import Record
 from gateway.core.shadow.shadow import Shadow
 from gateway.core.sidecars.sidecar import Member
 from gateway.decider.call_log import CallLog
@@ -85,7 +85,7 @@ class Gateway:
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
         self.limits = LimitBook(policy)
-        self.bodies = Bodies(policy.body.memory, policy.body.share)
+        self.bodies = BodyMemory(policy.body.memory, policy.body.share)
         self.retries = RetryBudget(policy.retries)
         self.attempts = Attempts(policy, self.fleet, self.dispatch, self.retries, self.clients, self.clock, rng)
         self.pipeline = Pipeline(

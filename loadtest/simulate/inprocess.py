@@ -18,8 +18,8 @@ import msgspec
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry, Logging, Policy
-from gateway.core.request.bodies import Held
-from gateway.core.request.outcome import Record
+from gateway.core.request.body_memory import BodyLease
+from gateway.core.request.record import Record
 from gateway.core.request.tenants import ANONYMOUS, with_keys
 from gateway.decider.call_log import CallLog
 from gateway.relay.wire.messages import Request, WireError, refusal
@@ -254,7 +254,7 @@ class GatewayTarget:
 
     def _full(self, request: Request) -> bool:
         """Count its body, as the data port does, but a small one too. Whether there is no room for it."""
-        request.held = Held(self.gateway.bodies, request.owner or request.peer)
+        request.held = BodyLease(self.gateway.bodies, request.owner or request.peer)
         return bool(request.held.resize(len(request.body)))
 
     def _slowly(self, request: Request, responder: Responder, request_id: str, upload: float) -> Callable[[], None]:

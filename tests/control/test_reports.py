@@ -14,7 +14,7 @@ import pytest
 from gateway.control.app import control_app
 from gateway.control.reports import is_local
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
-from gateway.core.request.outcome import Record
+from gateway.core.request.record import Record
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway
 from gateway.shared.control.listener import ControlPort

@@ -206,7 +206,7 @@ def test_of_several_limits_the_one_to_wait_for_longest_is_named() -> None:
     no = refused(it, tokens=80)
     assert no.retry_after == pytest.approx(4.0, abs=2 * LATE)
     assert no.limit == "10/s tokens"
-    assert no.told == "The limit of tenant a is 10/s tokens: this call needs 80, 40 are left. Try again in 5 s."
+    assert no.full_message == "The limit of tenant a is 10/s tokens: this call needs 80, 40 are left. Try again in 5 s."
     no = refused(it, tokens=41)
     assert no.retry_after == pytest.approx(1.0, abs=2 * LATE)
     assert no.limit == "60/min requests"

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from gateway.core.policy.traffic import Batching, Merge
+from gateway.core.request.batch_window import BatchWindow
 from gateway.core.request.call import Call
-from gateway.core.request.merging import KEY_AT_MOST, Pace, Piece, SplitError, merge, piece_of, rule_of, shares, split
+from gateway.core.request.merge_pieces import KEY_AT_MOST, Piece, piece_of, rule_of
+from gateway.core.request.merging import SplitError, merge, shares, split
 from tests.calls import a_call
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, answer, asked
 
@@ -328,10 +330,10 @@ def test_an_answer_without_exactly_its_rows_is_nobodys(body: bytes) -> None:
 
 def test_a_lone_call_does_not_wait_and_the_window_grows_with_the_rate() -> None:
     window = 0.02
-    assert Pace().wait(5.0, window) == 0.0
+    assert BatchWindow().wait(5.0, window) == 0.0
 
     def settled(gap: float) -> float:
-        pace = Pace()
+        pace = BatchWindow()
         return [pace.wait(number * gap, window) for number in range(100)][-1]
 
     waits = [settled(gap) for gap in (0.020, 0.019, 0.010, 0.001, 0.0)]
@@ -339,7 +341,7 @@ def test_a_lone_call_does_not_wait_and_the_window_grows_with_the_rate() -> None:
 
 
 def test_silence_is_forgotten_about() -> None:
-    pace = Pace()
+    pace = BatchWindow()
     for number in range(100):
         pace.wait(number * 0.001, 0.02)
     assert pace.wait(1.0, 0.02) == 0.0
@@ -347,7 +349,7 @@ def test_silence_is_forgotten_about() -> None:
 
 
 def test_a_shrunken_window_is_not_exceeded() -> None:
-    pace = Pace()
+    pace = BatchWindow()
     for number in range(100):
         assert pace.wait(number * 0.001, 0.02 if number < 50 else 0.005) <= (0.02 if number < 50 else 0.005)
 

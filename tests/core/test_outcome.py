@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from gateway.core.request.outcome import STATUS, Outcome, Record, Refused, refusal_headers
+from gateway.core.request.outcome import STATUS, Outcome, Refused, refusal_headers
+from gateway.core.request.record import Record
 
 
 def headers(refused: Refused, seed: int = 0) -> dict[str, str]:
@@ -87,14 +88,14 @@ def test_above_a_minute_the_truth_is_told_and_no_client_waits_for_it(wanted: flo
         "retry-after": words.split(maxsplit=1)[0],
         "x-should-retry": "false",
     }
-    assert refused.told == f"Too much. Try again in {words}."
+    assert refused.full_message == f"Too much. Try again in {words}."
 
 
 def test_a_kept_place_is_told_as_it_is() -> None:
     refused = Refused(Outcome.QUEUE_FULL, "full.", retry_after=7.25, kept=True)
     told = headers(refused)
     assert (told["retry-after"], told["retry-after-ms"]) == ("8", "7250")
-    assert refused.told == "full. Try again in 8 s: a place is kept."
+    assert refused.full_message == "full. Try again in 8 s: a place is kept."
 
 
 def test_a_refusal_in_a_tenants_own_words() -> None:

@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from gateway.core.policy.traffic import Batching, Merge
-from gateway.core.request.bodies import Bodies
+from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
 from gateway.relay.batcher import Batcher, Exchanged, Part
 from gateway.upstream.client import Client, ClientSettings, parse_origin
@@ -36,7 +36,7 @@ class World:
     def __init__(self, url: str) -> None:
         self.client = Client(parse_origin(url), ClientSettings())
         self.batching = MERGED
-        self.batcher = Batcher(lambda: self.batching, self.exchange, asyncio.get_running_loop().time, Bodies())
+        self.batcher = Batcher(lambda: self.batching, self.exchange, asyncio.get_running_loop().time, BodyMemory())
         self.sent = 0
         self.ids = 0
 

@@ -21,7 +21,7 @@ from msgspec import UNSET
 from gateway.core.admission.queues import Ticket
 from gateway.core.engines.fleet import Hold
 from gateway.core.policy.policy import BodyPolicy, EngineEntry, FleetPolicy, Policy, Timeouts
-from gateway.core.request.outcome import Record
+from gateway.core.request.record import Record
 from gateway.decider.dispatch import Grant
 from gateway.relay.answer import Relay
 from gateway.relay.wire.connection import ClientConnection

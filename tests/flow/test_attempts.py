@@ -17,7 +17,7 @@ import uvloop
 from gateway.core.engines.breaker import Ending
 from gateway.core.policy.policy import Policy, Retries, Routing, Timeouts
 from gateway.core.policy.traffic import Breaker, Hedging
-from gateway.core.request.outcome import Record
+from gateway.core.request.record import Record
 from gateway.serve.assembly import Gateway
 from gateway.upstream.client import EngineError
 from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, request, settled

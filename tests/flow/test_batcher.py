@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.core.policy.traffic import Batching, Merge
-from gateway.core.request.bodies import Bodies
+from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.relay.batcher import Batcher, Exchanged, Part
@@ -31,7 +31,7 @@ class World:
         self.takes = takes
         self.fails: Callable[[Call], Exchanged | None] = lambda call: None
         self.factor = 1.0
-        self.bodies = Bodies()
+        self.bodies = BodyMemory()
         self.batcher = Batcher(lambda: self.batching, self.exchange, self.loop.time, self.bodies, lambda _: self.factor)
         self.sent: list[tuple[float, Call]] = []
         self.open = 0

@@ -14,7 +14,8 @@ from gateway.core.engines.fleet import Engine, engine_id
 from gateway.core.policy.policy import EngineEntry, FleetPolicy, Policy, TrustedProxies
 from gateway.core.policy.traffic import Deadlines, Tenant, TrafficClass
 from gateway.core.request.call import Call
-from gateway.core.request.outcome import Outcome, Record, Refused
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.record import Record
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.shared.vllm.answers import ModelCard

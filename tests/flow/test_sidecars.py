@@ -22,7 +22,8 @@ from gateway.core.engines.fleet import engine_id
 from gateway.core.policy.policy import FleetPolicy, Policy, SidecarsPolicy
 from gateway.core.policy.traffic import Deadlines, TrafficClass
 from gateway.core.request.call import Call
-from gateway.core.request.outcome import Outcome, Record, Refused
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.record import Record
 from gateway.core.sidecars.sidecar import STALE
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import Gateway

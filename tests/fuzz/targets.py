@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 
 from gateway.core.policy.file import decode
+from gateway.core.request.allowed_fields import READS
 from gateway.core.request.call import CallSettings
-from gateway.core.request.fields import READS
-from gateway.core.request.form import form_fields
 from gateway.core.request.json_usage import BLOCK, JSONUsage
+from gateway.core.request.multipart_form import form_fields
 from gateway.core.request.outcome import Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
+from gateway.core.request.sse_usage import SSEUsage, UsageError
 from gateway.core.request.tenants import keys_from
-from gateway.core.request.usage import SSEUsage, UsageError
 from gateway.relay.wire.body import ChunkedBody
 from gateway.relay.wire.http1 import HeadReader
 from gateway.relay.wire.messages import ServerSettings, WireError

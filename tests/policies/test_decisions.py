@@ -19,7 +19,7 @@ from gateway.core.policy.snapshot import Snapshot
 from gateway.core.policy.traffic import Limit, Merge
 from gateway.core.request.call import Call
 from gateway.core.request.classes import classify
-from gateway.core.request.merging import rule_of
+from gateway.core.request.merge_pieces import rule_of
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import route_of

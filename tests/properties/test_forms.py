@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from gateway.core.request.form import form_fields
+from gateway.core.request.multipart_form import form_fields
 from gateway.core.request.outcome import Refused
 
 Items = list[tuple[str, str | None]]  # a file's value is None

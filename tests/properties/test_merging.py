@@ -10,7 +10,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.request.merging import Pace, Piece, SplitError, merge, piece_of, shares, split
+from gateway.core.request.batch_window import BatchWindow
+from gateway.core.request.merge_pieces import Piece, piece_of
+from gateway.core.request.merging import SplitError, merge, shares, split
 from gateway.core.request.outcome import Refused
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, answer, asked
 
@@ -133,7 +135,7 @@ def test_shares_sum_up_and_are_fair_to_one(total: int, weights: list[int]) -> No
 
 @given(st.lists(st.tuples(st.floats(0, 0.05), st.floats(0.001, 1)), max_size=30))
 def test_a_wait_is_within_its_window(calls: list[tuple[float, float]]) -> None:
-    pace, now = Pace(), 0.0
+    pace, now = BatchWindow(), 0.0
     for since, window in calls:
         now += since
         assert 0.0 <= pace.wait(now, window) <= window

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
+from gateway.core.request.allowed_fields import PROMPTS, READS
 from gateway.core.request.call import Call, CallSettings
-from gateway.core.request.fields import PROMPTS, READS
 from gateway.core.request.json_body import BY_GATEWAY
 from gateway.core.request.outcome import Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 from loadtest.lab.vllm.real_vllm import venv
-from tests.core.test_fields import BODIES
+from tests.core.test_allowed_fields import BODIES
 from tests.vllm import install
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

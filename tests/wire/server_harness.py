@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from gateway.core.request.bodies import Bodies
+from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.wire.server import Request, Responder, Server, ServerSettings, answer
 
 ALIVE = b"GET /alive HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -201,7 +201,7 @@ def serve(
     tls: ssl.SSLContext | None = None,
     errors: int = 0,
     later: bool = False,
-    bodies: Bodies | None = None,
+    bodies: BodyMemory | None = None,
     **settings: Any,
 ) -> Rig:
     """Run a scenario. `errors`: how many exceptions the event loop is to have seen. `later`: see Recorder."""
@@ -210,7 +210,7 @@ def serve(
         seen: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
         handler = Recorder(later)
-        held = Bodies() if bodies is None else bodies
+        held = BodyMemory() if bodies is None else bodies
         server = Server(handler, ServerSettings(**settings), held)
         await server.listen(None if path else "127.0.0.1", None if path else 0, path=path, ssl=tls)
         rig = Rig(server, handler)

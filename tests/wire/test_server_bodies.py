@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.core.request.bodies import SMALL, Bodies
+from gateway.core.request.body_memory import SMALL, BodyMemory
 from tests.wire.server_harness import Client, Rig, serve
 
 COUNTED = b"POST /p HTTP/1.1\r\nHost: a\r\ncontent-length: 20000\r\n\r\n"
@@ -33,7 +33,7 @@ async def no_room(client: Client, word: str) -> None:
 @pytest.mark.parametrize("head", [COUNTED, CHUNKED])
 @pytest.mark.parametrize(("share", "word"), [(1.0, "all the memory"), (0.6, "one client may (body.share)")])
 def test_what_has_come_of_bodies_is_bounded_together_and_comes_back(head: bytes, share: float, word: str) -> None:
-    bodies = Bodies(30_000 if share == 1.0 else 50_000, share)
+    bodies = BodyMemory(30_000 if share == 1.0 else 50_000, share)
 
     async def scenario(rig: Rig) -> None:
         first, second, third = [await rig.client() for _ in range(3)]
@@ -64,7 +64,7 @@ def test_a_body_that_came_with_its_head_is_counted_too() -> None:
         await other.send(b"POST /p HTTP/1.1\r\nHost: a\r\ncontent-length: 12000\r\n\r\n" + b"x" * 12_000)
         await no_room(other, "all the memory")
 
-    serve(scenario, bodies=Bodies(10_000, 1.0))
+    serve(scenario, bodies=BodyMemory(10_000, 1.0))
 
 
 def test_what_follows_a_request_and_a_long_head_are_counted() -> None:
@@ -84,7 +84,7 @@ def test_what_follows_a_request_and_a_long_head_are_counted() -> None:
         assert (await client.answer()).status == 200
         await held(rig, 0)
 
-    serve(scenario, bodies=Bodies(20_000, 0.4))
+    serve(scenario, bodies=BodyMemory(20_000, 0.4))
 
 
 def test_where_there_is_no_room_for_what_follows_the_answer_is_the_last() -> None:
@@ -99,7 +99,7 @@ def test_where_there_is_no_room_for_what_follows_the_answer_is_the_last() -> Non
         responder.send(200, TEXT, b"x")
         assert (await client.answer()).headers[b"connection"] == b"close"
 
-    serve(scenario, bodies=Bodies(10_000, 1.0))
+    serve(scenario, bodies=BodyMemory(10_000, 1.0))
 
 
 def test_a_handler_that_fails_leaves_nothing_held() -> None:

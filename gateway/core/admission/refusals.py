@@ -1,7 +1,7 @@
 """What a call is told that dispatch does not take, or no longer keeps.
 
 Each says whose limit it was, which of the times that add up broke which target, and what to do. When to come back is
-added by `Refused.told`.
+added by `Refused.full_message`.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ A reload makes a new one and swaps the pointer; calls under way keep theirs. Cou
 from __future__ import annotations
 
 from gateway.core.policy.policy import Policy
-from gateway.core.request.bodies import SMALL
+from gateway.core.request.body_memory import SMALL
+from gateway.core.request.browser_guard import BrowserGuard
 from gateway.core.request.call import CallSettings
 from gateway.core.request.classes import ClassRules
-from gateway.core.request.pages import PageGuard
 from gateway.core.request.routes import Route
 from gateway.core.request.tenants import Tenants
 
@@ -18,7 +18,7 @@ class Snapshot:
     """`cache_secret`: what tenants' cache salts are made with; empty: none are. Raises ValueError for a policy that
     only looks right; see Tenants."""
 
-    __slots__ = ("calls", "classes", "order", "pages", "policy", "small", "tenants", "within_deadline")
+    __slots__ = ("browser_guard", "calls", "classes", "order", "policy", "small", "tenants", "within_deadline")
 
     def __init__(self, policy: Policy, cache_secret: bytes = b"") -> None:
         self.policy = policy
@@ -27,7 +27,7 @@ class Snapshot:
         self.order = self.classes.order
         self.tenants = Tenants(policy, cache_secret=cache_secret)
         self.small = min(SMALL, policy.body.max)  # bytes of a body that no route refuses, and that nobody counts
-        self.pages = PageGuard(policy.server.hosts, policy.cors.origins) if self.tenants.open else None
+        self.browser_guard = BrowserGuard(policy.server.hosts, policy.cors.origins) if self.tenants.open else None
         self.within_deadline = policy.deadlines.on_deadline == "cancel"
 
 

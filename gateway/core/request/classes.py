@@ -1,7 +1,8 @@
-"""Which class a call belongs to, and what that means for its deadlines.
+"""Class of a call, and the deadlines that follow from it.
 
-First that applies: the `x-weir-class` header, OpenAI's `service_tier`, the classes' own `when` rules, the tenant's
-default, `default`. Asking above the tenant's best class is not an error: the call is clamped to the best it may have.
+The first that applies decides: the `x-weir-class` header, OpenAI's `service_tier`, the classes' own `when` rules, the
+tenant's default class, `default`. A client that asks for a better class than its tenant may have gets no error: the
+call is clamped to the tenant's best class.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from gateway.core.request.headers import time_limit
 
 
 class ClassRules:
-    """The policy's classes as `classify` needs them: `order` from the most important, `rank` its reverse."""
+    """The policy's classes, prepared for `classify`.
+
+    `order`: names from the most to the least important; `rank`: name to place in it. `deadlines`, `ttfts`: seconds.
+    """
 
     __slots__ = ("deadlines", "order", "rank", "rules", "ttfts")
 
@@ -28,9 +32,9 @@ class ClassRules:
 
 
 def classify(call: Call, rules: ClassRules, default_class: str | None = None, best: int = 0) -> None:
-    """Set `class_name`, `deadline` and `ttft_by`. Needs the estimate of `prompt_tokens`.
+    """Set the call's `class_name`, `deadline` and `ttft_by`. Needs its estimate of `prompt_tokens`.
 
-    `default_class` is the tenant's, `best` the rank of the best class it may have.
+    `default_class`: the tenant's default class. `best`: the rank of the best class that the tenant may have.
     """
     name = call.asked_class
     if not name:

@@ -1,7 +1,9 @@
-"""Cross-origin requests, as browsers make them (the Fetch standard): the header lines that let a page read an answer.
+"""CORS (cross-origin resource sharing): header lines that let a web page read an answer.
 
-Only pages of the policy's origins are let in, and never with cookies: calls carry their key in a header. Nothing here
-protects the data port from anything but a browser; a program sends what it likes.
+Only pages of the policy's origins are let in. They are never let in with cookies, since calls carry their key in a
+header. CORS protects the data port from browsers only: other programs send whatever they like.
+
+Source: the Fetch standard, https://fetch.spec.whatwg.org/#http-cors-protocol
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 ALL = "*"
-MAX_AGE = 600  # seconds a browser may go on without asking again
-# What a page may read of an answer's headers, beside the few that every page may.
+MAX_AGE = 600  # seconds for which a browser may cache the answer to a preflight
+# Answer headers that a page may read, beside the few that every page may.
 EXPOSED = (
     b"x-request-id, x-trace-id, x-weir-engine, x-weir-class, x-weir-queue-ms, x-weir-reason, link, "
     b"retry-after, retry-after-ms, x-should-retry"
@@ -20,7 +22,10 @@ _NAMES = re.compile(rb"[A-Za-z0-9-]{1,64}(?: ?, ?[A-Za-z0-9-]{1,64}){0,63}")
 
 
 def preflight(fields: Mapping[bytes, bytes], origins: Sequence[str], methods: Sequence[str]) -> bytes | None:
-    """The lines that answer an OPTIONS request whose headers are `fields`, or None: it asks nothing, or not for us."""
+    """Header lines that answer a preflight (OPTIONS) request with the headers `fields`.
+
+    None where it is no preflight, or where its origin is not in `origins`.
+    """
     allowed = _allowed(fields, origins)
     if not allowed or b"access-control-request-method" not in fields:
         return None
@@ -28,7 +33,7 @@ def preflight(fields: Mapping[bytes, bytes], origins: Sequence[str], methods: Se
         ", ".join(methods).encode(),
         MAX_AGE,
     )
-    # Whatever names are asked for may be sent: clients bring their own (x-stainless-*), and `*` leaves out the key's.
+    # Every name asked for is allowed: clients add their own (x-stainless-*), and `*` does not cover `authorization`.
     names = fields.get(b"access-control-request-headers", b"")
     if _NAMES.fullmatch(names):
         lines += b"access-control-allow-headers: %b\r\n" % names
@@ -36,7 +41,7 @@ def preflight(fields: Mapping[bytes, bytes], origins: Sequence[str], methods: Se
 
 
 def shared_lines(fields: Mapping[bytes, bytes], origins: Sequence[str]) -> bytes:
-    """The lines that every answer carries where the policy names origins, whoever asks; none where it does not."""
+    """Header lines of an ordinary answer; none where the policy names no origins."""
     if not origins:
         return b""
     allowed = _allowed(fields, origins)

@@ -1,11 +1,14 @@
-"""What a call will cost in KV tokens, before any engine has seen it: prompt and output, whose sum is `Call.cost`.
+"""Cost of a call in KV-cache tokens, estimated before any engine has seen it: prompt plus output (`Call.cost`).
 
-Prompt: a linear model per (model, kind of route) over the prompt's bytes by script, its messages and a constant (the
-chat template), learned from the engines' own usage. Output: what was asked times alpha, the learned 0.9 quantile of
-actual over asked. That starts high, so that holds are safe. What deadlines are held against, `expected_tokens`, starts
-at nothing instead: no call is refused for a length that nobody has seen. Only `learn`, which sees answers of real
-engines, makes entries; an estimate never does, so clients cannot fill the tables with invented models. All tables are
-bounded, oldest use out first.
+Prompt tokens come from a linear model per (model, kind of route). Its features are the prompt's bytes by script, its
+messages, and a constant for the chat template. It learns from the usage that engines report.
+
+Output tokens are the client's limit times alpha. Alpha is a learned 0.9 quantile of actual over requested tokens. It
+starts high, so that too many tokens are booked rather than too few. `expected_tokens`, which deadlines are checked
+against, starts at 0 instead: no call is refused for a length that was never observed.
+
+Only `learn` makes table entries, and it is given answers of real engines. An estimate makes none, so clients cannot
+fill the tables with invented models. All tables are bounded: the least recently used entry goes first.
 """
 
 from __future__ import annotations
@@ -21,25 +24,26 @@ _T = TypeVar("_T")
 MAX_KEYS = 4096
 COLD_ALPHA = 0.5
 QUANTILE = 0.9
-MEDIA_TOKENS = 1000  # an image or a recording: about what vision models and Whisper make of one
-OUTPUT_UNKNOWN = 2048  # asked for nothing, and no engine tells its context
+MEDIA_TOKENS = 1000  # tokens of an image or a recording: about those of vision models and Whisper
+OUTPUT_UNKNOWN = 2048  # tokens where the client gives no limit and no engine reports its context
 COMPLETION_DEFAULT = 16  # vLLM's max_tokens for /v1/completions
 
-# Tokens per ASCII byte, per CJK byte (3 to a character), per other byte, per message, per call: where learning starts,
-# and the variance of what the truth may well be.
+# Tokens per ASCII byte, per CJK byte (3 to a character), per other byte, per message, per call: the prior mean, and its
+# variance.
 _PRIOR = (0.25, 0.30, 0.40, 4.0, 4.0)
 _VARIANCE = (0.10**2, 0.15**2, 0.25**2, 4.0**2, 8.0**2)
 _NOISE = 0.06**2  # variance of actual / predicted that no linear model explains
-LEARN_ALL = 256
-SAMPLE = 8
-_DRIFT = 2e-5  # share of the spread's variance that comes back per call: memory of about 80 calls
+LEARN_ALL = 256  # calls that a new entry learns from one by one
+SAMPLE = 8  # afterwards it learns from one call in so many
+_DRIFT = 2e-5  # share of the prior variance that comes back per call: a memory of about 80 calls
 
 
 class Weights:
-    """Tokens per unit of each feature: a Kalman filter on a random walk, which is recursive least squares that forgets.
+    """Tokens per unit of each feature, learned by a Kalman filter on a random walk (recursive least squares with
+    forgetting).
 
-    Every call is divided by its own token count, so relative errors are minimised and a long prompt counts no more
-    than a short one. A feature that is not seen goes back to its prior spread and no further.
+    Each call's features are divided by its token count. So relative errors are minimised, and a long prompt counts no
+    more than a short one. The variance of a feature that does not occur returns to its prior, and no further.
     """
 
     __slots__ = ("calls", "covariance", "values")
@@ -51,7 +55,7 @@ class Weights:
         self.covariance = (a, 0.0, 0.0, 0.0, 0.0, b, 0.0, 0.0, 0.0, c, 0.0, 0.0, d, 0.0, e)  # the upper triangle
 
     def learn(self, features: tuple[float, float, float, float, float], tokens: float) -> None:
-        """`features` cost `tokens`. Written out: loops over five features would take three times as long."""
+        """Learn that `features` took `tokens`. Unrolled: loops over five features would take three times as long."""
         a, b, c, d, e = features
         a, b, c, d, e = a / tokens, b / tokens, c / tokens, d / tokens, e / tokens
         aa, ab, ac, ad, ae, bb, bc, bd, be, cc, cd, ce, dd, de, ee = self.covariance
@@ -64,7 +68,7 @@ class Weights:
         v, w, x, y, z = self.values
         error = 1.0 - (v * a + w * b + x * c + y * d + z * e)
         if error * error > 9.0 * variance:
-            # An outlier moves the weights no more than a surprise of three standard deviations does.
+            # An outlier moves the weights no more than an error of three standard deviations does.
             error = math.copysign(3.0 * math.sqrt(variance), error)
         gain = error / variance
         values = v + gain * f, w + gain * g, x + gain * h, y + gain * i, z + gain * j
@@ -82,7 +86,7 @@ class Weights:
 
 
 def _within(values: tuple[float, float, float, float, float]) -> tuple[float, float, float, float, float]:
-    """Each weight inside what a tokenizer can do."""
+    """The weights, each clamped to the range of real tokenizers."""
     v, w, x, y, z = values
     if 0.02 <= v <= 1.1 and 0.05 <= w <= 1.1 and 0.02 <= x <= 1.1 and 0.0 <= y <= 64.0 and 0.0 <= z <= 4096.0:
         return values
@@ -93,26 +97,27 @@ def _within(values: tuple[float, float, float, float, float]) -> tuple[float, fl
 
 
 class Quantile:
-    """Running quantile of a ratio 0..1, in its logarithm: Robbins and Monro's stochastic approximation.
+    """Running quantile of a ratio 0..1, tracked in its logarithm by stochastic approximation (Robbins and Monro, 1951).
 
-    A step up weighs `QUANTILE`, a step down the rest, so it rests where that share lies below. Steps start large.
-    `value` comes down from COLD_ALPHA; `most` is the largest ratio that was really seen, 0 before the first.
+    A step up weighs QUANTILE, a step down 1 - QUANTILE. So the estimate rests where that share of samples lies below.
+    Steps start large. `value` comes down from COLD_ALPHA. `most` is the largest ratio observed, 0 before the first.
     """
 
-    __slots__ = ("calls", "log", "most", "seen", "value")
+    __slots__ = ("calls", "log", "most", "samples", "value")
 
     def __init__(self) -> None:
         self.calls = 0
         self.log = math.log(COLD_ALPHA)
         self.value = COLD_ALPHA
         self.most = 0.0
-        self.seen = 0
+        self.samples = 0
 
     def learn(self, ratio: float) -> None:
-        self.seen += 1
+        """Learn from one observed ratio."""
+        self.samples += 1
         if ratio > self.most:
             self.most = min(1.0, ratio)
-        step = 0.05 if self.seen >= 380 else 1.0 / (1.0 + self.seen / 20.0)
+        step = 0.05 if self.samples >= 380 else 1.0 / (1.0 + self.samples / 20.0)
         log = self.log + step * (QUANTILE if ratio > self.value else QUANTILE - 1.0)
         if not -12.0 <= log <= 0.0:
             log = max(-12.0, min(0.0, log))
@@ -121,7 +126,11 @@ class Quantile:
 
 
 class CostModel:
-    """Estimates calls and learns from their usage. `alpha`: `auto`, or a fixed share of the tokens asked."""
+    """Estimates the tokens of calls, and learns from their usage.
+
+    `alpha`: `auto` (learned), or a fixed share of the client's output limit. `media_tokens`: tokens of one image or
+    recording.
+    """
 
     def __init__(self, alpha: float | Literal["auto"] = "auto", *, media_tokens: int = MEDIA_TOKENS) -> None:
         self.fix(alpha)
@@ -130,13 +139,13 @@ class CostModel:
         self._alphas: dict[tuple[str, str, int], Quantile] = {}
 
     def fix(self, alpha: float | Literal["auto"]) -> None:
-        """Go by this share from now on, or by what is learned; that goes on in either case."""
+        """Use this share from now on, or the learned one (`auto`). Learning goes on in either case."""
         self.alpha = None if alpha == "auto" else alpha
 
     def estimate(self, call: Call, context: int | None) -> None:
-        """Fill in `prompt_tokens`, `output_tokens` (of all its sequences), `asked` and `expected_tokens` (of each).
+        """Fill in `prompt_tokens`, `output_tokens` (of all sequences), `asked` and `expected_tokens` (of each).
 
-        `context` is the longest the model's engines take, in tokens; None: not known.
+        `context`: the longest context of the model's engines in tokens; None: not known.
         """
         self.estimate_prompt(call)
         self.estimate_output(call, context)
@@ -170,9 +179,10 @@ class CostModel:
         call.output_tokens = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
 
     def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:
-        """The engine's own numbers for an estimated call that it answered. Numbers that cannot be are ignored.
+        """Learn from the usage that an engine reported for an estimated call. Impossible numbers are ignored.
 
-        Each lesson costs 3 us, so a model that knows its traffic takes one call in SAMPLE, and every surprise.
+        Learning costs 3 us. So after LEARN_ALL calls it takes one call in SAMPLE, and every prompt estimate that was
+        wrong by more than 5 %.
         """
         if call.asked and completion_tokens > 0:
             quantile = self._alphas.get(_bucket(call))
@@ -181,7 +191,7 @@ class CostModel:
                 quantile.learn(completion_tokens / (call.asked * call.n))
         text_bytes = call.ascii_bytes + call.cjk_bytes + call.other_bytes
         tokens = prompt_tokens - call.token_ids
-        # Media tokens depend on the model and the picture: such a call says nothing about text.
+        # Media tokens depend on the model and the image, so such a call teaches nothing about text.
         if text_bytes and not call.media and text_bytes / 64 < tokens < 1.2 * text_bytes + 64 * call.messages + 4096:
             weights = self._weights.get((call.model, call.route.kind))
             wrong = abs(call.prompt_tokens - prompt_tokens) > 0.05 * prompt_tokens
@@ -192,18 +202,18 @@ class CostModel:
 
 
 def _teaches(learner: Weights | Quantile) -> bool:
-    """Whether this call is one to learn from: each of the first, then one in SAMPLE."""
+    """Whether to learn from this call: from each of the first LEARN_ALL, then from one in SAMPLE."""
     learner.calls += 1
     return learner.calls < LEARN_ALL or learner.calls % SAMPLE == 0
 
 
 def _bucket(call: Call) -> tuple[str, str, int]:
-    """Calls whose answers are alike: by power of two of what was asked; 0 where nothing was."""
+    """Key of calls with similar answers: model, class, and power of two of the client's limit (0: it gave none)."""
     return call.model, call.class_name, 0 if call.max_tokens is None else call.asked.bit_length()
 
 
 def _entry(table: dict[_K, _T], key: _K, make: type[_T]) -> _T:
-    """The entry, made if need be, as the most recently used one."""
+    """The entry of `key`, made if missing, and marked as the most recently used."""
     found = table.pop(key, None)
     if found is None:
         found = make()

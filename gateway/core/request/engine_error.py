@@ -1,18 +1,18 @@
-"""An engine's own error, in the shape that callers know."""
+"""Error answers of engines, translated into OpenAI's error object."""
 
 from __future__ import annotations
 
 from gateway.core.request.outcome import STATUS, Outcome, error_body
 from gateway.shared.vllm.answers import error_of
 
-LOGGED_AT_MOST = 2000  # characters of an engine's words on its own failure
+LOGGED_AT_MOST = 2000  # characters of an engine's message about its own failure
 
 
 def engine_error(status: int, body: bytes) -> tuple[bytes, str]:
-    """An engine's own error as the error object our callers know, whatever form it came in, and words for the log.
+    """The body for the caller, OpenAI's error object, and a message for the log (empty: none).
 
-    What it says of a request is the caller's to know. What it says of its own failure may hold paths, addresses and
-    code, and is for the log alone.
+    `body` is the engine's error answer in any of vLLM's forms. Its message about a bad request (4xx) is for the caller.
+    Its message about its own failure (5xx) may hold paths, addresses and code, so it goes to the log alone.
     """
     advice = STATUS[Outcome.BAD_REQUEST if status < 500 else Outcome.UPSTREAM]
     error = error_of(body)

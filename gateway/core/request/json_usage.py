@@ -1,10 +1,10 @@
-"""A sans-IO reader of whole (not streamed) JSON answers: the real token usage, while the bytes go on as they came.
+"""Token usage of whole (not streamed) JSON answers, read sans-IO while the bytes are relayed unchanged.
 
-Only the `usage` of the answer itself counts, a member of its outermost object. Answers repeat what the client wrote,
-its tools and its schema, and whatever stands there under that name is the client's own words.
+Only the answer's own `usage` counts, a member of its outermost object. Answers repeat tools and schemas that the
+client wrote, and a `usage` in those is the client's text.
 
-An answer of up to BLOCK bytes is kept and parsed at its end, in C. A longer one is scanned in blocks, each once: depth
-and strings are followed, and a block that lies below the top level is only counted, in C too.
+An answer of up to BLOCK bytes is kept and parsed at its end, in C. A longer one is scanned once, in blocks: the scanner
+follows depth and strings. For a block that lies below the top level it only counts brackets, in C too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.core.request.usage import Usage
 
 BLOCK: Final = 64 * 1024  # bytes
 MAX_USAGE: Final = 4096  # bytes of a usage object in an answer longer than BLOCK, its key included
-PASSES: Final = 96  # levels that one block may open and close, to be only counted; clients may nest 64 deep
+PASSES: Final = 96  # levels that a block may open and close to be counted only; clients may nest 64 deep
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -30,9 +30,9 @@ _decode_usage = msgspec.json.Decoder(Usage).decode
 
 
 class JSONUsage:
-    """Reads one answer: `feed` its pieces and `finish`, or `whole` at once. The numbers are None until they are known.
+    """Reads one answer: `feed` its pieces and `finish`, or `whole` at once. Token numbers are None until known.
 
-    Same shape as SSEUsage: `feed` returns its argument, `finish` nothing.
+    It has SSEUsage's interface: `feed` returns its argument, `finish` returns no bytes.
     """
 
     __slots__ = ("_depth", "_held", "_in_string", "_over", "cached_tokens", "completion_tokens", "prompt_tokens")
@@ -41,13 +41,13 @@ class JSONUsage:
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
-        self._held = bytearray()  # not looked at yet
-        self._depth = 0  # arrays and objects open before what is held
-        self._in_string = False  # what is held begins inside a string
-        self._over = False  # nothing more is to be learned
+        self._held = bytearray()  # bytes not scanned yet
+        self._depth = 0  # arrays and objects that are open where the held bytes begin
+        self._in_string = False  # whether the held bytes begin inside a string
+        self._over = False  # whether the usage was read or cannot come
 
     def whole(self, answer: bytes) -> None:
-        """Read all of an answer. One that is not JSON, or nests deeper than the parser goes, has told nothing."""
+        """Read all of an answer. One that is not JSON, or nests deeper than the parser goes, has no usage."""
         try:
             usage = _decode_answer(answer).usage
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -56,7 +56,7 @@ class JSONUsage:
             self.prompt_tokens, self.completion_tokens, self.cached_tokens = usage.read()
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece of the answer. At most BLOCK bytes stay, beside the piece itself."""
+        """Take a piece of the answer. At most BLOCK bytes are kept beside the piece itself."""
         if not self._over:
             self._held += data
             if len(self._held) >= BLOCK:
@@ -64,7 +64,7 @@ class JSONUsage:
         return data
 
     def finish(self) -> bytes:
-        """The answer has ended."""
+        """End the answer: read the bytes that were kept."""
         if self._depth:
             if not self._over:
                 self._scan()
@@ -74,9 +74,9 @@ class JSONUsage:
         return b""
 
     def _scan(self) -> None:
-        """Look at what is held. Kept of it is only what may be the beginning of the usage."""
+        """Scan the held bytes. Keep only what may be the beginning of the usage."""
         held = self._held
-        odd = (len(held) - len(held.rstrip(b"\\"))) & 1  # the last backslash escapes what has not come yet
+        odd = (len(held) - len(held.rstrip(b"\\"))) & 1  # the last backslash escapes a byte that has not arrived
         block = bytes(memoryview(held)[: len(held) - odd])
         self._held = bytearray(b"\\" * odd)
         plain = block.replace(b"\\\\", b"  ").replace(b'\\"', b"  ") if b"\\" in block else block
@@ -85,10 +85,10 @@ class JSONUsage:
             self._held[:0] = memoryview(block)[kept:]
 
     def _stays_below(self, plain: bytes) -> bool:
-        """Whether the top level is out of reach of a block that begins below it; then it is counted."""
+        """Whether a block that begins below the top level stays below it. If so, its brackets are counted."""
         between = plain.split(b'"')
         brackets = b"".join(between[self._in_string :: 2]).translate(_BRACES, _NOT_BRACKETS)
-        for _ in range(PASSES):  # every pass removes the innermost pairs
+        for _ in range(PASSES):  # each pass removes the innermost pairs
             size = len(brackets)
             brackets = brackets.replace(b"{}", b"")
             if len(brackets) == size:
@@ -103,9 +103,9 @@ class JSONUsage:
         return True
 
     def _walk(self, plain: bytes) -> int:
-        """Follow a block token by token. Returns where its rest begins that must be kept, its length for none.
+        """Scan a block token by token. Returns the offset from which it must be kept, its length for none.
 
-        What is kept begins with a string at the top level, so that depth and strings are known there.
+        The kept rest begins with a string at the top level, so its depth and strings are known.
         """
         size, depth, start = len(plain), self._depth, 0
         if self._in_string:
@@ -114,7 +114,7 @@ class JSONUsage:
                 return size
             self._in_string = False
         key = end = size  # the last string at the top level
-        inside = False  # a usage object, that of the key
+        inside = False  # whether inside the usage object that follows `key`
         for token in _TOKEN.finditer(plain, start):
             at = token.start()
             first = plain[at]
@@ -143,7 +143,7 @@ class JSONUsage:
         return key
 
     def _read(self, found: bytes) -> None:
-        """Learn from the usage, a colon and an object."""
+        """Read the usage: `found` is a colon and an object."""
         self._over = True
         try:
             numbers = _decode_usage(found[found.index(b"{") :]).read()

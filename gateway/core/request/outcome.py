@@ -1,8 +1,8 @@
-"""How a call ends, and what its caller is told.
+"""Outcomes of calls, their HTTP statuses, and refusals (`Refused`) with their error bodies and Retry-After.
 
-One enum, one status table, one error body. Every refusal in the gateway is a `Refused`; nothing else builds an
-error answer. An outcome starts as BUG and is replaced only by code that knows what happened, so a path nobody
-thought of is counted as our fault and never as a success.
+There is one enum, one status table and one error body. Every refusal in the gateway is a `Refused`, and nothing else
+builds an error answer. An outcome starts as BUG and is replaced only by code that knows how the call ended. So a
+forgotten path counts as the gateway's fault, and never as a success.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import random
 from enum import Enum
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-LONGEST = 60.0  # seconds that clients will wait to come back; openai-python's bound
+LONGEST = 60.0  # seconds of Retry-After that clients obey; openai-python's bound
 
 
 class Outcome(Enum):
-    """The one label that says how a call ended. Values are the metric label and the log field."""
+    """The way a call ended. Its value is the metric label and the log field."""
 
     OK = "ok"
     BAD_REQUEST = "bad_request"
@@ -47,7 +46,7 @@ class Outcome(Enum):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """One row of the status table: HTTP status, OpenAI `type` and `code`, and whether a retry can help."""
+    """One row of the status table: HTTP status, OpenAI's `type` and `code`, and whether a retry can help."""
 
     status: int
     type: str
@@ -81,7 +80,7 @@ STATUS: dict[Outcome, Status] = {
 
 
 class ErrorObject(msgspec.Struct, frozen=True):
-    """OpenAI's error object. `param` names the field of the request that is at fault, if one is."""
+    """OpenAI's error object. `param`: the field of the request that is at fault, if any."""
 
     message: str
     type: str
@@ -102,14 +101,14 @@ def error_body(message: str, type: str, code: str, param: str | None = None) -> 
 
 
 class Refused(Exception):
-    """A call that will not be answered by an engine.
+    """A refusal: the call will not be answered by an engine.
 
-    `message` says what happened, whose limit it was and what to do; `told` adds when to come back. `retry_after` is in
-    seconds, None where a retry cannot help. `code` replaces the table's code where one outcome has several. `headers`
-    are extra answer lines, preformatted as `name: value\\r\\n`. `retry` False: no retry of this call can help,
-    whatever the table says of its outcome. `limit` is the rate limit that was reached, as `600/min requests`. `kept`:
-    at `retry_after` a place is kept for the call, so it is not told a later time. `reason` is a word of our own that
-    says more than the outcome's. `detail` is the message for the log, where it may name what clients must not know.
+    `message`: what happened, whose limit it was and what to do; `full_message` adds the time to retry at. `param`: the
+    field or header at fault. `code`: replaces the table's code where one outcome has several. `retry_after`: seconds;
+    None where a retry cannot help. `headers`: extra header lines, as `name: value\\r\\n`. `retry`: False where no retry
+    of this call can help, whatever the table says. `limit`: the rate limit that was reached, as `600/min requests`.
+    `kept`: the call has a booking for the time of `retry_after`, which therefore gets no jitter. `reason`: a more
+    precise word than the outcome's. `detail`: the message for the log, which may name what clients must not know.
     """
 
     def __init__(
@@ -149,13 +148,15 @@ class Refused(Exception):
         return other
 
     def replace(self, status: int, body: bytes) -> None:
-        """Answer this status and JSON instead: a tenant's own words."""
+        """Answer with this status and JSON body instead: a tenant's own refusal."""
         self._own = status, body
 
     def jitter(self, rng: random.Random) -> None:
-        """Make `retry_after` the one time that the caller is told, in headers and body: a second at least, and within a
-        minute up to a quarter later, so that callers refused together do not come back together; unless places are kept
-        for them, which are spread already. Without effect the second time."""
+        """Add jitter to `retry_after`, so that callers refused together do not come back together.
+
+        It becomes at least one second. Up to LONGEST it grows by up to a quarter, unless the call has a booking: booked
+        times are spread already. Headers and body then give the same time. A second call has no effect.
+        """
         if self.retry_after is not None and not self._jittered:
             self._jittered = True
             seconds = max(1.0, self.retry_after)
@@ -165,12 +166,12 @@ class Refused(Exception):
 
     @property
     def helps(self) -> bool:
-        """Whether a retry can help at all."""
+        """Whether a retry can help."""
         return self.retry and STATUS[self.outcome].retry
 
     @property
-    def told(self) -> str:
-        """The message, with when to come back in whole seconds, as Retry-After has it."""
+    def full_message(self) -> str:
+        """The message and the time to retry at, in whole seconds as in Retry-After."""
         if self.retry_after is None or not self.helps:
             return self.message
         seconds = math.ceil(self.retry_after)
@@ -183,7 +184,7 @@ class Refused(Exception):
 
     @property
     def ours(self) -> bool:
-        """Whether the call was refused for nothing that its client did: then it is as if it had not been sent."""
+        """Whether the gateway or its engines are the cause, and not the client. Then limits do not count the call."""
         return STATUS[self.outcome].status >= 500 and self.outcome is not Outcome.EXPIRED
 
     def body(self) -> bytes:
@@ -191,50 +192,14 @@ class Refused(Exception):
         if self._own is not None:
             return self._own[1]
         advice = STATUS[self.outcome]
-        return error_body(self.told, advice.type, self.code or advice.code, self.param)
-
-
-class Record(msgspec.Struct, kw_only=True, gc=False):
-    """What is known of one call once it has ended: the source of its metrics and of its log line.
-
-    Times are in seconds. `queue`, `ttft` and `total` count from the first byte of the request. Token numbers are the
-    engine's own where it reported usage (`settled` is then true), else the estimate.
-    """
-
-    request_id: str
-    route: str
-    method: str = "POST"
-    tenant: str = ""
-    class_name: str = ""
-    model: str = ""
-    engine: str = ""
-    outcome: Outcome = Outcome.BUG
-    status: int = 0
-    stream: bool = False
-    reason: str = ""
-    attempts: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    estimated_prompt_tokens: int = 0
-    held_tokens: int = 0
-    settled: bool = False
-    queue: float = 0.0
-    ttft: float = 0.0
-    total: float = 0.0
-    bytes_in: int = 0
-    predicted_wait: float = 0.0
-    affinity_tokens: int = 0  # of the prompt, expected to be cached where it was sent
-    shaped_tokens: int = 0  # asked for and cut
-    trace_id: str | UnsetType = UNSET  # of the client's traceparent
-    request: str | UnsetType = UNSET  # the body as it came, where the policy wants it logged
+        return error_body(self.full_message, advice.type, self.code or advice.code, self.param)
 
 
 def refusal_headers(refused: Refused, rng: random.Random) -> bytes:
-    """The answer lines of a refusal: `x-weir-reason` with a link to what it means, and Retry-After or "do not".
+    """Header lines of a refusal: `x-weir-reason`, a link to its explanation, and Retry-After or `x-should-retry`.
 
-    openai-python obeys `x-should-retry` before `retry-after-ms`, and that before `retry-after`. It takes no time above
-    a minute for one to wait, and would come back after a second instead: there, both are said.
+    openai-python obeys `x-should-retry` before `retry-after-ms`, and that before `retry-after`. It ignores times above
+    LONGEST and would retry after a second. So for those the lines hold both `retry-after` and `x-should-retry: false`.
     """
     reason = refused.reason.encode()
     lines = refused.headers + b'x-weir-reason: %b\r\nlink: </outcomes/%b>; rel="help"\r\n' % (reason, reason)

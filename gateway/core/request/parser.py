@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.request.allowed_fields import DECODERS, check_unread
 from gateway.core.request.call import Call, CallSettings
-from gateway.core.request.fields import DECODERS, check_unread
-from gateway.core.request.form import form_fields
 from gateway.core.request.headers import asked_class, asked_deadline, sdk_timeout, time_limit
 from gateway.core.request.json_body import BY_GATEWAY, Body, bad_request, body_of, reserved
+from gateway.core.request.multipart_form import form_fields
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.prompt import Prompt, chain, scripts
 from gateway.core.request.prompt_readers import READERS

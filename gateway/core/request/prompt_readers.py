@@ -1,7 +1,7 @@
 """Prompt readers: for each kind of JSON route, a function that gathers the prompt from the request's fields.
 
 A reader fills a `Prompt` from a decoded `Body`. It raises `Refused` (400) where a required field is missing. The
-fields are those that vLLM renders as prompt; `fields.py` refuses every other field that could hold one.
+fields are those that vLLM renders as prompt; `allowed_fields.py` refuses every other field that could hold one.
 """
 
 from __future__ import annotations

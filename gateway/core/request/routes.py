@@ -1,4 +1,4 @@
-"""Route table: the paths this gateway answers or forwards to an engine. No other path is ever forwarded."""
+"""Route table: the paths that the gateway forwards to engines or answers itself. No other path is ever forwarded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     methods: tuple[str, ...] = ("POST",)
     generates: bool = False
-    media: bool = True  # its body may carry images, audio or files
+    media: bool = True  # its body may hold images, audio or files
 
 
 def _routes() -> dict[bytes, Route]:
@@ -51,7 +51,7 @@ HELP_ROUTE = Route(path="/outcomes/{reason}", kind="help", methods=("GET", "HEAD
 
 
 def route_of(path: bytes) -> Route | None:
-    """The route of a raw path (no query), or None: anything not in the table is 404 and never forwarded."""
+    """The route of a raw path without its query; None: it is not in the table, so the answer is 404."""
     route = ROUTES.get(path)
     if route is None and path.startswith(b"/v1/models/") and len(path) > len(b"/v1/models/"):
         return MODEL_ROUTE

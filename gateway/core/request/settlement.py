@@ -1,9 +1,9 @@
-"""Tokens that a call is charged in the end: what its engine was made to do.
+"""Settlement of a call: the tokens it is charged once it has ended.
 
-The engine's own numbers, as far as they can be true, where it told them of the whole answer. Where an answer was left
-before that, whoever left it: the prompt, what the engine is known to have written, and what it can have written since
-it was last heard, at the fastest pace it was lately seen to keep. So an estimate is high rather than low, and never
-more than was asked for.
+Where the engine reported the usage of the whole answer, its numbers count, bounded by what is possible. An answer may
+be cut short by either side. Then the charge is the prompt, the output that the engine is known to have written, and
+the most it can have written since it was last heard. That last part assumes the fastest pace lately observed of it.
+So an estimate is high rather than low, and never above what was asked for.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from gateway.core.request.call import Call
 
-MOST = 2**20  # tokens of one sequence, where no engine tells its context
-TURNS = 16  # of a model and its tools, whose tokens a response is the sum of
+MOST = 2**20  # tokens of one sequence, where no engine reports its context
+TURNS = 16  # turns of a model and its tools, whose tokens a response sums up
 PER_BYTE = 1.2  # tokens at most
 PER_CALL, PER_MESSAGE = 4096, 64  # tokens at most of a chat template
 PAIRED = ("rerank", "score")  # kinds of route that read their query once for each document
@@ -23,14 +23,16 @@ PAIRED = ("rerank", "score")  # kinds of route that read their query once for ea
 def believed(
     call: Call, size: int, prompt: int, completion: int, context_of: Callable[[str], int | None]
 ) -> tuple[int, int]:
-    """An engine's own prompt and completion tokens, each no more than it can be: by the `size` of the body in bytes,
-    what was asked for and the context of the model's engines (`context_of`; None: not known). One wrong number is not
-    to shut a tenant out."""
+    """The prompt and completion tokens that an engine reported, each clamped to what is possible.
+
+    Bounds are the `size` of the body in bytes, the client's limit, and the context of the model's engines in tokens
+    (`context_of`; None: not known). So one wrong number cannot lock a tenant out.
+    """
     if prompt <= PER_CALL and completion <= (call.shaped or call.asked) * call.n:
         return prompt, completion  # nearly every call
     context = context_of(call.model)
     longest = MOST if context is None else context
-    if call.route.kind == "response":  # it may go on from another that is not in its body
+    if call.route.kind == "response":  # it may continue another response that is not in its body
         return min(prompt, TURNS * longest), min(completion, TURNS * longest)
     times = max(1, call.messages)
     text = PER_BYTE * size * (times if call.route.kind in PAIRED else 1)
@@ -40,8 +42,10 @@ def believed(
 
 
 def written(call: Call, known: int, seconds: float, pace: float) -> int:
-    """Tokens that an engine can have written of all the call's sequences: `known`, and what comes in `seconds` at
-    `pace` seconds a token."""
+    """Tokens that an engine may have written, over all the call's sequences, no more than was asked for.
+
+    They are the `known` ones, and those of the `seconds` since, at `pace` seconds per token of each sequence.
+    """
     if not call.asked:
         return 0
     most = (call.shaped or call.asked) * call.n

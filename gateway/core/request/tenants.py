@@ -1,8 +1,8 @@
-"""Who pays: from a request's headers and its peer's address to an `Account`.
+"""Authentication: from API key, proxy header and peer address to the tenant's `Account`.
 
-A key is known by its SHA-256 alone; keys are random, so the digest needs no salt and no stretching. What is looked up
-and compared is the digest of what the client sent, so the time tells nothing of how near a guess came to a key. A wrong
-key and a missing one are answered alike. A header may name the tenant only where the policy trusts the peer.
+Keys are stored as SHA-256 digests. They are random, so a digest needs no salt and no stretching. Look-up and
+comparison use the digest of what the client sent, so timing does not reveal how close a guess is. A wrong key and a
+missing key get the same answer. A header may name the tenant only where the policy trusts the peer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PEERS_REMEMBERED = 1024
 _HASH = re.compile(rb"[0-9a-f]{64}")
 _TENANT = re.compile(rb"[a-z0-9][a-z0-9_.-]{0,63}")
 _LINE = "the SHA-256 of a key (64 hexadecimal digits in lower case), then a tenant's name"
-_UNKNOWN: tuple[bytes, None] = (bytes(32), None)  # the digest of no key that anybody could find
+_UNKNOWN: tuple[bytes, None] = (bytes(32), None)  # a digest of no key that could be found
 
 
 def keys_from(data: bytes, file: str) -> dict[str, str]:
-    """A keys file as {SHA-256 in hexadecimal: tenant}. Lines are `SHA256HEX TENANT [comment]`, or begin with `#`, or
-    are blank; `file` is how messages call it. Raises InvalidFile with every problem.
+    """Read a keys file as {SHA-256 in hexadecimal: tenant}. Raises InvalidFile with every problem.
 
-    No message shows what stands where a hash should: it may be a key.
+    A line is `SHA256HEX TENANT [comment]`, a comment that begins with `#`, or blank. `file`: its name in messages. No
+    message shows the text in place of a hash, since it may be a key.
     """
     problems: list[Problem] = []
 
@@ -72,7 +72,8 @@ def keys_from(data: bytes, file: str) -> dict[str, str]:
 
 
 def key_lines(data: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
-    """The lines of a keys file that hold something: number (from 1), offset in bytes, first word, second, the rest."""
+    """The lines of a keys file that are neither blank nor comments: number (from 1), offset in bytes, and up to three
+    words, of which the last is the rest of the line."""
     offset = 0
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         words = line.removeprefix(b"\xef\xbb\xbf").split(None, 2)
@@ -82,8 +83,8 @@ def key_lines(data: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
 
 
 def with_keys(policy: Policy, keys: Mapping[str, str], file: str) -> Policy:
-    """The policy with a keys file's keys among its tenants' own. Raises InvalidFile with every key of a tenant that the
-    policy does not have, and every one that is already another's."""
+    """The policy with a keys file's keys added to its tenants'. Raises InvalidFile with every problem: a key of a
+    tenant that the policy does not have, or a key that another tenant has."""
     owners = {digest: name for name, tenant in policy.tenants.items() for digest in tenant.keys}
     problems: list[Problem] = []
     added: dict[str, list[str]] = {}
@@ -110,9 +111,12 @@ def _of_key(file: str, digest: str, found: str, expected: str, hint: str | None 
 
 
 class Account:
-    """A tenant as one call needs it. `best` is the place in the policy's classes of the most important class it may ask
-    for, 0: any. `models`: what it may use, empty: all. `cache_salt`: a field for the body of each of its calls, with a
-    comma before it; empty: none."""
+    """A tenant, prepared for its calls.
+
+    `best`: rank of the most important class it may ask for, 0: any. `models`: those it may use, empty: all.
+    `cache_salt`: a JSON field for the body of each of its calls, with a comma before it; empty: none. `refusal`: its
+    own refusal answer.
+    """
 
     __slots__ = ("best", "cache_salt", "default_class", "models", "name", "refusal", "weight")
 
@@ -133,7 +137,7 @@ class Account:
 
 
 class Tenants:
-    """Every account of one policy and its keys. A reload makes another one: a key that is gone is gone with it.
+    """The accounts of one policy, and their keys. Each reload makes a new one, without the keys that were removed.
 
     Raises ValueError where `trusted_proxies.addresses` holds something that is no address.
     """
@@ -141,9 +145,9 @@ class Tenants:
     def __init__(
         self, policy: Policy, keys: Mapping[str, str] = MappingProxyType({}), *, cache_secret: bytes = b""
     ) -> None:
-        """`keys`: more of them, SHA-256 in hexadecimal -> tenant, as a keys file has them. Those of a tenant that the
-        policy does not have are nobody's; of two tenants with one key the policy's own, or its first, has it.
-        `cache_secret`: what cache salts are made with; empty: none are."""
+        """`keys`: further keys from a keys file, as {SHA-256 in hexadecimal: tenant}. Keys of a tenant that the policy
+        does not have are ignored. A key of two tenants belongs to the policy's, or to the first. `cache_secret`: the
+        secret that cache salts are derived from; empty: no salts."""
         classes = list(policy.classes)
         isolated = policy.routing.cache_isolation == "tenant" and len(policy.tenants) > 1
         secret = cache_secret if isolated else b""
@@ -157,29 +161,28 @@ class Tenants:
                 digest = bytes.fromhex(key)
                 self._by_digest.setdefault(digest, (digest, self.accounts[name]))
         self._anonymous = self.accounts.get(ANONYMOUS)
-        # Clients of servers without keys must send one all the same (`api_key="none"`): where no key could be right,
-        # none is wrong.
+        # SDKs send a key even to servers without keys (`api_key="none"`). So without any keys every key is accepted.
         self._keyless = not own and not keys and policy.keys_file is None
         self._proxies = bool(policy.trusted_proxies.addresses)
-        self._open = self._anonymous if self._keyless and not self._proxies else None  # whoever it is
+        self._open = self._anonymous if self._keyless and not self._proxies else None  # everybody's account
         self._header = policy.trusted_proxies.tenant_header.encode()
         self._networks = [
             ipaddress.ip_network(network, strict=False)
             for network in policy.trusted_proxies.addresses
             if network != "unix"
         ]
-        self._peers = {"unix": "unix" in policy.trusted_proxies.addresses}  # whom it was asked about -> trusted?
+        self._peers = {"unix": "unix" in policy.trusted_proxies.addresses}  # peer -> whether trusted
 
     @property
     def open(self) -> bool:
-        """Whether everybody is let in, whatever he sends."""
+        """Whether every caller is let in, whatever it sends."""
         return self._open is not None
 
     def identify(self, headers: Mapping[bytes, bytes], peer: str) -> Account:
-        """Who sent this. `headers` maps lower-cased names to values; `peer` is an address or `unix`.
+        """The account of a request. `headers` maps lower-cased names to values; `peer` is an address or `unix`.
 
-        A trusted proxy's header, else `Authorization: Bearer KEY`, else `x-api-key: KEY`, else the tenant `anonymous`.
-        Raises Refused (UNAUTHORIZED), with the same words whatever was wrong.
+        Order: a trusted proxy's header, `Authorization: Bearer KEY`, `x-api-key: KEY`, the tenant `anonymous`. Raises
+        Refused (UNAUTHORIZED), with the same message for every cause.
         """
         if self._open is not None:
             return self._open
@@ -202,13 +205,13 @@ class Tenants:
         return _unauthorized()
 
     def has_key(self, key: str) -> bool:
-        """Whether a tenant's key is this, in the same time whatever it is."""
+        """Whether `key` is a tenant's. Takes the same time for every key."""
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         known, account = self._by_digest.get(digest, _UNKNOWN)
         return hmac.compare_digest(known, digest) and account is not None
 
     def trusts(self, peer: str) -> bool:
-        """Whether `peer` is a front proxy of ours. Answers are remembered, for so many peers."""
+        """Whether `peer` is a trusted front proxy. Answers are cached for PEERS_REMEMBERED peers."""
         trusted = self._peers.get(peer)
         if trusted is None:
             try:
@@ -224,7 +227,7 @@ class Tenants:
 
 
 def _cache_salt(secret: bytes, tenant: str) -> bytes:
-    """vLLM's `cache_salt` of a tenant: not to be guessed, the same as long as the secret is."""
+    """The JSON field with a tenant's vLLM `cache_salt`. It cannot be guessed, and changes only with the secret."""
     if not secret:
         return b""
     digest = hmac.digest(secret, b"cache_salt of " + tenant.encode(), "sha256")

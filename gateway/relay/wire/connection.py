@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final, cast
 
-from gateway.core.request.bodies import SMALL, Held
+from gateway.core.request.body_memory import SMALL, BodyLease
 from gateway.relay.wire.body import ChunkedBody, CountedBody
 from gateway.relay.wire.http1 import HeadReader
 from gateway.relay.wire.messages import CHUNKED, HTTP_1_1_REQUIRED, PREFACE, Request, ServerSettings, WireError, refusal
@@ -66,7 +66,7 @@ class ClientConnection(asyncio.Protocol):
         self._request: Request | None = None  # whose body is being read
         self._body: ChunkedBody | CountedBody | None = None
         self._body_by = math.inf  # when it is of no use any more
-        self._held: Held | None = None  # what is counted of the body, or of a buffer that has grown
+        self._held: BodyLease | None = None  # what is counted of the body, or of a buffer that has grown
         self._responder: Responder | None = None  # whose answer is pending
         self._running = False  # inside _consume: it goes on by itself after an answer
         self._last = False  # no request after the current one is served
@@ -302,7 +302,7 @@ class ClientConnection(asyncio.Protocol):
         """Count so many bytes as held here, in all. Raises WireError where there is no room for them."""
         held = self._held
         if held is None:
-            held = self._held = Held(self._shared.bodies, owner)
+            held = self._held = BodyLease(self._shared.bodies, owner)
         full = held.resize(size)
         if full:
             raise WireError(503, _NO_ROOM[full], "bodies")

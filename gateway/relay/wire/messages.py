@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.request.bodies import Held
+from gateway.core.request.body_memory import BodyLease
 from gateway.core.request.outcome import error_body
 
 
@@ -154,7 +154,7 @@ class Request:
         self.at = 0.0
         self.limit = UNLIMITED
         self.owner = ""
-        self.held: Held | None = None
+        self.held: BodyLease | None = None
 
     def release(self) -> None:
         """Nobody needs the body any more. A second time changes nothing."""

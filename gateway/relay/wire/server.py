@@ -13,7 +13,7 @@ import socket
 import ssl as tls
 import stat
 
-from gateway.core.request.bodies import Bodies
+from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.handshake import TlsListener
 from gateway.relay.wire.messages import Request, ServerSettings, answer
@@ -28,9 +28,9 @@ _BACKLOG = 4096
 class Server:
     """Serves one handler on any number of listeners. `bodies`: the budget that its requests' bodies are held in."""
 
-    def __init__(self, handler: Handler, settings: ServerSettings, bodies: Bodies | None = None) -> None:
+    def __init__(self, handler: Handler, settings: ServerSettings, bodies: BodyMemory | None = None) -> None:
         self._shared = Shared(
-            handler, settings, Bodies() if bodies is None else bodies, asyncio.get_running_loop().time
+            handler, settings, BodyMemory() if bodies is None else bodies, asyncio.get_running_loop().time
         )
         self._listeners: list[asyncio.Server | TlsListener] = []
         self._context: tls.SSLContext | None = None

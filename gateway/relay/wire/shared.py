@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.core.request.bodies import Bodies
+from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.wire.messages import Request, ServerSettings, WireError
 from gateway.relay.wire.responder import Responder
 
@@ -60,7 +60,9 @@ class OpenConnection(Protocol):
 class Shared:
     """What all connections of one server share. `clock` gives the loop's time."""
 
-    def __init__(self, handler: Handler, settings: ServerSettings, bodies: Bodies, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, handler: Handler, settings: ServerSettings, bodies: BodyMemory, clock: Callable[[], float]
+    ) -> None:
         self.handler = handler
         self.settings = settings
         self.bodies = bodies

@@ -11,7 +11,8 @@ from typing import Any
 from gateway.core.admission.bucket import Kind
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.retries import WINDOW, RetryBudget
-from gateway.core.request.outcome import Outcome, Record
+from gateway.core.request.outcome import Outcome
+from gateway.core.request.record import Record
 
 # How a call ends by its client's doing, or the gateway's; else an engine has failed it, and it is not paid for.
 THEIRS = (Outcome.OK, Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT, Outcome.EXPIRED, Outcome.DRAINING)

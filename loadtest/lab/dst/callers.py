@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from gateway.core.request.outcome import Record
+from gateway.core.request.record import Record
 from loadtest.clients.retries import Clients
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.books import Charges, Ledger

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.request import usage
-from gateway.core.request.usage import MAX_EVENT, SSEUsage, UsageError
+from gateway.core.request import sse_usage
+from gateway.core.request.sse_usage import MAX_EVENT, SSEUsage, UsageError
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19}
 DONE = b"data: [DONE]\n\n"
@@ -214,13 +214,13 @@ def test_an_event_that_never_ends_is_an_error() -> None:
 
 def test_an_event_in_many_reads_is_parsed_once_and_an_echo_is_not_its_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last event of a response repeats the client's tools and schema."""
-    decode, sizes = usage._decode_event, []
+    decode, sizes = sse_usage._decode_event, []
 
     def counted(data: bytes) -> Any:
         sizes.append(len(data))
         return decode(data)
 
-    monkeypatch.setattr(usage, "_decode_event", counted)
+    monkeypatch.setattr(sse_usage, "_decode_event", counted)
     echo = [{"usage": {"input_tokens": 0, "output_tokens": 0}, "error": {"usage": {}}}] * 10_000
     numbers_of = {"input_tokens": 12, "output_tokens": 7}
     last = event({"type": "response.completed", "response": {"tools": echo, "usage": numbers_of, "text": echo[:9]}})
@@ -334,7 +334,7 @@ def test_what_each_of_several_sequences_has_is_summed() -> None:
 
 
 def test_choices_without_end_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "MAX_CHOICES", 2)
+    monkeypatch.setattr(sse_usage, "MAX_CHOICES", 2)
     reader = meter(n=3)
     for index in range(9):
         reader.feed(every("x", 1, index))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.request.bodies import Bodies, Held
+from gateway.core.request.body_memory import BodyLease, BodyMemory
 
 
 def test_bytes_are_held_up_to_the_memory_and_up_to_an_owners_share() -> None:
-    bodies = Bodies(1000, 0.5)
-    first, second, third = Held(bodies, "a"), Held(bodies, "a"), Held(bodies, "b")
+    bodies = BodyMemory(1000, 0.5)
+    first, second, third = BodyLease(bodies, "a"), BodyLease(bodies, "a"), BodyLease(bodies, "b")
     assert (first.resize(300), second.resize(200), second.resize(201)) == ("", "", "share")
     assert (second.size, bodies.held) == (200, 500)
-    assert (third.resize(400), Held(bodies, "c").resize(101)) == ("", "memory")
+    assert (third.resize(400), BodyLease(bodies, "c").resize(101)) == ("", "memory")
     assert bodies.refused == {"memory": 1, "share": 1}
     assert repr(bodies) == "<Bodies 900 of 1000 bytes, 2 owners>"
     assert repr(third) == "<Held 400 bytes of b>"
@@ -27,8 +27,8 @@ def test_bytes_are_held_up_to_the_memory_and_up_to_an_owners_share() -> None:
 
 
 def test_less_memory_takes_nothing_back_and_lets_nothing_in() -> None:
-    bodies = Bodies(1000, 1.0)
-    held = Held(bodies, "a")
+    bodies = BodyMemory(1000, 1.0)
+    held = BodyLease(bodies, "a")
     assert held.resize(900) == ""
     bodies.apply(500, 1.0)
     assert (held.resize(901), held.resize(800), held.size) == ("memory", "", 800)
@@ -36,8 +36,8 @@ def test_less_memory_takes_nothing_back_and_lets_nothing_in() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 600)), max_size=60))
 def test_what_is_held_is_what_its_holders_hold(steps: list[tuple[int, int]]) -> None:
-    bodies = Bodies(1000, 0.6)
-    holders = [Held(bodies, owner) for owner in "aabbcc"]
+    bodies = BodyMemory(1000, 0.6)
+    holders = [BodyLease(bodies, owner) for owner in "aabbcc"]
     for number, size in steps:
         before = holders[number].size
         full = holders[number].resize(size)

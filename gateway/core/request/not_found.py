@@ -1,4 +1,4 @@
-"""What a caller is told whose path or method is no route of the data port: what he asked for, and what there is."""
+"""Answers 404 and 405 of the data port, with a hint at the route that the caller probably meant."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ OLLAMA = {
     b"/api/ps": "/v1/models",
     b"/api/show": "/v1/models",
 }
-THERE_ARE = ", ".join(row.path for row in ROUTES.values())
+ALL_PATHS = ", ".join(row.path for row in ROUTES.values())
 
 
 def canonical(path: bytes) -> bytes:
-    """A route's path as its table has it: one slash at the end of it is forgiven. Any other path as it is."""
+    """The path of a route without one slash at its end; any other path unchanged."""
     return path[:-1] if path[-1:] == b"/" and path[:-1] in ROUTES else path
 
 
 def no_route(method: bytes, path: bytes) -> Refused:
-    """Nothing is there for any method."""
+    """A refusal (404) of a path that is in no row of the route table."""
     shown = path.decode("latin-1")
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
     message = f"{method.decode('latin-1')} {shown} is not offered here"
@@ -42,11 +42,11 @@ def _hint(path: bytes) -> str:
         return f"Did you mean /v1{path.decode('latin-1')[:SHOWN]}? The client's base URL has to end in /v1"
     if path in CONTROL:
         return "It is a path of the control port, whose address the gateway prints when it starts"
-    return f"This gateway answers {THERE_ARE}"
+    return f"This gateway answers {ALL_PATHS}"
 
 
 def no_method(method: bytes, route: Route) -> Refused:
-    """The route is there, for other methods."""
+    """A refusal (405) of a method that the route does not take, with the `allow` header."""
     methods = ", ".join(route.methods)
     message = f"{method.decode('latin-1')} {route.path} is not offered here: it takes {methods}."
     return Refused(Outcome.METHOD_NOT_ALLOWED, message, headers=b"allow: %b\r\n" % methods.encode())

@@ -7,14 +7,14 @@ import pytest
 from gateway.core.policy.policy import Cors, Policy, ServerPolicy, TrustedProxies
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.policy.traffic import Tenant
+from gateway.core.request.browser_guard import BrowserGuard
 from gateway.core.request.outcome import Outcome, Refused
-from gateway.core.request.pages import PageGuard
 from gateway.shared.printable import printable
 
 PAGE = "https://chat.example.com"
 
 
-def verdict(guard: PageGuard, host: str | None, peer: str = "127.0.0.1", origin: str | None = None) -> str | None:
+def verdict(guard: BrowserGuard, host: str | None, peer: str = "127.0.0.1", origin: str | None = None) -> str | None:
     fields = {b"host": host.encode()} if host is not None else {}
     if origin is not None:
         fields[b"origin"] = origin.encode()
@@ -41,7 +41,7 @@ def verdict(guard: PageGuard, host: str | None, peer: str = "127.0.0.1", origin:
 )
 @pytest.mark.parametrize("peer", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "10.0.0.9", "unix"])
 def test_hosts_that_are_ours(host: str | None, peer: str) -> None:
-    guard = PageGuard(["weir.local"], [])
+    guard = BrowserGuard(["weir.local"], [])
     for _ in range(2):
         assert verdict(guard, host, peer) is None
 
@@ -50,7 +50,7 @@ def test_hosts_that_are_ours(host: str | None, peer: str) -> None:
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "evil.example:8080", "[evil", "weir.localx"]
 )
 def test_hosts_that_a_page_could_have_brought(host: str) -> None:
-    named, unnamed = PageGuard(["weir.local"], []), PageGuard([], [])
+    named, unnamed = BrowserGuard(["weir.local"], []), BrowserGuard([], [])
     for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
         assert verdict(named, host, peer) == verdict(unnamed, host, peer) == "misdirected_request"
     assert verdict(named, host, "10.0.0.9") == "misdirected_request"
@@ -70,12 +70,12 @@ def test_hosts_that_a_page_could_have_brought(host: str) -> None:
     ],
 )
 def test_origins(origin: str, code: str | None) -> None:
-    assert verdict(PageGuard([], [PAGE]), "localhost:8080", origin=origin) == code
-    assert verdict(PageGuard([], ["*"]), "localhost:8080", origin=origin) is None
+    assert verdict(BrowserGuard([], [PAGE]), "localhost:8080", origin=origin) == code
+    assert verdict(BrowserGuard([], ["*"]), "localhost:8080", origin=origin) is None
 
 
 def test_one_good_host_lets_no_other_in() -> None:
-    guard = PageGuard([], [])
+    guard = BrowserGuard([], [])
     assert verdict(guard, "localhost") is None
     assert verdict(guard, "evil.example") == "misdirected_request"
     assert verdict(guard, "localhost") is None
@@ -83,11 +83,11 @@ def test_one_good_host_lets_no_other_in() -> None:
 
 def test_only_a_gateway_that_asks_for_nothing_is_guarded() -> None:
     guarded = Policy(server=ServerPolicy(hosts=("weir.local",)), cors=Cors(origins=(PAGE,)))
-    pages = Snapshot(guarded).pages
+    pages = Snapshot(guarded).browser_guard
     assert pages is not None
     assert verdict(pages, "weir.local", origin=PAGE) is None
-    assert Snapshot(Policy(tenants={"acme": Tenant(keys=("0" * 64,))})).pages is None
-    assert Snapshot(Policy(trusted_proxies=TrustedProxies(addresses=("127.0.0.1",)))).pages is None
+    assert Snapshot(Policy(tenants={"acme": Tenant(keys=("0" * 64,))})).browser_guard is None
+    assert Snapshot(Policy(trusted_proxies=TrustedProxies(addresses=("127.0.0.1",)))).browser_guard is None
 
 
 def test_what_a_terminal_would_obey_is_not_printed() -> None:

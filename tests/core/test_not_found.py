@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from gateway.core.request.not_found import SHOWN, canonical, no_method, no_route
 from gateway.core.request.routes import MODEL_ROUTE, ROUTES
-from gateway.core.request.unrouted import SHOWN, canonical, no_method, no_route
 
 
 @pytest.mark.parametrize("path", ROUTES)

@@ -1,11 +1,11 @@
-"""The fields of a JSON body that are not for every route, and those that are for none.
+"""Allowed prompt fields of each route, and JSON decoders that refuse all others.
 
-A body may hold the prompt of its own route and no other: vLLM takes one of several request classes by the fields that
-are there, so a prompt under a name that the route does not read is one that nobody has bounded or looked at. `READS`
-names, for each kind of route, the prompt fields that are read; the rest must be absent or null. The decoder of a kind
-checks that itself, at no cost to a call. `tests/vllm/test_fields.py` holds the table against vLLM's own classes.
+vLLM picks one of several request classes by the fields that a body has. So a prompt under a name that the route does
+not read would reach the engine unbounded and unchecked. `READS` names, for each kind of route, the prompt fields that
+are read. All other prompt fields must be absent or null. The decoder of a kind checks that itself, at no cost to a
+call. `tests/vllm/test_fields.py` compares the table with vLLM's own classes.
 
-`check_unread` is for what no table knows: a part of media in any other field.
+`check_unread` covers fields that no table knows: it refuses media in them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ READS: dict[str, tuple[str, ...]] = {
     "tokenize": ("prompt", "messages", "tokens", "chat_template"),
 }
 
-# What engines keep of earlier answers and what plugins read is no prompt that a gateway could see.
+# Prompts that a gateway cannot read: embeddings, an engine's memory of earlier answers, and plugins' data.
 UNREADABLE = ("prompt_embeds", "previous_response_id", "data")
 PROMPTS = frozenset(name for names in READS.values() for name in names).union(UNREADABLE)
 
 
 class ExtraArguments(msgspec.Struct, gc=False):
-    """vLLM hands `vllm_xargs` on beside the two fields that only a gateway may set, under the same names."""
+    """`vllm_xargs`. vLLM merges it with two fields that only the gateway may set, so it must not hold those names."""
 
     kv_transfer_params: None = None
     ec_transfer_params: None = None
@@ -55,12 +55,12 @@ def _decoder(kind: str) -> Callable[[bytes], Any]:
 
 DECODERS: dict[str, Callable[[bytes], Body]] = {kind: _decoder(kind) for kind in READS}
 
-# -- media where nobody looks -----------------------------------------------------------------------------------------
+# -- media in unread fields -------------------------------------------------------------------------------------------
 
 _PARTS = frozenset(
     ("image_url", "video_url", "audio_url", "file_url", "input_audio", "image_embeds", "audio_embeds", "video_embeds")
 )
-# Parameters and texts: whatever is in them, no version of vLLM fetches it.
+# Parameters and texts, from which no version of vLLM fetches anything.
 _KNOWN = frozenset(Body.__struct_fields__).union(
     ("response_format", "structured_outputs", "text", "tool_choice", "functions", "function_call", "metadata"),
     ("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "vllm_xargs", "logit_bias", "guided_json"),
@@ -70,15 +70,18 @@ _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def check_unread(data: bytes) -> None:
-    """Refuse media in fields that no route reads: a later vLLM may. `data` is a body that was decoded before."""
-    # rfind: CPython's search from the end takes a fifth of the time of the one from the start.
+    """Refuse media in fields that no route reads, since a later vLLM may read them. `data` is a decoded body.
+
+    Raises Refused (400), which names the field.
+    """
+    # rfind: CPython searches from the end in a fifth of the time that it takes from the start.
     if (
         data.rfind(b"_url") < 0
         and data.rfind(b"_embeds") < 0
         and data.rfind(b"input_audio") < 0
         and (92 not in data or data.rfind(b"\\u") < 0)
     ):
-        return  # no key of these is in it, however it is spelt
+        return  # no such key is in it, in any spelling
     for name, raw in _fields(data).items():
         if name not in _KNOWN and name not in PROMPTS and memoryview(raw)[0] in b"[{":
             _walk(msgspec.json.decode(raw), name)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.core.request.allowed_fields import PROMPTS, READS
 from gateway.core.request.call import Call, CallSettings
-from gateway.core.request.fields import PROMPTS, READS
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES

@@ -1,9 +1,11 @@
-"""Web pages and a gateway that asks nobody for a key: what a browser on the machine sends for them is refused.
+"""Protection against DNS rebinding and cross-origin requests, for a gateway that asks for no keys.
 
-Where any call is taken, a page in somebody's browser could make some: by a name of its own that it lets point to this
-machine (DNS rebinding), which its Host shows, or across origins, which its Origin shows. So a call from this machine
-must name the gateway by an address, `localhost` or one of `server.hosts`; with such names every call must. Pages of
-`cors.origins` are let in. A program that is no browser sends what it likes, and no Origin.
+Without keys a web page in somebody's browser could send calls. It has two ways: its own host name that it points to
+this machine (DNS rebinding), which the Host header shows, or another origin, which the Origin header shows.
+
+Calls from this machine must therefore name the gateway by an IP address, `localhost`, or one of `server.hosts`. Where
+`server.hosts` has names, every call must. Pages of `cors.origins` are let in. Programs that are no browser send any
+Host they like, and no Origin.
 """
 
 from __future__ import annotations
@@ -17,19 +19,20 @@ from gateway.core.request.outcome import Outcome, Refused
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 
-class PageGuard:
-    """The check, for one policy. `hosts`: names without a port; `origins`: as `cors.origins` has them."""
+class BrowserGuard:
+    """The check for one policy. `hosts`: names without a port; `origins`: as in `cors.origins`."""
 
     __slots__ = ("_everybody", "_good", "_hosts", "_origins")
 
     def __init__(self, hosts: Iterable[str], origins: Iterable[str]) -> None:
         self._hosts = frozenset(hosts)
-        self._everybody = bool(self._hosts)  # who sets names means them for all, not for loopback alone
+        self._everybody = bool(self._hosts)  # `server.hosts` holds for all peers, not for loopback alone
         self._origins = frozenset(origins)
-        self._good = b""  # the last Host that was found good: clients repeat it
+        self._good = b""  # the last Host that passed the check: clients repeat it
 
     def check(self, fields: Mapping[bytes, bytes], peer: str) -> None:
-        """Raises Refused (FORBIDDEN). `peer` is an address or `unix`, where no browser is."""
+        """Raise Refused (FORBIDDEN) for a request with the headers `fields`. `peer`: an address, or `unix`, which no
+        browser can be."""
         if fields.get(b"host") == self._good and b"origin" not in fields:
             return  # nearly every request
         if not (self._everybody and peer != "unix") and not peer.startswith(_LOOPBACK):

@@ -1,18 +1,21 @@
-"""One budget of memory for the bodies of all requests: coming in, waiting in queues, and being sent to engines.
+"""Memory budget for the bodies of all requests: while they arrive, wait in queues, and go to engines.
 
-What one owner, a tenant or a client's address, may have of it is bounded too: no client can keep the others out. Bodies
-that are no larger than what a connection and a call cost anyway are not counted.
+Each owner, a tenant or a client's address, may hold a share of it at most, so no client keeps the others out. Bodies
+of up to SMALL bytes are not counted: a connection and a call cost as much anyway.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-SMALL: Final = 4096  # bytes of a body that nobody counts
+SMALL: Final = 4096  # bytes of a body that is not counted
 
 
-class Bodies:
-    """Bytes `held` of `memory`, of which one owner may have the `share`. `refused` counts by what was full."""
+class BodyMemory:
+    """The budget: `held` of `memory` bytes are in use, of which one owner may have `share` (0..1).
+
+    `refused` counts refusals by the limit that was reached, `memory` or `share`.
+    """
 
     __slots__ = ("_owners", "held", "memory", "refused", "share")
 
@@ -26,13 +29,15 @@ class Bodies:
         return f"<Bodies {self.held} of {self.memory} bytes, {len(self._owners)} owners>"
 
     def apply(self, memory: int, share: float) -> None:
-        """Go by another policy from now on. What is held stays, though it be more."""
+        """Set new limits. Bytes in use stay, even above them."""
         self.memory = memory
         self.share = share
 
     def resize(self, owner: str, change: int) -> str:
-        """Bytes of the owner more, or less. Where there is no room nothing changes, and the answer says what is full:
-        `memory`, or the owner's `share`."""
+        """Add `change` bytes (or take them away) for the owner.
+
+        Returns an empty string, or the limit that has no room, `memory` or `share`; then nothing has changed.
+        """
         own = self._owners.get(owner, 0) + change
         if change > 0:
             full = ""
@@ -51,12 +56,12 @@ class Bodies:
         return ""
 
 
-class Held:
-    """The bytes of one body. Whoever has it releases it, once or more often."""
+class BodyLease:
+    """The bytes of one body, to be released by its holder. Releasing it twice does no harm."""
 
     __slots__ = ("_bodies", "owner", "size")
 
-    def __init__(self, bodies: Bodies, owner: str) -> None:
+    def __init__(self, bodies: BodyMemory, owner: str) -> None:
         self._bodies = bodies
         self.owner = owner
         self.size = 0
@@ -65,12 +70,12 @@ class Held:
         return f"<Held {self.size} bytes of {self.owner}>"
 
     def resize(self, size: int) -> str:
-        """Hold so many bytes from now on. What is full, where that cannot be; then nothing changes."""
+        """Hold `size` bytes from now on. Returns as `BodyMemory.resize` does."""
         full = self._bodies.resize(self.owner, size - self.size)
         if not full:
             self.size = size
         return full
 
     def release(self) -> None:
-        """Give all of it back."""
+        """Return all bytes to the budget."""
         self.resize(0)

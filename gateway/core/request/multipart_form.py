@@ -1,8 +1,8 @@
-"""multipart/form-data, read only as far as needed: the small fields' values and the size of the rest.
+"""multipart/form-data parser: the values of a form's small fields; files are skipped.
 
-A strict scan (RFC 7578 with RFC 2046's delimiters): what a lenient parser could read in two ways is refused, since the
-engine behind us reads the same bytes. Of a header only the plainest form is taken: parameters in lower case, each once,
-a token or a quoted string without escapes. The body is never changed.
+The scan is strict (RFC 7578, with RFC 2046's delimiters). Whatever a lenient parser could read in two ways is refused,
+since the engine reads the same bytes. Part headers are accepted in their plainest form only: parameters in lower case,
+each once, each a token or a quoted string without escapes. The body is never changed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _HEADER = re.compile(rb"([A-Za-z-]{1,64}):([^\x00-\x08\x0a-\x1f\x7f]*)")
 
 
 def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
-    """Fields that are not files, by name; Refused where the form is malformed or names a field twice.
+    """The form's fields by name. A file's value is empty.
 
-    A name that ends in `[]` is a list's: it may come again, and its values are not given.
+    A name that ends in `[]` is a list's. It may occur more than once, and is left out. Raises Refused (400) where the
+    form is malformed or names another field twice.
     """
     delimiter = b"\r\n--" + _boundary(content_type)
     preamble, *parts = (b"\r\n" + body).split(delimiter, MAX_PARTS + 1)

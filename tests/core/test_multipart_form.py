@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.request.form import MAX_PARTS, MAX_VALUE, form_fields
+from gateway.core.request.multipart_form import MAX_PARTS, MAX_VALUE, form_fields
 from gateway.core.request.outcome import Refused
 
 TYPE = b"multipart/form-data; boundary=B"

@@ -1,0 +1,44 @@
+"""Record of one ended call: the source of its metrics and of its line in the call log."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.core.request.outcome import Outcome
+
+
+class Record(msgspec.Struct, kw_only=True, gc=False):
+    """The facts of one ended call.
+
+    Times are in seconds. `queue`, `ttft` and `total` count from the first byte of the request. Token numbers are the
+    engine's own where it reported usage (`settled` is then true), else estimates.
+    """
+
+    request_id: str
+    route: str
+    method: str = "POST"
+    tenant: str = ""
+    class_name: str = ""
+    model: str = ""
+    engine: str = ""
+    outcome: Outcome = Outcome.BUG
+    status: int = 0
+    stream: bool = False
+    reason: str = ""
+    attempts: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    estimated_prompt_tokens: int = 0
+    held_tokens: int = 0
+    settled: bool = False
+    queue: float = 0.0
+    ttft: float = 0.0
+    total: float = 0.0
+    bytes_in: int = 0
+    predicted_wait: float = 0.0
+    affinity_tokens: int = 0  # prompt tokens expected in the chosen engine's prefix cache
+    shaped_tokens: int = 0  # tokens by which shaping cut the client's output limit
+    trace_id: str | UnsetType = UNSET  # of the client's traceparent
+    request: str | UnsetType = UNSET  # the client's body, where the policy wants it logged
