@@ -1,4 +1,4 @@
-"""Pages of the documentation site: every Markdown page of the tree, where it stands in the tree.
+"""Pages of the documentation site: every Markdown page of the tree but the tests', where it stands in the tree.
 
 ProperDocs builds one folder; README.md, SECURITY.md and others stand outside of docs/. So the pages are collected here,
 under their paths from the top, and links between them need no other form than on GitHub. A file that a page links to is
@@ -19,7 +19,7 @@ from properdocs.exceptions import PluginError
 from properdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-_LEFT_OUT = re.compile(r"\..*|build|dist|.*\.egg-info|node_modules")
+_LEFT_OUT = re.compile(r"\..*|build|dist|.*\.egg-info|node_modules|tests")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
 _TARGET = re.compile(r"\]\(([^()\s#]+)")
 _LOADED = re.compile(r"""(?:\bsrc(?:set)?|<link[^>]*\bhref)=["'](?:https?:)?//[^"']*""")
