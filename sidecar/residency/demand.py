@@ -1,8 +1,8 @@
-"""What the gateways say of this sidecar's models: calls in flight, calls that wait, and that they send no more.
+"""Demand for this sidecar's models, by the gateways' answers: calls in flight, calls that wait, and withdrawals.
 
-The sum over the gateways is a model's reference count. A gateway that has not been heard for STALE seconds counts as
-zero; the engine's own gauges still protect what it sent. An answer counts for a drain only if it answers a report that
-was made after the drain had begun: what a gateway said before that it may have changed since.
+The sum over the gateways is a model's reference count. A gateway that has been silent for STALE seconds counts as zero;
+the engine's own gauges still protect the calls it sent. An answer counts for a drain only if it answers a report made
+after the drain had begun, since the gateway may have sent calls after an earlier answer.
 """
 
 from __future__ import annotations
@@ -19,40 +19,46 @@ NOTHING = Demand(profile="-")
 
 
 class Heard(msgspec.Struct):
-    """A gateway's last answer: when it came, to which report, and what it says by profile."""
+    """A gateway's last answer: its time in monotonic seconds, the number of the report it answers, its demands by
+    profile."""
 
     at: float
     sequence: int
     demands: dict[str, Demand]
 
 
-class Gateways:
-    """All gateways that have answered. `clock` gives monotonic seconds."""
+class GatewayDemand:
+    """The last answers of all gateways. `clock` gives monotonic seconds. Reading changes nothing: `take` and `advance`
+    do."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._heard: dict[str, Heard] = {}
 
-    def heard(self, report: DemandReport) -> bool:
+    def take(self, report: DemandReport) -> bool:
         """Take an answer in; False for one that is older than what is known, or from one gateway too many."""
+        now = self._clock()
+        self.advance(now)
         known = self._heard.get(report.gateway)
         if known is not None and report.sequence < known.sequence:
             return False
-        if known is None and len(self.live) >= MOST:
+        if known is None and len(self._heard) >= MOST:
             return False
         demands = {demand.profile: demand for demand in report.demands}
-        self._heard[report.gateway] = Heard(self._clock(), report.sequence, demands)
+        self._heard[report.gateway] = Heard(now, report.sequence, demands)
         return True
 
-    @property
-    def live(self) -> dict[str, Heard]:
-        """Those that count."""
+    def advance(self, now: float) -> None:
+        """Forget the gateways that have been silent for STALE seconds at `now`."""
+        self._heard = {name: each for name, each in self._heard.items() if each.at > now - STALE}
+
+    def _live(self) -> list[Heard]:
+        """The answers that count."""
         since = self._clock() - STALE
-        self._heard = {name: each for name, each in self._heard.items() if each.at > since}
-        return self._heard
+        return [each for each in self._heard.values() if each.at > since]
 
     def _of(self, profile: str) -> list[Demand]:
-        return [each.demands.get(profile, NOTHING) for each in self.live.values()]
+        return [each.demands.get(profile, NOTHING) for each in self._live()]
 
     def in_flight(self, profile: str) -> int:
         """Calls that hold a grant on its engine."""
@@ -62,14 +68,14 @@ class Gateways:
         """Calls that wait for the model."""
         return sum(demand.waiting for demand in self._of(profile))
 
-    def heard_since(self, at: float) -> bool:
+    def all_heard_since(self, at: float) -> bool:
         """Whether every gateway that counts has answered since then."""
-        return all(each.at > at for each in self.live.values())
+        return all(each.at > at for each in self._live())
 
     def drained(self, profile: str, after: int) -> bool | None:
         """Whether no gateway sends it anything any more, by answers to reports made after the report `after`; None:
         not all have answered, False: one has calls there."""
-        for heard in self.live.values():
+        for heard in self._live():
             demand = heard.demands.get(profile, NOTHING)
             if heard.sequence <= after:
                 return None

@@ -25,7 +25,7 @@ from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEPING, START, START
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan, plan
 from sidecar.gpus.monitor import Machine
-from sidecar.residency.demand import Gateways
+from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.effects import Engines
 from sidecar.residency.gpu_tasks import Works
 from sidecar.residency.liveness import Watch
@@ -76,14 +76,14 @@ class Manager:
         now = clock()
         self.config = config
         self.machine = machine
-        self.gateways = Gateways(clock)
+        self.demand = GatewayDemand(clock)
         self.changed = asyncio.Event()
         self.sequence = 0  # of the last report
         self.entries = {name: ModelState(name, profile, now) for name, profile in config.models.items()}
         self.operations = Operations(
             engines,
             machine,
-            self.gateways,
+            self.demand,
             clock,
             say,
             measured=known.measured,
@@ -221,10 +221,10 @@ class Manager:
         told of them since it was wanted."""
         if entry.lifecycle.state is not SLEEPING or decision.start is None or entry.wanted_since is None:
             return False
-        return now < entry.wanted_since + FRESH and not self.gateways.heard_since(entry.wanted_since)
+        return now < entry.wanted_since + FRESH and not self.demand.all_heard_since(entry.wanted_since)
 
     def _hear(self, entry: ModelState, now: float) -> None:
-        if self.gateways.waiting(entry.name) and not entry.serves():
+        if self.demand.waiting(entry.name) and not entry.serves():
             entry.want(now)
         in_flight = self.in_flight(entry)
         entry.has_calls(now, in_flight)
@@ -232,7 +232,7 @@ class Manager:
             entry.used(now)
 
     def in_flight(self, entry: ModelState) -> int:
-        return self.gateways.in_flight(entry.name)
+        return self.demand.in_flight(entry.name)
 
     def _idle(self, entry: ModelState) -> bool:
         return not self.in_flight(entry) and not entry.busy and entry.name not in self._works
@@ -263,7 +263,7 @@ class Manager:
         found = [
             entry.resident(
                 now,
-                self.in_flight(entry) + (self.gateways.waiting(entry.name) if entry.serves() else 0),
+                self.in_flight(entry) + (self.demand.waiting(entry.name) if entry.serves() else 0),
                 self.operations.unseen(entry),
                 self._warmth(entry, now),
             )
@@ -337,7 +337,7 @@ class Manager:
 
     def heard(self, gateway: DemandReport) -> None:
         """A gateway's answer to a report of ours."""
-        if self.gateways.heard(gateway):
+        if self.demand.take(gateway):
             now = self._clock()
             for demand in gateway.demands:
                 entry = self.entries.get(demand.profile)

@@ -22,7 +22,7 @@ from sidecar.core.measured import Measured
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Plan
 from sidecar.gpus.monitor import Machine
-from sidecar.residency.demand import Gateways
+from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.effects import Engine, Engines
 
 DRAIN_WITHIN = 15.0  # seconds for gateways and engine to have ended what runs, where it makes room
@@ -39,7 +39,7 @@ class Operations:
         self,
         engines: Engines,
         machine: Machine,
-        gateways: Gateways,
+        demand: GatewayDemand,
         clock: Callable[[], float],
         say: Callable[[str], None],
         *,
@@ -55,7 +55,7 @@ class Operations:
         self._grown: dict[str, dict[int, int]] = {}  # by how much each GPU's use grew while the engine started
         self._engines = engines
         self._machine = machine
-        self._gateways = gateways
+        self._demand = demand
         self._clock = clock
         self._say = say
         self._touch = touch
@@ -135,7 +135,7 @@ class Operations:
         patient = within == ORDERED_WITHIN
         end = self._clock() + within
         while True:
-            drained = self._gateways.drained(entry.name, after)
+            drained = self._demand.drained(entry.name, after)
             if drained:
                 entry.busy = await engine.busy()
                 if not entry.busy:
