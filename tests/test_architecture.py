@@ -48,7 +48,9 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
 # Where relay and decider meet.
 MEETING = "gateway.decider.dispatch"
 # What of `shared` does no I/O, so that a core may import it.
-PURE = tuple(f"gateway.shared.{name}" for name in ("files", "vllm", "protocol", "printable", "state_diagram"))
+PURE = tuple(
+    f"gateway.shared.{name}" for name in ("addresses", "files", "vllm", "protocol", "printable", "state_diagram")
+)
 
 # A door is a file (or folder) that alone imports a third-party library. None: any file outside core may.
 DOORS: dict[str, tuple[str, ...] | None] = {

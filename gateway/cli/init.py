@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gateway.cli.files import Mistake
 from gateway.core.policy.schema import schema_text
+from gateway.shared.new_file import not_written, write_new
 
 MISTAKES = (Mistake,)
 STARTER = "starter"
@@ -83,9 +84,6 @@ def _text(name: str, out: str, schema: str) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        with path.open("x") as file:
-            file.write(text)
-    except FileExistsError:
-        raise Mistake(f"{path} is there already and is left as it is; give another name: --out FILE") from None
+        write_new(path, text)
     except OSError as error:
-        raise Mistake(f"{path}: {error.strerror}") from error
+        raise Mistake(not_written(path, error)) from error

@@ -19,8 +19,8 @@ from gateway.serve.announcement import announcement
 from gateway.serve.certificate import Certificate
 from gateway.serve.embedded import EmbeddedFleet, parse_embedded
 from gateway.serve.run import NO_ENGINE, Options, Running, StartError, run
+from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.command_line import argument
-from gateway.shared.control.listener import is_loopback, split_address
 from gateway.shared.files.checked import spelled
 from gateway.shared.lines import LineWriter
 from gateway.shared.printable import printable
@@ -134,7 +134,7 @@ def command(given: argparse.Namespace) -> int:
     token = admin_token(given.admin_token_file, "--admin-token-file")
     certificate = _certificate(given)
     _warn_of_modes(given, policy, certificate)
-    if token is None and not is_loopback(given.control):
+    if token is None and not is_loopback(split_address(given.control)[0]):
         raise Mistake(
             f"--control {given.control} can be reached from other machines: "
             f"give --admin-token-file FILE or set {TOKEN_VARIABLE}"

@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from gateway import __version__
 from gateway.control.calls import CallView, calls_view, problem
-from gateway.control.guard import JSON, Guard, error
+from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
 from gateway.control.page import dashboard
 from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.reports import ReportTaker, take_report
@@ -36,6 +36,7 @@ from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import state_of
 from gateway.core.policy.status import PolicyStatus
 from gateway.decider.dispatch import Dispatch
+from gateway.shared.control.guard import Guard
 from gateway.shared.protocol import REPORT_PATH
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
@@ -81,7 +82,7 @@ def control_app(
             Route("/engines/{id:path}/drain", control.drain_engine, methods=SWITCH),
             Route(REPORT_PATH, partial(take_report, sidecars=sidecars), methods=["POST"]),
         ],
-        middleware=[Middleware(Guard, admin_token, is_user_key)],
+        middleware=[Middleware(Guard, ControlPortRules(admin_token, is_user_key).refusal, HEADERS)],
         exception_handlers={HTTPException: _not_here},
     )
     app.router.redirect_slashes = False  # the address it would name is the client's own word

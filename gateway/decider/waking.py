@@ -15,7 +15,7 @@ import httpx
 
 from gateway.core.sidecars.sidecar import Outlook, awake, beginning
 from gateway.decider.dispatch import Dispatch
-from gateway.shared.control.http_client import client
+from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers
 from gateway.shared.protocol import MAX_BYTES, ProtocolError, ensured
 from gateway.shared.tasks import telling
 
@@ -32,7 +32,7 @@ class Waking:
 
     def __init__(self, dispatch: Dispatch, say: Callable[[str], None]) -> None:
         self.token: str | None = None
-        self.transport: httpx.AsyncBaseTransport | None = None  # in place of sockets
+        self.transport: httpx.AsyncBaseTransport | None = None  # made at the first request
         self.asked = dict.fromkeys(RESULTS, 0)
         self._dispatch = dispatch
         self._registry = dispatch.sidecars
@@ -40,7 +40,6 @@ class Waking:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._until: dict[str, float] = {}
         self._news = asyncio.Event()
-        self._client: httpx.AsyncClient | None = None
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -124,18 +123,17 @@ class Waking:
 
     async def _post(self, url: str) -> bytes:
         """The body of a 200, bounded in time and size."""
-        if self._client is None:
-            self._client = client(self.transport, limits=LIMITS)
-        headers = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
-        body = bytearray()
-        async with asyncio.timeout(WITHIN), self._client.stream("POST", url, headers=headers) as response:
-            if response.status_code != httpx.codes.OK:
-                raise ProtocolError(f"it answered {response.status_code}")
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > MAX_BYTES:
-                    raise ProtocolError(f"an answer of more than {MAX_BYTES} bytes")
-        return bytes(body)
+        if self.transport is None:
+            self.transport = httpx.AsyncHTTPTransport(limits=LIMITS, trust_env=False)
+        request = httpx.Request("POST", url, headers=request_headers("weir", self.token))
+        try:
+            async with asyncio.timeout(WITHIN):
+                status, body = await exchange(self.transport, request, MAX_BYTES)
+        except AnswerTooLarge:
+            raise ProtocolError(f"an answer of more than {MAX_BYTES} bytes") from None
+        if status != httpx.codes.OK:
+            raise ProtocolError(f"it answered {status}")
+        return body
 
     async def aclose(self) -> None:
         """Ask nobody any more."""
@@ -143,8 +141,8 @@ class Waking:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._client is not None:
-            await self._client.aclose()
+        if self.transport is not None:
+            await self.transport.aclose()
 
 
 def _words(error: Exception) -> str:

@@ -6,6 +6,8 @@ import json
 import shlex
 from collections.abc import Sequence
 
+from gateway.shared.addresses import reachable
+
 
 def announcement(
     data: Sequence[str],
@@ -45,13 +47,8 @@ def _demo(address: str, models: Sequence[str], watch: str) -> list[str]:
     ]
 
 
-def _reachable(address: str) -> str:
-    """Where this machine reaches a port that listens on every address: 0.0.0.0 and [::] are no place to connect to."""
-    return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-
-
 def _curl(given: str, model: str) -> list[str]:
-    address, path = _reachable(given), given.removeprefix("unix:")
+    address, path = reachable(given), given.removeprefix("unix:")
     where = address if path == given else f"--unix-socket {shlex.quote(path)} http://localhost"
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Say hello."}]}
     return [
@@ -63,7 +60,7 @@ def _curl(given: str, model: str) -> list[str]:
 def _python(address: str, model: str) -> list[str]:
     return [
         "from openai import OpenAI  # pip install openai",
-        f'client = OpenAI(base_url="{_reachable(address)}/v1", api_key="none")',
+        f'client = OpenAI(base_url="{reachable(address)}/v1", api_key="none")',
         'messages = [{"role": "user", "content": "Say hello."}]',
         f"answer = client.chat.completions.create(model={json.dumps(model)}, messages=messages)",
         "print(answer.choices[0].message.content)",

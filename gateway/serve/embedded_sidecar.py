@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.serve.sidecar_process import SidecarProcess, reachable
+from gateway.serve.sidecar_process import SidecarProcess
+from gateway.shared.addresses import reachable
+from gateway.shared.new_file import write_new
 
 GPUS = (24 * 1024**3, 24 * 1024**3)
 MODELS = ("llama-3-8b", "mistral-7b", "qwen-2.5-7b", "phi-3-mini")  # to be asked for in this order
@@ -75,7 +77,7 @@ class EmbeddedSidecar:
         speed = os.environ.get(SPEED_VARIABLE, SPEED)
         # What a sidecar would know of its models after the first day: else it expects a minute, as of real engines.
         (self._folder / "sidecar.state").write_bytes(_known(float(speed)))
-        _write_for_us_alone(self._folder / "token", self._token)
+        write_new(self._folder / "token", self._token, 0o600)
         gateway = reachable(self._control)
         self.config.write_text(
             CONFIG.format(
@@ -95,11 +97,6 @@ class EmbeddedSidecar:
         if self._process is not None:
             await self._process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _write_for_us_alone(path: Path, text: str) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
 
 
 def _known(speed: float) -> bytes:

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.core.policy.policy import SidecarsPolicy
 from gateway.decider.loading import MAX_SECRET, TOKEN_LENGTH, Configuration, LoadError, secret
+from gateway.shared.new_file import write_new
 
 FILE = "sidecar.token"
 
@@ -75,9 +76,7 @@ class OwnToken:
     def _make(self, file: Path) -> bool:
         """Make the file; False: it is there. Raises OSError."""
         try:
-            made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            write_new(file, self._made + "\n", 0o600)
         except FileExistsError:
             return False
-        with open(made, "w") as opened:
-            opened.write(self._made + "\n")
         return True

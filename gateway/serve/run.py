@@ -38,7 +38,8 @@ from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, Embedded, EmbeddedFleet
 from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
 from gateway.serve.own_token import OwnToken
-from gateway.serve.sidecar_process import SidecarProcess, reachable
+from gateway.serve.sidecar_process import SidecarProcess
+from gateway.shared.addresses import reachable
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.lines import LineWriter, standard_error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,8 +68,3 @@ class SidecarProcess:
         except TimeoutError:
             child.kill()
             return await child.wait()
-
-
-def reachable(control: str) -> str:
-    """The control port's URL from this machine, also where it listens on every address."""
-    return re.sub(r"//(?:0\.0\.0\.0|\[::\]):", "//127.0.0.1:", control)

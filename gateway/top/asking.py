@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import cast
+from collections.abc import Callable
 
 import httpx
 
 from gateway.control.calls import CallsView
 from gateway.control.view import FleetView
+from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
 from gateway.shared.vllm.answers import AnswerError
 from gateway.top.sample import Point, Sample, Summary, counts_from, read, targets_from
 
@@ -43,15 +42,11 @@ class Asking:
         self._within = within
         self._most = most
         self._clock = clock
-        self._headers = {"accept-encoding": "identity", "user-agent": "weir-top"}
-        if token is not None:
-            self._headers["authorization"] = f"Bearer {token}"
+        self._headers = request_headers("weir-top", token)
         self._has_token = token is not None
         self._targets: dict[str, float | None] = {}
         self._policy: tuple[int, str] | None = None  # the version that the targets are of
-        # Not httpx's client: that would take proxies from the environment and follow where it is sent.
-        verify = ssl.create_default_context() if url.startswith("https:") else False
-        self._transport = httpx.AsyncHTTPTransport(verify=verify, limits=httpx.Limits(max_connections=1))
+        self._transport = transport_to(url, limits=httpx.Limits(max_connections=1))
 
     async def sample(self) -> Sample:
         """Everything there is to know now. Raises NoAnswer, Unfit."""
@@ -85,18 +80,12 @@ class Asking:
 
     async def _get(self, path: str) -> bytes:
         request = httpx.Request("GET", self.url + path, headers=self._headers)
-        response = await self._transport.handle_async_request(request)
         try:
-            body = bytearray()
-            async with aclosing(cast("AsyncGenerator[bytes, None]", response.aiter_raw())) as chunks:
-                async for chunk in chunks:
-                    body += chunk
-                    if len(body) > self._most:
-                        raise Unfit(f"{path} answers with more than {self._most} bytes")
-        finally:
-            await response.aclose()
-        self._judge(path, response.status_code)
-        return bytes(body)
+            status, body = await exchange(self._transport, request, self._most)
+        except AnswerTooLarge:
+            raise Unfit(f"{path} answers with more than {self._most} bytes") from None
+        self._judge(path, status)
+        return body
 
     def _judge(self, path: str, status: int) -> None:
         match status:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import secrets
 import sys
 from pathlib import Path
 
+from gateway.shared.new_file import not_written, write_new
 from sidecar.cli.errors import Mistake
 
 STARTER = "starter"
@@ -62,9 +62,6 @@ def _own(name: str) -> tuple[str, ...]:
 
 def _write(path: Path, text: str, mode: int) -> None:
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(text)
-    except FileExistsError:
-        raise Mistake(f"{path} is there already and is left as it is; give another name: --out FILE") from None
+        write_new(path, text, mode)
     except OSError as error:
-        raise Mistake(f"{path}: {error.strerror}") from error
+        raise Mistake(not_written(path, error)) from error

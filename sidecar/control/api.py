@@ -27,8 +27,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.shared.control.guard import Guard
 from gateway.shared.protocol import Ensured, ModelReport, encode
-from sidecar.control.guard import HEALTH, Guard, error
+from sidecar.control.guard import HEADERS, HEALTH, ControlApiRules, error
 from sidecar.core.status import Status
 from sidecar.residency.manager import Manager, Refused
 
@@ -95,7 +96,7 @@ def control_app(
                 for order in get_args(Order)
             ),
         ],
-        middleware=[Middleware(Guard, token)],
+        middleware=[Middleware(Guard, ControlApiRules(token).refusal, HEADERS)],
         exception_handlers={HTTPException: _not_here, _Bad: _refused},
     )
     app.router.redirect_slashes = False  # the address it would name is the client's own word

@@ -8,11 +8,11 @@ from typing import Literal
 
 import msgspec
 
+from gateway.shared.addresses import EVERY_INTERFACE
 from sidecar.core.config import SidecarConfig
 
 WITHIN = 10.0  # seconds without a byte
 MOST = 16 * 1024 * 1024  # bytes of an answer
-HERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 # one that listens everywhere listens there too
 
 
 class NoSidecar(Exception):
@@ -35,7 +35,7 @@ class ControlClient:
     """The control API of the sidecar that `config` is of, asked with `token`."""
 
     def __init__(self, config: SidecarConfig, token: str | None) -> None:
-        host = HERE.get(config.listen.host, config.listen.host)
+        host = EVERY_INTERFACE.get(config.listen.host, config.listen.host)
         self.address = f"{host}:{config.listen.port}"
         self._host = host.strip("[]")
         self._port = config.listen.port

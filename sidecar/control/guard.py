@@ -1,4 +1,4 @@
-"""Who may use the control API. Every request passes here, in this order:
+"""Access rules of the control API. Every request passes them, in this order:
 
 - What a browser's page asks, as Origin and Sec-Fetch-Site tell, is answered 403: no page is ours, and an operator's
   browser must not stop a model because of what it shows.
@@ -11,14 +11,12 @@ Answers are never cached.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-
 import msgspec
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from sidecar.core.addresses import is_loopback
+from gateway.shared.addresses import is_loopback
+from gateway.shared.control.guard import BearerToken, Headers, names_loopback
 
 HEALTH = "/healthz"
 HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
@@ -32,56 +30,24 @@ def error(status: int, code: str, message: str, headers: dict[str, str] | None =
     return Response(body, status, headers, "application/json")
 
 
-class Guard:
-    """Compares digests of tokens, so that time tells neither their content nor their length."""
+class ControlApiRules:
+    """`token` None: only this machine is answered."""
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app = app
-        self._wanted = None if token is None else hashlib.sha256(token.encode()).digest()
+    def __init__(self, token: str | None) -> None:
+        self._token = None if token is None else BearerToken(token)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-
-        async def hardened(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
-            await send(message)
-
-        refusal = self._refusal(scope)
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        elif refusal is None:
-            await self._app(scope, receive, hardened)
-        else:
-            await refusal(scope, receive, hardened)
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        given: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            given.setdefault(name, []).append(value)
+    def refusal(self, scope: Scope, given: Headers) -> Response | None:
+        """The answer to a request that may not pass; None: it may."""
         if given.get(b"origin") or any(site != b"none" for site in given.get(b"sec-fetch-site", ())):
             return error(403, "cross_origin", "The sidecar answers no pages in browsers.")
-        if self._wanted is None:
+        if self._token is None:
             host, _ = scope.get("client") or ("", 0)
             if not is_loopback(host):
                 return error(403, "not_allowed", "Without a token_file the sidecar answers only its own machine.")
-            if not all(map(_is_local, given.get(b"host", ()))):
+            if not names_loopback(given):
                 message = "Without a token_file the sidecar answers only to localhost, 127.0.0.1 and [::1]."
                 return error(421, "misdirected_request", message)
-        elif scope["path"] != HEALTH and not self._has_token(given):
+        elif scope["path"] != HEALTH and not self._token.shown(given):
             message = "The sidecar wants the token in its token_file: Authorization: Bearer TOKEN."
             return error(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
         return None
-
-    def _has_token(self, given: dict[bytes, list[bytes]]) -> bool:
-        lines = given.get(b"authorization", [])
-        scheme, _, token = lines[0].partition(b" ") if len(lines) == 1 else (b"", b"", b"")
-        matches = hmac.compare_digest(hashlib.sha256(token).digest(), self._wanted or b"")
-        return matches and scheme.lower() == b"bearer"
-
-
-def _is_local(host: bytes) -> bool:
-    name = host.decode("latin-1")
-    return is_loopback(name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0])

@@ -6,12 +6,13 @@ The Structs with `parse` are how the file writes them; `parse` and `str` are eac
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
+
+from gateway.shared.addresses import EVERY_INTERFACE
 
 LOOPBACK = "127.0.0.1"
 LONGEST_SOCKET = 107  # bytes of a unix socket's path
@@ -28,14 +29,6 @@ def own_sockets(folder: str, profiles: Iterable[str]) -> AddressPool:
     if all(len(str(beside.on_socket(name).uds).encode()) <= LONGEST_SOCKET for name in profiles):
         return beside
     return AddressPool(sockets=ELSEWHERE + hashlib.sha256(folder.encode()).hexdigest()[:8])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host, as an address (IPv6 in brackets or not) or a name, is certainly this machine's own."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -92,7 +85,7 @@ class AddressPool(msgspec.Struct, frozen=True):
         if match[4] is not None:
             return cls(sockets=match[4].rstrip("/") or "/")
         host, first, last = match[1] or LOOPBACK, int(match[2]), int(match[3])
-        good = 0 < first <= last < 65_536 and host not in {"0.0.0.0", "[::]"}  # noqa: S104 # it is refused
+        good = 0 < first <= last < 65_536 and host not in EVERY_INTERFACE
         return cls(host, first, last) if good else None
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.shared.addresses import is_loopback
 from gateway.shared.files.checked import UNREAD, Fault, InvalidFile, Reading, readable
 from gateway.shared.files.findings import FORMATS
 from gateway.shared.files.kinds import Text
@@ -21,7 +22,7 @@ from gateway.shared.files.reference import reference_of
 from gateway.shared.files.schema import schema_of, text_of
 from gateway.shared.files.units import Bytes
 from gateway.shared.files.yaml_file import MAX_BYTES, read_file, written
-from sidecar.core.addresses import LONGEST_SOCKET, Address, AddressPool, is_loopback, own_sockets
+from sidecar.core.addresses import LONGEST_SOCKET, Address, AddressPool, own_sockets
 from sidecar.core.profile import Bounds, EngineSettings, FileName, GpuIndex, Profile, engine_faults, faults, on_cpu
 
 __all__ = ["FORMATS", "MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar
 
 import httpx
 import msgspec
 
+from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
 from sidecar.core.vllm import (
     AnswerError,
     Completion,
@@ -84,9 +84,7 @@ class EngineApi:
         self.served_name = served_name
         self._dev_mode = dev_mode
         self._transport, self._base = _transport(origin)
-        self._headers = {"accept-encoding": "identity", "connection": "close", "user-agent": "weir-sidecar"}
-        if api_key is not None:
-            self._headers["authorization"] = f"Bearer {api_key}"
+        self._headers = request_headers("weir-sidecar", api_key) | {"connection": "close"}
 
     def __repr__(self) -> str:
         return f"<EngineApi {self.origin} {self.served_name}>"
@@ -217,25 +215,18 @@ class EngineApi:
         if body is not None:
             content, headers = msgspec.json.encode(body), headers | {"content-type": "application/json"}
         request = httpx.Request(method, self._base + target, headers=headers, content=content)
-        answer = bytearray()
         try:
-            async with (
-                asyncio.timeout(within),
-                aclosing(await self._transport.handle_async_request(request)) as response,
-                aclosing(cast(AsyncGenerator[bytes, None], response.aiter_raw())) as chunks,
-            ):
-                async for chunk in chunks:
-                    answer += chunk
-                    if len(answer) > limit:
-                        raise ApiError("garbage", f"{target}: an answer of more than {limit} bytes")
+            async with asyncio.timeout(within):
+                status, answer = await exchange(self._transport, request, limit)
+        except AnswerTooLarge:
+            raise ApiError("garbage", f"{target}: an answer of more than {limit} bytes") from None
         except TimeoutError:
             raise ApiError("timeout", f"{target}: no whole answer within {within:.1f} s") from None
         except httpx.HTTPError as error:
             raise _failure(target, self.origin, error) from error
-        if response.status_code != httpx.codes.OK:
-            status = response.status_code
+        if status != httpx.codes.OK:
             raise ApiError("status", f"{target}: it answered {status}: {_quoted(answer)}", status)
-        return bytes(answer)
+        return answer
 
 
 def _now() -> float:
@@ -254,7 +245,7 @@ def _failure(target: str, origin: str, error: httpx.HTTPError) -> ApiError:
     return ApiError("lost", f"{target}: the connection ended before the answer did")
 
 
-def _quoted(answer: bytes | bytearray) -> str:
+def _quoted(answer: bytes) -> str:
     return repr(answer[:QUOTED].decode(errors="replace")) if answer else "without a word"
 
 
@@ -266,18 +257,11 @@ def _read(reader: Callable[[bytes], T], target: str, answer: bytes) -> T:
 
 
 def _transport(origin: str) -> tuple[httpx.AsyncHTTPTransport, str]:
-    """The way to an engine, and what its URLs begin with.
-
-    Not httpx's client: that would keep an engine's cookies (one that is not ASCII fails every later request), look at
-    where a redirect leads, and take proxies from the environment.
-    """
+    """Connections to an engine, and the beginning of its URLs. Raises ValueError for an origin that is no engine's."""
     path = origin.removeprefix("unix://")
     unix = path != origin
     if not (path.startswith("/") if unix else origin.startswith("http://")):
         raise ValueError(f"{origin!r} is no engine's address: http://HOST:PORT or unix:///PATH is")
-    transport = httpx.AsyncHTTPTransport(
-        uds=path if unix else None,
-        limits=httpx.Limits(max_connections=None),  # each question has one, and its own time
-        verify=False,  # there is no TLS here, and reading the CA store takes 20 ms of the event loop
-    )
+    # Each question has a connection, and its own time.
+    transport = transport_to(origin, uds=path if unix else None, limits=httpx.Limits(max_connections=None))
     return transport, "http://localhost" if unix else origin.rstrip("/")

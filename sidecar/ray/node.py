@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.shared.new_file import write_new
 from gateway.shared.protocol import ModelReport
 from sidecar.control.client import ControlClient, NoSidecar, Rejected
 from sidecar.core.config import SidecarConfig, explain
@@ -184,8 +185,7 @@ def written(path: Path, text: str) -> None:
     """Have a file with this text that nobody else may read, whole at every moment. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, WRITABLE), "w") as file:
-        file.write(text)
+    write_new(draft, text, WRITABLE)
     draft.replace(path)
 
 

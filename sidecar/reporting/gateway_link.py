@@ -9,14 +9,13 @@ one for every try.
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import cast
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import httpx
 
+from gateway.shared.addresses import EVERY_INTERFACE
+from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
 from gateway.shared.protocol import (
     MAX_BYTES,
     REPORT_PATH,
@@ -35,7 +34,6 @@ GAP = 0.05  # seconds, the least between two reports
 WITHIN = 3.0  # seconds for a whole answer
 LAST_WITHIN = 1.0  # seconds for the answer to the last report, when the sidecar ends
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between tries that fail
-EVERYWHERE = {"0.0.0.0", "[::]"}  # noqa: S104 # what `listen` may say, and no address that anybody could call
 NO_ANSWER = "All connection attempts failed"  # in httpcore's words
 STATUS = {
     401: "it refuses the token: both sides must be given the same",
@@ -72,20 +70,12 @@ class Link:
         self._heard = heard
         self._listen = listen
         self._control: str | None = None
-        self._headers = {
-            "accept-encoding": "identity",
-            "content-type": "application/json",
-            "user-agent": "weir-sidecar",
-        }
-        if token is not None:
-            self._headers["authorization"] = f"Bearer {token}"
+        self._headers = request_headers("weir-sidecar", token) | {"content-type": "application/json"}
         self._say = say
         self._error: str | None = None  # None: not tried yet, empty: it takes reports
         self._since = _now()
         self._failures = 0
-        # Not httpx's client: that would take proxies from the environment and follow where it is sent.
-        verify = ssl.create_default_context() if url.startswith("https:") else False
-        self._transport = httpx.AsyncHTTPTransport(verify=verify)
+        self._transport = transport_to(url)
 
     @property
     def taken(self) -> bool:
@@ -161,7 +151,9 @@ class Link:
                 report = self._report(self._control)
                 content = encode(report)
                 request = httpx.Request("POST", self.url + REPORT_PATH, headers=self._headers, content=content)
-                status, answer = await self._asked(request)
+                status, answer = await exchange(self._transport, request, MAX_BYTES)
+        except AnswerTooLarge:
+            raise Failed(f"its answer has more than {MAX_BYTES} bytes") from None
         except TimeoutError:
             raise Failed(f"no whole answer within {within:g} s") from None
         except httpx.ConnectError as error:
@@ -178,24 +170,11 @@ class Link:
         self._heard(demand)
         self.answered = report.sequence
 
-    async def _asked(self, request: httpx.Request) -> tuple[int, bytes]:
-        """Status and body of an answer, of which no more is read than one may have."""
-        answer = bytearray()
-        async with (
-            aclosing(await self._transport.handle_async_request(request)) as response,
-            aclosing(cast(AsyncGenerator[bytes, None], response.aiter_raw())) as chunks,
-        ):
-            async for chunk in chunks:
-                answer += chunk
-                if len(answer) > MAX_BYTES:
-                    raise Failed(f"its answer has more than {MAX_BYTES} bytes")
-        return response.status_code, bytes(answer)
-
     async def _reached_at(self) -> str:
         """The control API's URL for this gateway: by the address of ours that packets to it come from, if we listen on
         all. Nothing is sent to find that out. Raises OSError."""
         host = self._listen.host
-        if host in EVERYWHERE:
+        if host in EVERY_INTERFACE:
             to = urlsplit(self.url)
             port = to.port or (443 if to.scheme == "https" else 80)
             source, _ = await asyncio.get_running_loop().create_datagram_endpoint(

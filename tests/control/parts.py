@@ -14,7 +14,8 @@ from gateway.control.app import control_app
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.policy import Policy
 from gateway.decider.dispatch import Dispatch
-from gateway.shared.control.listener import ControlPort, split_address
+from gateway.shared.addresses import split_address
+from gateway.shared.control.listener import ControlPort
 from gateway.shared.vllm.answers import ModelCard
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own

@@ -8,7 +8,8 @@ import pytest
 
 from gateway.control.app import control_app
 from gateway.core.engines.trouble import Trouble
-from gateway.shared.control.listener import ControlPort, is_loopback, split_address
+from gateway.shared.addresses import is_loopback, split_address
+from gateway.shared.control.listener import ControlPort
 from tests.control.parts import TOKEN, Parts, play
 
 
@@ -190,7 +191,7 @@ def test_bad_addresses(address: str) -> None:
     ],
 )
 def test_loopback(address: str, expected: bool) -> None:
-    assert is_loopback(address) is expected
+    assert is_loopback(split_address(address)[0]) is expected
 
 
 def test_ipv6_has_a_url_of_its_own() -> None:

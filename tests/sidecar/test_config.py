@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sidecar.core.addresses import ELSEWHERE, Address, AddressPool, EngineAddress, is_loopback
+from gateway.shared.addresses import is_loopback
+from sidecar.core.addresses import ELSEWHERE, Address, AddressPool, EngineAddress
 from sidecar.core.config import MAX_BYTES, SidecarConfig, decode, explain, warnings
 from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, Sleep, Warmup

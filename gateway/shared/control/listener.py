@@ -1,4 +1,4 @@
-"""The control port's address: what may be one, whether only this machine can reach it, and who listens there.
+"""Listener of the gateway's control port.
 
 The socket is bound here and handed over listening, so that an address in use is an OSError of `start` and port 0 has
 a number to announce. What bounds its clients is in http1.py. The gateway's drain decides when it ends, which is last.
@@ -6,36 +6,12 @@ a number to announce. What bounds its clients is in http1.py. The gateway's drai
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
 from starlette.applications import Starlette
 
+from gateway.shared.addresses import split_address
 from gateway.shared.control.http1 import CONNECTIONS, Http1Listener
-
-
-def split_address(listen: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `[V6]:PORT`. Raises ValueError."""
-    host, colon, port = listen.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
-        raise ValueError(f"{listen!r} is not HOST:PORT")
-    if host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("[")):
-        raise ValueError(f"{listen!r} is not [IPV6]:PORT")
-    return host.strip("[]"), int(port)
-
-
-def is_loopback(listen: str) -> bool:
-    """Whether only this machine can reach the address. A name other than localhost may be anything."""
-    host, _ = split_address(listen)
-    return is_loopback_name(host)
-
-
-def is_loopback_name(host: str) -> bool:
-    """Whether a host, as an address or by name and without a port, is certainly this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 class ControlPort:

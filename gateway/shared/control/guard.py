@@ -1,0 +1,84 @@
+"""Guard of a control port: every request passes its rules first, and every answer gets its headers.
+
+The rules are the port's own (`gateway.control.guard`, `sidecar.control.guard`). Shared are the parts that must be
+right in both: a token's digest is compared in constant time, and a Host is judged without its port.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.shared.addresses import is_loopback
+
+Headers = Mapping[bytes, Sequence[bytes]]
+
+
+class Guard:
+    """Middleware. `refusal` gives the answer to a request that may not pass, None for one that may. `headers` are added
+    to every answer. No control port has websockets: their handshakes are refused."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        refusal: Callable[[Scope, Headers], Response | None],
+        headers: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        self._app = app
+        self._refusal = refusal
+        self._headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def hardened(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self._headers]
+            await send(message)
+
+        refusal = self._refusal(scope, _grouped(scope))
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        elif refusal is None:
+            await self._app(scope, receive, hardened)
+        else:
+            await refusal(scope, receive, hardened)
+
+
+class BearerToken:
+    """The token that a port demands as `Authorization: Bearer TOKEN`. Digests are compared, so that time tells neither
+    its content nor its length."""
+
+    def __init__(self, token: str) -> None:
+        self._wanted = hashlib.sha256(token.encode()).digest()
+
+    def shown(self, given: Headers) -> bool:
+        """Whether the request has exactly one such header, with this token."""
+        lines = given.get(b"authorization", ())
+        scheme, _, token = lines[0].partition(b" ") if len(lines) == 1 else (b"", b"", b"")
+        matches = hmac.compare_digest(hashlib.sha256(token).digest(), self._wanted)
+        return matches and scheme.lower() == b"bearer"
+
+
+def names_loopback(given: Headers) -> bool:
+    """Whether every Host is a loopback name: a page whose own name was made to point to this machine (DNS rebinding)
+    sends another."""
+    return all(map(_is_local, given.get(b"host", ())))
+
+
+def _is_local(host: bytes) -> bool:
+    name = host.decode("latin-1")
+    return is_loopback(name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0])
+
+
+def _grouped(scope: Scope) -> Headers:
+    given: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        given.setdefault(name, []).append(value)
+    return given
