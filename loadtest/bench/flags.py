@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.shared.files.units import SECONDS
 from loadtest.bench.fleet import parse_baselines, parse_fleet
-from loadtest.bench.words import GROUPS
+from loadtest.bench.help_text import GROUPS
 from loadtest.clients.targets import Address, parse_url
 from loadtest.load.arrivals import parse_rate
 from loadtest.load.slo import parse_slo

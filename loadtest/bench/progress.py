@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from loadtest.clients.drive import LoadProgress
 from loadtest.report.delivery import Say
-from loadtest.report.phrases import seconds
+from loadtest.report.number_format import seconds
 
 PLAIN_EVERY = 5.0  # seconds
 SHOWN = 4  # outcomes

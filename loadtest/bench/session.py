@@ -15,14 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.bench.capacity import RULE, Capacity, Tried, search, verdict
 from loadtest.bench.fleet import started
+from loadtest.bench.help_text import refused, unreachable
 from loadtest.bench.options import Bench, Contender
 from loadtest.bench.progress import Follow
 from loadtest.bench.run import Ran, TargetRun, probe, run
-from loadtest.bench.words import refused, unreachable
 from loadtest.clients.targets import Target
 from loadtest.load.scenario import Scenario
+from loadtest.report.capacity import RULE, Capacity, Tried, search, verdict
 from loadtest.report.delivery import Say
 from loadtest.report.records import Run, Window
 from loadtest.report.report import check

@@ -26,10 +26,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from loadtest.bench.flags import seconds, told, whole
 from loadtest.bench.options import BenchError, tls_of
 from loadtest.calibrate.fit import Fit, Unfit, fit, with_front
+from loadtest.calibrate.help_text import DESCRIPTION, EXAMPLES, LIMITS, quality, table
 from loadtest.calibrate.live import CalibrateError, Live
 from loadtest.calibrate.observations import EngineLimits, Observed, Tell
 from loadtest.calibrate.probe import SPREAD, Probe
-from loadtest.calibrate.words import DESCRIPTION, EXAMPLES, LIMITS, quality, table
 from loadtest.clients.targets import parse_url
 from loadtest.engine.latency import Profile
 from loadtest.engine.profile_file import ProfileFile, profile_of, text_of

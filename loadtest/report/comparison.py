@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from loadtest.report.phrases import count
+from loadtest.report.number_format import count
 from loadtest.report.records import Run
 from loadtest.report.summary import Summary
 

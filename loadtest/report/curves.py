@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from loadtest.report.comparison import by_name, engines_of
-from loadtest.report.phrases import count, seconds, share
+from loadtest.report.number_format import count, seconds, share
 from loadtest.report.plots import Axis, Line, axis_over, chart
 from loadtest.report.records import EngineSample, Run
 from loadtest.report.sketch import Sketch

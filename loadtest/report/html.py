@@ -14,7 +14,7 @@ from importlib import resources
 from loadtest.report import curves
 from loadtest.report.comparison import title_of
 from loadtest.report.html_tables import comparison, distribution_table, endings_bars
-from loadtest.report.phrases import seconds, share
+from loadtest.report.number_format import seconds, share
 from loadtest.report.records import Run, Slo
 from loadtest.report.stats import LAG_BOUND
 from loadtest.report.summary import Summary

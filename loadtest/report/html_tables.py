@@ -11,7 +11,7 @@ import msgspec
 
 from loadtest.report.comparison import base_of, first_name, title_of, verdict
 from loadtest.report.curves import endings
-from loadtest.report.phrases import change, count, seconds, share
+from loadtest.report.number_format import change, count, seconds, share
 from loadtest.report.summary import Distribution, Part, Summary
 
 OTHER = "other"

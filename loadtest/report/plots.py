@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import msgspec
 
-from loadtest.report.phrases import count
+from loadtest.report.number_format import count
 
 WIDTH, HEIGHT = 380, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 22, 10, 42

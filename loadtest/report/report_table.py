@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.report.comparison import base_of, first_name, title_of, verdict
-from loadtest.report.phrases import change, count, printable, seconds, share
+from loadtest.report.number_format import change, count, printable, seconds, share
 from loadtest.report.records import Run
 from loadtest.report.stats import LAG_BOUND
 from loadtest.report.summary import Distribution, Part, Summary, summarise

@@ -21,16 +21,16 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from loadtest.bench.capacity import RULE
+from loadtest.report.capacity import RULE
 from loadtest.report.delivery import INTERRUPTED, Say, deliver, saying, unhurried
-from loadtest.report.phrases import count, seconds
+from loadtest.report.number_format import count, seconds
 from loadtest.report.records import Run
 from loadtest.report.report import refusal, table
+from loadtest.simulate.help_text import DESCRIPTION, EXAMPLES, answers, kept, speed
 from loadtest.simulate.jobs import Done, JobError, run_all
 from loadtest.simulate.options import SimulateError, Simulation, add_arguments, simulation_of
 from loadtest.simulate.run import Progress, Simulated
 from loadtest.simulate.simulation import Broken
-from loadtest.simulate.words import DESCRIPTION, EXAMPLES, answers, kept, speed
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "SimulateError", "add_arguments", "command"]
 

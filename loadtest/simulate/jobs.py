@@ -17,7 +17,7 @@ from types import FrameType
 
 import msgspec
 
-from loadtest.bench.capacity import Capacity, Tried, search, verdict
+from loadtest.report.capacity import Capacity, Tried, search, verdict
 from loadtest.simulate.run import Cell, Progress, Simulated, simulate
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

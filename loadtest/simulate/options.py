@@ -14,17 +14,17 @@ import msgspec
 from gateway.shared.files.checked import InvalidFile
 from loadtest.bench.flags import factor, seconds, told, whole
 from loadtest.bench.fleet import parse_baselines
+from loadtest.bench.help_text import GROUPS as BENCH_GROUPS
 from loadtest.bench.options import BenchError, overridden, scenario_of
-from loadtest.bench.words import GROUPS as BENCH_GROUPS
 from loadtest.engine.engine import engine_config
 from loadtest.engine.profile_file import profile_of
 from loadtest.load.arrivals import parse_rate
 from loadtest.load.scenario import Scenario, Unusable
 from loadtest.load.slo import parse_slo
+from loadtest.simulate.help_text import GROUPS
 from loadtest.simulate.inprocess import policy_for
 from loadtest.simulate.jobs import Job, processors
 from loadtest.simulate.run import Before, Cell
-from loadtest.simulate.words import GROUPS
 
 SENT = "what is sent"
 MOST_ENGINES = 1024

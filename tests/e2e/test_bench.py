@@ -18,12 +18,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.bench.capacity import Tried, search
 from loadtest.load import scenario
 from loadtest.load.slo import parse_slo
 from loadtest.load.trace import REORDER
 from loadtest.load.workload import Planned
 from loadtest.processes import Child, until
+from loadtest.report.capacity import Tried, search
 from tests.loadtest.bench_servers import DONE, SSE, USAGE, WORD, Answering, always, chunk, plain, served, stream
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import re
 import msgspec
 import pytest
 
-from loadtest.bench.capacity import PRECISION, Capacity, Tried, needed, search, verdict
+from loadtest.report.capacity import PRECISION, Capacity, Tried, needed, search, verdict
 from loadtest.report.records import Slo
 from tests.loadtest.made_runs import a_run
 

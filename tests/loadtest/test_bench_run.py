@@ -14,8 +14,8 @@ from statistics import median
 
 import pytest
 
+from loadtest.bench.help_text import unreachable
 from loadtest.bench.run import probe
-from loadtest.bench.words import unreachable
 from loadtest.clients.targets import Address, Target
 from loadtest.load.arrivals import Arrivals, Rate
 from loadtest.load.lengths import Length

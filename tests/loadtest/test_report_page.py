@@ -18,7 +18,7 @@ import pytest
 
 from loadtest.report.comparison import base_of, verdict
 from loadtest.report.html import page
-from loadtest.report.phrases import change, count, seconds, share
+from loadtest.report.number_format import change, count, seconds, share
 from loadtest.report.plots import Axis, Line, axis_over, chart
 from loadtest.report.records import EngineSample, Run
 from loadtest.report.summary import summarise

@@ -10,8 +10,8 @@ from rich.table import Table
 from loadtest.calibrate.fit import Fit, played
 from loadtest.calibrate.observations import Observed
 from loadtest.engine.latency import Profile
-from loadtest.report.phrases import change, share
-from loadtest.report.phrases import seconds as shown
+from loadtest.report.number_format import change, share
+from loadtest.report.number_format import seconds as shown
 
 DESCRIPTION = """\
 Fit a latency profile to a live engine, and write it to a file.

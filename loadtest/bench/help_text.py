@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadtest.bench.capacity import RULE
 from loadtest.clients.targets import Address
+from loadtest.report.capacity import RULE
 
 DESCRIPTION = """\
 Measure servers of OpenAI's API honestly: any of them, several side by side, or simulated engines behind the gateway.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from loadtest.bench.capacity import RULE
-from loadtest.report.phrases import count, printable
+from loadtest.report.capacity import RULE
+from loadtest.report.number_format import count, printable
 from loadtest.report.report import check
 from loadtest.simulate.jobs import Done
 
