@@ -11,7 +11,7 @@ import builtins
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,14 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("serve",),
         ("ray",),
         ("cli",),
+    ),
+    "loadtest": (
+        ("die_with_parent",),
+        ("processes", "engine", "report"),
+        ("load",),
+        ("clients",),
+        ("bench", "simulate", "calibrate"),
+        ("lab",),
     ),
 }
 # Where relay and decider meet.
@@ -197,7 +205,7 @@ def _arrow(path: str, name: str) -> Iterator[str]:
         yield f"imports {name}: of the gateway the sidecar knows only gateway.shared"
 
 
-def _unit(parts: list[str]) -> str:
+def _unit(parts: Sequence[str]) -> str:
     return parts[1].removesuffix(".py") if len(parts) > 1 else ""
 
 
@@ -337,8 +345,8 @@ def test_the_rules_hold(file: Path) -> None:
 
 def test_every_level_is_known() -> None:
     for package, layers in LAYERS.items():
-        folders = {file.relative_to(ROOT / package).parts[0] for file in (ROOT / package).rglob("*.py")}
-        assert folders - {name for layer in layers for name in layer} == {"__init__.py"}
+        found = {_unit(file.relative_to(ROOT).parts) for file in (ROOT / package).rglob("*.py")}
+        assert found - {name for layer in layers for name in layer} == {"__init__"}
 
 
 DOC = '"""Doc."""\n'
@@ -366,6 +374,8 @@ DOC = '"""Doc."""\n'
         ("gateway/control/x.py", "from ..serve import run", "control is not above serve"),
         ("gateway/upstream/x.py", "import gateway.decider.dispatch", "upstream is not above decider"),
         ("gateway/shared/x.py", "import gateway.core.request.call", "shared is not above core"),
+        ("loadtest/report/x.py", "from loadtest.simulate.pace import Pace", "report is not above simulate"),
+        ("loadtest/simulate/x.py", "from loadtest.bench.options import Bench", "simulate is not above bench"),
         ("gateway/serve/run.py", "from sidecar.residency.manager import M", "gateway knows nothing of sidecar"),
         ("gateway/cli/check.py", "import loadtest.engine", "gateway knows nothing of loadtest"),
         ("sidecar/x.py", "import loadtest.engine", "sidecar knows nothing of loadtest"),

@@ -1,5 +1,7 @@
-"""`gateway bench`: measures targets under a load, and reports. `bench_flags.py` has its flags, `bench_words.py` its
-help, `bench_session.py` which runs there are, `bench_run.py` one run."""
+"""Command `gateway bench`: measures targets under a load, and reports.
+
+`flags.py` has the flags and `help_text.py` their texts, `session.py` the sequence of runs, `run.py` one run.
+"""
 
 from __future__ import annotations
 

@@ -12,19 +12,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
 from loadtest.bench.run import SIGNALS
 from loadtest.clients.targets import Target, parse_url
 from loadtest.engine.profile_file import profile_of
+from loadtest.load.scenario_flags import Baseline
 from loadtest.processes import Child, Gateway
 
 MOST = 64
 READY_WITHIN = 30.0  # seconds
-Baseline = Literal["direct", "round_robin"]
-BASELINES: tuple[str, ...] = get_args(Baseline)
 
 _SPEC = re.compile(r"sim(?::([0-9]{1,3})(?::(.{1,4096}))?)?")
 
@@ -47,15 +46,6 @@ def parse_fleet(text: str) -> Fleet:
         raise ValueError(f"{text!r}: 1 to {MOST} simulated engines, not {count}")
     profile_of(profile)
     return Fleet(count=count, profile=profile)
-
-
-def parse_baselines(text: str) -> tuple[Baseline, ...]:
-    """Names of what a gateway is compared with, separated by commas. Raises ValueError."""
-    names = text.split(",")
-    for name in names:
-        if name not in BASELINES:
-            raise ValueError(f"{name!r} is not one of {', '.join(BASELINES)}")
-    return tuple(dict.fromkeys(names))  # type: ignore[arg-type] # each is one
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loadtest.clients.targets import Address
+from loadtest.load.scenario_flags import Flags
 from loadtest.report.capacity import RULE
 
 DESCRIPTION = """\
@@ -36,22 +37,7 @@ Ctrl-C ends the run and reports what there is, marked partial.
 Exit status: 0; 1: an SLO, --slo or the scenario's, was missed or a run is invalid (not asked of --compare's baselines,
 nor of a search); 2: a mistake; 130: Ctrl-C."""
 
-# Titles of groups, and their flags: name, metavar ("": a switch), help.
-GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
-    "what is sent": (
-        ("scenario", "FILE|NAME", "a scenario file, or one of those that are shipped (default: chat)"),
-        ("trace", "FILE", "recorded traffic, as it was: Azure's LLM traces, BurstGPT (CSV), Mooncake (JSONL)"),
-        ("speed", "X", "send the trace so many times faster"),
-        ("rate", "RATE", "requests over time, 5/s or 600/min; ramps and steps keep their shape at this mean"),
-        ("clients", "N", "a closed loop: so many clients, each with its next request when it has its answer"),
-        ("duration", "TIME", "how long requests are sent, 90s or 5m"),
-        ("warmup", "TIME", "what is sent so early is not counted"),
-        ("cooldown", "TIME", "nor what is sent so late"),
-        ("model", "NAME", "the model that requests name; left out: the scenario's, or a target's only one"),
-        ("seed", "N", "the same seed is the same load"),
-        ("retries", "N", "tries after the first, by the rules of OpenAI's client; 0: none"),
-        ("timeout", "TIME", "after which a client gives up a try"),
-    ),
+GROUPS: dict[str, Flags] = {
     "where to": (
         ("target", "[NAME=]URL", "http://, https:// or unix:///PATH; repeatable; default: the scenario's"),
         ("engines", "sim[:N[:PROFILE]]", "start so many simulated engines and a gateway before them"),

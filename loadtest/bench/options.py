@@ -8,32 +8,26 @@ import os
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from gateway.core.policy.file import decode
 from gateway.shared.files.checked import InvalidFile
-from loadtest.bench.fleet import Baseline, Fleet
+from loadtest.bench.fleet import Fleet
 from loadtest.clients.drive import Load
 from loadtest.clients.retries import Clients
-from loadtest.clients.targets import Address, Target, parse_url
-from loadtest.load.arrivals import Arrivals, Rate
+from loadtest.clients.targets import Address, Target, parse_url, tls_of
 from loadtest.load.scenario import (
     Destination,
     Scenario,
     Unusable,
-    find,
     key_of,
     keys_of,
-    load,
-    of_trace,
     planned,
-    recorded,
 )
-from loadtest.load.trace import TraceError
-from loadtest.simulate.inprocess import policy_of
+from loadtest.load.scenario_flags import Baseline, overridden, scenario_of
 
-DEFAULT_SCENARIO = "chat"
 DRAIN = 60.0  # seconds
 
 
@@ -92,6 +86,7 @@ def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.envi
         scenario = overridden(scenario, given)
         keys = keys_of(scenario, folder, environment)
         contenders = _contenders(given, scenario, folder, environment)
+        tls = tls_of(given.ca, insecure=given.insecure)
     except (InvalidFile, Unusable) as error:
         raise BenchError(str(error)) from error
     except OSError as error:
@@ -103,7 +98,7 @@ def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.envi
     fleet = given.engines and msgspec.structs.replace(given.engines, models=tuple(models))
     return Bench(
         scenario=scenario, source=source, folder=folder, keys=keys, contenders=contenders, fleet=fleet,
-        tls=tls_of(given), repeat=given.repeat or 1, drain=_drain(scenario) if given.drain is None else given.drain,
+        tls=tls, repeat=given.repeat or 1, drain=_drain(scenario) if given.drain is None else given.drain,
         together=given.side_by_side, find_capacity=given.find_capacity, named_model=given.model is not None,
         out=given.out and Path(given.out), force=given.force,
     )  # fmt: skip
@@ -112,68 +107,6 @@ def bench_of(given: argparse.Namespace, environment: Mapping[str, str] = os.envi
 def _drain(scenario: Scenario) -> float:
     """How long the last answers are waited for: what is in time by an SLO is never cut off."""
     return max(DRAIN, *(slo.e2e or 0.0 for slo in scenario.slos), 0.0)
-
-
-# -- what is sent -----------------------------------------------------------------------------------------------------
-
-
-def scenario_of(given: argparse.Namespace) -> tuple[Scenario, str, Path]:
-    """The scenario, how it is called, and the folder its files are relative to."""
-    if given.trace is not None and given.scenario is not None:
-        raise BenchError("--trace and --scenario: one of them; a scenario can name a trace itself")
-    if given.speed is not None and given.trace is None:
-        raise BenchError("--speed is of a --trace; --rate changes any scenario's rate")
-    if given.trace is not None:
-        if not Path(given.trace).is_file():
-            why = "no file, which each run reads" if Path(given.trace).exists() else "there is no such file"
-            raise BenchError(f"--trace {given.trace}: {why}")
-        found = of_trace(given.trace, speed=given.speed or 1.0), Path(given.trace).name, Path()
-    else:
-        file = find(given.scenario or DEFAULT_SCENARIO)
-        found = load(file), given.scenario or DEFAULT_SCENARIO, file.parent
-    try:
-        next(recorded(found[0], found[2]) or iter(()), None)  # another file altogether is found before a run
-    except TraceError as error:
-        raise BenchError(str(error)) from error
-    return found
-
-
-def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
-    if given.rate is not None and given.clients is not None:
-        raise BenchError("--rate and --clients: an open loop or a closed one")
-    change: dict[str, Any] = {}
-    for name in ("duration", "warmup", "cooldown", "seed", "retries", "timeout", "slo"):
-        if getattr(given, name) is not None:
-            change[name] = getattr(given, name)
-    if given.clients is not None:
-        change["arrivals"] = Arrivals(closed=given.clients)
-    if given.model is not None:
-        mix = tuple(msgspec.structs.replace(kind, model=None) for kind in scenario.workload.mix)
-        change["workload"] = msgspec.structs.replace(scenario.workload, model=given.model, mix=mix)
-    scenario = msgspec.structs.replace(scenario, **change)
-    if given.rate is not None:
-        known = scenario.rate  # a ramp or steps keep their shape
-        scenario = (
-            scenario.scaled(given.rate / known)
-            if known
-            else msgspec.structs.replace(scenario, arrivals=Arrivals(poisson=Rate(given.rate)))
-        )
-    if scenario.warmup + scenario.cooldown >= scenario.seconds:
-        raise BenchError(
-            f"{scenario.warmup + scenario.cooldown:g} s of warm-up and cool-down, expected less than the duration, "
-            f"{scenario.seconds:g} s: give --warmup too"
-        )
-    classes = dict.fromkeys(kind.class_name for kind in scenario.workload.mix)
-    for objective in scenario.slo:
-        if objective.class_name and objective.class_name not in classes:
-            raise BenchError(f"--slo {objective}: no requests are of this class, only of {', '.join(classes)}")
-    if given.clients is not None and any(kind.session is not None for kind in scenario.workload.mix):
-        raise BenchError("--clients: a closed loop has no conversations; this scenario has")
-    if given.find_capacity and not scenario.slo:
-        raise BenchError("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
-    if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
-        raise BenchError("--find-capacity: a closed loop has no rate; give --rate to begin with")
-    return scenario
 
 
 # -- where to ---------------------------------------------------------------------------------------------------------
@@ -217,8 +150,9 @@ def _ours(given: argparse.Namespace) -> list[Contender]:
         if not policy.is_file():
             raise BenchError(f"--policy {policy}: there is no such file")
         try:
-            engines = policy_of(policy.read_bytes(), str(policy)).fleet.engines
-        except ValueError as error:
+            text = policy.read_bytes()
+            engines = decode(text, str(policy)).fleet.engines if text.strip() else ()
+        except InvalidFile as error:
             raise BenchError(str(error)) from error
         if engines:
             raise BenchError(f"--policy {policy}: its {engines[0].url} would get the load too: leave out fleet.engines")
@@ -244,15 +178,3 @@ def _destination(
     if key:
         headers[b"authorization"] = b"Bearer " + key.encode()
     return _fixed(name, parse_url(place.url), headers, watched, place.model)
-
-
-def tls_of(given: argparse.Namespace) -> ssl.SSLContext:
-    """How certificates are checked, by --ca and --insecure. Raises BenchError."""
-    try:
-        context = ssl.create_default_context(cafile=given.ca)
-    except OSError as error:
-        raise BenchError(f"--ca {given.ca}: {error.strerror or 'no PEM certificates'}") from error
-    if given.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

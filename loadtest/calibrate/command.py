@@ -23,17 +23,17 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from loadtest.bench.flags import seconds, told, whole
-from loadtest.bench.options import BenchError, tls_of
 from loadtest.calibrate.fit import Fit, Unfit, fit, with_front
-from loadtest.calibrate.help_text import DESCRIPTION, EXAMPLES, LIMITS, quality, table
+from loadtest.calibrate.fit_table import quality, table
+from loadtest.calibrate.help_text import DESCRIPTION, EXAMPLES, LIMITS
 from loadtest.calibrate.live import CalibrateError, Live
 from loadtest.calibrate.observations import EngineLimits, Observed, Tell
 from loadtest.calibrate.probe import SPREAD, Probe
-from loadtest.clients.targets import parse_url
+from loadtest.clients.targets import parse_url, tls_of
 from loadtest.engine.latency import Profile
 from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
 from loadtest.load.scenario import Destination, Unusable, key_of
+from loadtest.load.scenario_flags import seconds, told, whole
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "CalibrateError", "add_arguments", "command"]
 
@@ -108,8 +108,8 @@ async def observe(given: argparse.Namespace, tell: Tell) -> tuple[str, Observed]
         if given.key_env is not None:
             whose = Destination(url="http://any", key_env=given.key_env)
             headers[b"authorization"] = b"Bearer " + key_of(whose, "--key-env", Path(), os.environ).encode()
-        tls = tls_of(given)
-    except (BenchError, Unusable) as error:
+        tls = tls_of(given.ca, insecure=given.insecure)
+    except Unusable as error:
         raise CalibrateError(str(error)) from error
     rng = random.Random()  # noqa: S311 # prompts, no two runs alike: the engine has those of the last in its cache
     live = Live(given.target, tls, headers, rng)

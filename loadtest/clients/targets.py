@@ -22,6 +22,7 @@ import msgspec
 
 from loadtest.clients.answer import Answer
 from loadtest.clients.client import Exchange, ResponseListener
+from loadtest.load.scenario import Unusable
 from loadtest.load.workload import Planned
 
 IDLE = 2.0  # seconds
@@ -77,6 +78,18 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     headers: Mapping[bytes, bytes] = {}
     sources: Sequence[tuple[str, Address]] = ()
+
+
+def tls_of(ca: str | None, *, insecure: bool) -> ssl.SSLContext:
+    """Rules for certificates: trust those in the file `ca` (PEM), or check none. Raises Unusable."""
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise Unusable(f"--ca {ca}: {error.strerror or 'no PEM certificates'}") from error
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 class Server:

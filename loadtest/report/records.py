@@ -8,14 +8,13 @@ its repeat), lengths are tokens, shares lie between 0 and 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from loadtest.simulate.pace import Gaps
-
 if TYPE_CHECKING:
+    from loadtest.report.sketch import Sketch
     from loadtest.report.tally import Tally
 
 
@@ -32,6 +31,18 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     turn: int
     prompt_tokens: int
     max_tokens: int
+
+
+class TokenGaps(Protocol):
+    """Inter-token latencies of one answer, in seconds and in order, that are not copied for each answer. `total`: their
+    sum."""
+
+    @property
+    def total(self) -> float: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[float]: ...
+    def count_in(self, sketch: Sketch) -> None:
+        """Have the sketch count them."""
 
 
 class RequestResult(msgspec.Struct, gc=False):
@@ -61,7 +72,7 @@ class RequestResult(msgspec.Struct, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0
     tries: int = 1
-    gaps: tuple[float, ...] | Gaps = ()
+    gaps: tuple[float, ...] | TokenGaps = ()
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):

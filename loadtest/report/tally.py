@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from loadtest.report.records import RequestResult, Run, Slo, Window
 from loadtest.report.sketch import Sketch
 from loadtest.report.stats import OK, consistent, latency_of, met, slo_of
-from loadtest.simulate.pace import Gaps
 
 REASONS = 100  # of one class; servers' words are theirs to choose, and no memory may depend on them
 # How a request ended whose times cannot be: its sender is not believed, but it does not cost anyone the report.
@@ -76,10 +75,10 @@ class ClassTally:
         self.e2e.add(latency.e2e)
         self.ttft_sent.add(max(0.0, latency.ttft - late))
         self.e2e_sent.add(max(0.0, latency.e2e - late))
-        if isinstance(result.gaps, Gaps):
-            result.gaps.count_in(self.itl)
-        else:
+        if isinstance(result.gaps, tuple):
             self.itl.extend(result.gaps)
+        else:
+            result.gaps.count_in(self.itl)
         if latency.tpot is not None:
             self.tpot.add(latency.tpot)
         elif result.first_token and not result.completion_tokens:

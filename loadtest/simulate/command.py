@@ -1,7 +1,7 @@
 """`gateway simulate`: what a policy would do to a load, in virtual time, and how many engines it needs.
 
-`simulate_options.py` has its flags, `simulate_run.py` one run, `simulate_jobs.py` several at once, `simulate_words.py`
-its help and its answers; the report is that of the bench.
+`options.py` reads the flags, `help_text.py` has their texts, `run.py` makes one run and `jobs.py` several at once;
+`findings.py` puts the results into sentences. The report is that of the bench.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from loadtest.report.delivery import INTERRUPTED, Say, deliver, saying, unhurrie
 from loadtest.report.number_format import count, seconds
 from loadtest.report.records import Run
 from loadtest.report.report import refusal, table
-from loadtest.simulate.help_text import DESCRIPTION, EXAMPLES, answers, kept, speed
+from loadtest.simulate.findings import answers, kept, speed
+from loadtest.simulate.help_text import DESCRIPTION, EXAMPLES
 from loadtest.simulate.jobs import Done, JobError, run_all
 from loadtest.simulate.options import SimulateError, Simulation, add_arguments, simulation_of
 from loadtest.simulate.run import Progress, Simulated

@@ -12,21 +12,15 @@ from typing import Any
 import msgspec
 
 from gateway.shared.files.checked import InvalidFile
-from loadtest.bench.flags import factor, seconds, told, whole
-from loadtest.bench.fleet import parse_baselines
-from loadtest.bench.help_text import GROUPS as BENCH_GROUPS
-from loadtest.bench.options import BenchError, overridden, scenario_of
 from loadtest.engine.engine import engine_config
 from loadtest.engine.profile_file import profile_of
-from loadtest.load.arrivals import parse_rate
 from loadtest.load.scenario import Scenario, Unusable
-from loadtest.load.slo import parse_slo
+from loadtest.load.scenario_flags import add_groups, overridden, scenario_of, whole
 from loadtest.simulate.help_text import GROUPS
 from loadtest.simulate.inprocess import policy_for
 from loadtest.simulate.jobs import Job, processors
 from loadtest.simulate.run import Before, Cell
 
-SENT = "what is sent"
 MOST_ENGINES = 1024
 MOST_POLICY = 1 << 20  # bytes; the gateway's reader says so too, and what is wrong with it
 MOST_JOBS = 256
@@ -51,22 +45,11 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags: those of the bench that say what is sent, and our own as GROUPS words them."""
+    """Add the flags of a load and those of GROUPS."""
     readers: dict[str, Callable[[str], Any]] = {
-        "engines": _engines, "profile": _profile, "compare": parse_baselines, "slo": parse_slo, "rate": parse_rate,
-        "duration": seconds, "warmup": seconds, "cooldown": seconds, "timeout": seconds, "speed": factor,
-        "clients": whole(1, 100_000), "seed": whole(0, 1_000_000_000), "retries": whole(0, 10),
-        "jobs": whole(1, MOST_JOBS), "max-model-len": whole(16, 10_000_000),
+        "engines": _engines, "profile": _profile, "jobs": whole(1, MOST_JOBS), "max-model-len": whole(16, 10_000_000),
     }  # fmt: skip
-    for title, flags in {SENT: BENCH_GROUPS[SENT], **GROUPS}.items():
-        group = parser.add_argument_group(title)
-        for name, metavar, text in flags:
-            if not metavar:
-                group.add_argument(f"--{name}", action="store_true", help=text)
-            elif name == "policy":
-                group.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text)
-            else:
-                group.add_argument(f"--{name}", metavar=metavar, help=text, type=told(readers.get(name)))
+    add_groups(parser, GROUPS, readers)
 
 
 def simulation_of(given: argparse.Namespace) -> Simulation:
@@ -74,7 +57,7 @@ def simulation_of(given: argparse.Namespace) -> Simulation:
     try:
         scenario, source, folder = scenario_of(given)
         scenario = overridden(scenario, given)
-    except (BenchError, InvalidFile, Unusable) as error:
+    except (InvalidFile, Unusable) as error:
         raise SimulateError(str(error)) from error
     except OSError as error:
         raise SimulateError(f"{error.filename}: {error.strerror}") from error

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from loadtest.calibrate.command import add_arguments, observe, profile_from
 from loadtest.calibrate.fit import Unfit, fit
-from loadtest.calibrate.help_text import table
+from loadtest.calibrate.fit_table import table
 from loadtest.calibrate.live import CalibrateError
 from loadtest.calibrate.observations import EngineLimits, Observed
 from loadtest.engine.latency import Profile

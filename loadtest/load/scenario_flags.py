@@ -1,0 +1,179 @@
+"""Command-line flags of a load, and the scenario they choose: the same for `gateway bench` and `gateway simulate`.
+
+Flags win over the scenario file. Every mistake is found before anything starts, but for the rows of a trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from gateway.shared.files.units import SECONDS
+from loadtest.load.arrivals import Arrivals, Rate, parse_rate
+from loadtest.load.scenario import Scenario, Unusable, find, load, of_trace, recorded
+from loadtest.load.slo import parse_slo
+from loadtest.load.trace import TraceError
+
+DEFAULT_SCENARIO = "chat"
+SENT = "what is sent"
+REPEATED = ("target", "metrics", "policy")  # flags that may be given more than once
+Baseline = Literal["direct", "round_robin"]
+BASELINES: tuple[str, ...] = get_args(Baseline)
+
+Flags = tuple[tuple[str, str, str], ...]  # name, metavar ("": a switch), help
+
+SENT_FLAGS: Flags = (
+    ("scenario", "FILE|NAME", "a scenario file, or one of those that are shipped (default: chat)"),
+    ("trace", "FILE", "recorded traffic, as it was: Azure's LLM traces, BurstGPT (CSV), Mooncake (JSONL)"),
+    ("speed", "X", "send the trace so many times faster"),
+    ("rate", "RATE", "requests over time, 5/s or 600/min; ramps and steps keep their shape at this mean"),
+    ("clients", "N", "a closed loop: so many clients, each with its next request when it has its answer"),
+    ("duration", "TIME", "how long requests are sent, 90s or 5m"),
+    ("warmup", "TIME", "what is sent so early is not counted"),
+    ("cooldown", "TIME", "nor what is sent so late"),
+    ("model", "NAME", "the model that requests name; left out: the scenario's, or a target's only one"),
+    ("seed", "N", "the same seed is the same load"),
+    ("retries", "N", "tries after the first, by the rules of OpenAI's client; 0: none"),
+    ("timeout", "TIME", "after which a client gives up a try"),
+)
+
+
+def add_groups(
+    parser: argparse.ArgumentParser, groups: Mapping[str, Flags], readers: Mapping[str, Callable[[str], Any]]
+) -> None:
+    """Add the flags of a load and those of `groups`, read by READERS and by `readers`."""
+    readers = {**READERS, **readers}
+    for title, flags in {SENT: SENT_FLAGS, **groups}.items():
+        group = parser.add_argument_group(title)
+        for name, metavar, text in flags:
+            if not metavar:
+                group.add_argument(f"--{name}", action="store_true", help=text)
+            elif name in REPEATED:
+                read = told(readers.get(name))
+                group.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=text, type=read)
+            else:
+                group.add_argument(f"--{name}", metavar=metavar, help=text, type=told(readers.get(name)))
+
+
+# -- the scenario -----------------------------------------------------------------------------------------------------
+
+
+def scenario_of(given: argparse.Namespace) -> tuple[Scenario, str, Path]:
+    """The scenario, how it is called, and the folder its files are relative to. Raises Unusable, InvalidFile."""
+    if given.trace is not None and given.scenario is not None:
+        raise Unusable("--trace and --scenario: one of them; a scenario can name a trace itself")
+    if given.speed is not None and given.trace is None:
+        raise Unusable("--speed is of a --trace; --rate changes any scenario's rate")
+    if given.trace is not None:
+        if not Path(given.trace).is_file():
+            why = "no file, which each run reads" if Path(given.trace).exists() else "there is no such file"
+            raise Unusable(f"--trace {given.trace}: {why}")
+        found = of_trace(given.trace, speed=given.speed or 1.0), Path(given.trace).name, Path()
+    else:
+        file = find(given.scenario or DEFAULT_SCENARIO)
+        found = load(file), given.scenario or DEFAULT_SCENARIO, file.parent
+    try:
+        next(recorded(found[0], found[2]) or iter(()), None)  # another file altogether is found before a run
+    except TraceError as error:
+        raise Unusable(str(error)) from error
+    return found
+
+
+def overridden(scenario: Scenario, given: argparse.Namespace) -> Scenario:
+    """The scenario with what flags say instead. Raises Unusable."""
+    if given.rate is not None and given.clients is not None:
+        raise Unusable("--rate and --clients: an open loop or a closed one")
+    change: dict[str, Any] = {}
+    for name in ("duration", "warmup", "cooldown", "seed", "retries", "timeout", "slo"):
+        if getattr(given, name) is not None:
+            change[name] = getattr(given, name)
+    if given.clients is not None:
+        change["arrivals"] = Arrivals(closed=given.clients)
+    if given.model is not None:
+        mix = tuple(msgspec.structs.replace(kind, model=None) for kind in scenario.workload.mix)
+        change["workload"] = msgspec.structs.replace(scenario.workload, model=given.model, mix=mix)
+    scenario = msgspec.structs.replace(scenario, **change)
+    if given.rate is not None:
+        known = scenario.rate  # a ramp or steps keep their shape
+        scenario = (
+            scenario.scaled(given.rate / known)
+            if known
+            else msgspec.structs.replace(scenario, arrivals=Arrivals(poisson=Rate(given.rate)))
+        )
+    if scenario.warmup + scenario.cooldown >= scenario.seconds:
+        raise Unusable(
+            f"{scenario.warmup + scenario.cooldown:g} s of warm-up and cool-down, expected less than the duration, "
+            f"{scenario.seconds:g} s: give --warmup too"
+        )
+    classes = dict.fromkeys(kind.class_name for kind in scenario.workload.mix)
+    for objective in scenario.slo:
+        if objective.class_name and objective.class_name not in classes:
+            raise Unusable(f"--slo {objective}: no requests are of this class, only of {', '.join(classes)}")
+    if given.clients is not None and any(kind.session is not None for kind in scenario.workload.mix):
+        raise Unusable("--clients: a closed loop has no conversations; this scenario has")
+    if given.find_capacity and not scenario.slo:
+        raise Unusable("--find-capacity: there is no SLO to keep; give --slo, such as --slo 'ttft.p99<2s'")
+    if given.find_capacity and not scenario.rate and scenario.arrivals != "trace":
+        raise Unusable("--find-capacity: a closed loop has no rate; give --rate to begin with")
+    return scenario
+
+
+# -- values of flags --------------------------------------------------------------------------------------------------
+
+
+def told(read: Callable[[str], Any] | None) -> Callable[[str], Any]:
+    """For argparse, which hides the message of a ValueError but shows that of an ArgumentTypeError."""
+
+    def converted(text: str) -> Any:
+        try:
+            return read(text) if read is not None else text
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return converted
+
+
+def seconds(text: str) -> float:
+    value = SECONDS.parse(text if text[-1:].isalpha() else f"{text}s")
+    if value is None or value > 30 * 86_400:
+        raise ValueError(f"{text!r} is not a time such as 90s, 5m or 1h")
+    return value
+
+
+def factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.001 <= value <= 10_000:
+        raise ValueError(f"{text!r} is not a number from 0.001 to 10000")
+    return value
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise ValueError(f"{text!r} is not a number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def parse_baselines(text: str) -> tuple[Baseline, ...]:
+    """Names of what a gateway is compared with, separated by commas. Raises ValueError."""
+    names = text.split(",")
+    for name in names:
+        if name not in BASELINES:
+            raise ValueError(f"{name!r} is not one of {', '.join(BASELINES)}")
+    return tuple(dict.fromkeys(names))  # type: ignore[arg-type] # each is one
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "compare": parse_baselines, "slo": parse_slo, "rate": parse_rate, "duration": seconds, "warmup": seconds,
+    "cooldown": seconds, "timeout": seconds, "clients": whole(1, 100_000), "seed": whole(0, 1_000_000_000),
+    "retries": whole(0, 10), "speed": factor,
+}  # fmt: skip
