@@ -23,7 +23,7 @@ from gateway.core.admission.deadline import too_late
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.refusals import Foretold
-from gateway.core.admission.shaping import cap, least, shaped
+from gateway.core.admission.rules import AdmissionRules
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.choice import LOOKED_AT, Choice, any_idle, choose, foreseen_ttft, least_ttft, usable_of
 from gateway.core.engines.fleet import Engine, Fleet, Hold
@@ -148,9 +148,7 @@ class Dispatch:
         self.queues: dict[str, Queues] = {}
         self.traffic: dict[str, ModelTraffic] = {}
         self.running = dict.fromkeys(policy.classes, 0)
-        self._order = tuple(policy.classes)
-        self._limited = _limited(policy)
-        self._shaped_above, self._shaped_from = least(policy.shaping)
+        self._rules = AdmissionRules(policy)
         self._turns: dict[Ticket, asyncio.Future[Grant]] = {}
         self._expiries: list[tuple[float, int, Ticket]] = []
         self._sequence = count()
@@ -166,12 +164,9 @@ class Dispatch:
     def apply(self, policy: Policy) -> None:
         """Go by `policy` from now on: what waits keeps its place under the new weights, what runs goes on."""
         self.policy = policy
-        self._order = tuple(policy.classes)
-        self._limited = _limited(policy)
-        self._shaped_above, self._shaped_from = least(policy.shaping)
-        weights = _weights(policy)
+        self._rules = AdmissionRules(policy)
         for queues in self.queues.values():
-            queues.apply(policy.classes, weights)
+            queues.apply(policy.classes, self._rules.weights)
         for traffic in self.traffic.values():
             traffic.apply(policy)
         for name in policy.classes:
@@ -313,7 +308,7 @@ class Dispatch:
     def _state(self, model: str) -> tuple[Queues, ModelTraffic]:
         queues = self.queues.get(model)
         if queues is None:
-            queues = self.queues[model] = Queues(self.policy.classes, _weights(self.policy))
+            queues = self.queues[model] = Queues(self.policy.classes, self._rules.weights)
             self.traffic[model] = ModelTraffic(self.policy, self.clock())
         return queues, self.traffic[model]
 
@@ -400,7 +395,7 @@ class Dispatch:
         if not self._turns:
             return  # nobody waits
         # A class's own limit may bind a model that another engine serves.
-        for model in self.queues if call.class_name in self._limited else hold.engine.models:
+        for model in self.queues if call.class_name in self._rules.limited else hold.engine.models:
             queues = self.queues.get(model)
             if queues:
                 self._pump(model, queues)
@@ -452,7 +447,7 @@ class Dispatch:
             self._refuse(waiting, _unserved(waiting.call, outlook, engines, now, now - waiting.pushed_at))
 
     def _choose(self, call: Call, now: float, exclude: frozenset[str]) -> Choice | None:
-        limit = self._limited.get(call.class_name)
+        limit = self._rules.limited.get(call.class_name)
         if limit is not None and self.running[call.class_name] >= limit:
             return None
         engines = self.fleet.serving(call.model)
@@ -465,7 +460,7 @@ class Dispatch:
 
     def _paused(self) -> list[str]:
         """Classes that run as many calls as they may."""
-        return [name for name, limit in self._limited.items() if self.running[name] >= limit]
+        return [name for name, limit in self._rules.limited.items() if self.running[name] >= limit]
 
     def _contended(self, queues: Queues) -> bool:
         """Whether several wait whose classes may start a call now."""
@@ -478,22 +473,22 @@ class Dispatch:
         return too_late(call, now, spread * choice.ttft, reading, engine.tpot)
 
     def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Grant:
-        watermark, traffic = choice.engine.watermark, self.traffic[call.model]
-        if (watermark > self._shaped_above or traffic.level >= self._shaped_from) and call.route.generates:
-            most = cap(self.policy.shaping, watermark, traffic.mode, call.class_name, self._order)
-            if most is not None and most < call.asked:
-                call.shaped = shaped(call.asked, most, self.policy.classes[call.class_name].min_tokens)
+        watermark, traffic, shaping = choice.engine.watermark(), self.traffic[call.model], self._rules.shaping
+        if (watermark > shaping.above or traffic.level >= shaping.level) and call.route.generates:
+            given = shaping.given(call.asked, call.class_name, watermark, traffic.mode)
+            if given < call.asked:
+                call.shaped = given
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
         grant = Grant(self, call, choice, now, ticket)
-        if self._turns and call.class_name in self._limited:
+        if self._turns and call.class_name in self._rules.limited:
             self._pauses(call)
         return grant
 
     def _pauses(self, call: Call) -> None:
         """If its class has now all it may have, its heads hold up nobody any more, for other models either."""
         name = call.class_name
-        if self.running[name] >= self._limited[name]:
+        if self.running[name] >= self._rules.limited[name]:
             for model, queues in self.queues.items():
                 if model != call.model and queues.length(name):
                     asyncio.get_running_loop().call_soon(self._pump, model, queues)
@@ -592,11 +587,3 @@ def _unserved(
 
 def _ignored(_: str, __: float) -> None:
     """Nobody is to be told."""
-
-
-def _limited(policy: Policy) -> dict[str, int]:
-    return {name: each.max_concurrency for name, each in policy.classes.items() if each.max_concurrency is not None}
-
-
-def _weights(policy: Policy) -> dict[str, float]:
-    return {name: tenant.weight for name, tenant in policy.tenants.items()}

@@ -439,13 +439,13 @@ def test_an_engine_that_tells_no_capacity_keeps_what_it_was_given() -> None:
 
 def test_the_watermark_is_what_is_measured_or_what_holds_will_come_to() -> None:
     e = engine()
-    assert e.watermark == 0.0
+    assert e.watermark() == 0.0
     e.hold(400, 1, 0.0)
-    assert e.watermark == 0.4
+    assert e.watermark() == 0.4
     e.trim = 2.0
-    assert e.watermark == 0.2, "holds turn into half of what they say"
+    assert e.watermark() == 0.2, "holds turn into half of what they say"
     e.sampled(sample(kv_usage=0.7), 1.0)
-    assert e.watermark == 0.7
+    assert e.watermark() == 0.7
 
 
 def test_time_per_token_is_a_mean_over_answers_that_are_long_enough() -> None:

@@ -275,7 +275,8 @@ CLASSES = OPEN + "classes: {high: {max_queue: 2}, default: {max_queue: 2}, low: 
     [
         ({"default": 1}, {}, False),
         ({"default": 2}, {}, True),
-        ({"default": 2, "low": 1}, {}, False),  # takes its place
+        ({"default": 2, "low": 1}, {}, True),  # half of its places: none is driven out
+        ({"default": 2, "low": 2}, {}, False),  # takes the place of the newest
         ({"default": 2, "high": 1}, {}, True),
         ({"other": 2, "low": 0}, {}, False),
         ({"high": 4}, {}, False),

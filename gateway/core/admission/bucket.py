@@ -9,13 +9,12 @@ or tokens where GCRA has a theoretical arrival time: 600 calls at one instant ar
 from __future__ import annotations
 
 import math
-from typing import Literal
 
+from gateway.core.admission.levels import Kind
 from gateway.core.admission.limit_bookings import Booked
 from gateway.core.policy.traffic import Quota
 from gateway.core.request.outcome import Outcome, Refused
 
-Kind = Literal["requests", "tokens"]
 # Whose bucket it is: kind, tenant, class, model; "" where its level does not ask. All of them "": the whole gateway's.
 Key = tuple[Kind, str, str, str]
 

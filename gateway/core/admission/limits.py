@@ -19,19 +19,17 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, Kind, rate_lines, refusal
+from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, rate_lines, refusal
+from gateway.core.admission.levels import Kind, Level, counted
 from gateway.core.admission.limit_bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, LimitBookings
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Limit, Quota, Refusal, Tenant, TenantLimits
+from gateway.core.policy.traffic import Limit, Quota, Refusal, TenantLimits
 from gateway.core.request.outcome import Refused
 
 ROUTES_REMEMBERED = 4096  # (tenant, class, model) whose buckets are at hand
 OTHER_MODELS = 4096  # models that the policy does not name and that have buckets of their own
-NO_LIMIT = Limit()
-NO_TENANT = Tenant()
 
 Route = tuple[Buckets, Buckets]  # those that count requests, those that count tokens
-Who = tuple[str, str, str]  # tenant, class, model; "" where the level does not ask
 
 
 class Charge:
@@ -116,7 +114,7 @@ class LimitBook:
     def __init__(self, policy: Policy) -> None:
         self._free = Charge((), (), 0, live=False)  # of no bucket, with nothing to end: one serves all
         self._buckets: dict[Key, Bucket] = {}
-        self._routes: dict[Who, Route] = {}
+        self._routes: dict[Level, Route] = {}
         self._arrivals: dict[str, Route] = {}  # by tenant
         self._places = LimitBookings()
         self._others: dict[str, Route] = {}  # the least recently used first
@@ -285,11 +283,11 @@ class LimitBook:
         self._others[model] = found
         return found
 
-    def _at(self, *levels: Who) -> Route:
+    def _at(self, *levels: Level) -> Route:
         """The buckets of these levels, in this order; none for a level without a limit."""
         return self._counting("requests", levels), self._counting("tokens", levels)
 
-    def _counting(self, kind: Kind, levels: tuple[Who, ...]) -> Buckets:
+    def _counting(self, kind: Kind, levels: tuple[Level, ...]) -> Buckets:
         found = []
         for level in levels:
             key: Key = (kind, *level)
@@ -302,26 +300,9 @@ class LimitBook:
         return tuple(found)
 
     def _quota(self, key: Key) -> Quota | None:
-        """The limit of one level: the specific one, else the level's default; None: no limit."""
+        """The limit of one level; None: there is none."""
         kind, tenant, class_name, model = key
-        limits = self._policy.limits
-        own = self._policy.tenants.get(tenant, NO_TENANT).limits
-        specific: Limit | TenantLimits = limits.global_
-        default = NO_LIMIT
-        if tenant and model:
-            specific = own.models.get(model, NO_LIMIT)
-        elif tenant and class_name:
-            specific = own.classes.get(class_name, NO_LIMIT)
-        elif tenant:
-            specific, default = own, limits.per_tenant
-        elif class_name:
-            specific, default = limits.classes.get(class_name, NO_LIMIT), limits.per_class
-        elif model:
-            specific, default = limits.models.get(model, NO_LIMIT), limits.per_model
-        quota = getattr(specific, kind)
-        if quota is None:
-            quota = getattr(default, kind)
-        return quota if isinstance(quota, Quota) else None
+        return counted(self._policy, kind, (tenant, class_name, model)).quota
 
 
 def _own(limits: TenantLimits) -> list[Limit | TenantLimits]:

@@ -33,8 +33,20 @@ from gateway.core.request.call import Call
 
 __all__ = ["Queues", "Ticket"]
 
+Full = str  # what is full, in words: `256 calls`, `200000 tokens`
 DEFAULT = "default"  # the class that every policy has
 LOOKED_AT = 64  # newest tickets of a class that may be pushed out
+
+
+class QueueBounds:
+    """How much of what may wait for a model, by one policy. `classes` are in order of importance."""
+
+    __slots__ = ("classes", "places", "token_places")
+
+    def __init__(self, classes: Mapping[str, TrafficClass]) -> None:
+        self.classes = dict(classes)
+        self.places = sum([each.max_queue for each in classes.values()])
+        self.token_places = sum([each.max_queued_tokens or inf for each in classes.values()])
 
 
 class Queues:
@@ -66,8 +78,7 @@ class Queues:
             self._lines[name] = line
             band += settings.strict
         self._floors = [0.0] * (band + 1)
-        self._places = sum(settings.max_queue for settings in classes.values())
-        self._token_places = sum(settings.max_queued_tokens or inf for settings in classes.values())
+        self.bounds = QueueBounds(classes)
         for line in old.values():
             for ticket in line.tickets:
                 ticket.call.class_name = DEFAULT
@@ -87,10 +98,12 @@ class Queues:
         return {name: line.settings for name, line in self._lines.items()}
 
     def length(self, class_name: str) -> int:
-        return len(self._lines[class_name].tickets)
+        line = self._lines.get(class_name)
+        return 0 if line is None else len(line.tickets)
 
     def tokens(self, class_name: str) -> int:
-        return self._lines[class_name].tokens
+        line = self._lines.get(class_name)
+        return 0 if line is None else line.tokens
 
     @property
     def total_tokens(self) -> int:
@@ -171,36 +184,37 @@ class Queues:
 
     # -- room ---------------------------------------------------------------------------------------------------
 
-    def room(self, call: Call) -> str | None:
-        """None where the newcomer may enter, else in words what is full: `256 calls`, `200000 tokens`."""
-        line = self._lines[call.class_name]
-        settings = line.settings
-        if len(line.tickets) >= settings.max_queue or self._length >= self._places:
+    def room(self, call: Call, bounds: QueueBounds | None = None) -> Full | None:
+        """What leaves no room for a newcomer; None: it may enter. `bounds`: by another policy than the queues' own."""
+        bounds = bounds or self.bounds
+        settings = bounds.classes[call.class_name]
+        if self.length(call.class_name) >= settings.max_queue or self._length >= bounds.places:
             return f"{settings.max_queue} calls"
-        return None if self._tokens_fit(line, call) else f"{settings.max_queued_tokens} tokens"
+        return None if self._tokens_fit(call, bounds) else f"{settings.max_queued_tokens} tokens"
 
-    def _tokens_fit(self, line: ClassQueue, call: Call) -> bool:
-        own = line.settings.max_queued_tokens
+    def _tokens_fit(self, call: Call, bounds: QueueBounds) -> bool:
+        own = bounds.classes[call.class_name].max_queued_tokens
         if own is None:
             return True
-        return line.tokens + call.cost <= own and self.total_tokens + call.cost <= self._token_places
+        return self.tokens(call.class_name) + call.cost <= own and self.total_tokens + call.cost <= bounds.token_places
 
-    def victim(self, call: Call) -> Ticket | None:
+    def victim(self, call: Call, bounds: QueueBounds | None = None) -> Ticket | None:
         """The ticket to refuse so that the newcomer may have its place, where there is no `room`; None: there is none.
 
         Of the least important class, below the newcomer's, that has one (and, where the newcomer has no place of its
         own left, waits in more than half of its places): its newest that was never granted, and if
         tokens are what is short, one at least as large. A class with `max_queue: 0` waits in nobody's place.
         """
-        line = self._lines[call.class_name]
-        if not line.settings.max_queue or self.room(call) is None:
+        bounds, own = bounds or self.bounds, call.class_name
+        if not bounds.classes[own].max_queue or self.room(call, bounds) is None:
             return None
-        least = 0 if self._tokens_fit(line, call) else call.cost
-        more = len(line.tickets) >= line.settings.max_queue  # else it takes back a place of its own
-        for other in takewhile(lambda other: other is not line, reversed(self._lines.values())):
-            if more and 2 * len(other.tickets) <= other.settings.max_queue:
+        least = 0 if self._tokens_fit(call, bounds) else call.cost
+        more = self.length(own) >= bounds.classes[own].max_queue  # else it takes back a place of its own
+        for name in takewhile(lambda name: name != own, reversed(bounds.classes)):
+            if more and 2 * self.length(name) <= bounds.classes[name].max_queue:
                 continue
-            for ticket in islice(reversed(other.tickets), LOOKED_AT):
+            line = self._lines.get(name)
+            for ticket in islice(reversed(line.tickets), LOOKED_AT) if line is not None else ():
                 if not ticket.paid and ticket.cost >= least:
                     return ticket
         return None

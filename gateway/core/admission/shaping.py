@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core.admission.mode import LEVELS, Mode
+from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import ShapingTier
 
 # Where each kind of route says how long an answer may be. vLLM takes the first that is not null; a client that says
@@ -73,6 +74,24 @@ def least(tiers: Sequence[ShapingTier]) -> tuple[float, int]:
         if tier.mode is not None:
             levels.append(LEVELS[tier.mode].value)
     return min(watermarks), min(levels)
+
+
+class Shaping:
+    """The tiers of one policy. `above`, `level`: the watermark above which, and the mode's value from which, any tier
+    can apply; below both, none does."""
+
+    __slots__ = ("_least", "_order", "_tiers", "above", "level")
+
+    def __init__(self, policy: Policy) -> None:
+        self._tiers = policy.shaping
+        self._order = tuple(policy.classes)
+        self._least = {name: each.min_tokens for name, each in policy.classes.items()}
+        self.above, self.level = least(policy.shaping)
+
+    def given(self, asked: int, class_name: str, watermark: float, mode: Mode) -> int:
+        """The `max_tokens` of a call that asked for so many, on an engine with this watermark."""
+        most = cap(self._tiers, watermark, mode, class_name, self._order)
+        return asked if most is None else shaped(asked, most, self._least[class_name])
 
 
 def shaped(asked: int, cap: int, min_tokens: int) -> int:

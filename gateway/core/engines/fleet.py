@@ -236,10 +236,10 @@ class Engine:
         """Tokens promised, plus what the engine measured above the ledger at its last sample."""
         return self.held + self.excess
 
-    @property
-    def watermark(self) -> float:
-        """Share of the KV cache in use: as measured, or what the holds of now will come to, whichever is more."""
-        held = self.held / self.trim / self.capacity
+    def watermark(self, without: int = 0) -> float:
+        """Share of the KV cache in use: as measured, or what the holds of now will come to, whichever is more; as if
+        `without` tokens of these were not held."""
+        held = (self.held - without) / self.trim / self.capacity
         return held if self.sample is None else max(held, self.sample.kv_usage)
 
     def fits(self, cost: int, class_name: str = "") -> bool:

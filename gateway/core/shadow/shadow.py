@@ -26,6 +26,7 @@ from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.mode import ModelMode, Signals
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues
+from gateway.core.admission.rules import AdmissionRules
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Snapshot
@@ -56,6 +57,7 @@ class Shadow:
     def __init__(self, policy: Policy, report: Callable[[Exception], None]) -> None:
         """Raises ValueError for a policy that only looks right; see Tenants."""
         self.snapshot = Snapshot(policy)
+        self.rules = AdmissionRules(policy)
         self.limits = LimitBook(policy)
         self._compared: dict[Compared, int] = {}
         self._single: Counts = {}
@@ -67,6 +69,7 @@ class Shadow:
     def apply(self, policy: Policy, now: float) -> None:
         """Another shadow. Buckets and modes go on from where they are. Raises ValueError, and then nothing changed."""
         self.snapshot = Snapshot(policy)
+        self.rules = AdmissionRules(policy)
         self.limits.apply(policy, now)
         for mode in self._modes.values():
             mode.apply(policy.modes)
@@ -170,7 +173,7 @@ class Shadow:
     ) -> Verdict:
         verdict = Verdict(self, call, self._mode_of(call.model, traffic, engines), engines, now)
         verdict.judge(snapshot, account, headers, peer, arrival)
-        verdict.foresee(queues, traffic, snapshot.policy.classes)
+        verdict.foresee(queues, traffic)
         return verdict
 
     def _arrive(self, account: Account, headers: Mapping[bytes, bytes], peer: str, now: float) -> Arrival:

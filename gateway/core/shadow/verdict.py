@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,9 @@ from gateway.core.admission.limits import Charge
 from gateway.core.admission.mode import ModelMode
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues
-from gateway.core.admission.shaping import cap, shaped
 from gateway.core.admission.ticket import Ticket
-from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.choice import any_idle, least_ttft
+from gateway.core.engines.choice import any_idle, least_ttft, usable_of
 from gateway.core.engines.fleet import Engine, Hold
-from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.call import Call
 from gateway.core.request.classes import classify
@@ -29,6 +25,7 @@ from gateway.core.request.tenants import Account
 if TYPE_CHECKING:
     from gateway.core.shadow.shadow import Arrival, Shadow
 
+NOBODY_WAITS = Queues({})
 ACCOUNT, CLASS, MODEL, LIMIT, MODE, WAIT, ROOM, NONE = range(8)  # where a policy refused a call; NONE: it did not
 STEPS = ("account", "class", "model", "limit", "mode", "wait", "room")
 OUTCOMES = (
@@ -74,12 +71,13 @@ class Verdict:
 
     __slots__ = (
         "_account", "_at", "_behind", "_call", "_decided", "_engines", "_full", "_idle", "_mode", "_own", "_refused",
-        "_shadow", "_shed", "_snapshot", "_ttft", "charge",
+        "_rules", "_shadow", "_shed", "_snapshot", "_ttft", "charge",
     )  # fmt: skip
 
     def __init__(self, shadow: Shadow, call: Call, mode: ModelMode, engines: Sequence[Engine], now: float) -> None:
         self.charge: Charge | None = None
         self._shadow = shadow
+        self._rules = shadow.rules
         self._snapshot = shadow.snapshot  # a call goes by one policy, whatever is reloaded meanwhile
         self._call = call
         self._own = copy(call)  # to be given the shadow's class and deadlines
@@ -151,16 +149,17 @@ class Verdict:
             return LIMIT
         return NONE if self._mode.refuses(own.class_name, own.prompt_tokens, rules.order) is None else MODE
 
-    def foresee(self, queues: Queues | None, traffic: ModelTraffic | None, known: Container[str]) -> None:
+    def foresee(self, queues: Queues | None, traffic: ModelTraffic | None) -> None:
         """What the call meets as it comes: the queues' room by the shadow's measure, the engines' speed, and whether
-        the enforced policy's mode refuses it. `known`: the classes that the queues have."""
+        the enforced policy's mode refuses it."""
         if traffic is not None and traffic.level:
             self._shed = traffic.refuses(self._call) is not None
         if self._refused == NONE:
-            self._full = _full(queues, self._own, self._snapshot.policy, known)
+            own, bounds, waiting = self._own, self._rules.bounds, queues or NOBODY_WAITS
+            self._full = waiting.room(own, bounds) is not None and waiting.victim(own, bounds) is None
             if queues:
                 self._behind = True
-                self._idle = any_idle(self._usable(), self._own)
+                self._idle = any_idle(usable_of(self._engines, self._at), own)
                 self._ttft = self._least_ttft()
 
     def _hopeless(self) -> bool:
@@ -170,12 +169,8 @@ class Verdict:
         return start > self._own.ttft_by or too_late(self._own, start, *(self._ttft or self._least_ttft()))
 
     def _least_ttft(self) -> tuple[float, float, float]:
-        usable = self._usable()
+        usable = usable_of(self._engines, self._at)
         return least_ttft(usable, self._own, self._at) if usable else (0.0, 0.0, 0.0)
-
-    def _usable(self) -> list[Engine]:
-        # Their breakers are looked at and not asked: to ask one can move it.
-        return [e for e in self._engines if e.up and not e.draining and e.breaker.state is BreakerState.CLOSED]
 
     def _refund(self) -> None:
         if self.charge is not None:
@@ -186,16 +181,13 @@ class Verdict:
     def _granted(self, engine: Engine, hold: Hold, ticket: Ticket | None) -> None:
         booked = ticket is not None and ticket.place < ticket.pushed_at  # its place was promised: no wait is predicted
         self._compare(NONE, NONE, ADMITTED, waits=ticket is not None, predicted=not booked)
-        call, own, rules = self._call, self._own, self._snapshot
+        call, own, rules = self._call, self._own, self._rules
         if self._refused != NONE or not call.route.generates:
             return
         given = own.asked
         if rules.policy.shaping:
-            held = (engine.held - hold.tokens) / engine.trim / engine.capacity  # Engine.watermark without this call
-            watermark = held if engine.sample is None else max(held, engine.sample.kv_usage)
-            most = cap(rules.policy.shaping, watermark, self._mode.mode, own.class_name, rules.order)
-            if most is not None:
-                given = shaped(given, most, rules.policy.classes[own.class_name].min_tokens)
+            watermark = engine.watermark(without=hold.tokens)
+            given = rules.shaping.given(given, own.class_name, watermark, self._mode.mode)
         taken = call.shaped or call.asked
         self._shadow.count("max_tokens", *COMPARED[(given > taken) - (given < taken)])
 
@@ -249,27 +241,6 @@ def _asked_class(call: Call, headers: Mapping[bytes, bytes], enforced: Snapshot,
     if b'"service_tier"' not in call.body or call.route.kind == "audio":
         return ""
     return shadow.calls.service_tiers.get(_decode_tier(call.body).service_tier or "", "")
-
-
-def _full(queues: Queues | None, call: Call, policy: Policy, known: Container[str]) -> bool:
-    """Whether the shadow's bounds leave no room for the call beside those that wait; Queues.room and Queues.victim."""
-    own = policy.classes[call.class_name]
-    if not own.max_queue:
-        return True  # such a class waits in nobody's place
-    if not queues:
-        return own.max_queued_tokens is not None and call.cost > own.max_queued_tokens
-    name = call.class_name
-    length = queues.length(name) if name in known else 0
-    places = sum([each.max_queue for each in policy.classes.values()])
-    if length < own.max_queue and len(queues) < places:
-        if own.max_queued_tokens is None:
-            return False
-        tokens = queues.tokens(name) if name in known else 0
-        most = sum([each.max_queued_tokens or math.inf for each in policy.classes.values()])
-        if tokens + call.cost <= own.max_queued_tokens and queues.total_tokens + call.cost <= most:
-            return False
-    less = list(policy.classes)[list(policy.classes).index(name) + 1 :]
-    return not any(queues.length(other) for other in less if other in known)
 
 
 def told(compared: Compared) -> Iterator[tuple[str, str, str]]:

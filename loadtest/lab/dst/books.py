@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from gateway.core.admission.bucket import Kind
+from gateway.core.admission.levels import Kind
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.retries import WINDOW, RetryBudget
 from gateway.core.request.outcome import Outcome

@@ -1,0 +1,26 @@
+"""Admission rules: everything that one policy says of admission, worked out once."""
+
+from __future__ import annotations
+
+from gateway.core.admission.queues import QueueBounds
+from gateway.core.admission.shaping import Shaping
+from gateway.core.policy.policy import Policy
+
+
+class AdmissionRules:
+    """`order`: the classes, most important first. `limited`: how many calls of a class may run. `weights`: tenants'
+    shares within a class. `predict` and `shed_late` are the policy's."""
+
+    __slots__ = ("bounds", "limited", "order", "policy", "predict", "shaping", "shed_late", "weights")
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.order = tuple(policy.classes)
+        self.bounds = QueueBounds(policy.classes)
+        self.shaping = Shaping(policy)
+        self.limited = {
+            name: each.max_concurrency for name, each in policy.classes.items() if each.max_concurrency is not None
+        }
+        self.weights = {name: tenant.weight for name, tenant in policy.tenants.items()}
+        self.predict = policy.deadlines.predict
+        self.shed_late = policy.deadlines.shed_late
