@@ -14,7 +14,7 @@ from gateway.serve import embedded_sidecar, sidecar_process
 from gateway.serve.embedded_sidecar import CONFIG, GPUS, MODELS, EmbeddedSidecar
 from gateway.serve.own_token import OwnToken
 from gateway.serve.run import _configuration
-from loadtest.engine.latency import profiles
+from loadtest.engine.profile_file import profiles
 from loadtest.engine.residency import RESIDUE, start_seconds, wake_seconds
 from sidecar.core.config import SidecarConfig, decode
 from sidecar.residency.state_file import Times

@@ -1,12 +1,13 @@
-"""Latency profiles in files, as `gateway calibrate` writes them: wherever a profile is named, a file may be.
+"""Latency profiles in files: the known engines (`profiles.yaml`), and one of yours, as `gateway calibrate` writes it.
 
+Wherever a profile is named, a file may be.
 Read by the gateway's reader, so that every mistake names its line and what was probably meant. Times have a unit:
 `7.4ms`, `32.5us`, `86ns`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,8 +17,10 @@ import msgspec
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.yaml_file import MAX_BYTES, read_file
-from loadtest.engine.latency import MOMENT, Profile, profiles
+from loadtest.engine.latency import MOMENT, Profile
 
+KNOWN = Path(__file__).with_name("profiles.yaml")
+ProfileName = Annotated[str, Text(r"[a-z0-9][a-z0-9-]{0,63}", "a lower-case name of letters, digits and -")]
 DIGITS = 4  # significant ones, of what was fitted
 
 
@@ -30,6 +33,18 @@ class ProfileFile(msgspec.Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
     what: Annotated[str, Text(r"[^\x00-\x1f]{0,200}", "one line of at most 200 characters")] = ""
     profile: Profile
+
+
+class KnownProfiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Latency profiles of known engines. `version`: of this format; `profiles`: by name."""
+
+    version: Literal[1] = 1
+    profiles: Mapping[ProfileName, Profile]
+
+
+def profiles() -> Mapping[str, Profile]:
+    """The known engines by name, read anew each time."""
+    return read_file(KNOWN.read_bytes(), str(KNOWN), KnownProfiles).good().profiles
 
 
 def profile_of(name: str) -> Profile:

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.engine.latency import profiles
-from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
+from loadtest.engine.profile_file import ProfileFile, profile_of, profiles, text_of
 from loadtest.processes import Child, Gateway
 
 pytestmark = pytest.mark.slow

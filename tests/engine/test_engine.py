@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.engine.engine import Engine, engine_config
-from loadtest.engine.latency import Profile, profiles
+from loadtest.engine.latency import Profile
+from loadtest.engine.profile_file import profiles
 from loadtest.engine.sequence import BLOCK, Sequence, SequenceState
 from loadtest.engine.stats import Histogram, token_bounds
 

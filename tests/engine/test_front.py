@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from loadtest.engine.engine import engine_config
-from loadtest.engine.latency import profiles
-from loadtest.engine.profile_file import ProfileFile, text_of
+from loadtest.engine.profile_file import ProfileFile, profiles, text_of
 from loadtest.load.prompts import body_of, message
 from loadtest.simulate import vtime
 from loadtest.simulate.memory_engine import MemoryEngine

@@ -18,7 +18,7 @@ from msgspec import structs
 from loadtest.engine import residency
 from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.gpu_memory import GpuMemory, OutOfMemory
-from loadtest.engine.latency import profiles
+from loadtest.engine.profile_file import profiles
 from loadtest.engine.resident import GpuShare
 from loadtest.processes import Child, answers, get, until
 from sidecar.core.diagnosis import diagnosis

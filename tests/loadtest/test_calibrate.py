@@ -19,8 +19,8 @@ from loadtest.calibrate.probe import Probe
 from loadtest.calibrate.steps import SLICE, between
 from loadtest.engine.config import sim_config
 from loadtest.engine.engine import engine_config
-from loadtest.engine.latency import Front, Profile, profiles
-from loadtest.engine.profile_file import ProfileFile, profile_of, text_of
+from loadtest.engine.latency import Front, Profile
+from loadtest.engine.profile_file import ProfileFile, profile_of, profiles, text_of
 from loadtest.load.prompts import Text, completion_of
 from loadtest.simulate import vtime
 from loadtest.simulate.memory_engine import MemoryEngine

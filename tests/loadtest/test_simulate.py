@@ -20,7 +20,7 @@ import pytest
 
 from gateway.cli import main
 from loadtest.engine.engine import engine_config
-from loadtest.engine.latency import profiles
+from loadtest.engine.profile_file import profiles
 from loadtest.load.prompts import body_of, message
 from loadtest.load.scenario import Scenario, decode, of_trace
 from loadtest.load.trace import REORDER

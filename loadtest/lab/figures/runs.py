@@ -17,7 +17,7 @@ import msgspec
 
 from loadtest.clients.retries import Clients
 from loadtest.engine.engine import engine_config
-from loadtest.engine.latency import profiles
+from loadtest.engine.profile_file import profile_of
 from loadtest.load.lengths import Length
 from loadtest.load.plan import poisson
 from loadtest.load.workload import Kind, Planned
@@ -29,6 +29,7 @@ from loadtest.simulate.simulated_client import Transport, Try
 from loadtest.simulate.simulation import Fault, RunResult, SimulationRun, Watched
 
 PROFILE = "a100-8b"
+LATENCY = profile_of(PROFILE)
 BLOCKS = 8192
 MIX = (  # as scenarios/mixed.yaml has it
     Kind(class_name="interactive", share=0.4, output=Length(empirical=(256, 512))),
@@ -241,7 +242,7 @@ class Setting(msgspec.Struct, kw_only=True):
 
 def an_engine(seed: int, size: int = 1, blocks: int = BLOCKS) -> MemoryEngine:
     """One engine of the figures, with `size` times the memory, the batch and the speed."""
-    profile = profiles()[PROFILE]
+    profile = LATENCY
     if size > 1:
         faster = {name: getattr(profile, name) / size for name in ("base", "prefill", "decode", "context", "attention")}
         profile = msgspec.structs.replace(profile, max_num_seqs=profile.max_num_seqs * size, **faster)

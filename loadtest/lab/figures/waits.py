@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from loadtest.engine.engine import engine_config
-from loadtest.engine.latency import profiles
+from loadtest.engine.profile_file import profile_of
 from loadtest.lab.figures.runs import BLOCKS, InMemory, Measured, Setting, Shape
 from loadtest.lab.figures.table import Row
 from loadtest.load.plan import poisson
@@ -39,7 +39,7 @@ class Regime(msgspec.Struct, frozen=True):
     def made(self, number: int, shape: Shape, seed: int) -> MemoryEngine:
         """The engine of that number."""
         profile, blocks = self.each[number]
-        return MemoryEngine(engine_config(profiles()[profile], num_gpu_blocks=blocks or None, seed=seed), seed=seed)
+        return MemoryEngine(engine_config(profile_of(profile), num_gpu_blocks=blocks or None, seed=seed), seed=seed)
 
 
 REGIMES = (
