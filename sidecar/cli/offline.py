@@ -12,7 +12,7 @@ from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
 from sidecar.core.measured import Measured
-from sidecar.gpus.monitor import Machine
+from sidecar.gpus.monitor import GpuMonitor
 from sidecar.gpus.sampler import Sampler
 from sidecar.process.engine import VllmEngines
 from sidecar.residency.effects import Engine, Engines
@@ -62,7 +62,7 @@ async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from
     sampler = Sampler(gpus_of(config, gpus_from))
     try:
         on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
-        machine = Machine(sampler.sample if on_gpus else None, lambda _: None)
+        machine = GpuMonitor(sampler.sample if on_gpus else None, lambda _: None)
         only: Engines = OnlySizes(engines_of(config, folder, known))
         asked = SavedState(times=known.times, measured=known.measured)
         memory = host_memory(config)

@@ -100,7 +100,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: str = ""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`host_memory`: bytes for all models asleep at level 1. `come_back`: seconds after which to ask again when nobody
     can know, since it waits for calls to end or for somebody to act."""
 

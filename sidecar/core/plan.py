@@ -30,7 +30,7 @@ from typing import Literal
 import msgspec
 
 from gateway.shared.files.units import GIB
-from sidecar.core.inventory import Device, Resident, Settings, Target
+from sidecar.core.inventory import Device, PlanSettings, Resident, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, STOPPED
 
 ALIKE = 256  # that part of the need tells no GPU from another: other processes hold a little here and there
@@ -88,7 +88,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def plan(
-    target: Target, residents: Sequence[Resident], devices: Sequence[Device], now: float, settings: Settings
+    target: Target, residents: Sequence[Resident], devices: Sequence[Device], now: float, settings: PlanSettings
 ) -> Plan | Infeasible:
     """What to do so that `target` runs, or why nothing will do. `residents` may have the target itself among them."""
     own = next((r for r in residents if r.profile == target.profile), None)
@@ -135,14 +135,14 @@ def _ways(
     yield Way(wakes=False, need=target.need, size=target.tensor_parallel, room=allowed)
 
 
-def _cool_at(resident: Resident, target: Target, settings: Settings) -> float:
+def _cool_at(resident: Resident, target: Target, settings: PlanSettings) -> float:
     """From when it makes way for `target`: at once, if that is the warmer of the two."""
     if resident.last_used <= target.last_used:
         return -math.inf
     return resident.last_used + settings.hot * resident.reload_seconds
 
 
-def _heat(resident: Resident, now: float, settings: Settings) -> tuple[float, float]:
+def _heat(resident: Resident, now: float, settings: PlanSettings) -> tuple[float, float]:
     """What candidates are ordered by, the first to be evicted least."""
     if settings.cost_aware:
         return (resident.last_used - now) / resident.reload_seconds, 0.0
@@ -231,7 +231,12 @@ def _sparing(way: Way, gpus: tuple[int, ...], order: Sequence[Resident]) -> Choi
 
 
 def _decided(
-    target: Target, own: Resident | None, way: Way, choice: Choice, residents: Sequence[Resident], settings: Settings
+    target: Target,
+    own: Resident | None,
+    way: Way,
+    choice: Choice,
+    residents: Sequence[Resident],
+    settings: PlanSettings,
 ) -> Plan:
     """Who of the victims may sleep: the hottest has the first claim on what is spare and on host memory."""
     host = settings.host_memory - sum(r.host_bytes for r in residents if r.level == 1)
@@ -271,7 +276,9 @@ def _could(ways: Sequence[Way], evictable: Sequence[Resident]) -> bool:
     return any(len(_open(way, evictable)) >= way.size for way in ways)
 
 
-def _freed(ways: Sequence[Way], target: Target, residents: Sequence[Resident], now: float, settings: Settings) -> float:
+def _freed(
+    ways: Sequence[Way], target: Target, residents: Sequence[Resident], now: float, settings: PlanSettings
+) -> float:
     """When time alone will have made room: residents are hot no longer, or the target has starved, and their calls have
     ended; infinite: never, for all that is known."""
     starved_at = target.since + settings.max_starvation
@@ -293,7 +300,7 @@ def _why(
     idle: Sequence[Resident],
     devices: Sequence[Device],
     now: float,
-    settings: Settings,
+    settings: PlanSettings,
 ) -> Infeasible:
     """What stands in the way: the first of time, calls, pins, other processes, quarantine whose end would help."""
     each = "a GPU" if target.tensor_parallel == 1 else f"each of {target.tensor_parallel} GPUs"

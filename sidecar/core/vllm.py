@@ -31,9 +31,9 @@ from gateway.shared.vllm.answers import (
 )
 
 __all__ = [
+    "Acknowledgement",
     "AnswerError",
     "Completion",
-    "Done",
     "Gauges",
     "SleepState",
     "done_from",
@@ -107,7 +107,7 @@ class Completion(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] | None = None
 
 
-class Done(msgspec.Struct, frozen=True):
+class Acknowledgement(msgspec.Struct, frozen=True):
     """What the routes that change something tell of it, each a part; older versions nothing."""
 
     status: str | None = None
@@ -131,7 +131,7 @@ _decode_models = msgspec.json.Decoder(ModelList).decode
 _decode_version = msgspec.json.Decoder(_Version).decode
 _decode_sleeping = msgspec.json.Decoder(_Sleeping).decode
 _decode_completion = msgspec.json.Decoder(_Completion).decode
-_decode_done = msgspec.json.Decoder(Done).decode
+_decode_done = msgspec.json.Decoder(Acknowledgement).decode
 
 
 def _read(decode: Callable[[bytes], T], body: bytes) -> T:
@@ -163,6 +163,6 @@ def said_from(body: bytes) -> Completion:
     return _read(_decode_completion, body).choices[0]
 
 
-def done_from(body: bytes) -> Done:
+def done_from(body: bytes) -> Acknowledgement:
     """POST /sleep, /wake_up, /collective_rpc, /reset_prefix_cache."""
-    return _read(_decode_done, body) if body else Done()
+    return _read(_decode_done, body) if body else Acknowledgement()

@@ -16,7 +16,7 @@ NOT_BACK = "the memory of an engine that was there has not come back"
 Sample = Callable[[], Awaitable[tuple[GPU, ...]]]
 
 
-class Machine:
+class GpuMonitor:
     """`sample` reads the GPUs; None: there are none. `gpus`, `error`: as last seen, and why they cannot be read now."""
 
     def __init__(self, sample: Sample | None, say: Callable[[str], None]) -> None:

@@ -25,7 +25,7 @@ from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
 from sidecar.core.measured import Measured
 from sidecar.process.adoption import end_orphans
-from sidecar.process.installed import Installed
+from sidecar.process.installed_flags import InstalledFlags
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from sidecar.process.process import Process
 from sidecar.process.vllm_engine import FAILURES, Identity, VllmEngine
@@ -66,7 +66,7 @@ class VllmEngines:
         self._logs = folder / config.log_dir
         self._pool = config.pool(str(folder.resolve()))
         self._taken: set[EngineAddress] = set()
-        self._installed = Installed(sidecar, own, self._logs / FLAGS_LOG, folder, say, within=HELP_WITHIN)
+        self._installed = InstalledFlags(sidecar, own, self._logs / FLAGS_LOG, folder, say, within=HELP_WITHIN)
         self._sizing = Sizing(config, folder, environment)
 
     # -- what a model takes -----------------------------------------------------------------------------------------

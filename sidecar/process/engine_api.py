@@ -18,9 +18,9 @@ import msgspec
 
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
 from sidecar.core.vllm import (
+    Acknowledgement,
     AnswerError,
     Completion,
-    Done,
     Gauges,
     done_from,
     gauges_from,
@@ -198,7 +198,7 @@ class EngineApi:
             if done.status == "sleeping" and target != "/wake_up?tags=weights":
                 raise ApiError("status", f"{target}: it says that it still sleeps")
 
-    async def _do(self, target: str, within: float, body: object = None) -> Done:
+    async def _do(self, target: str, within: float, body: object = None) -> Acknowledgement:
         answer = await self._ask("POST", target, within, body)
         done = _read(done_from, target, answer)
         if done.success is False:

@@ -28,7 +28,7 @@ from sidecar.process import process_family
 from sidecar.process.adoption import handle_for
 from sidecar.process.output import MOST, Output
 from sidecar.process.ring import Ring
-from sidecar.process.starting import SpawnFailed, start
+from sidecar.process.spawn import SpawnFailed, start
 
 GRACE = 30.0  # seconds from SIGTERM to SIGKILL
 KILL_WITHIN = 10.0  # seconds; what SIGKILL has not ended by then hangs in the kernel
@@ -199,7 +199,7 @@ class Process:
 
     # -- the family ---------------------------------------------------------------------------------------------------
 
-    def _family(self) -> list[process_family.Seen]:
+    def _family(self) -> list[process_family.ProcessSnapshot]:
         """All that runs of it. Zombies that have come to us, as they do where we are process 1, are reaped."""
         pid, started = self.record.pid, self.record.started
         leader = process_family.look(pid)

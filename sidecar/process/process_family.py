@@ -22,7 +22,7 @@ MARKER = "WEIR_SIDECAR_ENGINE"
 ENVIRONMENT_MOST = 2 * 1024 * 1024  # bytes; Linux allows an environment more only with an unusual stack limit
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ProcessSnapshot(msgspec.Struct, frozen=True):
     """One process at one moment. `started`: clock ticks since boot, field 22 of /proc/PID/stat."""
 
     pid: int
@@ -57,7 +57,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def look(pid: int) -> Seen | None:
+def look(pid: int) -> ProcessSnapshot | None:
     """The process with this number now; None where there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
@@ -65,10 +65,10 @@ def look(pid: int) -> Seen | None:
         return None
     fields = text.rpartition(b")")[2].split()  # the name before it may hold anything, also spaces and brackets
     parent, group, session = map(int, fields[1:4])
-    return Seen(pid, parent, group, session, fields[0].decode(), int(fields[19]))
+    return ProcessSnapshot(pid, parent, group, session, fields[0].decode(), int(fields[19]))
 
 
-def everyone() -> list[Seen]:
+def everyone() -> list[ProcessSnapshot]:
     """Every process of the machine but ourselves."""
     own = os.getpid()
     numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
@@ -86,7 +86,9 @@ def marker_of(pid: int) -> str | None:
     return next((text[len(name) :].decode(errors="replace") for text in variables if text.startswith(name)), None)
 
 
-def family(engine: str, *, since: int, leader: int | None, known: Collection[tuple[int, int]] = ()) -> list[Seen]:
+def family(
+    engine: str, *, since: int, leader: int | None, known: Collection[tuple[int, int]] = ()
+) -> list[ProcessSnapshot]:
     """The processes of `engine`, zombies too, the leader among them.
 
     `since`: its leader's start time, before which none of them can have started. `leader`: the number of its session

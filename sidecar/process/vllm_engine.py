@@ -31,7 +31,7 @@ from sidecar.process.ports import AddressTaken
 from sidecar.process.process import Process, Unkillable
 from sidecar.process.readiness import ready
 from sidecar.process.ring import LINES
-from sidecar.process.starting import SpawnFailed
+from sidecar.process.spawn import SpawnFailed
 
 FAILURES = (ApiError, SpawnFailed, AddressTaken, Unkillable, NotOurs, OSError)
 _CACHE = re.compile(r"Available KV cache memory: ([0-9]{1,5}\.[0-9]{1,3}) GiB")

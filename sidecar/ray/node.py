@@ -53,12 +53,12 @@ class Node:
         self._node = node
         self._config = for_node(pool, node, address)
         self._file = Path(file_of(pool, node))
-        self._asking = ControlClient(self._config, token)
+        self._client = ControlClient(self._config, token)
         self._token = token
         self._last = threading.Event()  # no sidecar is started any more
         self._ended = threading.Event()  # and the one that runs is not wanted
         self._trouble = ""
-        self._creation = Creation(self._config, self._asking)
+        self._creation = Creation(self._config, self._client)
         self._thread = threading.Thread(target=self._keep, name="sidecar", daemon=True)
         self._thread.start()
 
@@ -130,8 +130,8 @@ class Creation:
     """Makes the engines of all models that sleep, each once, and puts them to sleep. A model that is in use by then is
     left awake, and one that was there already is left as it was."""
 
-    def __init__(self, config: SidecarConfig, asking: ControlClient) -> None:
-        self._asking = asking
+    def __init__(self, config: SidecarConfig, client: ControlClient) -> None:
+        self._client = client
         self._sleeps = tuple(name for name, profile in config.models.items() if profile.sleep and not profile.pin)
         self._to_make = set(self._sleeps)
         self._made: set[str] = set()  # by an order of ours, and not asleep yet
@@ -145,9 +145,9 @@ class Creation:
     def look(self) -> Status:
         """What the sidecar says. Raises Said, NoSidecar."""
         try:
-            return msgspec.json.decode(self._asking.ask("GET", "/status"), type=Status)
+            return msgspec.json.decode(self._client.ask("GET", "/status"), type=Status)
         except msgspec.MsgspecError as error:
-            raise Rejected(f"what answers at {self._asking.address} is another version's: {error}") from error
+            raise Rejected(f"what answers at {self._client.address} is another version's: {error}") from error
 
     def step(self) -> None:
         """Give the orders that are due. One that is refused is given again."""
@@ -165,20 +165,20 @@ class Creation:
         name = model.profile
         if name in self._to_make:
             if model.state == "stopped":
-                self._asking.ask("POST", f"/models/{name}/ensure")
+                self._client.ask("POST", f"/models/{name}/ensure")
                 self._made.add(name)
             self._to_make.discard(name)
         elif name not in self._made:
             return
         elif model.state == "running" and not calls:
-            self._asking.ask("POST", f"/models/{name}/sleep")
+            self._client.ask("POST", f"/models/{name}/sleep")
         elif model.state != "stopped":
             self._made.discard(name)  # it sleeps, is in use, or has failed
         elif model.ready_in is None and model.retry_in is None:
             self._made.discard(name)  # it cannot be had; its report says why
         elif time.monotonic() > self._again_at:
             self._again_at = time.monotonic() + AGAIN
-            self._asking.ask("POST", f"/models/{name}/ensure")  # there was no room for it yet
+            self._client.ask("POST", f"/models/{name}/ensure")  # there was no room for it yet
 
 
 def written(path: Path, text: str) -> None:

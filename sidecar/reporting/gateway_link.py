@@ -45,11 +45,11 @@ STATUS = {
 }
 
 
-class Failed(Exception):
+class ReportFailed(Exception):
     """A report was not taken; the message says why."""
 
 
-class Link:
+class GatewayLink:
     """The way to the gateway whose control port has this `url`, and how it goes. `report` makes the next report, given
     the URL at which this gateway reaches the control API; `heard` takes its answers. `listen`: of the control API."""
 
@@ -122,7 +122,7 @@ class Link:
         """Send one report; whether it was taken."""
         try:
             await self._post(within)
-        except Failed as failed:
+        except ReportFailed as failed:
             self._failures += 1
             self._control = None  # perhaps the way there has changed
             error = shown(str(failed))
@@ -153,20 +153,20 @@ class Link:
                 request = httpx.Request("POST", self.url + REPORT_PATH, headers=self._headers, content=content)
                 status, answer = await exchange(self._transport, request, MAX_BYTES)
         except AnswerTooLarge:
-            raise Failed(f"its answer has more than {MAX_BYTES} bytes") from None
+            raise ReportFailed(f"its answer has more than {MAX_BYTES} bytes") from None
         except TimeoutError:
-            raise Failed(f"no whole answer within {within:g} s") from None
+            raise ReportFailed(f"no whole answer within {within:g} s") from None
         except httpx.ConnectError as error:
             why = "nobody listens there" if str(error) == NO_ANSWER else f"it cannot be reached: {error}"
-            raise Failed(why) from error
+            raise ReportFailed(why) from error
         except (httpx.HTTPError, OSError) as error:
-            raise Failed(f"the connection failed: {error or type(error).__name__}") from error
+            raise ReportFailed(f"the connection failed: {error or type(error).__name__}") from error
         if status != httpx.codes.OK:
-            raise Failed(STATUS.get(status, f"it answered {status}: {answer[:200].decode(errors='replace')!r}"))
+            raise ReportFailed(STATUS.get(status, f"it answered {status}: {answer[:200].decode(errors='replace')!r}"))
         try:
             demand = demand_report(answer)
         except ProtocolError as error:
-            raise Failed(f"its answer cannot be read: {error}") from error
+            raise ReportFailed(f"its answer cannot be read: {error}") from error
         self._heard(demand)
         self.answered = report.sequence
 

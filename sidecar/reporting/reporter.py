@@ -14,7 +14,7 @@ from gateway.shared.protocol import CapacityReport, DemandReport, ModelReport
 from gateway.shared.tasks import telling
 from sidecar.core.addresses import Address
 from sidecar.core.status import GatewayStatus
-from sidecar.reporting.gateway_link import Link
+from sidecar.reporting.gateway_link import GatewayLink
 from sidecar.residency.manager import Manager
 
 LOOK_EVERY = 0.02  # seconds between two looks whether gateways still use engines that are about to end
@@ -41,7 +41,7 @@ class Reporter:
         self._boot = boot
         self._withdrawn: int | None = None  # the last report before all engines were withdrawn, if they are
         self._links = [
-            Link(url.rstrip("/"), listen=listen, token=token, report=self._report, heard=self._heard, say=say)
+            GatewayLink(url.rstrip("/"), listen=listen, token=token, report=self._report, heard=self._heard, say=say)
             for url in gateways
         ]
         self._tasks: list[asyncio.Task[None]] = []

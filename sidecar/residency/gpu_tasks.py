@@ -16,7 +16,7 @@ ON_CPU = -1  # what engines without a GPU have to themselves: they start one aft
 Work = Coroutine[Any, Any, object]
 
 
-class Works:
+class GpuTasks:
     """`done` is called at the end of every task."""
 
     def __init__(self, done: Callable[[], None]) -> None:

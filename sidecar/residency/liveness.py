@@ -14,16 +14,16 @@ from sidecar.core.engine_records import EngineFailed
 from sidecar.core.lifecycle import RUNNING
 from sidecar.core.model_state import ModelState
 from sidecar.residency.effects import Engine
-from sidecar.residency.gpu_tasks import Works
+from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.operations import Operations
 
 EVERY = 5.0  # seconds
 
 
-class Watch:
+class LivenessProbes:
     """Of all engines: `look_after` each new one. `clock` gives monotonic seconds."""
 
-    def __init__(self, operations: Operations, works: Works, clock: Callable[[], float]) -> None:
+    def __init__(self, operations: Operations, works: GpuTasks, clock: Callable[[], float]) -> None:
         self._operations = operations
         self._works = works
         self._clock = clock

@@ -20,15 +20,15 @@ import msgspec
 
 from gateway.shared.protocol import CapacityReport, DemandReport, GPUReport, ModelReport
 from sidecar.core.config import SidecarConfig
-from sidecar.core.inventory import Resident, Settings
+from sidecar.core.inventory import PlanSettings, Resident
 from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEPING, START, STARTING, STOP, STOPPED, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan, plan
-from sidecar.gpus.monitor import Machine
+from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.effects import Engines
-from sidecar.residency.gpu_tasks import Works
-from sidecar.residency.liveness import Watch
+from sidecar.residency.gpu_tasks import GpuTasks
+from sidecar.residency.liveness import LivenessProbes
 from sidecar.residency.operations import Operations
 from sidecar.residency.report import explained, gpu_report, model_report
 from sidecar.residency.state_file import SavedState, StateFile, Times
@@ -63,7 +63,7 @@ class Manager:
         self,
         config: SidecarConfig,
         engines: Engines,
-        machine: Machine,
+        machine: GpuMonitor,
         state: StateFile | None,
         *,
         known: SavedState,
@@ -101,8 +101,8 @@ class Manager:
         self._say = say
         self._asked_at = -math.inf  # when gateways were asked to tell of their calls
         self._due = asyncio.Event()
-        self._works = Works(self._due.set)
-        self._watch = Watch(self.operations, self._works, clock)
+        self._works = GpuTasks(self._due.set)
+        self._watch = LivenessProbes(self.operations, self._works, clock)
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,9 @@ class Manager:
         if self.config.engine_of(entry.name).device == "cpu":
             wakes = entry.lifecycle.state is SLEEPING
             return Plan(start=None if wakes else entry.name, wake=entry.name if wakes else None)
-        settings = Settings(host_memory=self._host_memory, hot=self._hot, max_starvation=entry.profile.max_starvation)
+        settings = PlanSettings(
+            host_memory=self._host_memory, hot=self._hot, max_starvation=entry.profile.max_starvation
+        )
         since = now if since is None else since
         target, devices = entry.target(since), self.machine.devices()
         residents = self.residents(ended=ended, idle=idle)

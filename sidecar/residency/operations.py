@@ -21,7 +21,7 @@ from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEP, SLEEPING, START
 from sidecar.core.measured import Measured
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Plan
-from sidecar.gpus.monitor import Machine
+from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.effects import Engine, Engines
 
@@ -38,7 +38,7 @@ class Operations:
     def __init__(
         self,
         engines: Engines,
-        machine: Machine,
+        machine: GpuMonitor,
         demand: GatewayDemand,
         clock: Callable[[], float],
         say: Callable[[str], None],

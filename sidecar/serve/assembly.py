@@ -13,10 +13,10 @@ from pathlib import Path
 from sidecar.core.config import SidecarConfig
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.core.gpus import GPUs
-from sidecar.gpus.monitor import Machine
+from sidecar.gpus.monitor import GpuMonitor
 from sidecar.gpus.nvml import NVML
 from sidecar.gpus.sampler import Sampler
-from sidecar.gpus.simulated import FakeGPUs
+from sidecar.gpus.simulated import SimulatedGPUs
 from sidecar.process.engine import VllmEngines
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import SavedState, StateFile
@@ -30,14 +30,14 @@ def managed(config: SidecarConfig, folder: Path, sampler: Sampler, state: StateF
     known = state.load()
     on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
     engines = engines_of(config, folder, known, gpus_from)
-    machine = Machine(sampler.sample if on_gpus else None, say)
+    machine = GpuMonitor(sampler.sample if on_gpus else None, say)
     memory = host_memory(config)
     return Manager(config, engines, machine, state, known=known, host_memory=memory, clock=time.monotonic, say=say)
 
 
 def gpus_of(config: SidecarConfig, folder: Path | None) -> GPUs:
     """The GPUs that the sidecar may use: the machine's, or those that a folder simulates."""
-    return NVML(config.gpus) if folder is None else FakeGPUs(folder, config.gpus)
+    return NVML(config.gpus) if folder is None else SimulatedGPUs(folder, config.gpus)
 
 
 def engines_of(config: SidecarConfig, folder: Path, known: SavedState, gpus_from: Path | None = None) -> VllmEngines:

@@ -67,7 +67,7 @@ async def serve(options: Options) -> None:
     """The whole life of a sidecar's process, from first object to last."""
     config, folder = options.config, options.file.absolute().parent  # engines outlive our working folder
     async with AsyncExitStack() as stack:
-        ending = Ending(asyncio.get_running_loop(), options)
+        ending = Shutdown(asyncio.get_running_loop(), options)
         stack.callback(ending.close)
         gpus = gpus_of(config, options.gpus_from)
         sampler = Sampler(gpus)
@@ -82,7 +82,7 @@ async def serve(options: Options) -> None:
         manager = managed(config, folder, sampler, state, options.gpus_from)
         await manager.open()
         boot, name = secrets.token_hex(8), sidecar_id(config)
-        view = View(manager, state, gpus, options, boot)
+        view = StatusView(manager, state, gpus, options, boot)
         metrics = Metrics(manager, gateways=view.gateways, state_error=lambda: state.error)
         app = control_app(
             manager,
@@ -126,7 +126,7 @@ async def selectable(sampler: Sampler) -> None:
         raise StartError(f"gpus: {error}") from error
 
 
-class View:
+class StatusView:
     """What `/status` says. `control` and `reporter` are set once they are there."""
 
     def __init__(self, manager: Manager, state: StateFile, gpus: GPUs, options: Options, boot: str) -> None:
@@ -164,7 +164,7 @@ class View:
         )
 
 
-async def end(manager: Manager, running: asyncio.Task[None], reporter: Reporter, ending: Ending, file: Path) -> None:
+async def end(manager: Manager, running: asyncio.Task[None], reporter: Reporter, ending: Shutdown, file: Path) -> None:
     """End the manager, its engines too if they are to, once their calls have ended; a second signal hurries."""
     models = [model for model in manager.models() if model.state in ("running", "sleeping")]
     if ending.engines and models:
@@ -184,7 +184,7 @@ async def end(manager: Manager, running: asyncio.Task[None], reporter: Reporter,
         await task  # a bug: its traceback is the process's
 
 
-class Ending:
+class Shutdown:
     """What ends the sidecar: SIGTERM, SIGINT, an order, the end of standard input. `engines`: they end with it, once
     their calls have, if it is `patient`; whoever started it for itself alone has no calls when it is gone."""
 

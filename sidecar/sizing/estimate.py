@@ -23,8 +23,8 @@ from sidecar.sizing.claim import claim, refuse_reason
 from sidecar.sizing.memory import RESIDUE, STEP, Need, arithmetic, asleep, gib, kv_element_bytes, kv_per_token, need
 from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import ModelError
-from sidecar.sizing.model_files import NotKnown, Where, read_model
-from sidecar.sizing.weights import Stored
+from sidecar.sizing.model_files import ModelLocation, NotKnown, read_model
+from sidecar.sizing.weights import StoredWeights
 
 READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
 BY_ITSELF = 0.9  # of a GPU, where nothing is known; what vLLM takes by itself before 0.20
@@ -82,9 +82,9 @@ class Sizing:
         element = 1 if dtype == "auto" else kv_element_bytes("auto", dtype)
         return told.kv_tokens * kv_per_token(shape, gpus=profile.tensor_parallel, element=element)
 
-    async def _read(self, profile: Profile) -> tuple[ModelShape, Stored]:
+    async def _read(self, profile: Profile) -> tuple[ModelShape, StoredWeights]:
         given = profile.flags.get
-        where = Where(
+        where = ModelLocation(
             model=profile.model_path,
             folder=self._folder,
             environment=environment(profile, EngineSettings(), (), self._inherited),
@@ -103,13 +103,13 @@ class Sizing:
 
 
 def estimated(
-    profile: Profile, shape: ModelShape, stored: Stored, total: int, present: int, measured: Measured | None
+    profile: Profile, shape: ModelShape, stored: StoredWeights, total: int, present: int, measured: Measured | None
 ) -> Size:
     """Of a model whose files are known. Raises Unusable where it can never run so, and ModelError."""
     gpus, memory = profile.tensor_parallel, profile.gpu_memory
     context = profile.context_length or shape.context or UNTOLD_CONTEXT
     offloaded = int(_number(profile, "cpu-offload-gb", 0) * GIB) * gpus
-    kept = Stored(max(0, stored.bytes - offloaded), min(stored.wide, max(0, stored.bytes - offloaded)))
+    kept = StoredWeights(max(0, stored.bytes - offloaded), min(stored.wide, max(0, stored.bytes - offloaded)))
 
     def needed(tokens: int, sequences: int) -> Need:
         return need(

@@ -15,7 +15,7 @@ from sidecar.core.measured import Measured
 from sidecar.sizing.model_config import ModelShape, element_bytes
 from sidecar.sizing.model_fields import ModelError, shown
 from sidecar.sizing.model_layers import Cache, LayerState
-from sidecar.sizing.weights import Stored, on_each_gpu
+from sidecar.sizing.weights import StoredWeights, on_each_gpu
 
 BLOCK = 16  # tokens: the least that KV cache is given out in
 STEP = 8192  # tokens computed at once: vLLM's --max-num-batched-tokens for servers on large GPUs
@@ -122,7 +122,7 @@ def kv_bytes(
 
 def need(
     shape: ModelShape,
-    stored: Stored,
+    stored: StoredWeights,
     *,
     tokens: int,
     sequences: int = 1,

@@ -20,7 +20,7 @@ from sidecar.core.engine_records import Unusable
 from sidecar.sizing.gguf import MAX_METADATA, gguf_shape
 from sidecar.sizing.model_config import MAX_BYTES, ModelShape, shape_from
 from sidecar.sizing.model_fields import ModelError
-from sidecar.sizing.weights import MAX_INDEX, Stored, header_length, index_from, stored_from
+from sidecar.sizing.weights import MAX_INDEX, StoredWeights, header_length, index_from, stored_from
 
 MAX_FILES = 4096  # of weights
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
@@ -35,7 +35,7 @@ class NotKnown(Exception):
     """A model of which no estimate can be made, though vLLM may well run it; the message says why."""
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True):
+class ModelLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where a model is looked for. `model`: as the profile has it. `folder`: what relative names are relative to.
     `environment`: the engine's. `revision`: of a hub's model. `downloads`: a cache of weights elsewhere. `shape`: the
     folder or id that the config is read from, if not the model's own."""
@@ -48,7 +48,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     shape: str | None = None
 
 
-def read_model(where: Where) -> tuple[ModelShape, Stored]:
+def read_model(where: ModelLocation) -> tuple[ModelShape, StoredWeights]:
     """Raises Unusable for files that are missing, cut off or unreadable, NotKnown where there are none to look at."""
     if "://" in where.model:
         raise NotKnown(f"{where.model} is not on this machine")
@@ -82,7 +82,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("HOME") or "/nonexistent") / ".cache" / "huggingface" / "hub"
 
 
-def stored_in(folder: Path) -> Stored:
+def stored_in(folder: Path) -> StoredWeights:
     """The weights in a folder: safetensors where there are any, else .bin, else .pt, as vLLM. Raises Unusable where
     there are none or not all, and OSError."""
     names = sorted(name for name in os.listdir(folder)[: 16 * MAX_FILES] if not name.startswith("."))
@@ -96,11 +96,11 @@ def stored_in(folder: Path) -> Stored:
             raise Unusable(f"{folder / name} is missing, which the index beside it names: {_INCOMPLETE}")
     if files:
         parts = [_safetensors(folder / name) for name in files[:MAX_FILES]]
-        return Stored(sum(part.bytes for part in parts), sum(part.wide for part in parts))
+        return StoredWeights(sum(part.bytes for part in parts), sum(part.wide for part in parts))
     for ending in (".bin", ".pt"):
         found = [name for name in names if name.endswith(ending) and not _NOT_WEIGHTS.fullmatch(name)]
         if found:
-            return Stored(sum(_size(folder / name) for name in found[:MAX_FILES]))
+            return StoredWeights(sum(_size(folder / name) for name in found[:MAX_FILES]))
     gguf = next((name for name in names if name.endswith(".gguf")), None)
     advice = f"name one of its files in model_path, such as {gguf}" if gguf else _INCOMPLETE
     raise Unusable(f"{folder} holds no weights (.safetensors, .bin or .pt): {advice}")
@@ -113,7 +113,7 @@ def _parsed(path: Path, data: bytes) -> tuple[str, ...]:
         raise Unusable(f"{path} cannot be used: {error}") from error
 
 
-def _safetensors(path: Path) -> Stored:
+def _safetensors(path: Path) -> StoredWeights:
     """What the header of one file says, once the file is as long as that."""
     size = _size(path)
     try:
@@ -129,7 +129,7 @@ def _safetensors(path: Path) -> Stored:
 # -- the shape --------------------------------------------------------------------------------------------------------
 
 
-def _shape(where: Where, own: Path) -> ModelShape:
+def _shape(where: ModelLocation, own: Path) -> ModelShape:
     """From the config that vLLM will read: its own, or that of the folder or id it is told to take it from."""
     found = own
     if where.shape is not None:
@@ -146,7 +146,7 @@ def _shape(where: Where, own: Path) -> ModelShape:
         raise NotKnown(f"{path}: {error}") from error
 
 
-def _single(path: Path, where: Where) -> tuple[ModelShape, Stored]:
+def _single(path: Path, where: ModelLocation) -> tuple[ModelShape, StoredWeights]:
     """A GGUF file, alone or the first of several that belong together."""
     start = _bytes(path, MAX_METADATA, whole=False)
     if start[:4] != b"GGUF":
@@ -154,7 +154,7 @@ def _single(path: Path, where: Where) -> tuple[ModelShape, Stored]:
     parts = [path]
     if match := re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", path.name):
         parts = [path.with_name(f"{match[1]}-{part:05}-of-{match[3]}.gguf") for part in range(1, int(match[3]) + 1)]
-    stored = Stored(sum(_size(part) for part in parts[:MAX_FILES]))
+    stored = StoredWeights(sum(_size(part) for part in parts[:MAX_FILES]))
     beside = path.parent / CONFIG
     if where.shape is not None or beside.is_file():
         return _shape(where, path.parent), stored
@@ -179,7 +179,7 @@ def _snapshot(model: str, revision: str, cache: Path) -> Path | None:
     return found if _REVISION.fullmatch(commit) and (found / CONFIG).is_file() else None
 
 
-def _stored_in_cache(folder: Path, where: Where) -> Stored:
+def _stored_in_cache(folder: Path, where: ModelLocation) -> StoredWeights:
     """What is missing from a cache is downloaded, so it is no mistake; the index tells the size before that."""
     try:
         return stored_in(folder)
@@ -191,10 +191,10 @@ def _stored_in_cache(folder: Path, where: Where) -> Stored:
             total = None
         if total is None or isinstance(absent, Unusable):
             raise absent from error
-        return Stored(total)
+        return StoredWeights(total)
 
 
-def _absent(where: Where, what: str) -> NotKnown | Unusable:
+def _absent(where: ModelLocation, what: str) -> NotKnown | Unusable:
     offline = {where.environment.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
     if offline & {"1", "ON", "YES", "TRUE"}:
         return Unusable(f"{what}, and HF_HUB_OFFLINE keeps vLLM from downloading it: unset it, or download the model")

@@ -2,7 +2,7 @@
 
 Safetensors: the index beside several files, or the header of one (github.com/huggingface/safetensors, "Format": 8
 bytes, little-endian, the length of a JSON object that gives each tensor's offsets). GGUF and everything else: the size
-of the files, as `Stored(bytes=...)`. Without files: the number of parameters.
+of the files, as `StoredWeights(bytes=...)`. Without files: the number of parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\.(?:safetensors|bin|pt)")
 _WIDE = frozenset(("F32", "F64"))
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredWeights(msgspec.Struct, frozen=True):
     """Bytes of weights in files. `wide`: of them in 32 bits or more, which vLLM brings down to what it computes in."""
 
     bytes: int
@@ -59,7 +59,7 @@ def header_length(start: bytes) -> int:
     return 8 + length
 
 
-def stored_from(header: bytes) -> Stored:
+def stored_from(header: bytes) -> StoredWeights:
     """The tensors of one safetensors file, from its first `header_length` bytes. Raises ModelError."""
     end = header_length(header)
     if len(header) < end:
@@ -70,7 +70,7 @@ def stored_from(header: bytes) -> Stored:
             size = _size(name, tensor)
             total += size
             wide += size if tensor["dtype"] in _WIDE else 0
-    return Stored(total, wide)
+    return StoredWeights(total, wide)
 
 
 def _size(name: str, tensor: object) -> int:
@@ -81,15 +81,15 @@ def _size(name: str, tensor: object) -> int:
     raise ModelError(f"the tensor {shown(name)} is {shown(tensor)}, expected a dtype and data_offsets in order")
 
 
-def stored_of(parameters: int, shape: ModelShape) -> Stored:
+def stored_of(parameters: int, shape: ModelShape) -> StoredWeights:
     """What `parameters` take by the model's dtype or quantization, which leaves embeddings in 16 bits."""
     if shape.quantization is None or shape.quantization.bits is None:
-        return Stored(2 * parameters)
+        return StoredWeights(2 * parameters)
     whole = min(shape.embedding, parameters)
-    return Stored(2 * whole + int((parameters - whole) * shape.quantization.bits / 8))
+    return StoredWeights(2 * whole + int((parameters - whole) * shape.quantization.bits / 8))
 
 
-def on_each_gpu(stored: Stored, shape: ModelShape, gpus: int, dtype: str = "auto") -> int:
+def on_each_gpu(stored: StoredWeights, shape: ModelShape, gpus: int, dtype: str = "auto") -> int:
     """Bytes of weights per GPU under tensor parallelism over `gpus`, computing in `dtype`. Raises ModelError.
 
     They are brought to `dtype`, unless they are quantised. Embeddings are divided too; norms are not, and are too small

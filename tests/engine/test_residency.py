@@ -22,7 +22,7 @@ from loadtest.engine.profile_file import profiles
 from loadtest.engine.resident import GpuShare
 from loadtest.processes import Child, answers, get, until
 from sidecar.core.diagnosis import diagnosis
-from sidecar.gpus.simulated import FakeGPUs, lay_out
+from sidecar.gpus.simulated import SimulatedGPUs, lay_out
 from tests.engine.test_sim_faults import ask, faults, send, text, works
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -35,7 +35,7 @@ WEIGHTS = profiles()["l4-8b-fp8"].weights
 
 
 def used(folder: Path) -> tuple[int, ...]:
-    return tuple(gpu.used for gpu in FakeGPUs(folder).snapshot())
+    return tuple(gpu.used for gpu in SimulatedGPUs(folder).snapshot())
 
 
 def take(folder: Path, size: int, index: int = 0) -> None:

@@ -25,7 +25,7 @@ from sidecar.core.engine_records import EngineFacts, EngineFailed
 from sidecar.core.inventory import Size
 from sidecar.core.measured import Measured
 from sidecar.core.vllm import Completion
-from sidecar.gpus.simulated import FakeGPUs, lay_out
+from sidecar.gpus.simulated import SimulatedGPUs, lay_out
 from sidecar.process.engine import VllmEngines, measurement
 from sidecar.residency.effects import Engine, Engines
 from tests.sidecar.nothing_left import children, gone, nothing_left
@@ -168,7 +168,7 @@ def test_the_life_of_an_engine(tmp_path: Path) -> None:
     """Started on a simulated GPU, asleep at both levels and awake again, left, taken over, ended."""
     folder = tmp_path / "gpus"
     lay_out(folder, [80 * GIB])
-    gpus = FakeGPUs(folder)
+    gpus = SimulatedGPUs(folder)
 
     async def scenario() -> None:
         variables = {"WEIR_SIMULATED_GPUS": str(folder), "WEIR_SIMULATED_SPEED": "50"}

@@ -30,7 +30,7 @@ from sidecar.sizing.memory import (
 )
 from sidecar.sizing.model_config import ModelShape, shape_from
 from sidecar.sizing.model_fields import ModelError
-from sidecar.sizing.weights import Stored
+from sidecar.sizing.weights import StoredWeights
 
 CONFIGS = Path(__file__).parent / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
@@ -118,7 +118,7 @@ def test_elements_follow_the_flags() -> None:
 
 def test_what_a_model_needs_is_the_sum_of_its_parts() -> None:
     # Llama 3 70B on 2 GPUs: 141.1 GB of weights, 8,192 tokens of 163,840 bytes, 8,192 x 8,192 x 2 computed at once.
-    found = need(shape("llama-3-70b"), Stored(141_107_412_992), tokens=8_192, gpus=2)
+    found = need(shape("llama-3-70b"), StoredWeights(141_107_412_992), tokens=8_192, gpus=2)
     assert found == Need(
         weights=70_553_706_496,
         kv=1_342_177_280,
@@ -130,7 +130,7 @@ def test_what_a_model_needs_is_the_sum_of_its_parts() -> None:
     assert found.total == sum(size for _, size in found.parts) == 73_640_714_240
     assert found.without_kv == found.total - 1_342_177_280
     assert arithmetic(found) == "weights 65.7, KV 1.2 for 8,192 tokens, activations 0.6, overhead 1.0"
-    eager = need(shape("llama-3-70b"), Stored(141_107_412_992), tokens=8_192, gpus=2, eager=True)
+    eager = need(shape("llama-3-70b"), StoredWeights(141_107_412_992), tokens=8_192, gpus=2, eager=True)
     assert eager.overhead == CONTEXT
     assert found.overhead == CONTEXT + GRAPHS
 
@@ -156,7 +156,7 @@ CORRECTED = [
 @pytest.mark.parametrize(("measured", "parts"), CORRECTED)
 def test_what_was_measured_replaces_the_estimate(measured: float, parts: tuple[float, float, float]) -> None:
     tiny = msgspec.structs.replace(shape("llama-3-8b"), hidden=16_384)  # 8,192 x 16,384 x 2: 256 MiB
-    found = need(tiny, Stored(16 * GIB), tokens=8_192, measured=seen(int(measured * GIB)))
+    found = need(tiny, StoredWeights(16 * GIB), tokens=8_192, measured=seen(int(measured * GIB)))
     assert (found.weights / GIB, found.activations / GIB, found.overhead / GIB) == parts
     assert (found.kv, found.measured) == (GIB, True), "the KV cache is what is wanted now"
 
@@ -181,7 +181,7 @@ def test_a_measurement_fits_together(changed: dict[str, int], message: str) -> N
 
 
 def test_asleep_it_keeps_a_residue_and_level_1_its_weights_in_host_memory() -> None:
-    large = need(shape("llama-3-70b"), Stored(140 * GIB), tokens=8_192, gpus=2)
+    large = need(shape("llama-3-70b"), StoredWeights(140 * GIB), tokens=8_192, gpus=2)
     assert RESIDUE == 1_229 * MIB
     assert (asleep(large, 1).device, asleep(large, 1).host) == (RESIDUE, 140 * GIB)
     assert (asleep(large, 2).device, asleep(large, 2).host) == (RESIDUE, 0)
@@ -202,13 +202,13 @@ def test_a_residue_that_was_measured_counts(kept: int | None, residue: int, leve
 models = st.sampled_from([shape(name) for name in NAMES])
 counts = st.integers(1, 512)
 tokens = st.integers(0, 10_000_000)
-stores = st.builds(Stored, st.integers(1, 2**42))
+stores = st.builds(StoredWeights, st.integers(1, 2**42))
 measurements = st.builds(seen, st.integers(0, 2**38), st.integers(0, 2**38))
 
 
 @given(models, stores, tokens, counts, st.integers(1, 16), st.none() | measurements)
 def test_parts_are_never_negative_and_sum_to_the_total(
-    model: ModelShape, stored: Stored, held: int, sequences: int, gpus: int, measured: Measured | None
+    model: ModelShape, stored: StoredWeights, held: int, sequences: int, gpus: int, measured: Measured | None
 ) -> None:
     found = need(model, stored, tokens=held, sequences=sequences, gpus=gpus, measured=measured)
     assert min(size for _, size in found.parts) >= 0
@@ -222,7 +222,7 @@ def test_parts_are_never_negative_and_sum_to_the_total(
 
 @given(models, stores, tokens, counts, st.integers(1, 16))
 def test_more_gpus_never_need_more_of_each(
-    model: ModelShape, stored: Stored, held: int, sequences: int, gpus: int
+    model: ModelShape, stored: StoredWeights, held: int, sequences: int, gpus: int
 ) -> None:
     fewer = need(model, stored, tokens=held, sequences=sequences, gpus=gpus)
     more = need(model, stored, tokens=held, sequences=sequences, gpus=gpus + 1)

@@ -17,7 +17,7 @@ from sidecar.sizing.model_layers import Cache, LayerState
 from sidecar.sizing.weights import (
     MAX_HEADER,
     Index,
-    Stored,
+    StoredWeights,
     header_length,
     index_from,
     on_each_gpu,
@@ -304,8 +304,8 @@ def test_the_header_of_a_safetensors_file_tells_its_weights() -> None:
         }
     )
     assert header_length(data[:8]) == len(data)
-    assert stored_from(data) == stored_from(data + b"weights") == Stored(24, wide=8)
-    assert stored_from(header({})) == Stored(0)
+    assert stored_from(data) == stored_from(data + b"weights") == StoredWeights(24, wide=8)
+    assert stored_from(header({})) == StoredWeights(0)
 
 
 TENSOR = {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}
@@ -359,31 +359,33 @@ def test_an_index_that_cannot_be_is_refused(data: bytes, message: str) -> None:
 
 
 FP8 = {"quantization_config": {"quant_method": "fp8"}}
-ON_GPUS: list[tuple[dict[str, Any], Stored, int, str, int]] = [
-    ({}, Stored(1000), 1, "auto", 1000),
-    ({}, Stored(1000), 3, "auto", 334),
-    ({}, Stored(1000, wide=1000), 1, "auto", 500),  # float32 files are brought down to 16 bits
-    ({}, Stored(1000, wide=400), 1, "auto", 800),
-    ({"dtype": "float32"}, Stored(1000), 1, "auto", 500),
-    ({"dtype": "float32"}, Stored(1000), 1, "float32", 1000),
-    ({"dtype": "bfloat16"}, Stored(1000), 1, "float32", 2000),
-    (FP8, Stored(1000, wide=400), 1, "auto", 1000),  # scales stay as they are
-    ({**FP8, "dtype": "float32"}, Stored(1000), 2, "auto", 500),
+ON_GPUS: list[tuple[dict[str, Any], StoredWeights, int, str, int]] = [
+    ({}, StoredWeights(1000), 1, "auto", 1000),
+    ({}, StoredWeights(1000), 3, "auto", 334),
+    ({}, StoredWeights(1000, wide=1000), 1, "auto", 500),  # float32 files are brought down to 16 bits
+    ({}, StoredWeights(1000, wide=400), 1, "auto", 800),
+    ({"dtype": "float32"}, StoredWeights(1000), 1, "auto", 500),
+    ({"dtype": "float32"}, StoredWeights(1000), 1, "float32", 1000),
+    ({"dtype": "bfloat16"}, StoredWeights(1000), 1, "float32", 2000),
+    (FP8, StoredWeights(1000, wide=400), 1, "auto", 1000),  # scales stay as they are
+    ({**FP8, "dtype": "float32"}, StoredWeights(1000), 2, "auto", 500),
 ]
 
 
 @pytest.mark.parametrize(("changes", "stored", "gpus", "dtype", "expected"), ON_GPUS)
-def test_weights_on_each_gpu(changes: dict[str, Any], stored: Stored, gpus: int, dtype: str, expected: int) -> None:
+def test_weights_on_each_gpu(
+    changes: dict[str, Any], stored: StoredWeights, gpus: int, dtype: str, expected: int
+) -> None:
     assert on_each_gpu(stored, shape(**changes), gpus, dtype) == expected
 
 
 def test_without_files_parameters_tell_the_weights() -> None:
-    assert stored_of(8_030_261_248, shape()) == Stored(16_060_522_496)
+    assert stored_of(8_030_261_248, shape()) == StoredWeights(16_060_522_496)
     # 7,615,616,512 parameters, 1,089,994,752 of them embeddings in 16 bits, the others in 4 with a scale for each 128.
     awq = shape_from((CONFIGS / "qwen2.5-7b-awq.json").read_bytes())
-    assert stored_of(7_615_616_512, awq) == Stored(2_179_989_504 + 3_390_264_430)
-    assert stored_of(7, awq) == Stored(14)
-    assert stored_of(100, shape(quantization_config={"what": 1})) == Stored(200)
+    assert stored_of(7_615_616_512, awq) == StoredWeights(2_179_989_504 + 3_390_264_430)
+    assert stored_of(7, awq) == StoredWeights(14)
+    assert stored_of(100, shape(quantization_config={"what": 1})) == StoredWeights(200)
 
 
 # -- whatever is in a file --------------------------------------------------------------------------------------------

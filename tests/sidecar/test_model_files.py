@@ -20,8 +20,8 @@ from sidecar.core.inventory import Size
 from sidecar.core.measured import Measured
 from sidecar.process.engine import VllmEngines
 from sidecar.sizing.memory import RESIDUE
-from sidecar.sizing.model_files import NotKnown, Where, cache_folder, read_model
-from sidecar.sizing.weights import Stored
+from sidecar.sizing.model_files import ModelLocation, NotKnown, cache_folder, read_model
+from sidecar.sizing.weights import StoredWeights
 
 LLAMA = (Path(__file__).parent / "configs" / "llama-3-8b.json").read_bytes()
 EIGHT_B = 16_060_522_496  # bytes of its weights
@@ -64,8 +64,8 @@ def cached(cache: Path, model: str = "meta/Llama") -> Path:
     return snapshot
 
 
-def read(folder: Path, model: str = "m", environment: Mapping[str, str] | None = None, **more: Any) -> Stored:
-    shape, stored = read_model(Where(model=model, folder=folder, environment=environment or {}, **more))
+def read(folder: Path, model: str = "m", environment: Mapping[str, str] | None = None, **more: Any) -> StoredWeights:
+    shape, stored = read_model(ModelLocation(model=model, folder=folder, environment=environment or {}, **more))
     assert shape.model_type == "llama"
     return stored
 
@@ -82,9 +82,9 @@ def refused(folder: Path, model: str = "m", **more: Any) -> str:
 def test_a_folder_of_safetensors_is_its_headers(tmp_path: Path) -> None:
     sharded(tmp_path / "m")
     safetensors(tmp_path / "m" / "consolidated.safetensors", {"all": EIGHT_B})  # the same again
-    assert read(tmp_path) == read(Path("/"), str(tmp_path / "m")) == Stored(EIGHT_B)
+    assert read(tmp_path) == read(Path("/"), str(tmp_path / "m")) == StoredWeights(EIGHT_B)
     (tmp_path / "m" / "model.safetensors.index.json").unlink()
-    assert read(tmp_path) == Stored(EIGHT_B)
+    assert read(tmp_path) == StoredWeights(EIGHT_B)
 
 
 def test_weights_in_other_forms_are_their_files(tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_weights_in_other_forms_are_their_files(tmp_path: Path) -> None:
     (folder / "config.json").write_bytes(LLAMA)
     for name, size in [("a.pt", 1), ("pytorch_model-1.bin", 20), ("pytorch_model-2.bin", 300), ("optimizer.bin", 9)]:
         (folder / name).write_bytes(b"x" * size)
-    assert read(tmp_path) == Stored(320)
+    assert read(tmp_path) == StoredWeights(320)
     for path in folder.glob("*.bin"):
         path.unlink()
-    assert read(tmp_path) == Stored(1)
+    assert read(tmp_path) == StoredWeights(1)
 
 
 def test_what_is_wrong_with_a_folder_is_said_with_what_to_do(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_config_that_is_not_understood_is_no_reason_not_to_run(tmp_path: Path)
     with pytest.raises(NotKnown, match=r"Mistral's params\.json"):
         read(tmp_path)
     sharded(tmp_path / "other")
-    assert read(tmp_path, shape="other") == Stored(EIGHT_B)
+    assert read(tmp_path, shape="other") == StoredWeights(EIGHT_B)
 
 
 # -- GGUF -------------------------------------------------------------------------------------------------------------
@@ -161,18 +161,18 @@ def gguf(path: Path, size: int = 5000) -> None:
 
 def test_a_gguf_file_tells_its_shape_itself_or_a_config_beside_it_does(tmp_path: Path) -> None:
     gguf(tmp_path / "m.gguf")
-    assert read(tmp_path, "m.gguf") == Stored(5000)
+    assert read(tmp_path, "m.gguf") == StoredWeights(5000)
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(50))
     with pytest.raises(NotKnown, match="of version 0"):
         read(tmp_path, "m.gguf")
     (tmp_path / "config.json").write_bytes(LLAMA)
-    assert read(tmp_path, "m.gguf") == Stored(54)
+    assert read(tmp_path, "m.gguf") == StoredWeights(54)
 
 
 def test_the_parts_of_a_gguf_file_belong_together(tmp_path: Path) -> None:
     for part in (1, 2):
         gguf(tmp_path / f"m-{part:05}-of-00002.gguf")
-    assert read(tmp_path, "m-00001-of-00002.gguf") == Stored(10_000)
+    assert read(tmp_path, "m-00001-of-00002.gguf") == StoredWeights(10_000)
     (tmp_path / "m-00002-of-00002.gguf").unlink()
     assert "m-00002-of-00002.gguf cannot be read: No such file" in refused(tmp_path, "m-00001-of-00002.gguf")
 
@@ -183,9 +183,9 @@ def test_the_parts_of_a_gguf_file_belong_together(tmp_path: Path) -> None:
 def test_a_hub_s_model_is_found_in_the_cache(tmp_path: Path) -> None:
     snapshot = cached(tmp_path / "hub")
     home = {"HF_HOME": str(tmp_path)}
-    assert read(tmp_path, "meta/Llama", home) == Stored(EIGHT_B)
-    assert read(tmp_path, "meta/Llama", home, revision=COMMIT) == Stored(EIGHT_B)
-    assert read(tmp_path, "meta/Llama", home, downloads="hub") == Stored(EIGHT_B)
+    assert read(tmp_path, "meta/Llama", home) == StoredWeights(EIGHT_B)
+    assert read(tmp_path, "meta/Llama", home, revision=COMMIT) == StoredWeights(EIGHT_B)
+    assert read(tmp_path, "meta/Llama", home, downloads="hub") == StoredWeights(EIGHT_B)
     (tmp_path / "hub" / "models--meta--Llama" / "refs" / "odd").write_text(f"../snapshots/{COMMIT}")
     for absent in ({"revision": "v2"}, {"revision": "odd"}, {"downloads": "elsewhere"}):
         with pytest.raises(NotKnown, match="meta/Llama is not in the cache, and vLLM will download it"):
@@ -194,7 +194,7 @@ def test_a_hub_s_model_is_found_in_the_cache(tmp_path: Path) -> None:
     assert "HF_HUB_OFFLINE keeps vLLM from" in refused(tmp_path, "other/model", environment=offline)
 
     (snapshot / "model-00002-of-00002.safetensors").unlink()  # not downloaded yet
-    assert read(tmp_path, "meta/Llama", home) == Stored(EIGHT_B), "the index knows"
+    assert read(tmp_path, "meta/Llama", home) == StoredWeights(EIGHT_B), "the index knows"
     assert "not wholly in the cache, and HF_HUB_OFFLINE" in refused(tmp_path, "meta/Llama", environment=offline)
     (snapshot / "model.safetensors.index.json").unlink()
     (snapshot / "model-00001-of-00002.safetensors").unlink()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.inventory import Device, Resident, Settings, Target
+from sidecar.core.inventory import Device, PlanSettings, Resident, Target
 from sidecar.core.lifecycle import Pending, State
 from sidecar.core.plan import Infeasible, Plan, PutToSleep, Way, plan, sets_of_gpus
 
@@ -15,7 +15,7 @@ STOPPED, STARTING, RUNNING, SLEEPING, ERROR = State
 START, DRAIN, SLEEP, WAKE, STOP = Pending
 GIB = 1 << 30
 NOW = 10_000.0
-SETTINGS = Settings(host_memory=64 * GIB)
+SETTINGS = PlanSettings(host_memory=64 * GIB)
 NAP = {"sleep_level": 1, "wake_seconds": (3.0, 6.0), "residue": 1, "host_bytes": 5}  # of a model that may sleep
 
 
@@ -40,7 +40,7 @@ def want(need: float, name: str = "new", waiting: float = 0.0, **kinds: Any) -> 
 
 
 def decide(
-    target: Target, residents: list[Resident], devices: list[Device], settings: Settings = SETTINGS
+    target: Target, residents: list[Resident], devices: list[Device], settings: PlanSettings = SETTINGS
 ) -> Plan | Infeasible:
     """The plan, with what the residents use taken off `free`."""
     used = {device.index: sum(r.held - r.unseen for r in residents if device.index in r.gpus) for device in devices}
@@ -205,7 +205,7 @@ def test_one_that_starved_still_spares_the_hot_where_it_can() -> None:
 def test_cost_aware_evicts_what_is_soonest_back_for_the_time_it_was_idle() -> None:
     quick, slow = model("quick", 12, 600.0, load_seconds=5.0), model("slow", 12, 3000.0, load_seconds=100.0)
     assert decide(want(12), [quick, slow], gpus(24)) == started(stop=("slow",))
-    thrifty = Settings(cost_aware=True)
+    thrifty = PlanSettings(cost_aware=True)
     assert decide(want(12), [quick, slow], gpus(24), thrifty) == started(stop=("quick",)), "120 against 30"
     naps = model("naps", 12, 600.0, **NAP | {"sleep_level": 2, "load_seconds": 50.0})
     assert decide(want(11), [naps, slow], gpus(24)) == started(stop=("slow",))

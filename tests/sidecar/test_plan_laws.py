@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.inventory import Device, Resident, Settings, Target
+from sidecar.core.inventory import Device, PlanSettings, Resident, Target
 from sidecar.core.lifecycle import Pending, State
 from sidecar.core.plan import Infeasible, Plan, plan
 
@@ -39,7 +39,7 @@ class Case(NamedTuple):
     target: Target
     residents: tuple[Resident, ...]
     devices: tuple[Device, ...]
-    settings: Settings
+    settings: PlanSettings
 
     def decide(self) -> Plan | Infeasible:
         return plan(self.target, self.residents, self.devices, NOW, self.settings)
@@ -121,7 +121,7 @@ def case(drawn: bytes, others: list[bytes], with_own: bool) -> Case:
         gpus=of(*[None] * 7, *SOME[count]),
         last_used=of(-math.inf, 870.0, 950.0),
     )
-    rules = Settings(host_memory=of(0, 5, 10, 20, 40), cost_aware=of(False, True))
+    rules = PlanSettings(host_memory=of(0, 5, 10, 20, 40), cost_aware=of(False, True))
     residents = tuple(resident(name, each, count) for name, each in zip(names, others, strict=True))
     return Case(target, residents, tuple(devices), rules)
 

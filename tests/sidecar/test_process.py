@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.process.process import Process, Unkillable
 from sidecar.process.ring import Ring
-from sidecar.process.starting import SpawnFailed
+from sidecar.process.spawn import SpawnFailed
 from tests.sidecar.nothing_left import PLACE, gone, nothing_left, python, spawn
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them

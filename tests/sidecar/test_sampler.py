@@ -16,7 +16,7 @@ import pytest
 from loadtest.simulate import vtime
 from sidecar.core.gpus import GPU, GPUError, Unselectable
 from sidecar.gpus.sampler import Sampler, memory_back
-from sidecar.gpus.simulated import FakeGPUs, claim, lay_out
+from sidecar.gpus.simulated import SimulatedGPUs, claim, lay_out
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def hang(folder: Path) -> Callable[[], None]:
 
 def test_a_snapshot_and_its_errors_pass_through(folder: Path) -> None:
     async def main() -> None:
-        sampler = Sampler(FakeGPUs(folder))
+        sampler = Sampler(SimulatedGPUs(folder))
         assert [gpu.free for gpu in await sampler.sample()] == [1000, 1000]
         (folder / "error").write_text("hardware fault")
         with pytest.raises(GPUError, match="hardware fault"):
@@ -57,14 +57,14 @@ def test_a_snapshot_and_its_errors_pass_through(folder: Path) -> None:
         assert len(await sampler.sample()) == 2
         await sampler.aclose()
         with pytest.raises(Unselectable):
-            await Sampler(FakeGPUs(folder, [7])).sample()
+            await Sampler(SimulatedGPUs(folder, [7])).sample()
 
     asyncio.run(main())
 
 
 def test_a_driver_that_hangs_costs_one_thread_and_no_waiting(folder: Path) -> None:
     async def main() -> None:
-        sampler = Sampler(FakeGPUs(folder), limit=0.1)
+        sampler = Sampler(SimulatedGPUs(folder), limit=0.1)
         resume = hang(folder)
         began = time.monotonic()
         answers = await asyncio.gather(*(sampler.sample() for _ in range(5)), return_exceptions=True)
@@ -95,7 +95,7 @@ def test_a_bug_is_told_to_who_waits_and_shown(folder: Path, monkeypatch: pytest.
 
     async def main() -> None:
         with pytest.raises(IsADirectoryError):
-            await Sampler(FakeGPUs(folder)).sample()
+            await Sampler(SimulatedGPUs(folder)).sample()
         await until(lambda: shown == [IsADirectoryError])
 
     asyncio.run(main())
@@ -103,7 +103,7 @@ def test_a_bug_is_told_to_who_waits_and_shown(folder: Path, monkeypatch: pytest.
 
 def test_who_asks_meanwhile_shares_the_answer_and_who_leaves_takes_nothing_with_him(folder: Path) -> None:
     async def main() -> None:
-        sampler = Sampler(FakeGPUs(folder), limit=10)
+        sampler = Sampler(SimulatedGPUs(folder), limit=10)
         resume = hang(folder)
         waiting = [asyncio.create_task(sampler.sample()) for _ in range(3)]
         await until(lambda: calls() == 1)
@@ -120,7 +120,7 @@ def test_who_asks_meanwhile_shares_the_answer_and_who_leaves_takes_nothing_with_
 
 def test_closing_waits_for_the_call_under_way(folder: Path) -> None:
     async def main() -> None:
-        sampler = Sampler(FakeGPUs(folder), limit=10)
+        sampler = Sampler(SimulatedGPUs(folder), limit=10)
         resume = hang(folder)
         waiting = asyncio.create_task(sampler.sample())
         await until(lambda: calls() == 1)
@@ -129,7 +129,7 @@ def test_closing_waits_for_the_call_under_way(folder: Path) -> None:
         await closing
         assert waiting.done()
         assert isinstance(waiting.exception(), GPUError)
-        await Sampler(FakeGPUs(folder)).aclose()  # nothing was read yet
+        await Sampler(SimulatedGPUs(folder)).aclose()  # nothing was read yet
 
     asyncio.run(main())
 
@@ -141,12 +141,12 @@ def test_a_driver_that_hangs_does_not_keep_the_process(folder: Path) -> None:
 import asyncio, sys
 from pathlib import Path
 from sidecar.core.gpus import GPUError
-from sidecar.gpus.simulated import FakeGPUs
+from sidecar.gpus.simulated import SimulatedGPUs
 from sidecar.gpus.sampler import Sampler
 
 async def main():
     try:
-        await Sampler(FakeGPUs(Path(sys.argv[1])), limit=0.05).sample()
+        await Sampler(SimulatedGPUs(Path(sys.argv[1])), limit=0.05).sample()
     except GPUError as error:
         print(error)
 
@@ -181,7 +181,7 @@ def wait_for(
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        gpus = FakeGPUs(folder, clock=loop.time)
+        gpus = SimulatedGPUs(folder, clock=loop.time)
 
         async def sample() -> tuple[GPU, ...]:
             waited.samples += 1
@@ -257,7 +257,7 @@ def test_one_that_left_the_selection_has_given_nothing_back(folder: Path) -> Non
 
 def test_a_wait_ends_in_time_while_the_driver_hangs(folder: Path) -> None:
     async def main() -> None:
-        sampler = Sampler(FakeGPUs(folder), limit=10)
+        sampler = Sampler(SimulatedGPUs(folder), limit=10)
         before = await sampler.sample()
         resume = hang(folder)
         began = time.monotonic()

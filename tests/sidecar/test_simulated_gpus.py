@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.gpus import GPUError, Unselectable
-from sidecar.gpus.simulated import FakeGPUs, OutOfMemory, claim, lay_out
+from sidecar.gpus.simulated import OutOfMemory, SimulatedGPUs, claim, lay_out
 
 # What a program does that may not import the sidecar: the format, by hand.
 BY_HAND = """
@@ -112,7 +112,7 @@ def claimer(program: str, folder: Path, index: int, size: int) -> Iterator[Claim
             process.kill()
 
 
-def used(gpus: FakeGPUs) -> list[int]:
+def used(gpus: SimulatedGPUs) -> list[int]:
     return [gpu.used for gpu in gpus.snapshot()]
 
 
@@ -123,21 +123,21 @@ def claims(folder: Path) -> list[str]:
 def test_what_a_folder_of_gpus_is(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "gpus"
     lay_out(folder, [1000, 500])
-    gpus = FakeGPUs(folder)
+    gpus = SimulatedGPUs(folder)
     a, b = gpus.snapshot()
     assert (a.index, a.total, a.used, a.free, a.processes, a.refused) == (0, 1000, 0, 1000, {}, "")
     assert (b.index, b.total, b.free) == (1, 500, 500)
     assert (a.uuid, gpus.driver) == ("GPU-00000000-5eed-5eed-5eed-000000000000", "simulated")
-    (only,) = FakeGPUs(folder, [b.uuid]).snapshot()
+    (only,) = SimulatedGPUs(folder, [b.uuid]).snapshot()
     assert only == b
     with pytest.raises(Unselectable):
-        FakeGPUs(folder, [2]).snapshot()
+        SimulatedGPUs(folder, [2]).snapshot()
     gpus.close()
 
 
 def test_a_process_claims_resizes_and_releases(tmp_path: Path) -> None:
     lay_out(tmp_path, [1000, 500])
-    gpus = FakeGPUs(tmp_path)
+    gpus = SimulatedGPUs(tmp_path)
     with claimer(BY_CALL, tmp_path, 0, 600) as child:
         assert child.said == "claimed"
         assert used(gpus) == [600, 0]
@@ -158,13 +158,13 @@ def test_by_hand_and_over_a_restart_of_the_sidecar(tmp_path: Path) -> None:
     lay_out(tmp_path, [1000])
     with claimer(BY_HAND, tmp_path, 0, 600) as child:
         assert child.said == "claimed"
-        assert FakeGPUs(tmp_path).snapshot()[0].processes == {child.pid: 600}
+        assert SimulatedGPUs(tmp_path).snapshot()[0].processes == {child.pid: 600}
         lay_out(tmp_path, [1000])  # as a sidecar does that starts again
-        assert used(FakeGPUs(tmp_path)) == [600]
+        assert used(SimulatedGPUs(tmp_path)) == [600]
         with pytest.raises(OutOfMemory, match="500 bytes asked for, 400 of 1000 are free"):
             claim(tmp_path, 0, 500)
         child.process.communicate()  # it removes its file
-        assert used(FakeGPUs(tmp_path)) == [0]
+        assert used(SimulatedGPUs(tmp_path)) == [0]
 
 
 def test_two_that_claim_at_once_do_not_both_get_it(tmp_path: Path) -> None:
@@ -178,14 +178,14 @@ def test_two_that_claim_at_once_do_not_both_get_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("restarted", [False, True])
 def test_one_that_is_killed_has_released(tmp_path: Path, restarted: bool) -> None:
     lay_out(tmp_path, [1000])
-    gpus = FakeGPUs(tmp_path)
+    gpus = SimulatedGPUs(tmp_path)
     with claimer(BY_HAND, tmp_path, 0, 600) as child:
         assert used(gpus) == [600]
         child.kill()
         claim(tmp_path, 0, 1000)
         claim(tmp_path, 0, 0)
         assert len(claims(tmp_path)) == 1, "nobody has looked yet"
-        assert used(FakeGPUs(tmp_path) if restarted else gpus) == [0]
+        assert used(SimulatedGPUs(tmp_path) if restarted else gpus) == [0]
         assert claims(tmp_path) == []
 
 
@@ -194,13 +194,13 @@ def test_one_that_is_killed_and_reaped_has_released(tmp_path: Path) -> None:
     with claimer(BY_HAND, tmp_path, 0, 600) as child:
         child.process.kill()
         child.process.wait()
-        assert used(FakeGPUs(tmp_path)) == [0]
+        assert used(SimulatedGPUs(tmp_path)) == [0]
 
 
 def test_a_claim_does_not_pass_to_another_process_of_its_pid(tmp_path: Path) -> None:
     lay_out(tmp_path, [1000])
     (tmp_path / f"GPU-0.{os.getpid()}.1").write_text("600")
-    assert used(FakeGPUs(tmp_path)) == [0]
+    assert used(SimulatedGPUs(tmp_path)) == [0]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -208,13 +208,13 @@ def test_memory_of_the_dead_returns_late(tmp_path: Path, restarted: bool) -> Non
     lay_out(tmp_path, [1000, 1000])
     (tmp_path / "GPU-0.return").write_text("3")
     clock = Clock()
-    gpus = FakeGPUs(tmp_path, clock=clock)
+    gpus = SimulatedGPUs(tmp_path, clock=clock)
     with claimer(BY_HAND, tmp_path, 0, 600) as child, claimer(BY_HAND, tmp_path, 1, 500) as other:
         assert used(gpus) == [600, 500]
         child.kill()
         other.kill()
         if restarted:
-            gpus = FakeGPUs(tmp_path, clock=clock)
+            gpus = SimulatedGPUs(tmp_path, clock=clock)
         assert used(gpus) == [600, 0], "late is one GPU's fault"
         assert gpus.snapshot()[0].processes == {}
         clock.now += 2.9
@@ -232,7 +232,7 @@ def test_what_is_given_up_in_life_returns_late_too(tmp_path: Path) -> None:
     lay_out(tmp_path, [1000])
     (tmp_path / "GPU-0.return").write_text("3")
     clock = Clock()
-    gpus = FakeGPUs(tmp_path, clock=clock)
+    gpus = SimulatedGPUs(tmp_path, clock=clock)
     claim(tmp_path, 0, 800)
     assert used(gpus) == [800]
     claim(tmp_path, 0, 100)  # it went to sleep
@@ -250,7 +250,7 @@ def test_memory_that_never_returns_until_the_fault_is_gone(tmp_path: Path) -> No
     lay_out(tmp_path, [1000])
     (tmp_path / "GPU-0.return").write_text("inf")
     clock = Clock()
-    gpus = FakeGPUs(tmp_path, clock=clock)
+    gpus = SimulatedGPUs(tmp_path, clock=clock)
     with claimer(BY_HAND, tmp_path, 0, 600) as child:
         used(gpus)
         child.kill()
@@ -265,7 +265,7 @@ def test_memory_that_never_returns_until_the_fault_is_gone(tmp_path: Path) -> No
 def test_what_is_held_late_and_taken_anew_is_never_more_than_there_is(tmp_path: Path) -> None:
     lay_out(tmp_path, [1000])
     (tmp_path / "GPU-0.return").write_text("inf")
-    gpus = FakeGPUs(tmp_path)
+    gpus = SimulatedGPUs(tmp_path)
     for size in (800, 0, 800):
         claim(tmp_path, 0, size)
         (gpu,) = gpus.snapshot()
@@ -278,7 +278,7 @@ def test_faults_of_one_gpu(tmp_path: Path) -> None:
     (tmp_path / "GPU-0.lost").touch()
     (tmp_path / "GPU-1.error").write_text("Unknown Error\n")
     (tmp_path / "GPU-2.mig").touch()
-    lost, failed, divided, well = FakeGPUs(tmp_path).snapshot()
+    lost, failed, divided, well = SimulatedGPUs(tmp_path).snapshot()
     assert (lost.refused, lost.free, lost.readable) == ("it has fallen off the bus (simulated)", 0, False)
     assert (failed.refused, failed.free, failed.readable) == ("NVML: Unknown Error (simulated)", 0, False)
     assert (divided.refused[:23], divided.free, divided.readable) == ("it is divided by MIG, a", 1000, True)
@@ -286,11 +286,11 @@ def test_faults_of_one_gpu(tmp_path: Path) -> None:
     with pytest.raises(GPUError, match="fallen off the bus"):
         claim(tmp_path, 0, 1)
     (tmp_path / "GPU-0.lost").unlink()
-    assert FakeGPUs(tmp_path).snapshot()[0].refused == ""
+    assert SimulatedGPUs(tmp_path).snapshot()[0].refused == ""
 
 
 def test_faults_of_the_whole(tmp_path: Path) -> None:
-    gpus = FakeGPUs(tmp_path)
+    gpus = SimulatedGPUs(tmp_path)
     with pytest.raises(GPUError, match="no simulated GPU in"):
         gpus.snapshot()
     with pytest.raises(GPUError, match="there is none in"):
@@ -314,7 +314,7 @@ def test_faults_of_the_whole(tmp_path: Path) -> None:
 def test_files_that_say_something_else(tmp_path: Path, name: str, text: str, message: str) -> None:
     lay_out(tmp_path, [1000])
     claim(tmp_path, 0, 10)
-    gpus = FakeGPUs(tmp_path)
+    gpus = SimulatedGPUs(tmp_path)
     gpus.snapshot()
     claim(tmp_path, 0, 0)
     (tmp_path / name).write_text(text)

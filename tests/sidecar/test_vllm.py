@@ -8,9 +8,9 @@ from loadtest.engine import metrics
 from loadtest.engine.config import sim_config
 from loadtest.engine.engine import Engine
 from sidecar.core.vllm import (
+    Acknowledgement,
     AnswerError,
     Completion,
-    Done,
     Gauges,
     SleepState,
     done_from,
@@ -150,8 +150,8 @@ def test_the_other_answers() -> None:
     assert sleeping_from(b'{"is_sleeping":true}') is True
     assert said_from(b'{"choices":[{"text":" Paris","token_ids":[1,2]}]}') == Completion(" Paris", (1, 2))
     assert said_from(b'{"choices":[{"text":" Paris","token_ids":null}]}') == Completion(" Paris")
-    assert done_from(b"") == done_from(b"{}") == Done()
-    assert done_from(b'{"status":"sleeping","level":2}') == Done(status="sleeping", level=2)
+    assert done_from(b"") == done_from(b"{}") == Acknowledgement()
+    assert done_from(b'{"status":"sleeping","level":2}') == Acknowledgement(status="sleeping", level=2)
 
 
 DEEP = b'{"x":' + b"[" * 100_000

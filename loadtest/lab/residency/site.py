@@ -16,7 +16,7 @@ from loadtest.lab.residency.residents import Machine, Model, ResidentEngines
 from sidecar.core.config import decode
 from sidecar.core.lifecycle import RUNNING, SLEEPING
 from sidecar.core.model_state import ModelState
-from sidecar.gpus.monitor import Machine as Seen
+from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.manager import HOT, Manager
 from sidecar.residency.state_file import SavedState, Times
 
@@ -74,7 +74,7 @@ class Site:
         return Manager(
             decode(self.text.encode()),
             self.engines,
-            Seen(self.machine.sample, self.say),
+            GpuMonitor(self.machine.sample, self.say),
             None,
             known=known,
             host_memory=self._host_memory,

@@ -22,7 +22,7 @@ MISTAKE = 2  # exit status of argparse for an argument that it does not know
 LINES, SIZE = 20_000, 4 * 1024 * 1024  # of a help; vLLM's is 3,000 lines, 0.2 MiB
 
 
-class Installed:
+class InstalledFlags:
     """`sidecar`: its id, which the processes that print a help are marked by. `log`: where they write. `within`:
     seconds for one help."""
 

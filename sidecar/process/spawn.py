@@ -15,7 +15,7 @@ class SpawnFailed(Exception):
     """The engine's program could not be started; the message says why."""
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int) -> process_family.Seen:
+def start(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int) -> process_family.ProcessSnapshot:
     """The leader of a new session. The caller reaps it. Raises SpawnFailed, and nothing runs then.
 
     `env` is its whole environment; `output` is the descriptor it writes to. No shell sees `argv`.
