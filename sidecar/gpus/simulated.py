@@ -96,7 +96,7 @@ def claim(folder: Path, index: int, size: int) -> None:
 class SimulatedGPUs:
     """The GPUs of a folder (`core.gpus.GPUs`). `clock` gives monotonic seconds, for memory that returns late.
 
-    "Late" counts from the snapshot that first saw the memory given up. A new SimulatedGPUs on the same folder knows of it
+    Lateness counts from the snapshot that first saw the memory given up. A new object on the same folder knows of it
     only where its process has ended, and then counts anew.
     """
 
