@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from gateway.control.guard import JSON, error
 from gateway.core.sidecars.addresses import is_loopback
-from gateway.core.sidecars.sidecars import Impostor, Overfull, Untrusted
+from gateway.core.sidecars.sidecars import NameConflict, RegistryFull, UntrustedSidecar
 from gateway.shared.protocol import MAX_BYTES, DemandReport, ProtocolError, encode
 
 BODY_WITHIN = 5.0  # seconds for all of it
@@ -37,7 +37,7 @@ class ReportTaker(Protocol):
         """Raises Untrusted."""
 
     def report(self, body: bytes, *, local: bool) -> DemandReport:
-        """Raises WireError, Overfull and Impostor."""
+        """Raises WireError, RegistryFull and NameConflict."""
 
 
 async def take_report(request: Request, sidecars: ReportTaker | None) -> Response:
@@ -51,7 +51,7 @@ async def take_report(request: Request, sidecars: ReportTaker | None) -> Respons
         return error(421, "misdirected_request", message, {"connection": "close"})
     try:
         sidecars.admit(_token(request))
-    except Untrusted as refused:
+    except UntrustedSidecar as refused:
         return error(401, "invalid_token", str(refused), {"www-authenticate": "Bearer", "connection": "close"})
     body = bytearray()
     try:
@@ -69,9 +69,9 @@ async def take_report(request: Request, sidecars: ReportTaker | None) -> Respons
         answer = sidecars.report(bytes(body), local=is_local(request.scope))
     except ProtocolError as bad:
         return error(400, "bad_report", f"The report cannot be read: {bad}")
-    except Impostor as impostor:
+    except NameConflict as impostor:
         return error(409, "id_taken", f"The report is not taken: {impostor}.")
-    except Overfull as full:
+    except RegistryFull as full:
         return error(503, "too_many_sidecars", f"The report is not taken: {full}.")
     return Response(encode(answer), media_type=JSON)
 

@@ -163,7 +163,7 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
     return SidecarView(
         id=report.sidecar,
         control=report.control,
-        heard_s=round(now - sidecar.heard_at, 2),
+        heard_s=round(now - sidecar.reported_at, 2),
         stale=stale,
         memory_total=sum(gpu.total for gpu in report.gpus),
         memory_used=sum(gpu.used for gpu in report.gpus),

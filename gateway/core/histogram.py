@@ -1,4 +1,4 @@
-"""Seconds counted into buckets: as Prometheus wants them, and cheap to count (about 0.2 us)."""
+"""Histogram of times in seconds, with Prometheus' cumulative buckets. One observation takes about 0.2 us."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 
 class Histogram:
-    """`counts` are of each bucket alone, the last of what is above all BOUNDS; `sum` is seconds."""
+    """`counts`: observations in each bucket alone; the last is above all BOUNDS. `sum`: seconds of all."""
 
     __slots__ = ("counts", "sum")
 
@@ -17,16 +17,17 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
+        """Count one time."""
         self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.sum += seconds
 
     def add(self, other: Histogram) -> None:
-        """Count all that the other has counted."""
+        """Add all observations of another histogram."""
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.sum += other.sum
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bounds, and how many were not above them."""
+        """Cumulative buckets as Prometheus has them: upper bound, number of observations up to it."""
         total, rows = 0, []
         for bound, count in zip((*map(str, BOUNDS), "+Inf"), self.counts, strict=True):
             total += count

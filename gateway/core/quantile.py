@@ -1,6 +1,6 @@
-"""Quantiles of the last few samples: exact over what is remembered, sorted only when somebody asks.
+"""Quantiles of the last samples, exact over those remembered, and sorted only on demand.
 
-Asking changes no later answer: which samples are seen depends on how many have come, not on who asked when.
+A read changes no later result. Values change after every SORT_EVERY samples, whether or not they were read.
 """
 
 from __future__ import annotations
@@ -9,37 +9,40 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-REMEMBERED = 128
-SORT_EVERY = 8  # samples; no value is known before there are as many
+REMEMBERED = 128  # samples
+SORT_EVERY = 8  # samples; the first value is known after as many
 
 
 def nearest_rank(ordered: Sequence[float], q: float) -> float:
-    """The smallest of `ordered` (ascending, not empty) that a share of at least `q` of them does not exceed."""
+    """The q-quantile by nearest rank: the smallest value that at least a share `q` (0..1) of the values is not above.
+
+    `ordered`: ascending, not empty.
+    """
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
 class TTFTQuantile:
-    """The usual time to first token of one class: after how long a second attempt is worth its cost."""
+    """Quantiles of one class's time to first token (TTFT). Hedging waits so long before its second attempt."""
 
-    __slots__ = ("_last", "_seen", "_sorted", "_unseen")
+    __slots__ = ("_last", "_pending", "_sample", "_sorted")
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=REMEMBERED)
-        self._seen: list[float] = []  # what answers are of
+        self._sample: list[float] = []  # the copy that values are computed from
         self._sorted = True
-        self._unseen = 0  # samples that no answer is of yet
+        self._pending = 0  # samples added since the copy
 
     def add(self, seconds: float) -> None:
-        """A first byte came after `seconds`."""
+        """Add one time to first byte."""
         self._last.append(seconds)
-        self._unseen += 1
-        if self._unseen == SORT_EVERY:
-            self._unseen = 0
-            self._seen, self._sorted = list(self._last), False
+        self._pending += 1
+        if self._pending == SORT_EVERY:
+            self._pending = 0
+            self._sample, self._sorted = list(self._last), False
 
     def value(self, q: float) -> float | None:
-        """Seconds that a share `q` (0..1) of the last first bytes did not exceed; None: too few are known."""
+        """The q-quantile in seconds; None: fewer than SORT_EVERY samples so far."""
         if not self._sorted:
-            self._seen.sort()
+            self._sample.sort()
             self._sorted = True
-        return nearest_rank(self._seen, q) if self._seen else None
+        return nearest_rank(self._sample, q) if self._sample else None

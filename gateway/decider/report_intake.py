@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gateway.core.policy.policy import SidecarsPolicy
 from gateway.core.sidecars.sidecar import STALE, Member
-from gateway.core.sidecars.sidecars import Changes, Untrusted
+from gateway.core.sidecars.sidecars import Changes, UntrustedSidecar
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.engine_sockets import socket_refusal
 from gateway.shared.protocol import DemandReport, capacity_report
@@ -77,14 +77,16 @@ class ReportIntake:
         """Whether reports are taken from who shows `token`. Raises Untrusted. Digests are compared, so that time tells
         neither content nor length."""
         if self._policy is None:
-            raise Untrusted("This gateway's policy has no fleet.sidecars: no sidecar is heard.")
+            raise UntrustedSidecar("This gateway's policy has no fleet.sidecars: no sidecar is heard.")
         if self._token is None:
-            raise Untrusted("This gateway's policy has no fleet.sidecars.token_file: no sidecar is heard.")
+            raise UntrustedSidecar("This gateway's policy has no fleet.sidecars.token_file: no sidecar is heard.")
         if token is None or not hmac.compare_digest(hashlib.sha256(token).digest(), self._token):
-            raise Untrusted("A sidecar shows the token of fleet.sidecars.token_file: Authorization: Bearer TOKEN.")
+            raise UntrustedSidecar(
+                "A sidecar shows the token of fleet.sidecars.token_file: Authorization: Bearer TOKEN."
+            )
 
     def report(self, body: bytes, *, local: bool) -> DemandReport:
-        """Take a report in; `local`: it came from this machine. Raises WireError, Overfull, Impostor."""
+        """Take a report in; `local`: it came from this machine. Raises WireError, RegistryFull, NameConflict."""
         report = capacity_report(body)
         registry, now = self._registry, self._dispatch.clock()
         before = registry.sidecars.get(report.sidecar)
@@ -117,7 +119,7 @@ class ReportIntake:
             self._members.join(member)
         for member in changes.update:
             self._members.update(member)
-        for line in changes.said:
+        for line in changes.log:
             self._say(line)
         if changes.expected:
             self._dispatch.fleet.expect(self._registry.cards(self._dispatch.clock()))
@@ -135,7 +137,7 @@ class ReportIntake:
         self._carry_out(registry.forget(now, self._serving))
         self._news({model.model for sidecar in silent for model in sidecar.models.values()})
         self._timer = None
-        heard = [sidecar.heard_at for sidecar in registry.sidecars.values() if not sidecar.stale(now)]
+        heard = [sidecar.reported_at for sidecar in registry.sidecars.values() if not sidecar.stale(now)]
         if registry.sidecars:
             at = min(heard) + STALE if heard else now + AGAIN
             self._timer = asyncio.get_running_loop().call_at(at, self._look)

@@ -43,7 +43,7 @@ class SidecarMetrics:
         now = self._dispatch.clock()
         heard = GaugeMetricFamily("weir_sidecar_heard_seconds", "Since its last report.", labels=("sidecar",))
         for name, sidecar in islice(registry.sidecars.items(), MOST):
-            heard.add_metric((name,), now - sidecar.heard_at)
+            heard.add_metric((name,), now - sidecar.reported_at)
         stale = sum(sidecar.stale(now) for sidecar in registry.sidecars.values())
         known = GaugeMetricFamily("weir_sidecars", "Sidecars, by whether they are heard.", labels=("state",))
         known.add_metric(("heard",), len(registry.sidecars) - stale)

@@ -33,7 +33,7 @@ class Waking:
     def __init__(self, dispatch: Dispatch, say: Callable[[str], None]) -> None:
         self.token: str | None = None
         self.transport: httpx.AsyncBaseTransport | None = None  # made at the first request
-        self.asked = dict.fromkeys(RESULTS, 0)
+        self.results = dict.fromkeys(RESULTS, 0)
         self._dispatch = dispatch
         self._registry = dispatch.sidecars
         self._say = say
@@ -73,21 +73,21 @@ class Waking:
                 if target != last:
                     last, pause, again_at = target, FIRST_PAUSE, 0.0
                 sidecar = registry.sidecars[outlook.sidecar]
-                begun = beginning(sidecar.said(outlook.profile)[0])
+                begun = beginning(sidecar.latest(outlook.profile)[0])
                 if begun or sidecar.pause(now) or now < again_at:
                     await self._wait(now, sidecar.pause(now), again_at)
                     continue
-                registry.asked[model] = target
+                registry.waking[model] = target
                 result = await self._ask(outlook)
-                self.asked[result] += 1
+                self.results[result] += 1
                 if result == "failed":
-                    registry.asked.pop(model, None)
+                    registry.waking.pop(model, None)
                 else:
                     again_at, pause = clock() + pause, min(LAST_PAUSE, 2 * pause)
                 self._dispatch.reconsider(model)
         finally:
             del self._tasks[model], self._until[model]
-            registry.asked.pop(model, None)
+            registry.waking.pop(model, None)
 
     def _is_wanted(self, model: str, now: float) -> bool:
         """Whether calls wait for it, or will come back for it and find it ready only if it is asked for."""

@@ -116,7 +116,7 @@ class Gateway:
         self.waking = Waking(self.dispatch, say)
         self.dispatch.wake = self.waking.wanted
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
-        sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.asked)
+        sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
         self.dispatch.woken = sidecar_metrics.woken
         self.metrics.more = sidecar_metrics.collect
         self._fixed = tuple(entries)

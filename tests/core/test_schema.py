@@ -139,7 +139,7 @@ def test_descriptions_say_what_is_expected_and_what_is_the_default() -> None:
     assert field == {
         "type": "string",
         "pattern": r"^(?:[0-9]{1,15}([.][0-9]{1,9})?(ms|s|m|h|d))$",
-        "description": "Until the last token; a client may ask for another one with x-weir-deadline-ms. "
+        "description": "Time from arrival to the last token. A client may set another one with x-weir-deadline-ms. "
         "Expected: a time such as 250ms, 10s, 5m, at least 1ms, at most 1d. Default: 5m.",
         "default": "5m",
     }
@@ -151,10 +151,10 @@ def test_descriptions_say_what_is_expected_and_what_is_the_default() -> None:
 
 def test_docstrings_are_read_field_by_field() -> None:
     general, fields = described(Quota)
-    assert general == "A bare rate is a quota too."
+    assert general == "A rate limit as a token bucket. A bare rate such as 600/min is a quota too."
     assert fields == {
-        "rate": "How much over time",
-        "burst": "How much of it may come at once; null: what one period allows",
+        "rate": "Amount per time, such as 600/min",
+        "burst": "Size of the bucket: the amount that may come at once; null: the amount of one period",
     }
     assert set(described(TrafficClass)[1]) == set(TrafficClass.__struct_fields__)
     assert set(described(EngineEntry)[1]) == set(EngineEntry.__struct_fields__)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.sidecars.sidecar import BOOTS, STALE
-from gateway.core.sidecars.sidecars import FORGOTTEN, MOST, MOST_MODELS, Changes, Impostor, Overfull, Registry
+from gateway.core.sidecars.sidecars import FORGOTTEN, MOST, MOST_MODELS, Changes, NameConflict, Registry, RegistryFull
 from gateway.shared.protocol import CapacityReport, Demand, GPUReport, ModelReport
 
 ALLOW = ("10.0.0.0/8",)
@@ -104,7 +104,7 @@ def test_reports_out_of_order_count_for_nothing(told: Told) -> None:
 def test_nobody_speaks_for_a_sidecar_that_is_heard_without_its_key(told: Told) -> None:
     told(model(**AWAKE), key="own", sequence=5)
     for forged in ({"key": "guessed", "boot": "z", "sequence": 2**53}, {"key": ""}, {"key": "own "}):
-        with pytest.raises(Impostor, match="another sidecar is heard as a: give each an `id` of its own"):
+        with pytest.raises(NameConflict, match="another sidecar is heard as a: give each an `id` of its own"):
             told(now=109.0, **forged)
     assert told.registry.counts == {"taken": 1, "dropped": 0, "refused": 3, "address_refused": 0}
     assert ids(told(model(**AWAKE), key="own", boot="c", sequence=1)) == ([], [], []), "a restart needs no more"
@@ -115,7 +115,7 @@ def test_one_that_has_lost_its_key_is_heard_once_the_other_has_fallen_silent(tol
     told(model(**AWAKE), key="own", sequence=5)
     told(key="own", boot="c", sequence=1)
     assert ids(told(model(**AWAKE), key="new", boot="b", sequence=1, now=100.0 + STALE)) == (["10.0.0.1:8000"], [], [])
-    with pytest.raises(Impostor):
+    with pytest.raises(NameConflict):
         told(key="own", now=111.0)
 
 
@@ -131,7 +131,7 @@ def test_a_socket_is_used_if_its_folder_is_a_sidecars_own(told: Told) -> None:
     models = [model(name, **AWAKE | {"url": f"unix://{path}"}) for name, path in paths.items()]
     changes = told(*models, local=True)
     assert [member.url for member in changes.join] == ["unix:///e/p.sock"]
-    assert changes.said == ("sidecar a: 'unix:///run/docker.sock' is not used: no",)
+    assert changes.log == ("sidecar a: 'unix:///run/docker.sock' is not used: no",)
     assert asked == ["/e/p.sock", "/run/docker.sock"]
     assert told(*models, sidecar="b").join == (), "nor anybody's who is not on this machine"
     assert len(asked) == 2
@@ -146,14 +146,14 @@ def test_addresses_that_may_not_be_used_are_left_out_and_said_once(told: Told) -
     good, bad = model("good", **AWAKE), model("bad", **AWAKE | {"url": "http://127.0.0.1:1"})
     changes = told(good, bad)
     assert [member.profile for member in changes.join] == ["good"]
-    assert changes.said == (
+    assert changes.log == (
         "sidecar a: 'http://127.0.0.1:1' is not used: not in a network of fleet.sidecars.allow",
     )  # fmt: skip
-    assert told(good, bad).said == ()
+    assert told(good, bad).log == ()
     assert told.registry.counts["address_refused"] == 1
-    (named,) = told(model(**AWAKE | {"url": "http://10.0.0.99:8000"}), sidecar="x").said
+    (named,) = told(model(**AWAKE | {"url": "http://10.0.0.99:8000"}), sidecar="x").log
     assert named.endswith("the policy names this engine itself")
-    (twice,) = told(good, model("again", **AWAKE)).said
+    (twice,) = told(good, model("again", **AWAKE)).log
     assert twice.endswith("another profile has said that it is its own")
 
 
@@ -161,7 +161,7 @@ def test_the_first_of_two_keeps_an_engine_until_it_is_silent(told: Told) -> None
     told(model(**AWAKE))
     second = told(model(**AWAKE), sidecar="z")
     assert ids(second) == ([], [], [])
-    assert second.said[0].endswith("sidecar a has said that it is its own")
+    assert second.log[0].endswith("sidecar a has said that it is its own")
     third = told(model(**AWAKE | {"state": "sleeping"}), sidecar="z", now=100 + STALE)
     assert ids(third) == ([], [("10.0.0.1:8000", False)], []), "what it says counts from now on"
     late = told(model(**AWAKE), now=101 + STALE)
@@ -173,7 +173,7 @@ def test_with_other_networks_engines_leave_and_come_back(told: Told) -> None:
     told(model(**AWAKE))
     (changes,) = told.registry.apply(("10.1.0.0/16",), (), 101.0)
     assert changes.leave == ("10.0.0.1:8000",)
-    assert len(changes.said) == 2, "its engine, and itself"
+    assert len(changes.log) == 2, "its engine, and itself"
     (changes,) = told.registry.apply(ALLOW, (), 102.0)
     assert [member.id for member in changes.join] == ["10.0.0.1:8000"]
     (changes,) = told.registry.apply(ALLOW, {"10.0.0.1:8000"}, 102.0)
@@ -183,13 +183,13 @@ def test_with_other_networks_engines_leave_and_come_back(told: Told) -> None:
 def test_there_are_only_so_many(told: Told) -> None:
     for number in range(MOST):
         told(sidecar=f"s{number}")
-    with pytest.raises(Overfull, match=f"{MOST} sidecars already"):
+    with pytest.raises(RegistryFull, match=f"{MOST} sidecars already"):
         told(sidecar="one-more")
     told(sidecar="s0")
     told.registry.clear()
     for number in range(MOST_MODELS // 256):
         told(*(model(f"{index}") for index in range(256)), sidecar=f"s{number}")
-    with pytest.raises(Overfull, match=f"more than {MOST_MODELS} models"):
+    with pytest.raises(RegistryFull, match=f"more than {MOST_MODELS} models"):
         told(*(model(f"{index}") for index in range(256)), sidecar="x")
     told(*(model(f"{index}") for index in range(256)), sidecar="s0")
 
@@ -227,7 +227,7 @@ def test_nothing_is_foretold_of_what_is_awake_unknown_silent_or_cannot_be_asked(
     told(model(**ASLEEP))
     assert registry.outlook("m", 100.0 + STALE) is None
     assert registry.knows("m")
-    assert told(model(**ASLEEP), control="http://8.8.8.8:1").said
+    assert told(model(**ASLEEP), control="http://8.8.8.8:1").log
     assert registry.outlook("m", 100.0) is None
     assert registry.cards(100.0) == {}
 
@@ -246,7 +246,7 @@ def test_the_soonest_is_chosen_then_the_least_loaded(told: Told) -> None:
 def test_who_is_asked_is_stayed_with_while_it_can(told: Told) -> None:
     told(model())
     told(model(**ASLEEP), sidecar="b")
-    told.registry.asked["m"] = ("a", "p")
+    told.registry.waking["m"] = ("a", "p")
     assert soonest(told) == ("a", "p", 30.0)
     told.registry.sidecars["a"].failed(100.0)
     assert soonest(told)[0] == "b"
@@ -331,7 +331,7 @@ def test_what_runs_is_told_of_each_engine_and_what_waits_once_a_model(told: Told
 def test_what_waits_counts_for_who_is_asked(told: Told) -> None:
     told(model("p", **AWAKE), model("q"))
     told(model("q"), sidecar="b")
-    told.registry.asked["m"] = ("b", "q")
+    told.registry.waking["m"] = ("b", "q")
     assert [demand.waiting for demand in demands(told, waiting=3)] == [0, 0]
     assert [demand.waiting for demand in demands(told, "b", waiting=3)] == [3]
 

@@ -237,7 +237,8 @@ def test_every_problem_of_a_keys_file_is_told_by_its_line() -> None:
 def test_the_hash_of_nothing_is_no_key() -> None:
     nothing = hashlib.sha256().hexdigest()
     assert problems(f"{A} acme\n{nothing} acme\n".encode()) == [
-        "keys.txt:2: found the SHA-256 of nothing: who sends no key would be this tenant, expected that of a key"
+        "keys.txt:2: found the SHA-256 of an empty key: callers without a key would be this tenant, "
+        "expected the SHA-256 of a key"
     ]
 
 

@@ -190,7 +190,7 @@ def test_a_hundred_calls_wait_for_one_order_and_go_with_the_report() -> None:
         assert {at for _, at in done} == {3.01}, "with the very report that says that it runs"
         assert sidecar.asked == [(0.01, "p")]
         assert world.gateway.waking.models == ()
-        assert world.dispatch.sidecars.asked == {}
+        assert world.dispatch.sidecars.waking == {}
         (demand,) = sidecar.say().values()
         assert (demand.waiting, demand.in_flight, demand.idle, demand.withdrawn) == (0, 0, 0.0, False)
         await asyncio.sleep(5.0)
@@ -442,7 +442,7 @@ def test_an_answer_that_makes_no_sense_is_none(answer: int | bytes | None, said:
         await asyncio.sleep(3.2)
         assert said in world.lines[0]
         assert asked[0] == "Bearer the-token-of-both"
-        assert world.gateway.waking.asked["failed"] == len(asked) - (answer is None and len(asked) > 1)
+        assert world.gateway.waking.results["failed"] == len(asked) - (answer is None and len(asked) > 1)
         sidecar.running("p")
         await task
 
@@ -472,7 +472,7 @@ def test_the_next_is_tried_when_one_says_that_it_cannot() -> None:
         (task,) = world.start(world.call())
         assert (await task) == (engine_id(second.url("p")), pytest.approx(5.02)), "at once"
         assert (len(first.asked), len(second.asked)) == (1, 1)
-        assert world.gateway.waking.asked == {"awake": 0, "begun": 1, "cannot": 1, "failed": 0}
+        assert world.gateway.waking.results == {"awake": 0, "begun": 1, "cannot": 1, "failed": 0}
 
     virtual(scenario)
 

@@ -1,6 +1,6 @@
-"""The policy's file: YAML in, the frozen `Policy` or every problem found out.
+"""Policy file: from YAML to the frozen `Policy`, or to a list of all its problems.
 
-Every problem of the file is gathered, since an operator wants to mend them in one edit.
+All problems of a file are gathered, so that an operator can fix them in one edit.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gateway.shared.files.yaml_file import read_file, written
 
 
 def decode(data: bytes, name: str = "policy") -> Policy:
-    """The policy in a YAML file. `name` is how messages call the file. Raises InvalidFile."""
+    """The policy in a YAML file. `name`: the file's name in messages. Raises InvalidFile."""
     return read_policy(data, name).good()
 
 
 def read_policy(data: bytes, name: str = "policy") -> Reading[Policy]:
-    """The policy as far as it can be read, with every problem of the file. Raises InvalidFile where it is no YAML."""
+    """The policy as far as it is readable, and all problems of the file. Raises InvalidFile where it is no YAML."""
     reading = read_file(data, name, Policy)
     policy = reading.value
     if reading.root.line_of(("service_tiers",)) is None:
@@ -32,10 +32,10 @@ def read_policy(data: bytes, name: str = "policy") -> Reading[Policy]:
 
 
 def _tiers(policy: Policy) -> Iterator[dict[str, str]]:
-    """The default tiers of classes that there are: the file may have classes of its own."""
+    """The default service tiers whose classes exist: the file may define classes of its own."""
     yield {tier: name for tier, name in policy.service_tiers.items() if name in policy.classes}
 
 
 def explain(policy: Policy) -> str:
-    """The policy as YAML, every default written out; it decodes to an equal policy."""
+    """The policy as YAML with every default written out. It decodes to an equal policy."""
     return written(policy, Policy)

@@ -1,8 +1,9 @@
-"""The policy: everything an operator may change while the gateway runs, as one frozen tree.
+"""Policy: all settings that an operator may change while the gateway runs, as one frozen tree.
 
-`Policy()` is the defaults. One snapshot serves a call from start to end. A field is here only if something obeys it.
-Times are seconds, sizes bytes or tokens, shares 0..1, whatever units the file used. `policy_file.py` reads the YAML;
-`policy_traffic.py` holds the part about classes, tenants and limits.
+`Policy()` has the defaults. A field is here only if code obeys it. Times are seconds, sizes bytes or tokens, shares
+0..1, whatever units the file used. The docstrings' field lines become the JSON Schema and docs/policy.md. `file.py`
+reads the YAML; `traffic.py` holds the part about classes, tenants, limits and overload; `snapshot.py` is what a call
+sees of it.
 """
 
 from __future__ import annotations
@@ -50,10 +51,14 @@ def default_service_tiers() -> Mapping[str, str]:
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may be promised on an engine. `kv_target`: share of its KV cache that calls may fill. `alpha`: share of
-    max_tokens a call is expected to use; auto: learned from real answers. `engine_backlog`: calls that may wait inside
-    an engine; order is decided here, so few. `capacity`: KV tokens of an engine that does not tell its own.
-    `max_concurrency`: calls on one engine, until its own samples teach better.
+    """KV-cache tokens and calls that the gateway may send to one engine.
+
+    `kv_target`: Share of the engine's KV cache that calls may fill.
+    `alpha`: Share of its max_tokens that a call is expected to use, such as 50%; auto: learned from real answers.
+    `engine_backlog`: Calls that may wait inside an engine. Keep it small: the gateway decides the order, and an
+    engine's own queue is first come, first served.
+    `capacity`: KV-cache tokens of an engine that does not report its own.
+    `max_concurrency`: Calls on one engine at once, until the gateway has learned a better limit from its metrics.
     """
 
     kv_target: Annotated[Share, Bounds(ge=0.05, le=1)] = 0.80
@@ -64,15 +69,20 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):
-    """Which engine a call goes to: the one with the least predicted time to first token.
+    """Load balancing: a call goes to the engine with the least predicted time to first token.
 
-    `affinity`: what tells where a prompt's beginning is cached: its `prefix`, or the engine of its `session`'s last
-    call. `block`: bytes of prompt per prefix block. `affinity_ttl`: how long a cached beginning is believed in.
-    `imbalance`: how far above the mean one engine may be held. `slow_start`: until an engine that has come back gets
-    its full share. `gateways`: how many share these engines; with more than one, the better of two engines drawn at
-    random. `cache_isolation`: who may find a prompt's beginning in an engine's prefix cache: the tenant that sent it,
-    or anybody (none). `cache_secret_file`: what tenants' cache salts are made with, alone in a file, relative to this
-    one; null: drawn at each start.
+    `affinity`: Signal for prefix-cache affinity. prefix: where the beginning of the prompt is cached; session: where
+    the session's last call went; none: no affinity.
+    `block`: Bytes of prompt in one block of the prefix comparison.
+    `affinity_ttl`: Time for which a prefix is believed to stay in an engine's cache.
+    `imbalance`: No engine gets more load than this many times the mean of its peers, even for a cached prefix.
+    `slow_start`: Time after which an engine that comes back gets its full share of calls; 0s: at once.
+    `gateways`: Number of gateways that share these engines. With more than one, each call takes the better of two
+    engines drawn at random, so that gateways do not all pick the same one.
+    `cache_isolation`: Tenants' isolation in the engines' prefix caches. tenant: each tenant finds only its own prefixes
+    (vLLM's cache_salt); none: all tenants share them.
+    `cache_secret_file`: File with the secret that tenants' cache salts are made of, alone in it. Its path is relative
+    to this file. null: a new secret at each start.
     """
 
     affinity: Literal["prefix", "session", "none"] = "prefix"
@@ -89,9 +99,13 @@ RetryCause = Literal["connect", "reset", "timeout", "429", "502", "503", "504"]
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True):
-    """Second attempts, before the first byte. `budget`: share of the calls of the last 10 s. `at_least`: retries in
-    10 s, however few calls there are. `per_call`: retries of one call, each on another engine where there is one. `on`:
-    failures of the connection, and statuses of the engine.
+    """Second attempts of a call on another engine, made only before the first byte has gone to the client.
+
+    `budget`: Retries of the last 10 s, as a share of the calls of the last 10 s.
+    `at_least`: Retries that are allowed in 10 s however few calls there are.
+    `per_call`: Retries of one call, each on another engine where there is one.
+    `on`: Failures that are retried: failures of the connection (connect, reset, timeout), and HTTP statuses of the
+    engine.
     """
 
     budget: Part = 0.20
@@ -101,12 +115,21 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to wait for whom. `connect`: to an engine. `first_byte`: from sending a call to an engine to the first
-    byte of its answer. `stall`: between two reads of an engine's answer. `headers`: for a client to send them. `body`:
-    without progress in a client's body. `body_total`: for all of a client's body. `keep_alive`: until an idle client
-    connection is closed. `write_stall`: until a client that reads nothing is dropped. `half_open`: until a client that
-    vanished without a word is noticed. `drain_grace`: on SIGTERM, how long calls are still taken while /readyz already
-    says no. `drain`: on SIGTERM, for answers in flight to finish.
+    """Timeouts of clients' and engines' connections, and of the shutdown.
+
+    `connect`: Time to connect to an engine.
+    `first_byte`: Time from sending a call to an engine to the first byte of its streamed answer. An answer that is not
+    streamed gets more time, by its length.
+    `stall`: Longest pause between two reads of an engine's answer.
+    `headers`: Time for a client to send all headers of a request.
+    `body`: Longest pause in a client's body.
+    `body_total`: Time for all of a client's body.
+    `keep_alive`: Time after which an idle client connection is closed.
+    `write_stall`: Time after which a client that reads nothing is dropped.
+    `half_open`: Time within which a client is noticed that vanished without closing its connection.
+    `drain_grace`: Time after SIGTERM in which calls are still taken while /readyz already fails. Set it to the time
+    that load balancers take to notice.
+    `drain`: Time after SIGTERM, and after drain_grace, for answers in flight to finish.
     """
 
     connect: Moment = 2.0
@@ -123,12 +146,18 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on one request, and on all that are here. `max`: its body, without the images, audio and files in it.
-    `max_media`: its body with them. `max_values`: JSON values and names of fields in it; an array or object is two.
-    `max_messages`: messages, prompts, inputs or documents in it. `max_n`: choices it may ask for. `media`: which
-    images, audio and files its prompt may carry; any: engines fetch URLs. `media_hosts`: with data_urls_only, whom
-    engines may fetch from all the same. `memory`: for the bodies of all requests, coming in, waiting and being sent.
-    `share`: of it, that one tenant may have; of those without a key, one address.
+    """Limits on request bodies: of one request, and of all requests together.
+
+    `max`: Largest body, without the images, audio and files in it.
+    `max_media`: Largest body with images, audio and files. Data URLs are a third larger than their files.
+    `max_values`: JSON values and field names in one body. An array or object counts as two, a token id as one.
+    `max_messages`: Messages, prompts, inputs or documents in one body.
+    `max_n`: Choices (n) that one request may ask for.
+    `media`: Images, audio and files that a prompt may hold. data_urls_only: those in the body itself; any: URLs too,
+    which engines will fetch; none: text only.
+    `media_hosts`: Hosts from which engines may fetch media although it is data_urls_only, such as [images.example.com].
+    `memory`: Memory for the bodies of all requests while they arrive, wait and are sent. Beyond it requests get 503.
+    `share`: Share of that memory for one tenant, or for one address among clients without a key.
     """
 
     max: Buffer = 2 * 1024**2
@@ -143,11 +172,16 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One vLLM server. `url`: where it listens. `name`: what clients are told of it, as in x-weir-engine; null: a
-    number, as engine-1. `models`: serve only these of what it has; empty: all. `api_key_file`:
-    its --api-key, alone in a file, relative to this one. `capacity`: KV tokens; null: what it reports.
-    `max_concurrency`: calls at once; null: learned. `kv_events`: where it publishes the events of its prefix cache
-    (vLLM's --kv-events-config), if it does.
+    """One vLLM server.
+
+    `url`: Address of the engine's HTTP server.
+    `name`: Name of the engine towards clients, as in the header x-weir-engine; null: a number, such as engine-1.
+    `models`: Models of the engine that are served; empty: all that it has.
+    `api_key_file`: File with the engine's --api-key, alone in it. Its path is relative to this file.
+    `capacity`: KV-cache tokens of the engine; null: as it reports.
+    `max_concurrency`: Calls on the engine at once; null: learned.
+    `kv_events`: Address at which the engine publishes events of its prefix cache (vLLM's --kv-events-config); null: it
+    publishes none.
     """
 
     url: EngineUrl
@@ -160,9 +194,13 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Sidecars that may bring their engines. `token_file`: what they show, alone in a file, relative to this one; null:
-    sidecar.token beside this one, which is made where it is not there. `allow`: networks that their engines, and they
-    themselves, may be in. `hosts`: names of this gateway by which they call it; its addresses always count.
+    """Sidecars that may add their engines to the fleet.
+
+    `token_file`: File with the token that sidecars must show, alone in it. Its path is relative to this file. null:
+    sidecar.token beside this file, which is made where it is missing.
+    `allow`: Networks of the sidecars and of their engines. An engine or sidecar elsewhere is refused.
+    `hosts`: Host names by which sidecars call this gateway's control port, such as [gateway.internal]. Its addresses
+    are always allowed.
     """
 
     token_file: FileName | None = None
@@ -171,9 +209,12 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The engines, and how often they are looked at. `poll`: between readings of an engine's /metrics. `health`:
-    between readings of its /health. `engines`: what the gateway sends calls to, beside those given with --engine.
-    `sidecars`: those whose engines it uses too; null: no sidecar is heard.
+    """Engines of the gateway, and the intervals of their health checks and metrics.
+
+    `poll`: Time between two readings of an engine's /metrics.
+    `health`: Time between two checks of an engine's /health. Three failures take it out, two successes bring it back.
+    `engines`: Engines that calls go to, beside those given with --engine.
+    `sidecars`: Sidecars whose engines are used too; null: no sidecar's report is taken.
     """
 
     poll: Annotated[Seconds, Bounds(ge=0.02, le=60)] = 0.5
@@ -183,11 +224,17 @@ class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on the data port. `max_connections`: of clients, at once. `max_per_peer`: the share of them that one
-    address may have, unless it is a trusted proxy's. `max_request_line`: method, path and query. `max_headers`: all
-    headers of a request. `max_header_fields`: their number. `max_pipelined`: requests waiting in line on one
-    connection. `write_high_water`: unread bytes of one client before its engine is paused. `hosts`: names that calls
-    may know this gateway by where it asks for no keys; empty: any, and from this machine localhost alone.
+    """Limits on the data port, which clients call.
+
+    `max_connections`: Client connections at once.
+    `max_per_peer`: Share of these connections for one address. Trusted proxies are exempt.
+    `max_request_line`: Size of the request line: method, path and query.
+    `max_headers`: Size of all headers of a request.
+    `max_header_fields`: Number of headers of a request.
+    `max_pipelined`: Pipelined requests that may wait on one connection.
+    `write_high_water`: Answer bytes that a client has not read, above which the gateway stops reading from its engine.
+    `hosts`: Names in the Host header by which calls may come to a gateway that asks for no keys, such as
+    [gateway.internal]. Empty: any name from other machines, localhost alone from this one.
     """
 
     max_connections: Positive = 10_000
@@ -201,23 +248,30 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cors(msgspec.Struct, frozen=True, kw_only=True):
-    """Web pages that may call the data port. Browsers obey it, nothing else does. `origins`: where the pages come from;
-    empty: none, *: all.
+    """CORS: web pages that may call the data port. It binds browsers only.
+
+    `origins`: Origins of the pages, such as https://chat.example.com; empty: none, *: all.
     """
 
     origins: tuple[WebOrigin, ...] = ()
 
 
 class Logging(msgspec.Struct, frozen=True, kw_only=True):
-    """The call log. `calls`: the share of calls that get a line. `prompts`: the line holds the request's body."""
+    """Call log: a JSON line per call.
+
+    `calls`: Share of calls that get a line. true: all, false: none, 10%: a sample.
+    `prompts`: Whether the line holds the request's body. It holds what users wrote.
+    """
 
     calls: Annotated[float, SAMPLE, Bounds(ge=0, le=1)] = 1.0
     prompts: bool = False
 
 
 class TrustedProxies(msgspec.Struct, frozen=True, kw_only=True):
-    """Front proxies that say who calls; from anyone else their header is ignored. `addresses`: theirs. `tenant_header`:
-    where they name the tenant.
+    """Front proxies that authenticate callers and name their tenant. From other peers their header is ignored.
+
+    `addresses`: Addresses of the proxies, such as 10.0.0.5, 10.0.0.0/24, or unix for the data port's unix socket.
+    `tenant_header`: Request header in which they name the tenant.
     """
 
     addresses: tuple[Network, ...] = ()
@@ -225,17 +279,21 @@ class TrustedProxies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_tenants() -> Mapping[str, Tenant]:
-    """Nobody needs a key."""
+    """The one tenant `anonymous`: no call needs a key."""
     return {"anonymous": Tenant()}
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an operator may change while the gateway runs; what is absent has its default.
+    """All settings that may change while the gateway runs. A field that is absent has its default.
 
-    `version`: of this format. `classes`: traffic classes, the most important first; giving them replaces the whole
-    list, and one must be `default`. `service_tiers`: from OpenAI's service_tier field to a class. `tenants`: who pays;
-    a call without a key is the tenant `anonymous`'s, where there is one. `keys_file`: more of the tenants' keys, lines
-    of SHA-256 and tenant, relative to this file. `shaping`: caps on max_tokens as engines fill up.
+    `version`: Version of this format.
+    `classes`: Traffic classes, the most important first. One must be `default`. Giving any replaces the whole list.
+    `service_tiers`: Class of each value of OpenAI's field service_tier. A value that is not here is ignored.
+    `tenants`: Tenants, who own keys, limits and shares. A call without a key is the tenant `anonymous`'s; without such
+    a tenant it gets 401.
+    `keys_file`: File with more of the tenants' keys, a line of SHA-256 and tenant for each. Its path is relative to
+    this file. `gateway key add` writes it.
+    `shaping`: Caps on max_tokens while engines are full. Of those that apply the smallest counts.
     """
 
     version: Literal[1] = 1

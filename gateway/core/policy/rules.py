@@ -1,7 +1,7 @@
-"""What no single field of a policy can tell: names that must exist, and values that must agree.
+"""Validation of a policy across its fields: names that must exist, and values that must agree.
 
-Each rule looks at the finished Policy and yields what is wrong; lines of a file are found from paths afterwards.
-What is legal but unwise is advice.py's business.
+Each rule reads the finished `Policy` and yields faults. The lines of the file are found from the faults' paths
+afterwards. Settings that are legal but unwise belong to `advice.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gateway.shared.vllm.kv_events import address_fault
 
 T = TypeVar("T")
 
-HINTS = 20  # names of a kind whose nearest is looked for: it takes a while among thousands
+HINTS = 20  # unknown names for which the nearest known name is searched: the search is slow among thousands
 
 
 def faults(policy: Policy) -> Iterator[Fault]:
-    """Everything that keeps a well-formed policy from being used; of one that could not be read in all its parts, what
-    the others tell."""
+    """All faults that keep a well-formed policy from being used. Of a policy with unreadable parts, the faults of the
+    other parts."""
     yield from readable(
         _default(policy),
         _unknown(policy),
@@ -48,7 +48,7 @@ def _default(policy: Policy) -> Iterator[Fault]:
 
 
 def _unknown(policy: Policy) -> Iterator[Fault]:
-    """Names of classes that there are not."""
+    """Names of classes that do not exist."""
     expected = f"one of the classes {listed(policy.classes)}"
     names = [(path, name) for path, name in _class_names(policy) if name is not UNREAD]
     unknown = [(path, name) for path, name in names if name not in policy.classes]
@@ -57,8 +57,10 @@ def _unknown(policy: Policy) -> Iterator[Fault]:
 
 
 def bands_of(policy: Policy) -> list[list[str]]:
-    """The classes in order; a strict class ends a band. A later band gets what earlier ones leave, and weights share
-    what a band gets."""
+    """The classes' names in bands, in order. A strict class ends its band.
+
+    A later band gets the capacity that earlier ones leave. Within a band weights decide.
+    """
     bands: list[list[str]] = [[]]
     for name, each in policy.classes.items():
         bands[-1].append(name)
@@ -73,12 +75,12 @@ def modes_of(policy: Policy) -> list[tuple[str, ModeRule]]:
 
 
 def signals_of(threshold: Threshold) -> dict[str, float | None]:
-    """What it says of each signal; None: nothing."""
+    """Each signal's threshold; None: not given."""
     return {name: getattr(threshold, name) for name in threshold.__struct_fields__}
 
 
 def _class_names(policy: Policy) -> Iterator[tuple[Path, str]]:
-    """Every place that names a class."""
+    """Every reference to a class: its path and the class's name."""
     yield from readable(
         ((("service_tiers", tier), name) for tier, name in _items(policy.service_tiers)),
         (found for tenant, rules in _items(policy.tenants) for found in readable(_of_tenant(tenant, rules))),
@@ -165,8 +167,8 @@ def _keys(name: str, tenant: Tenant, owners: dict[str, str]) -> Iterator[Fault]:
     for index, key in enumerate(tenant.keys):
         if key is not UNREAD:
             if key == OF_NOTHING:
-                found = "the SHA-256 of nothing: who sends no key would be this tenant"
-                yield Fault(("tenants", name, "keys", index), found, "that of a key")
+                found = "the SHA-256 of an empty key: callers without a key would be this tenant"
+                yield Fault(("tenants", name, "keys", index), found, "the SHA-256 of a key")
             owner = owners.setdefault(key, f"{name}.keys[{index}]")
             if owner != f"{name}.keys[{index}]":
                 yield Fault(("tenants", name, "keys", index), f"the key of tenants.{owner} again", "each key once")
@@ -178,7 +180,7 @@ def _proxies(policy: Policy) -> Iterator[Fault]:
 
 
 def _allowed(policy: Policy) -> Iterator[Fault]:
-    """Where sidecars' engines may be."""
+    """Networks of sidecars and their engines."""
     if policy.fleet.sidecars is not None:
         allow = policy.fleet.sidecars.allow
         yield from _networks(("fleet", "sidecars", "allow"), allow, "an IP address or a CIDR block")
@@ -195,7 +197,7 @@ def _networks(where: Path, addresses: Sequence[str], expected: str) -> Iterator[
             yield Fault(path, repr(address), expected)
             continue
         if "/" in address and str(network.network_address) != address.split("/")[0]:
-            # More than was meant would be trusted: 10.1.2.3/8 is sixteen million hosts.
+            # It would trust more hosts than was meant: 10.1.2.3/8 is sixteen million.
             yield Fault(path, repr(address), "a block without bits set beyond its prefix", str(network))
 
 
@@ -215,7 +217,7 @@ def _modes(policy: Policy) -> Iterator[Fault]:
 
 
 def _mode(path: Path, rule: ModeRule) -> Iterator[Fault]:
-    """Entering and leaving at one value, or by different signals, is a mode that flaps."""
+    """Hysteresis: a mode flaps if it is left at the value at which it is entered, or by another signal."""
     for signal in rule.leave.__struct_fields__:
         yield from readable(_signal(path, rule, signal))
 
@@ -262,7 +264,7 @@ def _events(index: int, engine: EngineEntry) -> Iterator[Fault]:
 
 
 def _memory(policy: Policy) -> Iterator[Fault]:
-    """A body that is larger than its sender's part of the memory could never come in."""
+    """A body larger than its sender's share of the memory could never be received."""
     body = policy.body
     largest = max(body.max, body.max_media)
     if body.memory * body.share < largest:

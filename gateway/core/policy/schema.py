@@ -7,7 +7,7 @@ from gateway.shared.files.schema import Schema, schema_of, text_of
 
 
 def schema_text() -> str:
-    """The schema as policies/schema.json holds it."""
+    """The schema as the text of policies/schema.json."""
     return text_of(schema())
 
 

@@ -1,6 +1,7 @@
-"""One policy and everything that is worked out from it once: what a call goes by from its first line to its last.
+"""Snapshot of one policy, with the tables derived from it: settings of the parser, classes, tenants, browser guard.
 
-A reload makes a new one and swaps the pointer; calls under way keep theirs. Counters, queues and ledgers are not here.
+A call keeps one snapshot from its first line to its last. A reload makes a new snapshot and swaps the pointer, and
+running calls keep theirs. Counters, queues and ledgers are not here: they outlast a reload.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from gateway.core.request.tenants import Tenants
 
 
 class Snapshot:
-    """`cache_secret`: what tenants' cache salts are made with; empty: none are. Raises ValueError for a policy that
-    only looks right; see Tenants."""
+    """`cache_secret`: the secret that tenants' cache salts are derived from; empty: no salts. Raises ValueError as
+    `Tenants` does."""
 
     __slots__ = ("browser_guard", "calls", "classes", "order", "policy", "small", "tenants", "within_deadline")
 
@@ -26,20 +27,20 @@ class Snapshot:
         self.classes = ClassRules(policy)
         self.order = self.classes.order
         self.tenants = Tenants(policy, cache_secret=cache_secret)
-        self.small = min(SMALL, policy.body.max)  # bytes of a body that no route refuses, and that nobody counts
+        self.small = min(SMALL, policy.body.max)  # bytes of a body that every route takes, and that is not counted
         self.browser_guard = BrowserGuard(policy.server.hosts, policy.cors.origins) if self.tenants.open else None
         self.within_deadline = policy.deadlines.on_deadline == "cancel"
 
 
 def largest_body(policy: Policy, route: Route | None = None) -> int:
-    """Bytes of the largest body that a route takes; of any route where none is given."""
+    """Bytes of the largest body that the route takes; None: that any route takes."""
     body = policy.body
     carries = route is None or route.kind == "audio" or (route.media and body.media != "none")
     return max(body.max, body.max_media) if carries else body.max
 
 
 def call_settings(policy: Policy) -> CallSettings:
-    """What the parser needs of the policy."""
+    """The parser's part of the policy."""
     return CallSettings(
         class_deadlines={name: traffic_class.deadline for name, traffic_class in policy.classes.items()},
         default_class="default",

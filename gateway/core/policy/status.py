@@ -1,6 +1,7 @@
-"""Which policy is active, and what became of the last attempt to replace it: a value, and its three transitions.
+"""Reload status: the active policy's version and digest, and the result of the last attempt to replace it.
 
-Attempts that change nothing are not counted, so the numbers tell what happened and not how often anybody looked.
+A value with three transitions. Attempts that change nothing are not counted, so the numbers do not depend on how often
+somebody looked.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import msgspec
 
 
 class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` counts the policies applied since the start, the first is 1. `digest`: of the files it was made of.
+    """`version`: number of the active policy since the start, from 1. `digest`: hash of the files it was read from.
 
-    `error`: every problem of a newer file that could not be used, None once the file is good. Times are ISO 8601.
+    `error`: all problems of a newer file that could not be used; None once the file is good. Times are ISO 8601.
     """
 
     version: int = 1
@@ -24,15 +25,15 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
 
     def applied(self, digest: str, at: str) -> PolicyStatus:
-        """Another policy is active now."""
+        """The status after another policy became active."""
         return msgspec.structs.replace(
             self.mended(), version=self.version + 1, digest=digest, loaded_at=at, reloads=self.reloads + 1
         )
 
     def failed(self, error: str, at: str) -> PolicyStatus:
-        """What the file says now cannot be used; the active policy stays."""
+        """The status after the file became unusable. The active policy stays."""
         return msgspec.structs.replace(self, error=error, error_at=at, failures=self.failures + 1)
 
     def mended(self) -> PolicyStatus:
-        """The file says again what is active."""
+        """The status after the file became equal to the active policy again."""
         return msgspec.structs.replace(self, error=None, error_at=None)

@@ -1,7 +1,7 @@
-"""The policy's part about traffic: who may ask for what, how much, in which order, and what gives way first.
+"""Traffic policy: classes, tenants, rate limits, shaping, deadlines, circuit breaker, load-shedding modes and batching.
 
-A field is here only if something obeys it. Times are seconds, sizes bytes or tokens, shares 0..1, whatever units the
-file used. `class`, `global` and `except` are the file's words; Python's keywords get a `_` here.
+A field is here only if code obeys it. Times are seconds, sizes bytes or tokens, shares 0..1, whatever units the file
+used. The file's `class`, `global` and `except` have a trailing `_` here, since they are Python's keywords.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from gateway.shared.files.units import Count, Seconds, Share
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that belong to a class though nobody asked for it: all that is written here must hold.
+    """Condition under which a call without a class of its own belongs to this class. All fields given must hold.
 
-    `prompt_tokens`: the estimate is above this. `routes`: kinds of route. `models`: the model asked for.
+    `prompt_tokens`: The prompt's estimated tokens are above this, such as "> 8000".
+    `routes`: The call is of one of these kinds of route, such as [embedding, rerank].
+    `models`: The call is for one of these models.
     """
 
     prompt_tokens: Above | None = None
@@ -43,16 +45,24 @@ class When(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
-    """How calls of one importance are treated. `weight`: share of tokens when classes compete. `strict`: before every
-    class after it, whatever the weights.
+    """One traffic class: the priority, targets and limits of its calls.
 
-    `ttft`: until the first token; null: no such target. `deadline`: until the last token; a client may ask for another
-    one with x-weir-deadline-ms. `max_queue`: calls that may wait, for each model. `max_queued_tokens`: tokens that may
-    wait, for each model; null: no bound. `max_concurrency`: calls that may run at once in the whole fleet; null: no
-    bound. `reserve`: share of each engine's budget that is kept for it. `max_wait`: a call that has waited half of it
-    is served next; null: the deadline. `min_tokens`: shaping never cuts max_tokens below this. `overload`: which calls
-    of a tenant go first while the queue does not empty: `edf`, those with the earliest deadline, or `lifo`, the newest.
-    `when`: calls that belong here though they do not ask for it.
+    `weight`: Share of tokens while classes compete for the same engines. A class of weight 4 gets twice the tokens of
+    one of weight 2.
+    `strict`: Whether it goes before every later class, whatever the weights. Bound it with max_concurrency.
+    `ttft`: Target for the time to first token. Calls that cannot reach it are refused or dropped (see deadlines); null:
+    no target.
+    `deadline`: Time from arrival to the last token. A client may set another one with x-weir-deadline-ms.
+    `max_queue`: Calls that may wait for each model. One more is refused with 503.
+    `max_queued_tokens`: Tokens of calls that may wait for each model; null: no limit.
+    `max_concurrency`: Calls of the class that may run at once in the whole fleet; null: no limit.
+    `reserve`: Share of each engine's budget that only this class may use.
+    `max_wait`: Bound on waiting. A call that has waited half of it is served next, whatever the order; null: its
+    deadline.
+    `min_tokens`: Lowest max_tokens that shaping may leave to a call.
+    `overload`: Order of a tenant's calls while the queue does not empty. edf: earliest deadline first; lifo: newest
+    first.
+    `when`: Condition under which calls that name no class belong to this one.
     """
 
     weight: Weight = 1.0
@@ -70,7 +80,7 @@ class TrafficClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_classes() -> Mapping[str, TrafficClass]:
-    """Most important first."""
+    """The default classes, the most important first."""
     return {
         "interactive": TrafficClass(weight=8, ttft=2.0, deadline=60.0, max_queue=256),
         "default": TrafficClass(weight=4, ttft=10.0, deadline=300.0, max_queue=512),
@@ -82,8 +92,10 @@ def default_classes() -> Mapping[str, TrafficClass]:
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """A bare rate is a quota too. `rate`: how much over time. `burst`: how much of it may come at once; null: what one
-    period allows.
+    """A rate limit as a token bucket. A bare rate such as 600/min is a quota too.
+
+    `rate`: Amount per time, such as 600/min.
+    `burst`: Size of the bucket: the amount that may come at once; null: the amount of one period.
     """
 
     shorthand: ClassVar[str] = "rate"
@@ -96,8 +108,10 @@ Quantity = Quota | Literal["unlimited"] | None  # None: the default of its level
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls and KV tokens over time; null: the default of its level. `requests`: calls. `tokens`: of prompts and
-    answers, reserved at the estimate and settled at real usage.
+    """Rate limits on calls and on tokens. null: the default of its level.
+
+    `requests`: Calls per time.
+    `tokens`: Tokens of prompts and answers per time. They are charged at the estimate, and settled at the real usage.
     """
 
     requests: Quantity = None
@@ -105,8 +119,12 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's own limits, in place of `limits.per_tenant`. `requests`: calls. `tokens`: of prompts and answers.
-    `classes`: on what it does in a class. `models`: on what it does with a model.
+    """A tenant's own rate limits, in place of `limits.per_tenant`.
+
+    `requests`: The tenant's calls per time.
+    `tokens`: Tokens of its prompts and answers per time.
+    `classes`: Its limits within a class, such as {batch: {tokens: 1M/min}}.
+    `models`: Its limits on a model, such as {llama-3-8b: {requests: 10/s}}.
     """
 
     requests: Quantity = None
@@ -116,11 +134,16 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Levels, most specific first: (tenant, model), (tenant, class), tenant, class, model, global.
+    """Rate limits. A call over a limit is refused with 429. Levels, most specific first: (tenant, model), (tenant,
+    class), tenant, class, model, global.
 
-    A specific limit replaces the default of its level; `global` always holds, for all tenants together. `per_tenant`:
-    of a tenant without a limit of its own. `per_class`: of a class without. `per_model`: of a model without. `classes`:
-    limits of classes, all tenants together. `models`: limits of models, all tenants together.
+    A specific limit replaces the default of its level. The global limit always holds, for all tenants together.
+
+    `per_tenant`: Default limit of each tenant without one of its own.
+    `per_class`: Default limit of each class, all tenants together.
+    `per_model`: Default limit of each model, all tenants together.
+    `classes`: Limits of single classes, all tenants together, such as {batch: {requests: 100/s}}.
+    `models`: Limits of single models, all tenants together, such as {llama-3-70b: {tokens: 10M/min}}.
     """
 
     global_: Limit = msgspec.field(default=Limit(), name="global")
@@ -132,10 +155,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant over its limit is answered in place of OpenAI's error object.
+    """Answer to a tenant's call over its limit, in place of OpenAI's error object.
 
-    `status`: of the answer. `body`: a JSON object; its texts may hold {tenant}, {class}, {model}, {limit},
-    {retry_after} (seconds) and {request_id}.
+    `status`: HTTP status of the answer.
+    `body`: A JSON object. Its texts may hold {tenant}, {class}, {model}, {limit}, {retry_after} (seconds) and
+    {request_id}.
     """
 
     status: Annotated[Count, Bounds(ge=400, le=599)] = 429
@@ -143,9 +167,14 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """Who pays. `class`: of calls that ask for none; null: default. `best_class`: the most important it may ask for;
-    null: any. `weight`: its share within a class. `models`: what it may use; empty: all. `keys`: the SHA-256 of its
-    keys; more may be in the keys_file. `refusal`: what it is answered when it is over a limit; null: OpenAI's error.
+    """One tenant: the owner of API keys, rate limits and a share of the engines.
+
+    `class`: Class of its calls that name none; null: default.
+    `best_class`: Most important class it may ask for. Better ones are clamped to it; null: any class.
+    `weight`: Its share within a class. A tenant of weight 2 gets twice the tokens of one of weight 1.
+    `models`: Models it may use, others get 403; empty: all.
+    `keys`: SHA-256 of its API keys. More may be in the keys_file.
+    `refusal`: Its own answer to calls over its limits; null: OpenAI's error object.
     """
 
     class_: Name | None = msgspec.field(default=None, name="class")
@@ -158,9 +187,12 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShapingTier(msgspec.Struct, frozen=True, kw_only=True):
-    """A cap on what calls may generate; it applies under either condition. `kv_above`: the chosen engine's KV cache is
-    fuller than this. `mode`: the model's mode is this one or a worse one. `max_tokens`: the cap. `except`: classes that
-    are spared; null: the most important.
+    """A cap on the tokens that calls may generate. It applies where either of its conditions holds.
+
+    `kv_above`: Condition: the KV cache of the chosen engine is fuller than this.
+    `mode`: Condition: the model's mode is this one or a worse one.
+    `max_tokens`: The cap on max_tokens.
+    `except`: Classes that are not capped; null: the most important one.
     """
 
     kv_above: Annotated[Share, Bounds(ge=0.05, le=1)] | None = None
@@ -170,9 +202,12 @@ class ShapingTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that cannot be answered in time. `predict`: refuse on arrival what will miss its target, if no engine of
-    its model is idle. `shed_late`: drop what no longer can make it before it runs. `on_deadline`: what becomes of a
-    call that runs past it.
+    """Calls that cannot be answered by their deadline or their target for the first token.
+
+    `predict`: Whether to refuse a call on arrival that the queue will make too late, unless an engine of its model is
+    idle.
+    `shed_late`: Whether to drop a waiting call, before it runs, once it can no longer be in time.
+    `on_deadline`: Fate of a call that is still running at its deadline: cancel it, or let it finish.
     """
 
     predict: bool = True
@@ -181,8 +216,10 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hedging(msgspec.Struct, frozen=True, kw_only=True):
-    """A second attempt on another engine where the first byte is late; the loser is cancelled. `enabled`: whether there
-    is any, within the budget of retries. `after`: the class's usual time to first byte, or a fixed one.
+    """Hedged requests: a second attempt on another engine while the first byte is late. The loser is cancelled.
+
+    `enabled`: Whether calls are hedged. Hedges count in the budget of retries.
+    `after`: Time to wait for the first byte: a percentile of the class's times to first token, or a fixed time.
     """
 
     enabled: bool = False
@@ -190,11 +227,16 @@ class Hedging(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Breaker(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine's breaker: while it is open the engine gets no calls. `failures`: so many in a row open it.
-    `error_rate`: more than this share of failed calls opens it too. `at_least`: calls that a share is taken of.
-    `window`: the time they are counted in. `open_for`: how long at first; twice as long each time. `open_for_at_most`:
-    where that ends. `probes`: calls that must succeed to close it. `panic`: with more than this share of the fleet
-    open, breakers are ignored.
+    """Circuit breaker of each engine. While it is open, the engine gets no calls.
+
+    `failures`: Failed calls in a row that open it.
+    `error_rate`: Share of failed calls above which it opens too.
+    `at_least`: Calls in the window below which error_rate does not apply.
+    `window`: Time over which error_rate is measured.
+    `open_for`: Time it stays open at first. Each time that it opens again doubles it.
+    `open_for_at_most`: Longest time it stays open.
+    `probes`: Calls that must succeed, one after another, to close it.
+    `panic`: Share of the fleet above which open breakers are ignored.
     """
 
     failures: Positive = 5
@@ -208,10 +250,12 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True):
-    """Signals of one model's engines. To enter a mode one must be reached, to leave it all must be below.
+    """Signals of one model's engines. One reached signal enters the mode; to leave it, all must be below.
 
-    `kv`: mean share of KV cache in use. `waiting`: mean calls waiting inside an engine. `ttft`: p90 over the class's
-    target. `errors`: share of calls that failed for the engines' fault.
+    `kv`: Mean share of the engines' KV caches in use.
+    `waiting`: Mean number of calls that wait inside an engine.
+    `ttft`: p90 of the time to first token, as a multiple of its class's ttft, such as 2x.
+    `errors`: Share of calls that failed through the engines' fault.
     """
 
     kv: Part | None = None
@@ -221,9 +265,14 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModeRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of degradation. `enter`: when it begins. `leave`: when it ends. `dwell`: how long it lasts at least.
-    `refuse`: classes that are refused; null: the least important. `only`: classes that are not refused; null: the most
-    important, empty: no such rule. `max_prompt_tokens`: longer prompts are refused; null: no such rule.
+    """One mode of load shedding, and the calls it refuses.
+
+    `enter`: Signals that begin the mode.
+    `leave`: Signals below which the mode ends.
+    `dwell`: Shortest time that the mode lasts.
+    `refuse`: Classes that are refused; null: the least important one.
+    `only`: The only classes that are not refused; null: the most important one, empty: no such rule.
+    `max_prompt_tokens`: Prompt tokens above which calls are refused; null: no such rule.
     """
 
     enter: Threshold
@@ -235,7 +284,7 @@ class ModeRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modes(msgspec.Struct, frozen=True, kw_only=True):
-    """What gives way as a model's engines come under pressure; one step at a time, both ways."""
+    """Load shedding in steps, while a model's engines are overloaded. Modes change one step at a time, both ways."""
 
     tight: ModeRule = ModeRule(enter=Threshold(kv=0.85, waiting=8), leave=Threshold(kv=0.75, waiting=1), dwell=5.0)
     brownout: ModeRule = ModeRule(
@@ -248,8 +297,11 @@ class Modes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Merge(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one kind merged into one. `window`: how long the first waits for others, at most. `max_items`: inputs in
-    one merged call. `max_tokens`: their tokens.
+    """Limits on merging calls of one kind into one request to an engine.
+
+    `window`: Longest time that the first call waits for others.
+    `max_items`: Inputs in one merged call.
+    `max_tokens`: Tokens in one merged call.
     """
 
     window: Annotated[Seconds, Bounds(ge=0, le=1)] = 0.02
@@ -258,7 +310,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
-    """Which kinds of call are merged; null: not merged."""
+    """Request batching: kinds of call that are merged before they go to an engine; null: not merged."""
 
     embeddings: Merge | None = None
     rerank: Merge | None = None

@@ -1,4 +1,4 @@
-"""The kinds of value a policy's fields hold: each a type that carries its unit, its bounds and how to say them."""
+"""Types of policy fields. Each carries its unit, its bounds, and its description for messages and the JSON Schema."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HostName = Annotated[str, Text(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", "a hos
 KeyHash = Annotated[
     str, Text(r"[0-9a-f]{64}", "the SHA-256 of a key: 64 digits, 0-9 and a-f; see gateway key add", secret=True)
 ]
-OF_NOTHING = hashlib.sha256().hexdigest()  # what `echo -n $UNSET | sha256sum` prints: no key has it
+OF_NOTHING = hashlib.sha256().hexdigest()  # digest of the empty string, as `echo -n $UNSET | sha256sum` prints it
 Network = Annotated[
     str,
     Text(
@@ -71,7 +71,7 @@ EventsUrl = Annotated[
     ),
 ]
 Level = Literal["tight", "brownout", "closed"]
-# As gateway.core.request.routes has them; what it answers itself has no class.
+# Kinds of forwarded routes, as in gateway.core.request.routes.
 RouteKind = Literal[
     "chat",
     "completion",
@@ -101,7 +101,7 @@ class Rate(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Rate | None:
-        """The rate, or None where the text is not one, or not a whole amount of at least 1."""
+        """The rate; None where the text is none, or its amount is not a whole number of at least 1."""
         match = re.fullmatch(cls.pattern, text)
         if match is None:
             return None
@@ -110,7 +110,7 @@ class Rate(msgspec.Struct, frozen=True):
 
     @classmethod
     def meant(cls, text: str) -> Iterator[str]:
-        """What may have been meant by text that is no rate: another word for the period."""
+        """Rates that a malformed text may mean: the period under another word, such as `10/minute`."""
         match = re.fullmatch(r"([0-9.]+[kM]?)\s*(?:/|per)\s*([a-z]+?)s?", text.strip())
         for period in _PERIODS if match is not None else ():
             if match is not None and (match[2] == period or match[2] in _PERIOD_WORDS[period]):

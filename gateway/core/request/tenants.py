@@ -55,7 +55,11 @@ def keys_from(data: bytes, file: str) -> dict[str, str]:
         if not _HASH.fullmatch(digest):
             problem(line, f"{len(digest)} characters that are no such hash", _LINE)
         elif digest.decode() == OF_NOTHING:
-            problem(line, "the SHA-256 of nothing: who sends no key would be this tenant", "that of a key")
+            problem(
+                line,
+                "the SHA-256 of an empty key: callers without a key would be this tenant",
+                "the SHA-256 of a key",
+            )
         elif not rest:
             problem(line, "no tenant after the hash", _LINE)
         elif not _TENANT.fullmatch(rest[0]):

@@ -1,8 +1,8 @@
-"""Which addresses a sidecar may name: of its engines, which get every prompt, and its own, which gets the token.
+"""Allow list for addresses that a sidecar names: its engines', which get prompts, and its own, which gets the token.
 
-Only IP literals and `localhost` count: a host name is whatever a name server says at the moment it is asked, and the
-operator allowed networks. What is this machine's alone (a loopback address, a unix socket) may only be named by a
-sidecar on this machine: said by another one it would be some service of ours that was never meant for calls.
+Only IP literals and `localhost` are allowed. A host name could resolve to anything at the moment of use, and the
+operator allowed networks. A loopback address or a unix socket belongs to one machine, so only a sidecar on this
+machine may name one. From elsewhere it would mean some local service that was never meant for calls.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ _LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 
 
 def networks_of(allow: Iterable[str]) -> tuple[Network, ...]:
-    """The networks of a policy. Raises ValueError for what is none; policy_rules.py has found those."""
+    """The networks of a policy. Raises ValueError for one that is malformed; the policy's rules refuse those."""
     return tuple(ipaddress.ip_network(each) for each in allow)
 
 
 def refusal(url: str, allowed: Sequence[Network], *, local: bool, sockets: bool = True) -> str:
-    """Why `url` may not be used, in words; empty: it may. `local`: who names it is on this machine. `sockets`: a unix
-    socket will do."""
+    """The reason why `url` may not be used; empty: it may.
+
+    `local`: whether the sidecar that names it is on this machine. `sockets`: whether a unix socket is accepted.
+    """
     if sockets and _UNIX.fullmatch(url):
         return "" if local else "a unix socket is another machine's"
     match = _HTTP.fullmatch(url)
@@ -44,7 +46,7 @@ def refusal(url: str, allowed: Sequence[Network], *, local: bool, sockets: bool 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a peer's address is this machine's own; what is no IP address, as a unix socket's, is."""
+    """Whether a peer is on this machine: it has a loopback address, or no IP address (a unix socket)."""
     address = _address(host)
     return address is None or address.is_loopback
 
@@ -56,5 +58,5 @@ def _address(host: str) -> Address | None:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return None
-    # An IPv4 address in IPv6's clothes reaches the same host, so it is judged as what it is.
+    # An IPv4-mapped IPv6 address reaches the IPv4 host, so it is checked as the IPv4 address.
     return getattr(address, "ipv4_mapped", None) or address

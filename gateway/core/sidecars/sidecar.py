@@ -1,7 +1,7 @@
-"""One sidecar: its last report, what of it makes an engine one of the fleet, and when it could have a model ready.
+"""One sidecar's state: its last report, the engines it adds to the fleet, and predictions of when its models are ready.
 
-A model may be given calls only where its report says that it runs and that nothing is being done with it: a call sent
-to a sleeping engine hangs.
+A model gets calls only where the report says that it is running and that no operation on it is pending: a call sent to
+a sleeping engine hangs.
 
 Synchronous, no I/O; `now` is monotonic seconds.
 """
@@ -19,13 +19,16 @@ from gateway.shared.protocol import CapacityReport, ModelReport
 from gateway.shared.vllm.answers import ModelCard
 
 STALE = 10.0  # seconds
-BOOTS = 8  # earlier starts of one sidecar that are remembered: their last reports may come late
-FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds before a sidecar that did not answer is asked again
+BOOTS = 8  # earlier starts of one sidecar that are remembered, since their last reports may come late
+FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds of exponential backoff while a sidecar does not answer
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine of a sidecar's, as the fleet is to have it. `open`: it may be given calls. The sizes are hints, None
-    where the sidecar does not know them: tokens of KV cache, tokens of context, calls at once."""
+    """An engine that a sidecar adds to the fleet. `open`: it may get calls.
+
+    `kv_tokens`: tokens of KV cache. `context_length`: tokens. `max_concurrency`: calls at once. The sizes are hints,
+    None where the sidecar does not know them.
+    """
 
     id: str
     url: str
@@ -39,8 +42,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model that no engine serves can be had: from this sidecar's profile in `ready_in` seconds. None: nowhere
-    now, and then `why`, `message` and `retry_in` (seconds, where it is known) are what the sidecar says of it."""
+    """Prediction for a model that no engine serves: this sidecar's profile can have it ready in `ready_in` seconds.
+
+    `ready_in` None: it cannot now. Then `why`, `message` and `retry_in` (seconds; None: not known) are the sidecar's
+    reasons.
+    """
 
     sidecar: str
     profile: str
@@ -51,77 +57,78 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sidecar:
-    """One sidecar: its last report, when that came, and how asking it goes."""
+    """One sidecar: its last report with its arrival, and the state of requests to it."""
 
     __slots__ = (
-        "_pause_until", "answers", "askable", "boots", "cards", "failures", "heard_at", "key", "local", "members",
-        "models", "refused", "report", "used",
+        "_pause_until", "answers", "boots", "cards", "control_allowed", "failures", "key", "local", "members", "models",
+        "refused", "report", "reported_at", "used",
     )  # fmt: skip
 
     def __init__(self, report: CapacityReport, key: bytes, now: float, *, local: bool) -> None:
         self.report = report
-        self.key = key  # digest of the one that its reports show
-        self.heard_at = now
+        self.key = key  # digest of the key that its reports show
+        self.reported_at = now
         self.local = local
         self.boots: deque[str] = deque(maxlen=BOOTS)  # earlier ones
-        self.askable = False  # its control address is one we may call
+        self.control_allowed = False  # whether the gateway may call its control address
         self.models: dict[str, ModelReport] = {}  # by profile
-        self.answers: dict[str, tuple[ModelReport, float]] = {}  # to what was asked since the last report, and when
+        self.answers: dict[str, tuple[ModelReport, float]] = {}  # by profile: answer since the last report, and when
         self.members: dict[str, Member] = {}  # by engine id
-        self.cards: dict[str, ModelCard] = {}  # of the models that can be had from it
-        self.refused: dict[str, str] = {}  # address -> why it may not be used
-        self.used: dict[str, float] = {}  # profile -> when a call of it last ended or waited
-        self.failures = 0  # to answer, in a row
+        self.cards: dict[str, ModelCard] = {}  # by model, of those it has or could have ready
+        self.refused: dict[str, str] = {}  # address -> reason why it may not be used
+        self.used: dict[str, float] = {}  # profile -> time when a call of it last ended or waited
+        self.failures = 0  # requests in a row that it did not answer
         self._pause_until = -math.inf
 
     @property
     def load(self) -> tuple[float, float]:
-        """How busy its GPUs are, and how full, each a mean 0..1."""
+        """Mean utilization of its GPUs, and share of their memory in use, each 0..1."""
         gpus = self.report.gpus
         total = sum(gpu.total for gpu in gpus)
         busy = sum(gpu.utilization or 0.0 for gpu in gpus) / max(1, len(gpus))
         return round(busy, 1), sum(gpu.used for gpu in gpus) / max(1, total)
 
     def late(self, report: CapacityReport) -> str:
-        """Why a report is not the newest, in words; empty: it is."""
+        """The reason why a report is not the newest; empty: it is."""
         if report.boot == self.report.boot:
             known = self.report.sequence
             return f"report {report.sequence} after {known}" if report.sequence <= known else ""
         return f"a report of an earlier start, {report.boot}" if report.boot in self.boots else ""
 
     def stale(self, now: float) -> bool:
-        return now - self.heard_at >= STALE
+        """Whether its last report is STALE seconds old."""
+        return now - self.reported_at >= STALE
 
     def failed(self, now: float) -> None:
-        """It was asked and did not answer, or not sensibly."""
+        """Count a request that it did not answer, or not sensibly, and back off."""
         self.failures += 1
         self._pause_until = now + min(LAST_PAUSE, FIRST_PAUSE * 2 ** (self.failures - 1))
 
     def pause(self, now: float) -> float:
-        """Seconds until it may be asked again; 0: now."""
+        """Seconds of backoff until the next request to it; 0: none."""
         return max(0.0, self._pause_until - now)
 
-    def said(self, profile: str) -> tuple[ModelReport, float]:
-        """The last word on a profile, and when it came. Raises KeyError."""
-        return self.answers.get(profile) or (self.models[profile], self.heard_at)
+    def latest(self, profile: str) -> tuple[ModelReport, float]:
+        """The latest answer or report on a profile, and its arrival. Raises KeyError."""
+        return self.answers.get(profile) or (self.models[profile], self.reported_at)
 
     def answered(self, model: ModelReport, now: float) -> None:
-        """What it says of a profile when asked. It moves predictions; an engine is opened only by a report, since only
-        reports are in order."""
+        """Take its answer to a request about a profile. It changes predictions only: an engine is opened by a report,
+        since only reports are in order."""
         self.failures = 0
         self._pause_until = -math.inf
         if model.profile in self.models:
             self.answers[model.profile] = (model, now)
 
     def outlook(self, profile: str, now: float) -> Outlook | None:
-        """What can be expected of a profile; None: nothing can be asked of its sidecar, or it is awake already, and its
+        """The prediction for a profile; None: the sidecar may not be asked, or the profile is awake already, and its
         engine has joined or will not."""
-        if not self.askable or self.stale(now) or awake(self.models[profile]):
+        if not self.control_allowed or self.stale(now) or awake(self.models[profile]):
             return None
-        model, at = self.said(profile)
+        model, at = self.latest(profile)
         ready_in = model.ready_in
         if ready_in is not None:
-            passed = now - at if beginning(model) else 0.0  # what is not begun yet does not come nearer
+            passed = now - at if beginning(model) else 0.0  # a start that has not begun does not come nearer
             ready_in = max(0.0, ready_in - passed) + self.pause(now)
         return Outlook(
             sidecar=self.report.sidecar,
@@ -134,17 +141,17 @@ class Sidecar:
 
 
 def awake(model: ModelReport) -> bool:
-    """Whether it may be given calls."""
+    """Whether the model's engine may get calls."""
     return model.state == "running" and model.pending is None
 
 
 def beginning(model: ModelReport) -> bool:
-    """Whether its sidecar is about to have it ready, or has: then a report with its engine is on the way."""
+    """Whether the model is starting, waking or running. Then a report with its engine is on the way."""
     return model.pending in ("start", "wake") or (model.state in ("starting", "running") and model.pending is None)
 
 
 def members_of(report: CapacityReport) -> Iterator[Member]:
-    """Its engines, wanted or not."""
+    """All engines of a report, whether the fleet may have them or not."""
     for model in report.models:
         if model.url:
             yield Member(
@@ -161,11 +168,11 @@ def members_of(report: CapacityReport) -> Iterator[Member]:
 
 
 def cards_of(sidecar: Sidecar) -> dict[str, ModelCard]:
-    """The models that can be had from it."""
+    """The models that a sidecar has or could have ready."""
     cards: dict[str, ModelCard] = {}
     open_ = {member.profile for member in sidecar.members.values() if member.open}
     for profile, model in sidecar.models.items():
-        if profile in open_ or (sidecar.askable and model.ready_in is not None and not awake(model)):
+        if profile in open_ or (sidecar.control_allowed and model.ready_in is not None and not awake(model)):
             context = max(
                 model.context_length or 0, cards[model.model].max_model_len or 0 if model.model in cards else 0
             )

@@ -1,11 +1,13 @@
-"""What sidecars have said: which engines the fleet is to have because of them, and which models they could have ready.
+"""Registry of sidecars: the engines they add to the fleet, and the models they could have ready.
 
-A report replaces what its sidecar said before. `take` tells what changes in the fleet; whether it is carried out is
-its caller's business. Engines leave with the report that no longer has them.
+A report replaces the sidecar's earlier one. `take` returns the changes to the fleet, and its caller carries them out.
+An engine leaves with the first report that no longer lists it.
 
-A sidecar unheard for STALE seconds is stale: its engines go on serving as their own health says, but nothing is asked
-of it, and what it could have had ready no longer counts. Of two that claim one engine the first keeps it until it is
-stale; so it is with two that claim one name: a report that shows another key is refused, whatever its boot and number.
+A sidecar that has not reported for STALE seconds is stale. Its engines go on serving as long as their own health
+checks pass. It is sent no requests, and its models that are not awake no longer count.
+
+Of two sidecars that claim one engine, the first keeps it until it is stale. The same holds for two that claim one
+name: a report with another key is refused, whatever its boot and sequence number.
 
 Synchronous, no I/O; `now` is monotonic seconds.
 """
@@ -24,70 +26,76 @@ from gateway.core.sidecars.sidecar import STALE, Member, Outlook, Sidecar, cards
 from gateway.shared.protocol import CapacityReport, Demand
 from gateway.shared.vllm.answers import ModelCard
 
-FORGOTTEN = 600.0  # seconds after which a sidecar without an engine that serves is no longer thought of
+FORGOTTEN = 600.0  # seconds without a report after which a sidecar without serving engines is forgotten
 MOST = 1000  # sidecars
 MOST_MODELS = 10_000  # profiles of all sidecars together
 UNIX = "unix://"
-SAME = 0.5  # seconds: who is ready within that of each other is as good
+SAME = 0.5  # seconds: sidecars that are ready within this time of each other count as equal
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report changes: engines that are new, of which something else is said now, and that are gone; and lines
-    for the log. `expected`: other models can be had now. `dropped`: why it counts for nothing, else empty."""
+    """Changes to the fleet by a report: engines that join, change, and leave.
+
+    `log`: lines for the log. `expected`: the models that can be had have changed. `dropped`: the reason why the report
+    was ignored, else empty.
+    """
 
     join: tuple[Member, ...] = ()
     update: tuple[Member, ...] = ()
     leave: tuple[str, ...] = ()
-    said: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
     expected: bool = False
     dropped: str = ""
 
 
-class Untrusted(Exception):
-    """Who sent a report is not to be heard; the message says why."""
+class UntrustedSidecar(Exception):
+    """The sender of a report is not trusted. The message gives the reason."""
 
 
-class Impostor(Exception):
-    """A report in the name of another sidecar, which is heard; the message says so."""
+class NameConflict(Exception):
+    """A report has the name of another sidecar that is not stale. The message names it."""
 
 
-class Overfull(Exception):
-    """More sidecars or models than can be kept; the message says which."""
+class RegistryFull(Exception):
+    """There are too many sidecars or models. The message says which."""
 
 
 class Registry:
-    """All sidecars. `asked` is, by model, the sidecar and profile that are being asked to have it ready.
-    `socket_refusal` says why a unix socket, by its path, may not be used; empty: it may."""
+    """All sidecars by name.
+
+    `waking`: by model, the sidecar and profile that are being asked to have it ready. `socket_refusal`: returns the
+    reason why a unix socket, given by its path, may not be used; empty: it may.
+    """
 
     def __init__(self) -> None:
-        self._since: float | None = None  # when it began to go by a policy that has sidecars
+        self._since: float | None = None  # time since when the policy has sidecars
         self.socket_refusal: Callable[[str], str] = lambda _: ""
         self.sidecars: dict[str, Sidecar] = {}
-        self.asked: dict[str, tuple[str, str]] = {}
+        self.waking: dict[str, tuple[str, str]] = {}
         self.counts = {"taken": 0, "dropped": 0, "refused": 0, "address_refused": 0}
         self._networks: tuple[Network, ...] = ()
         self._taken: Container[str] = ()
-        self._owners: dict[str, Sidecar] = {}  # of engines, by engine id
-        self._holders: dict[str, list[tuple[Sidecar, str]]] = {}  # of models: sidecars and profiles
+        self._owners: dict[str, Sidecar] = {}  # by engine id
+        self._holders: dict[str, list[tuple[Sidecar, str]]] = {}  # by model: sidecars and profiles
         self._models = 0  # profiles of all sidecars
 
-    # -- what sidecars say --------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------
 
     def apply(self, allow: Sequence[str], taken: Container[str], now: float) -> list[Changes]:
-        """Go by these networks from now on; `taken` are the ids of engines that the policy itself names."""
+        """Set the allowed networks. `taken`: ids of engines that the policy itself names."""
         self._networks, self._taken = networks_of(allow), taken
         self._since = now if self._since is None else self._since
         return [self._settle(sidecar, now) for sidecar in list(self.sidecars.values())]
 
     def take(self, report: CapacityReport, now: float, *, local: bool) -> Changes:
-        """A report came; `local`: from this machine. Raises Overfull and Impostor."""
+        """Take a report. `local`: it came from this machine. Raises RegistryFull and NameConflict."""
         sidecar = self.sidecars.get(report.sidecar)
         key = hashlib.sha256(report.key.encode()).digest()
         report = msgspec.structs.replace(report, key="")
         if sidecar is not None and not hmac.compare_digest(sidecar.key, key):
             if not sidecar.stale(now):
                 self.counts["refused"] += 1
-                raise Impostor(f"another sidecar is heard as {report.sidecar}: give each an `id` of its own")
+                raise NameConflict(f"another sidecar is heard as {report.sidecar}: give each an `id` of its own")
             sidecar.key = key
             sidecar.boots.clear()
         elif sidecar is not None:
@@ -105,7 +113,7 @@ class Registry:
             sidecar.failures = 0
         models = {model.profile: model for model in report.models}
         moved = {p: m.model for p, m in models.items()} != {p: m.model for p, m in sidecar.models.items()}
-        sidecar.report, sidecar.heard_at, sidecar.local = report, now, local
+        sidecar.report, sidecar.reported_at, sidecar.local = report, now, local
         sidecar.models, sidecar.answers = models, {}
         sidecar.used = {profile: at for profile, at in sidecar.used.items() if profile in models}
         if moved:
@@ -114,16 +122,16 @@ class Registry:
         return msgspec.structs.replace(changes, expected=True) if was_stale else changes
 
     def forget(self, now: float, serving: Callable[[str], bool]) -> Changes:
-        """Those that have not been heard for long and have no engine left that is `serving`, by id, are gone."""
+        """Remove sidecars without a report for FORGOTTEN seconds and without an engine that is `serving` (by id)."""
         leave: list[str] = []
         for name, sidecar in list(self.sidecars.items()):
-            if now - sidecar.heard_at >= FORGOTTEN and not any(map(serving, sidecar.members)):
+            if now - sidecar.reported_at >= FORGOTTEN and not any(map(serving, sidecar.members)):
                 leave += sidecar.members
                 self._drop(name)
         return Changes(leave=tuple(leave), expected=True)
 
     def clear(self) -> Changes:
-        """Nothing of them is wanted any more."""
+        """Remove all sidecars, for a policy without any."""
         self._since = None
         leave = tuple(self._owners)
         for name in list(self.sidecars):
@@ -138,10 +146,10 @@ class Registry:
     def _bound(self, report: CapacityReport) -> None:
         known = self.sidecars.get(report.sidecar)
         if known is None and len(self.sidecars) >= MOST:
-            raise Overfull(f"there are {MOST} sidecars already")
+            raise RegistryFull(f"there are {MOST} sidecars already")
         more = len(report.models) - (0 if known is None else len(known.models))
         if more > 0 and self._models + more > MOST_MODELS:
-            raise Overfull(f"with this one sidecars have more than {MOST_MODELS} models")
+            raise RegistryFull(f"with this one sidecars have more than {MOST_MODELS} models")
 
     def _index(self) -> None:
         self._holders = {}
@@ -151,11 +159,11 @@ class Registry:
                 self._holders.setdefault(model.model, []).append((sidecar, profile))
 
     def _settle(self, sidecar: Sidecar, now: float) -> Changes:
-        """What its last report makes of the fleet."""
+        """Apply a sidecar's last report: its engines join, change and leave."""
         refused: dict[str, str] = {}
         control = sidecar.report.control
         why = refusal(control, self._networks, local=sidecar.local, sockets=False)
-        sidecar.askable = not why
+        sidecar.control_allowed = not why
         if why:
             refused[control] = why
         join, update = [], []
@@ -167,37 +175,37 @@ class Registry:
                 continue
             owner = self._owners.get(member.id)
             if owner is None and not member.open:
-                continue  # it joins once it may be used
+                continue  # it joins once it may get calls
             if owner is None:
                 join.append(member)
             elif owner.members.get(member.id) != member:
                 update.append(member)
             if owner not in (None, sidecar):
-                del owner.members[member.id]  # it is stale, and this one has its engine now
+                del owner.members[member.id]  # the owner is stale, and loses its engine to this sidecar
             after[member.id] = member
         leave = [id for id in sidecar.members if id not in after]
         for id in leave:
             del self._owners[id]
         sidecar.members = after
         self._owners.update(dict.fromkeys(after, sidecar))
-        said = [
+        log = [
             f"sidecar {sidecar.report.sidecar}: {url!r} is not used: {words}"
             for url, words in refused.items()
             if sidecar.refused.get(url) != words
         ]
-        self.counts["address_refused"] += len(said)
+        self.counts["address_refused"] += len(log)
         sidecar.refused = refused
         cards, sidecar.cards = sidecar.cards, cards_of(sidecar)
         return Changes(
             join=tuple(join),
             update=tuple(update),
             leave=tuple(leave),
-            said=tuple(said),
+            log=tuple(log),
             expected=cards != sidecar.cards,
         )
 
     def _refusal(self, member: Member, sidecar: Sidecar, before: Container[str], now: float) -> str:
-        """Why the fleet may not have the engine, in words; empty: it may."""
+        """The reason why an engine may not join the fleet; empty: it may."""
         why = refusal(member.url, self._networks, local=sidecar.local)
         if not why and member.url.startswith(UNIX):
             why = self.socket_refusal(member.url.removeprefix(UNIX))
@@ -212,19 +220,21 @@ class Registry:
             return f"sidecar {owner.report.sidecar} has said that it is its own"
         return ""
 
-    # -- what can be had ----------------------------------------------------------------------------------------
+    # -- models that can be had ---------------------------------------------------------------------------------
 
     def knows(self, model: str) -> bool:
-        """Whether any sidecar has it, awake or not, able or not."""
+        """Whether any sidecar lists the model, awake or not, able to start it or not."""
         return model in self._holders
 
     def awaited(self, now: float) -> bool:
-        """Whether some sidecar may be there that has not had the time to report yet, and so models that nobody knows.
-        After STALE seconds one that is there has: it pauses for less between tries."""
+        """Whether a running sidecar may not have reported yet, so that some models may still be unknown.
+
+        After STALE seconds every running sidecar has reported: it pauses for less between its tries.
+        """
         return self._since is not None and now - self._since < STALE
 
     def cards(self, now: float) -> dict[str, ModelCard]:
-        """The models that can be had from some sidecar, with the longest context any of them gives."""
+        """The models that some sidecar has or could have ready, each with its longest context."""
         cards: dict[str, ModelCard] = {}
         for sidecar in self.sidecars.values():
             if not sidecar.stale(now):
@@ -235,22 +245,22 @@ class Registry:
         return cards
 
     def kv_tokens(self, model: str) -> int | None:
-        """The most tokens of KV cache that any sidecar says it would have; None: none tells."""
+        """The most KV-cache tokens that any sidecar reports for the model; None: none reports any."""
         found = (sidecar.models[profile].kv_tokens for sidecar, profile in self._holders.get(model, ()))
         return max((tokens for tokens in found if tokens), default=None)
 
     def outlook(self, model: str, now: float) -> Outlook | None:
-        """The soonest that can be had of a model that is not awake; None: no sidecar can be asked for it.
+        """The prediction of the sidecar that can have a model ready soonest; None: no sidecar can be asked for it.
 
-        Who is being asked already is stayed with while it can; who does not answer is the last resort. Of those that
-        cannot, the one that may soonest.
+        The sidecar that is being asked already is kept while it can have it ready. One that does not answer is the last
+        resort. If none can, it is the one that may be asked again soonest.
         """
         holders = self._holders.get(model)
         if not holders:
             return None
-        asked = self._asked(model, now)
-        if asked is not None:
-            return asked
+        current = self._current(model, now)
+        if current is not None:
+            return current
         best: tuple[tuple[bool, float, tuple[float, float], str, str], Outlook] | None = None
         cannot: Outlook | None = None
         for sidecar, profile in holders:
@@ -265,9 +275,9 @@ class Registry:
                 cannot = outlook
         return cannot if best is None else best[1]
 
-    def _asked(self, model: str, now: float) -> Outlook | None:
-        """What can be expected of who is being asked; None: nobody is, or it is no longer the one to wait for."""
-        name, profile = self.asked.get(model, ("", ""))
+    def _current(self, model: str, now: float) -> Outlook | None:
+        """The prediction of the sidecar that is being asked; None: none is, or it should not be waited for."""
+        name, profile = self.waking.get(model, ("", ""))
         sidecar = self.sidecars.get(name)
         report = None if sidecar is None else sidecar.models.get(profile)
         if sidecar is None or sidecar.failures or report is None or report.model != model:
@@ -275,26 +285,26 @@ class Registry:
         outlook = sidecar.outlook(profile, now)
         return None if outlook is None or outlook.ready_in is None else outlook
 
-    # -- what sidecars are told ---------------------------------------------------------------------------------
+    # -- demand, reported back to sidecars ----------------------------------------------------------------------
 
     def used(self, id: str, now: float) -> None:
-        """A call ended on this engine."""
+        """Note that a call ended on this engine."""
         sidecar = self._owners.get(id)
         if sidecar is not None:
             sidecar.used[sidecar.members[id].profile] = now
 
     def wanted(self, outlook: Outlook, now: float) -> None:
-        """A call asked for a model that this profile is to have ready."""
+        """Note that a call asked for a model that this profile can have ready."""
         self.sidecars[outlook.sidecar].used[outlook.profile] = now
 
     def demands(
         self, name: str, now: float, in_flight: Callable[[str], int], waiting: Callable[[str], int]
     ) -> tuple[Demand, ...]:
-        """The answer to a sidecar's report, in the order of its profiles. `in_flight`: calls on an engine, by id;
-        `waiting`: calls that wait for a model.
+        """The demand for a sidecar's models: the answer to its report, in the order of its profiles.
 
-        What waits counts for who is asked to have the model ready, or else for each sidecar that has it awake; once a
-        model, however many of its profiles serve it.
+        `in_flight`: calls on an engine, by id. `waiting`: calls that wait for a model. Waiting calls count for the
+        sidecar that is asked to have the model ready, else for each sidecar that has it awake. They count once a model,
+        however many profiles serve it.
         """
         sidecar = self.sidecars[name]
         engines = {member.profile: member for member in sidecar.members.values()}
@@ -303,8 +313,8 @@ class Registry:
         for profile, model in sidecar.models.items():
             member = engines.get(profile)
             is_open = member is not None and member.open
-            asked = self.asked.get(model.model)
-            here = asked == (name, profile) if asked is not None else is_open and model.model not in counted
+            target = self.waking.get(model.model)
+            here = target == (name, profile) if target is not None else is_open and model.model not in counted
             if here:
                 counted.add(model.model)
             running = in_flight(member.id) if member is not None else 0

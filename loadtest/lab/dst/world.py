@@ -15,7 +15,7 @@ import httpx
 
 from gateway.core.engines.fleet import Engine, engine_id
 from gateway.core.shadow.shadow import Shadow
-from gateway.core.sidecars.sidecars import Impostor, Untrusted
+from gateway.core.sidecars.sidecars import NameConflict, UntrustedSidecar
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import ApplyError
 from gateway.shared.protocol import DemandReport
@@ -203,7 +203,7 @@ class World:
         try:
             self.gateway.sidecars.admit(TOKEN.encode())
             answer = self.gateway.sidecars.report(body, local=True)
-        except (Untrusted, Impostor):
+        except (UntrustedSidecar, NameConflict):
             return None
         self._attend()
         return answer
