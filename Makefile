@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions dst docs clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions dst docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -132,6 +132,9 @@ DOCS_STAMP := $(VENV)/.weir-docs-installed
 $(DOCS_STAMP): $(STAMP)
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	@touch "$@"
+
+house: $(STAMP) ## measures of the code's layout, and whether each keeps its goal; HOUSE=--instructions counts those of a request too
+	$(BIN)/python -m loadtest.lab.house $(HOUSE)
 
 docs: $(DOCS_STAMP) ## build the documentation as a site in build/site; a broken link is an error
 	@$(BIN)/properdocs build --config-file docs/site/properdocs.yml

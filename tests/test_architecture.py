@@ -11,53 +11,24 @@ import builtins
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("gateway", "sidecar", "loadtest")
-
-# Arrows point down. Between packages: loadtest > sidecar > gateway; of the gateway the sidecar imports `shared`, the
-# ground floor. Within a package: a folder imports only from folders further down in its line, or from itself.
-ORDER = ("gateway", "sidecar", "loadtest")
-LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "gateway": (
-        ("__version__",),
-        ("shared",),
-        ("core",),
-        ("upstream",),
-        ("relay", "decider"),
-        ("control",),
-        ("serve", "top"),
-        ("cli",),
-    ),
-    "sidecar": (
-        ("__version__",),
-        ("core",),
-        ("sizing", "gpus"),
-        ("process",),
-        ("residency",),
-        ("reporting", "control"),
-        ("serve",),
-        ("ray",),
-        ("cli",),
-    ),
-    "loadtest": (
-        ("die_with_parent",),
-        ("processes", "engine", "report"),
-        ("load",),
-        ("clients",),
-        ("bench", "simulate", "calibrate"),
-        ("lab",),
-    ),
-}
-# Where relay and decider meet.
-MEETING = "gateway.decider.dispatch"
-# What of `shared` does no I/O, so that a core may import it.
-PURE = tuple(
-    f"gateway.shared.{name}" for name in ("addresses", "files", "vllm", "protocol", "printable", "state_diagram")
+from loadtest.lab.layout import (
+    GROUND_FLOOR,
+    LAYERS,
+    MOST_FILES,
+    ORDER,
+    ROOT,
+    arrows_up,
+    defined_twice,
+    folder_sizes,
+    imported,
+    riddle,
+    sources,
+    trees,
+    unit,
 )
 
 # A door is a file (or folder) that alone imports a third-party library. None: any file outside core may.
@@ -69,30 +40,27 @@ DOORS: dict[str, tuple[str, ...] | None] = {
         "gateway/relay/wire/",
         "gateway/upstream/",
         "loadtest/engine/",
-        "loadtest/clients/client.py",
         "loadtest/clients/stub.py",
     ),
     "httpx": (
         "gateway/shared/control/http_client.py",
         "gateway/top/asking.py",
         "gateway/decider/waking.py",
-        "loadtest/lab/dst/sidecars.py",  # in place of a sidecar's socket
-        "loadtest/lab/dst/world.py",
+        "loadtest/lab/dst/",  # in place of sockets
         "sidecar/process/engine_api.py",
         "sidecar/reporting/gateway_link.py",
     ),
     "hypercorn": ("gateway/shared/control/http1.py",),
     "starlette": ("gateway/control/", "gateway/shared/control/", "sidecar/control/"),
     "prometheus_client": (
-        "gateway/decider/metrics.py",
-        "gateway/decider/sidecar_metrics.py",
+        "gateway/decider/metrics/",
         "sidecar/control/metrics.py",
     ),
     "pynvml": ("sidecar/gpus/nvml.py",),
     "ray": ("sidecar/ray/cluster.py",),
     "uvloop": ("gateway/serve/run.py", "sidecar/serve/run.py", "loadtest/"),
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
-    "rich": ("gateway/cli/", "gateway/top/", "loadtest/"),
+    "rich": ("gateway/top/", "loadtest/"),
 }
 # core decides and does nothing else: what would give it a clock, a socket, a thread or a log line.
 NOT_IN_CORE = re.compile(
@@ -107,7 +75,7 @@ LIBRARY_BASES = {  # what a library demands is named here, with the files that m
     "asyncio.BufferedProtocol": ("gateway/relay/wire/", "gateway/upstream/", "loadtest/"),
     "argparse.ArgumentParser": ("gateway/shared/command_line.py",),  # error() is there to be replaced
     "TCPServer": ("gateway/shared/control/http1.py",),  # Hypercorn has no setting against HTTP/2 without TLS
-    "Collector": ("gateway/decider/metrics.py", "sidecar/control/metrics.py"),
+    "Collector": ("gateway/decider/metrics/collector.py", "sidecar/control/metrics.py"),
     "asyncio.SelectorEventLoop": ("loadtest/simulate/vtime.py", "loadtest/lab/realtime.py"),
     "asyncio.Handle": ("loadtest/simulate/vtime.py",),
     "asyncio.TimerHandle": ("loadtest/simulate/vtime.py",),
@@ -126,10 +94,6 @@ BROAD_EXCEPTS: dict[str, str] = {
     "gateway/core/shadow/shadow.py": "what is only asked must not fail a call; it is counted and reported",
     "loadtest/lab/dst/command.py": "whatever a seed raises was looked for; it is reported with the seed, to be shrunk",
 }
-
-
-def files() -> list[Path]:
-    return sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 
 
 def problems(path: str, source: str) -> list[str]:
@@ -154,67 +118,20 @@ def _docstring(_: str, tree: ast.Module) -> Iterator[str]:
 # -- imports ----------------------------------------------------------------------------------------------------------
 
 
-def _imported(path: str, tree: ast.Module) -> Iterator[str]:
-    """Dotted names of every module a file imports, wherever in the file."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                folder = path.split("/")[: -node.level]
-                yield ".".join([*folder, node.module or ""]).rstrip(".")
-            elif node.module in PACKAGES:
-                yield from (f"{node.module}.{alias.name}" for alias in node.names)
-            else:
-                yield node.module or ""
-
-
 def _under(path: str, allowed: tuple[str, ...]) -> bool:
     return any(path == place or (place.endswith("/") and path.startswith(place)) for place in allowed)
 
 
 def _imports(path: str, tree: ast.Module) -> Iterator[str]:
-    for name in _imported(path, tree):
+    yield from arrows_up(path, tree)
+    for name in imported(path, tree):
         top = name.split(".")[0]
-        if top in PACKAGES:
-            yield from _arrow(path, name)
-        elif top in DOORS:
+        if top in DOORS:
             doors = DOORS[top]
             if doors is not None and not _under(path, doors):
                 yield f"imports {top}, whose door is {' or '.join(doors)}"
-        elif top not in sys.stdlib_module_names:
+        elif top not in sys.stdlib_module_names and top not in ORDER:
             yield f"imports {top}, which has no door"
-
-
-def _arrow(path: str, name: str) -> Iterator[str]:
-    package, target = path.split("/", maxsplit=1)[0], name.split(".", maxsplit=1)[0]
-    if package == target:
-        here, there = _layer(package, path.removesuffix(".py").split("/")), _layer(package, name.split("."))
-        same = _unit(path.split("/")) == _unit(name.split("."))
-        if (
-            package in LAYERS
-            and not same
-            and here <= there
-            and not (_unit(path.split("/")) == "relay" and name.startswith(MEETING))
-        ):
-            above = f"{_unit(path.split('/'))} is not above {_unit(name.split('.'))}"
-            yield f"imports {name}: arrows point down, and {above}"
-    elif ORDER.index(package) < ORDER.index(target):
-        yield f"imports {name}: {package} knows nothing of {target}"
-    elif (package, target) == ("sidecar", "gateway") and name.split(".")[1:2] != ["shared"]:
-        yield f"imports {name}: of the gateway the sidecar knows only gateway.shared"
-
-
-def _unit(parts: Sequence[str]) -> str:
-    return parts[1].removesuffix(".py") if len(parts) > 1 else ""
-
-
-def _layer(package: str, parts: list[str]) -> int:
-    """The height of a folder in its package; a package without layers is one."""
-    for height, units in enumerate(LAYERS.get(package, ())):
-        if _unit(parts) in units:
-            return height
-    return -1
 
 
 # -- core -------------------------------------------------------------------------------------------------------------
@@ -222,23 +139,35 @@ def _layer(package: str, parts: list[str]) -> int:
 
 def _core(path: str, tree: ast.Module) -> Iterator[str]:
     package, *rest = path.split("/")
-    if rest[:1] != ["core"]:
-        return
-    for name in _imported(path, tree):
+    if rest[:1] == ["core"]:
+        yield from (f"core {problem}" for problem in _impure(path, tree, f"{package}.core"))
+
+
+def _impure(path: str, tree: ast.Module, core: str) -> Iterator[str]:
+    """What a module of the package `core`, or a shared one that it imports, has to do with time or the world."""
+    for name in imported(path, tree):
         top = name.split(".")[0]
-        own = name.startswith((f"{package}.core", *PURE))
-        known = own or _under(path, DOORS.get(top) or ()) or top == "msgspec" or top in sys.stdlib_module_names
-        if NOT_IN_CORE.fullmatch(top) or not known:
-            yield f"core imports {name}: it has no clock, no I/O, no logging, and knows only core and msgspec"
+        known = f"{name}.".startswith(f"{core}.") or top == "msgspec" or top in sys.stdlib_module_names
+        if f"{name}.".startswith(f"{GROUND_FLOOR}."):
+            if (problem := next(_of_shared(name, core), None)) is not None:
+                yield f"imports {name}, which {problem}"
+        elif NOT_IN_CORE.fullmatch(top) or not (known or _under(path, DOORS.get(top) or ())):
+            yield f"imports {name}: it has no clock, no I/O, no logging, and knows only core and msgspec"
     for node in ast.walk(tree):
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
-            yield f"core is synchronous (line {node.lineno})"
+            yield f"is synchronous (line {node.lineno})"
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             if called in CALLS_NOT_IN_CORE:
-                yield f"core calls {called}()"
+                yield f"calls {called}()"
             elif called.startswith("random.") and called != "random.Random":
-                yield f"core calls {called}(): the generator is an argument"
+                yield f"calls {called}(): the generator is an argument"
+
+
+def _of_shared(name: str, core: str) -> Iterator[str]:
+    file = name.replace(".", "/") + ".py"
+    if (ROOT / file).is_file():  # else it is a folder's name, of which another import names a file
+        yield from _impure(file, ast.parse((ROOT / file).read_text()), core)
 
 
 # -- classes and state ------------------------------------------------------------------------------------------------
@@ -334,19 +263,55 @@ def _ignores(source: str) -> Iterator[str]:
 # -- the tests --------------------------------------------------------------------------------------------------------
 
 
+FILES = sources(*ORDER)
+
+
 def test_there_is_something_to_judge() -> None:
-    assert len(files()) > 20
+    assert len(FILES) > 300
 
 
-@pytest.mark.parametrize("file", files(), ids=lambda file: str(file.relative_to(ROOT)))
-def test_the_rules_hold(file: Path) -> None:
-    assert problems(str(file.relative_to(ROOT)), file.read_text()) == []
+@pytest.mark.parametrize("file", FILES)
+def test_the_rules_hold(file: str) -> None:
+    assert problems(file, (ROOT / file).read_text()) == []
 
 
 def test_every_level_is_known() -> None:
     for package, layers in LAYERS.items():
-        found = {_unit(file.relative_to(ROOT).parts) for file in (ROOT / package).rglob("*.py")}
-        assert found - {name for layer in layers for name in layer} == {"__init__"}
+        found = {unit(file.split("/")) for file in FILES if file.startswith(f"{package}/")} - {"__init__"}
+        assert found == {name for layer in layers for name in layer} - {"__version__"}
+
+
+def test_a_library_has_one_door_in_a_folder() -> None:
+    for library, doors in DOORS.items():
+        folders = folder_sizes(door.rstrip("/") for door in doors or ())
+        assert set(folders.values()) <= {1}, f"{library} has more doors than one in {folders.most_common(1)}"
+
+
+def test_a_class_is_defined_once_in_its_package() -> None:
+    assert defined_twice(trees(FILES)) == []
+
+
+def test_a_class_that_is_defined_twice_is_found() -> None:
+    tree = ast.parse("class A: ...\nclass _B: ...")
+    assert defined_twice({"gateway/x.py": tree, "sidecar/x.py": tree}) == []
+    twice = defined_twice({"gateway/x.py": tree, "gateway/core/y.py": tree})
+    assert twice == ["class A is defined in gateway/x.py and in gateway/core/y.py"]
+
+
+def test_a_folder_can_be_read_at_a_glance() -> None:
+    full = {folder: files for folder, files in folder_sizes(FILES).items() if files > MOST_FILES}
+    assert full == {}
+
+
+def test_files_are_counted_by_their_folder() -> None:
+    assert folder_sizes(["a/x.py", "a/y.py", "a/b/z.py"]) == {"a": 2, "a/b": 1}
+
+
+@pytest.mark.parametrize("word", ["What", "How", "Which", "Who", "Where", "When", "Why"])
+def test_a_riddle_is_found(word: str) -> None:
+    assert riddle(ast.parse(f'"""{word} it is.\n\nMore."""')) == f"{word} it is."
+    assert riddle(ast.parse(f'"""The {word} of it."""')) is None
+    assert riddle(ast.parse(f'"""{word}ever."""')) is None
 
 
 DOC = '"""Doc."""\n'
@@ -366,10 +331,10 @@ DOC = '"""Doc."""\n'
         ("gateway/core/x.py", "import random\nX = random.random()", "core calls random.random()"),
         ("gateway/core/x.py", "import yaml", "imports yaml, whose door is"),
         ("gateway/relay/pipeline.py", "import httpx", "imports httpx, whose door is"),
-        ("gateway/decider/metrics.py", "import requests", "imports requests, which has no door"),
+        ("gateway/decider/metrics/x.py", "import requests", "imports requests, which has no door"),
         ("sidecar/ray/node.py", "from ray import get", "imports ray, whose door is"),
         ("gateway/decider/x.py", "from gateway.relay.pipeline import Pipeline", "decider is not above relay"),
-        ("gateway/relay/x.py", "from gateway.decider.metrics import Metrics", "relay is not above decider"),
+        ("gateway/relay/x.py", "from gateway.decider.metrics.collector import Metrics", "relay is not above decider"),
         ("gateway/decider/x.py", "from gateway import control", "decider is not above control"),
         ("gateway/control/x.py", "from ..serve import run", "control is not above serve"),
         ("gateway/upstream/x.py", "import gateway.decider.dispatch", "upstream is not above decider"),
@@ -381,6 +346,12 @@ DOC = '"""Doc."""\n'
         ("sidecar/x.py", "import loadtest.engine", "sidecar knows nothing of loadtest"),
         ("sidecar/x.py", "from gateway.core.request.call import Call", "the sidecar knows only gateway.shared"),
         ("sidecar/core/x.py", "from gateway.shared.lines import LineWriter", "core imports gateway.shared.lines"),
+        ("gateway/core/x.py", "from gateway.shared import lines", "core imports gateway.shared.lines"),
+        (
+            "gateway/core/x.py",
+            "import gateway.shared.tasks",
+            "gateway.shared.tasks, which imports asyncio",
+        ),
         (
             "sidecar/core/x.py",
             "from sidecar.residency.manager import M",
@@ -449,7 +420,7 @@ def test_a_file_without_a_docstring_is_found() -> None:
         ),
         ("gateway/core/x.py", "import math, random\ndef f(rng: random.Random): ...\nR = random.Random"),
         (
-            "gateway/decider/metrics.py",
+            "gateway/decider/metrics/x.py",
             "from gateway.decider.dispatch import Dispatch\nfrom prometheus_client import REGISTRY",
         ),
         ("gateway/control/app.py", "from gateway.shared.control.listener import x\nimport starlette.routing"),
@@ -474,6 +445,6 @@ def test_what_is_allowed_passes(path: str, source: str) -> None:
 def test_the_wheel_has_every_package_but_the_lab() -> None:
     """If not: name it under `packages` in pyproject.toml."""
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    files = [file.parent.relative_to(ROOT) for package in PACKAGES for file in (ROOT / package).rglob("__init__.py")]
+    files = [file.parent.relative_to(ROOT) for package in ORDER for file in (ROOT / package).rglob("__init__.py")]
     there = {".".join(folder.parts) for folder in files if folder.parts[:2] != ("loadtest", "lab")}
     assert set(named) - {"gateway.docs", "gateway.policies"} == there

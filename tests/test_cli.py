@@ -28,6 +28,7 @@ from gateway.serve.announcement import announcement
 from gateway.serve.certificate import Certificate
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.serve.run import Options, Running, StartError
+from loadtest.lab.house import loaded
 from loadtest.load.scenario import SHIPPED, load
 from loadtest.load.scenario import decode as decode_scenario
 
@@ -521,39 +522,13 @@ def test_what_an_engine_calls_its_models_does_not_reach_the_terminal(capfd: pyte
     assert "\x1b" not in out
 
 
-LISTED = """\
-import atexit, sys
-atexit.register(lambda: print(*sys.modules, file=sys.stderr))
-from gateway.cli import main
-sys.exit(main())
-"""
-
-
-def loaded(*argv: str, ends: bool = True) -> set[str]:
-    """Our modules that a command has imported at its end; one that does not end by itself is ended once it serves."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", LISTED, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    try:
-        if not ends:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith("data port ")
-            process.terminate()
-        _, err = process.communicate(timeout=30)
-        assert process.returncode == 0, err
-    finally:
-        process.kill()
-        process.communicate()
-    return {name for name in err.split() if name.partition(".")[0] in ("gateway", "loadtest", "sidecar")}
-
-
 def test_a_command_imports_itself_alone() -> None:
     own = {"gateway", "gateway.cli", "gateway.cli.commands", "gateway.shared", "gateway.shared.command_line"}
     assert loaded("--help") == own
     policy = loaded("check", "policies/demo.yaml")
     assert "gateway.cli.check" in policy
     ports = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--log", "none")
-    served = loaded("serve", *ENGINE, *ports, ends=False)
+    served = loaded("serve", *ENGINE, *ports)
     assert "gateway.serve.run" in served
     assert [name for name in policy | served if not name.startswith("gateway")] == []
 

@@ -21,7 +21,7 @@ from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.decider.dispatch import Dispatch
-from gateway.decider.metrics import Metrics
+from gateway.decider.metrics.collector import Metrics
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 from tests.calls import a_call
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.core.answer.engine_error import engine_error
+from gateway.core.answer.json_usage import JSONUsage
+from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.request.call import Call
-from gateway.core.request.engine_error import engine_error
-from gateway.core.request.json_usage import JSONUsage
 from gateway.core.request.outcome import STATUS, Outcome, Refused, error_body
-from gateway.core.request.sse_usage import SSEUsage, UsageError
 from gateway.relay.wire.server import Responder
 from gateway.upstream.client import EngineError, Reply
 

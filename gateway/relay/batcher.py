@@ -16,13 +16,13 @@ from collections.abc import Awaitable, Callable, Hashable
 
 import msgspec
 
+from gateway.core.answer.json_usage import JSONUsage
+from gateway.core.batching.batch_window import BatchWindow
+from gateway.core.batching.merge_pieces import Piece, piece_of, rule_of
+from gateway.core.batching.merging import SplitError, merge, split
 from gateway.core.policy.traffic import Batching, Merge
-from gateway.core.request.batch_window import BatchWindow
 from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.call import Call
-from gateway.core.request.json_usage import JSONUsage
-from gateway.core.request.merge_pieces import Piece, piece_of, rule_of
-from gateway.core.request.merging import SplitError, merge, split
 from gateway.core.request.outcome import Outcome, Refused
 
 HURRY = 10.0  # a call with less time than this many windows does not wait: nobody is late for a tenth of his time

@@ -26,6 +26,8 @@ from gateway.core.admission import refusals
 from gateway.core.admission.limits import Charge, LimitBook, refusal_body
 from gateway.core.admission.mode import Mode
 from gateway.core.admission.shaping import shaped_header
+from gateway.core.answer.engine_error import engine_error
+from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.fleet import Fleet
 from gateway.core.engines.models import model_list
@@ -35,9 +37,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.classes import classify
 from gateway.core.request.cors import preflight, shared_lines
 from gateway.core.request.cost import CostModel
-from gateway.core.request.engine_error import engine_error
 from gateway.core.request.headers import head_time_limit
-from gateway.core.request.json_usage import JSONUsage
 from gateway.core.request.not_found import canonical, no_method, no_route
 from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse

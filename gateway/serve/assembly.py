@@ -30,9 +30,9 @@ from gateway.core.sidecars.sidecar import Member
 from gateway.decider.call_log import CallLog
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.loading import Configuration
-from gateway.decider.metrics import Metrics
+from gateway.decider.metrics.collector import Metrics
+from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.report_intake import ReportIntake
-from gateway.decider.sidecar_metrics import SidecarMetrics
 from gateway.decider.telemetry import Telemetry
 from gateway.decider.waking import Waking
 from gateway.relay.attempts import Attempts

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.request import json_usage
-from gateway.core.request.json_usage import BLOCK, MAX_USAGE, PASSES, JSONUsage
+from gateway.core.answer import json_usage
+from gateway.core.answer.json_usage import BLOCK, MAX_USAGE, PASSES, JSONUsage
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19}
 CHAT = {"choices": [{"message": {"content": 'a "usage": {"prompt_tokens": 99}'}}], "usage": USAGE, "more": [{}]}

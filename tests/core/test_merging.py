@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.core.batching.batch_window import BatchWindow
+from gateway.core.batching.merge_pieces import KEY_AT_MOST, Piece, piece_of, rule_of
+from gateway.core.batching.merging import SplitError, merge, shares, split
 from gateway.core.policy.traffic import Batching, Merge
-from gateway.core.request.batch_window import BatchWindow
 from gateway.core.request.call import Call
-from gateway.core.request.merge_pieces import KEY_AT_MOST, Piece, piece_of, rule_of
-from gateway.core.request.merging import SplitError, merge, shares, split
 from tests.calls import a_call
 from tests.pooled import EMBEDDINGS, RERANK, SCORE, answer, asked
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.request import sse_usage
-from gateway.core.request.sse_usage import MAX_EVENT, SSEUsage, UsageError
+from gateway.core.answer import sse_usage
+from gateway.core.answer.sse_usage import MAX_EVENT, SSEUsage, UsageError
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19}
 DONE = b"data: [DONE]\n\n"

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gateway.core.request.engine_error import LOGGED_AT_MOST, engine_error
+from gateway.core.answer.engine_error import LOGGED_AT_MOST, engine_error
 from gateway.shared.vllm.answers import AnswerError, ModelCard, ModelLoad, models_from, sample_from
 
 V9 = """\

@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.answer.json_usage import BLOCK, JSONUsage
+from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.policy.file import decode
 from gateway.core.request.allowed_fields import READS
 from gateway.core.request.call import CallSettings
-from gateway.core.request.json_usage import BLOCK, JSONUsage
 from gateway.core.request.multipart_form import form_fields
 from gateway.core.request.outcome import Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
-from gateway.core.request.sse_usage import SSEUsage, UsageError
 from gateway.core.request.tenants import keys_from
 from gateway.relay.wire.body import ChunkedBody
 from gateway.relay.wire.http1 import HeadReader

@@ -12,6 +12,7 @@ import pytest
 from gateway.core.admission.limits import LimitBook, refusal_body
 from gateway.core.admission.mode import Mode, ModelMode, Signals
 from gateway.core.admission.shaping import cap
+from gateway.core.batching.merge_pieces import rule_of
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
@@ -19,7 +20,6 @@ from gateway.core.policy.snapshot import Snapshot
 from gateway.core.policy.traffic import Limit, Merge
 from gateway.core.request.call import Call
 from gateway.core.request.classes import classify
-from gateway.core.request.merge_pieces import rule_of
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import route_of

@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.answer.json_usage import JSONUsage
+from gateway.core.answer.sse_usage import SSEUsage
 from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.cost import CostModel
-from gateway.core.request.json_usage import JSONUsage
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
-from gateway.core.request.sse_usage import SSEUsage
 from gateway.shared.vllm.answers import AnswerError, models_from, sample_from
 
 FORWARDED = [route for route in ROUTES.values() if route.kind not in ("models", "health", "help")]

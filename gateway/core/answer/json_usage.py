@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.request.usage import Usage
+from gateway.core.answer.usage import Usage
 
 BLOCK: Final = 64 * 1024  # bytes
 MAX_USAGE: Final = 4096  # bytes of a usage object in an answer longer than BLOCK, its key included

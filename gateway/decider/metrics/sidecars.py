@@ -1,4 +1,4 @@
-"""What sidecars do for calls, for Prometheus: who is heard, what they can have ready, how long calls wait for it.
+"""Metric families of sidecars: which of them report, the models they can have ready, the waits of calls for those.
 
 Read from the registry at scrape; only waits are counted as they end. Labels are ids of sidecars (which have shown the
 token) and models of their reports; of each no more than MOST are shown, so that no sidecar can flood the exposition.

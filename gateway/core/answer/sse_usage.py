@@ -16,7 +16,7 @@ from itertools import pairwise
 import msgspec
 from msgspec import Raw
 
-from gateway.core.request.usage import Usage
+from gateway.core.answer.usage import Usage
 
 MAX_EVENT = 1 << 20  # bytes
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Raw
 
+from gateway.core.batching.merge_pieces import Piece
 from gateway.core.request.call import Call
-from gateway.core.request.merge_pieces import Piece
 
 _Index = Annotated[int, msgspec.Meta(ge=0)]
 

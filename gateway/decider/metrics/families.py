@@ -1,0 +1,88 @@
+"""Metric families that are read at scrape and counted elsewhere: engines, models, the policy, the shadow policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.policy.status import PolicyStatus
+from gateway.core.shadow.shadow import Shadow
+from gateway.decider.dispatch import Dispatch
+
+BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+
+
+def policy(status: PolicyStatus) -> Iterable[Metric]:
+    yield GaugeMetricFamily("weir_policy_version", "Policies applied since the start.", status.version)
+    yield CounterMetricFamily("weir_policy_reloads", "Policies applied while running.", status.reloads)
+    yield CounterMetricFamily("weir_policy_failures", "Policy files that could not be used.", status.failures)
+    yield GaugeMetricFamily("weir_policy_bad", "1 while the file cannot be used.", float(status.error is not None))
+
+
+def models(dispatch: Dispatch, fleet: Fleet) -> Iterable[Metric]:
+    mode = GaugeMetricFamily("weir_mode", "0 normal, 1 tight, 2 brownout, 3 closed.", labels=("model",))
+    steps = CounterMetricFamily("weir_mode_changes", "Steps between modes.", labels=("model", "from", "to"))
+    bookings = GaugeMetricFamily("weir_bookings", "Bookings kept for refused calls.", labels=("model", "class"))
+    drain = GaugeMetricFamily("weir_drain_tokens_per_second", "Tokens that come back.", labels=("model",))
+    now = dispatch.clock()
+    for model, traffic in dispatch.traffic.items():
+        mode.add_metric((model,), traffic.level)
+        for (before, after), count in traffic.state.transitions.items():
+            steps.add_metric((model, str(before), str(after)), count)
+        for name, kept in traffic.bookings.items():
+            bookings.add_metric((model, name), len(kept))
+        drain.add_metric((model,), traffic.drain.rate(now))
+    changes = CounterMetricFamily("weir_breaker_changes", "States a breaker has entered.", labels=("engine", "to"))
+    for engine in fleet:
+        for state, count in engine.breaker.transitions.items():
+            changes.add_metric((engine.id, state), count)
+    yield from (mode, steps, bookings, drain, changes)
+
+
+def engines(fleet: Fleet) -> Iterable[Metric]:
+    gauges: list[tuple[str, str, Callable[[Engine], float]]] = [
+        ("up", "1 while the engine answers its health checks.", lambda e: e.up),
+        ("capacity_tokens", "KV-cache tokens of the engine.", lambda e: e.capacity),
+        ("budget_tokens", "KV-cache tokens that may be promised now.", lambda e: e.budget),
+        ("held_tokens", "KV-cache tokens promised: the ledger.", lambda e: e.held),
+        ("in_flight", "Calls that hold a grant on the engine.", lambda e: e.in_flight),
+        ("slots", "Calls that may be in flight: learned or set.", lambda e: e.slots),
+        ("trim_ratio", "How far the budget is scaled to what holds turn into.", lambda e: e.trim),
+        ("kv_usage_ratio", "KV-cache usage at the last sample.", lambda e: e.sample.kv_usage if e.sample else 0),
+        ("prefill_tokens_per_second", "Learned prefill rate.", lambda e: e.prefill_rate),
+        ("seconds_per_output_token", "Learned time per output token.", lambda e: e.tpot),
+        ("draining", "1 while the engine gets no new calls.", lambda e: e.draining),
+        ("breaker_open", "1 while the breaker is open, 0.5 half open.", lambda e: BREAKER[e.breaker.state]),
+    ]
+    for name, text, read in gauges:
+        family = GaugeMetricFamily(f"weir_engine_{name}", text, labels=("engine",))
+        for engine in fleet:
+            family.add_metric((engine.id,), float(read(engine)))
+        yield family
+    failures = CounterMetricFamily(
+        "weir_engine_check_failures", "Checks of an engine that failed, by why.", labels=("engine", "reason")
+    )
+    for engine in fleet:
+        for reason, count in engine.check_failures.items():
+            failures.add_metric((engine.id, reason), count)
+    yield failures
+
+
+def shadow_decisions(shadow: Shadow) -> Iterable[Metric]:
+    decisions = CounterMetricFamily(
+        "weirshadow_decisions",
+        "Calls by what was decided and what the shadow policy would have; equal labels: no difference.",
+        labels=("decision", "enforced", "shadow"),
+    )
+    for labels, calls in shadow.counts().items():
+        decisions.add_metric(labels, calls)
+    differences = CounterMetricFamily(
+        "weir_shadow_differences", "Those of which the two labels differ.", labels=("decision",)
+    )
+    for decision, calls in shadow.differences().items():
+        differences.add_metric((decision,), calls)
+    yield from (decisions, differences)
+    yield CounterMetricFamily("weir_shadow_failures", "Bugs met while asking the shadow policy.", shadow.bugs)

@@ -1,0 +1,130 @@
+"""Measures of the code's layout: `make house`, or `python -m loadtest.lab.house`.
+
+One row a measure: its goal, and its value now. Exit status 0: every goal is met; 1: one is missed, and what misses it
+is listed below the table. The rules are those of `tests/test_architecture.py`; both count by `loadtest/lab/layout.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.clients.stub import serve_stub
+from loadtest.lab.cost.instructions import measure
+from loadtest.lab.cost.overhead import ENGINE_PORT
+from loadtest.lab.layout import MOST_FILES, ORDER, ROOT, arrows_up, defined_twice, folder_sizes, riddle, sources, trees
+
+SPINE = re.compile(r"^\| \d+ \| `([^`]+)`", re.MULTILINE)
+LONG = 250  # lines; most files have fewer
+INSTRUCTIONS = 492_000  # for each JSON request, before the files moved
+# Prints the modules that a command of the gateway has imported when it ends.
+LISTING = """\
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from gateway.cli import main
+sys.exit(main())
+"""
+SERVE = ("serve", "--engine", "http://127.0.0.1:9", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """One row: what is counted, and how much of it at most. `found`: what the count is of, where that is short."""
+
+    name: str
+    goal: int
+    now: int
+    found: list[str] = []
+
+    @property
+    def kept(self) -> bool:
+        return self.now <= self.goal
+
+
+def measures() -> list[Measure]:
+    """Every measure that takes no valgrind."""
+    code, tests = trees(sources(*ORDER)), trees(sources("tests"))
+    up = [f"{path}: {problem}" for path, tree in code.items() for problem in arrows_up(path, tree)]
+    twice = defined_twice(code)
+    full = [f"{folder}: {n}" for folder, n in folder_sizes([*code, *tests]).most_common() if n > MOST_FILES]
+    riddles = [f"{path}: {line}" for path, tree in {**code, **tests}.items() if (line := riddle(tree))]
+    path = spine()
+    foreign = sorted(name for name in loaded(*SERVE, "--log", "none") if name.split(".")[0] == "loadtest")
+    words = len((ROOT / "README.md").read_text().split())
+    return [
+        Measure("files where a streaming request waits or changes hands", 9, len(path), path),
+        Measure("imports that point up", 0, len(up), up),
+        Measure("class names defined twice in a package", 0, len(twice), twice),
+        Measure("files in one folder, at most", MOST_FILES, max(folder_sizes([*code, *tests]).values()), full),
+        Measure("modules of loadtest that `gateway serve` imports", 0, len(foreign), foreign),
+        Measure("words of the README", 1200, words),
+        Measure("docstrings of modules that begin with What, How, Which ...", 0, len(riddles), riddles),
+    ]
+
+
+def spine() -> list[str]:
+    """The files of a request's way, as the gateway's page lists them. Raises FileNotFoundError for one that is gone."""
+    files = SPINE.findall((ROOT / "gateway" / "README.md").read_text())
+    for file in files:
+        (ROOT / file).stat()
+    return files
+
+
+def loaded(*argv: str) -> set[str]:
+    """Our modules that a command of the gateway has imported at its end; a gateway that serves is ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LISTING, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        if argv[0] == "serve":
+            assert process.stdout is not None  # noqa: S101 # PIPE was asked for
+            process.stdout.readline()  # it serves
+            process.terminate()
+        _, listed = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"gateway {' '.join(argv)}: {listed}")
+    return {name for name in listed.split() if name.split(".")[0] in ORDER}
+
+
+def instructions() -> Measure:
+    with serve_stub(ENGINE_PORT):
+        request, _ = measure(ROOT)
+    return Measure("instructions for each JSON request", INSTRUCTIONS, round(request))
+
+
+def longest(files: list[str]) -> str:
+    lengths = sorted(((len((ROOT / file).read_text().splitlines()), file) for file in files), reverse=True)
+    over = sum(lines > LONG for lines, _ in lengths)
+    first = ", ".join(f"{file} {lines}" for lines, file in lengths[:5])
+    return f"{over} of {len(files)} files have more than {LONG} lines; the longest: {first}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--instructions", action="store_true", help="count those of a JSON request too: two minutes of valgrind"
+    )
+    given = parser.parse_args()
+    rows = [*measures(), *([instructions()] if given.instructions else [])]
+    table = Table("measure", "goal", "now", box=None)
+    for row in rows:
+        table.add_row(row.name, f"<= {row.goal:,}", f"{row.now:,}", style=None if row.kept else "bold red")
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console.print(table)
+    console.print(longest(sources(*ORDER)))
+    for row in rows:
+        if not row.kept:
+            console.print("\n".join([f"\nmissed: {row.name}", *row.found]))
+    return 0 if all(row.kept for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

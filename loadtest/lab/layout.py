@@ -1,0 +1,148 @@
+"""Layout of the code: packages, their layers, and counts of what breaks the rules of the house.
+
+`tests/test_architecture.py` holds these rules; `make house` prints the counts. Every function reads syntax trees;
+nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+ROOT = Path(__file__).parents[2]
+Trees: TypeAlias = Mapping[str, ast.Module]  # by the file's path from the root
+
+# Imports point down. Between packages: loadtest > sidecar > gateway.
+ORDER = ("gateway", "sidecar", "loadtest")
+GROUND_FLOOR = "gateway.shared"  # all of the gateway that the sidecar imports
+# Within a package a folder imports only from rows above its own in this table, or from itself.
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "gateway": (
+        ("__version__",),
+        ("shared",),
+        ("core",),
+        ("upstream",),
+        ("relay", "decider"),
+        ("control",),
+        ("serve", "top"),
+        ("cli",),
+    ),
+    "sidecar": (
+        ("__version__",),
+        ("core",),
+        ("sizing", "gpus"),
+        ("process",),
+        ("residency",),
+        ("reporting", "control"),
+        ("serve",),
+        ("ray",),
+        ("cli",),
+    ),
+    "loadtest": (
+        ("die_with_parent",),
+        ("processes", "engine", "report"),
+        ("load",),
+        ("clients",),
+        ("bench", "simulate", "calibrate"),
+        ("lab",),
+    ),
+}
+# Where relay and decider meet.
+MEETING = "gateway.decider.dispatch"
+
+MOST_FILES = 25  # in one folder
+# A docstring's first line says what a thing is. It is no question and no riddle.
+RIDDLE = re.compile(r"(?:What|How|Which|Who|Whom|Whose|Where|When|Why)\b")
+
+
+def sources(*folders: str) -> list[str]:
+    """The Python files under some folders of the tree."""
+    return sorted(str(file.relative_to(ROOT)) for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+def trees(files: Iterable[str]) -> dict[str, ast.Module]:
+    return {file: ast.parse((ROOT / file).read_text(), file) for file in files}
+
+
+# -- arrows -----------------------------------------------------------------------------------------------------------
+
+
+def imported(path: str, tree: ast.Module) -> Iterator[str]:
+    """Dotted names of every module a file imports, wherever in the file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                folder = path.split("/")[: -node.level]
+                yield ".".join([*folder, node.module or ""]).rstrip(".")
+            else:
+                yield from _from(node.module or "", node.names)
+
+
+def _from(module: str, names: Iterable[ast.alias]) -> Iterator[str]:
+    """`from module import names`: the module, or those of its own modules that are named."""
+    if module.split(".", maxsplit=1)[0] not in ORDER:
+        yield module
+        return
+    folder = ROOT / module.replace(".", "/")
+    for alias in names:
+        inner = module in ORDER or (folder / alias.name).is_dir() or (folder / f"{alias.name}.py").is_file()
+        yield f"{module}.{alias.name}" if inner else module
+
+
+def arrows_up(path: str, tree: ast.Module) -> Iterator[str]:
+    """Imports of our own modules that do not point down."""
+    for name in imported(path, tree):
+        if name.split(".")[0] in ORDER:
+            yield from _arrow_up(path, name)
+
+
+def _arrow_up(path: str, name: str) -> Iterator[str]:
+    package, target = path.split("/", maxsplit=1)[0], name.split(".", maxsplit=1)[0]
+    if package == target:
+        here, there = unit(path.split("/")), unit(name.split("."))
+        meets = here == "relay" and name.startswith(MEETING)
+        if here != there and _layer(package, here) <= _layer(package, there) and not meets:
+            yield f"imports {name}: arrows point down, and {here} is not above {there}"
+    elif ORDER.index(package) < ORDER.index(target):
+        yield f"imports {name}: {package} knows nothing of {target}"
+    elif (package, target) == ("sidecar", "gateway") and not f"{name}.".startswith(f"{GROUND_FLOOR}."):
+        yield f"imports {name}: of the gateway the sidecar knows only {GROUND_FLOOR}"
+
+
+def unit(parts: list[str]) -> str:
+    """The folder or file of a package that a file or module belongs to."""
+    return parts[1].removesuffix(".py") if len(parts) > 1 else ""
+
+
+def _layer(package: str, name: str) -> int:
+    return next((height for height, units in enumerate(LAYERS[package]) if name in units), -1)
+
+
+# -- names and folders ------------------------------------------------------------------------------------------------
+
+
+def defined_twice(modules: Trees) -> list[str]:
+    """Public classes that have their name from another class of their package too."""
+    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for path, tree in modules.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[path.split("/", maxsplit=1)[0], node.name].append(path)
+    return [f"class {name} is defined in {' and in '.join(files)}" for (_, name), files in found.items() if files[1:]]
+
+
+def folder_sizes(files: Iterable[str]) -> Counter[str]:
+    """How many files each folder has, those of its own folders left out."""
+    return Counter(str(Path(file).parent) for file in files)
+
+
+def riddle(tree: ast.Module) -> str | None:
+    """The first line of a module's docstring where it begins with a question's word."""
+    line = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return line if RIDDLE.match(line) else None
