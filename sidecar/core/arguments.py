@@ -53,14 +53,15 @@ def command(
     *,
     own: str,
     share: float | None = None,
+    sequences: int | None = None,
     launcher: tuple[str, ...] = CLI,
 ) -> tuple[str, ...]:
     """The command line that starts a profile's engine.
 
     `own`: the sidecar's own interpreter, for an engine that names none. `launcher`: CLI or SERVER. `share`: of each
     GPU, 0..1, what the engine may fill: what the plan has claimed for it, or what vLLM does by itself if None; where
-    the profile says the share, that is it. It is told to vLLM beside a cache of fixed size too, for vLLM does not start
-    without that much free.
+    the profile says the share, that is it. `sequences`: `--max-num-seqs`, unless the profile says it. The share is told
+    to vLLM beside a cache of fixed size too, for vLLM does not start without that much free.
     """
     if engine.simulated is not None:
         return _simulated(profile, engine, served_name, place, own, share)
@@ -70,6 +71,8 @@ def command(
     if engine.device == "gpu":
         found += _memory(profile, share)
         found += ["--enable-sleep-mode"] if profile.sleep is not None else []
+    if sequences is not None and "max-num-seqs" not in profile.flags:
+        found += ["--max-num-seqs", str(sequences)]
     for name, value in profile.flags.items():
         found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)
     model = (MODEL, profile.model_path) if launcher == SERVER else (profile.model_path,)

@@ -90,13 +90,15 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 class Size(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine takes on each GPU: `claim` in the ledger, `start_needs` free bytes before it starts, `residue`
     asleep; `host` bytes of the machine's memory at level 1. `share` (0..1) is for its command line, None: not to be
-    told. `arithmetic`: how that came about, in words. All 0 where it needs no GPU."""
+    told. `sequences`: at most at once, where the engine would not start with its own number. `arithmetic`: how that
+    came about, in words. All 0 where it needs no GPU."""
 
     claim: int = 0
     start_needs: int = 0
     residue: int = 0
     host: int = 0
     share: float | None = None
+    sequences: int | None = None
     arithmetic: str = ""
 
 

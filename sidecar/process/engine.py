@@ -124,7 +124,16 @@ class VllmEngines:
                 env = environment(given, engine, gpus, self._environment)
                 self._make(self._logs, "engines' output is kept in memory alone")
                 launcher = await self._installed.launcher(engine, env)
-                argv = command(given, engine, served, place, own=self._own, share=size.share, launcher=launcher)
+                argv = command(
+                    given,
+                    engine,
+                    served,
+                    place,
+                    own=self._own,
+                    share=size.share,
+                    sequences=size.sequences,
+                    launcher=launcher,
+                )
                 lacking = self._installed.lacking(engine, argv)
                 if lacking == ("--uds",) and self._config.engine_addresses is None:
                     raise _NoSockets("the installed vLLM is too old for unix sockets")

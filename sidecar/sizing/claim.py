@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from sidecar.sizing.memory import Need, arithmetic, gib
+from gateway.shared.files.units import MIB
+from sidecar.sizing.memory import FLOOR, Need, arithmetic, gib
 from sidecar.sizing.model_config import ModelShape
 
 MOST = 970  # thousandths of a GPU that are claimed unless the operator says more: the driver keeps some
@@ -41,8 +42,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 def claim(need: Need, total: int, *, utilization: float | None = None, kv: int | None = None) -> Claim:
     """What vLLM will take of a GPU of `total` bytes; never more than it has.
 
-    `utilization` (0..1): that share of it. `kv` bytes: the KV cache is capped at them. Neither: the least share in
-    which the need fits, up to MOST. `refuse_reason` says whether it fits.
+    `total` is CUDA's, of which vLLM takes shares; NVML's is larger (`cuda_total`). `utilization` (0..1): that share of
+    it. `kv` bytes: the KV cache is capped at them. Neither: the least share in which the need and its margin fit, up to
+    MOST. `refuse_reason` says whether it fits.
     """
     if utilization is not None:
         thousandths = min(1000, max(1, round(utilization * 1000)))
@@ -50,7 +52,7 @@ def claim(need: Need, total: int, *, utilization: float | None = None, kv: int |
         return Claim(
             bytes=taken, kv=max(0, taken - need.without_kv), total=total, thousandths=thousandths, said="utilization"
         )
-    wanted = need.total if kv is None else need.without_kv + kv
+    wanted = need.margin + (need.total if kv is None else need.without_kv + kv)
     thousandths = min(MOST, _thousandths(wanted, total))
     share = _share(total, thousandths)
     taken = share if kv is None else min(wanted, share)
@@ -61,6 +63,15 @@ def claim(need: Need, total: int, *, utilization: float | None = None, kv: int |
         thousandths=thousandths,
         said="auto" if kv is None else "kv",
     )
+
+
+def cuda_total(total: int) -> int:
+    """Bytes of a GPU as CUDA reports them, from NVML's, where they are not known: rather too few.
+
+    Published pairs in GiB: A100 80.0 and 79.25, H100 79.65 and 79.19, L40S 44.99 and 44.39, 4090 23.99 and 23.52, T4
+    15.0 and 14.56.
+    """
+    return total - min(768 * MIB, total // 32)
 
 
 def can_start(claim: Claim, free: int) -> bool:
@@ -76,7 +87,9 @@ def refuse_reason(shape: ModelShape, need: Need, claim: Claim, present: int) -> 
     if shape.heads % gpus:
         fit = ", ".join(str(count) for count in range(1, present + 1) if shape.heads % count == 0)
         return f"tensor_parallel {gpus} does not divide the model's {shape.heads} attention heads: use one of {fit}"
-    if need.total <= claim.bytes:
+    # An operator's own share is tried: what an estimate finds too small may be measured otherwise. But not where the
+    # weights cannot fit, however they are quantised.
+    if need.total <= claim.bytes or (claim.said == "utilization" and int(need.weights * FLOOR) < claim.bytes):
         return None
     least = _thousandths(need.total, claim.total)
     if claim.said == "kv" and least <= MOST:

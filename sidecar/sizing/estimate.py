@@ -19,12 +19,25 @@ from sidecar.core.engine_records import EngineFacts, Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.measured import Measured
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
-from sidecar.sizing.claim import claim, refuse_reason
-from sidecar.sizing.memory import RESIDUE, STEP, Need, arithmetic, asleep, gib, kv_element_bytes, kv_per_token, need
+from sidecar.sizing.claim import Claim, claim, cuda_total, refuse_reason
+from sidecar.sizing.memory import (
+    RESIDUE,
+    Need,
+    Residue,
+    arithmetic,
+    asleep,
+    gib,
+    kv_element_bytes,
+    kv_per_sequence,
+    kv_per_token,
+    need,
+)
 from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import ModelLocation, NotKnown, read_model
+from sidecar.sizing.speculation import drafted_share
 from sidecar.sizing.weights import StoredWeights
+from sidecar.sizing.working_memory import batch
 
 READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
 BY_ITSELF = 0.9  # of a GPU, where nothing is known; what vLLM takes by itself before 0.20
@@ -61,7 +74,7 @@ class Sizing:
             return simulated(profile, total)
         try:
             shape, stored = await self._read(profile)
-            size = estimated(profile, shape, stored, total, present, measured)
+            size = size_of(profile, estimate(profile, shape, stored, total, present, measured))
         except (NotKnown, ModelError) as error:
             self._shapes.pop(name, None)
             return unknown(profile, total, str(error))
@@ -102,11 +115,51 @@ class Sizing:
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def estimated(
-    profile: Profile, shape: ModelShape, stored: StoredWeights, total: int, present: int, measured: Measured | None
-) -> Size:
-    """Of a model whose files are known. Raises Unusable where it can never run so, and ModelError."""
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine needs at `least`, for one whole context, and what it claims. `tokens`: those its KV cache holds;
+    `sequences`: at once, None: as many as vLLM takes by itself. `why`: why it cannot run so, None: it can."""
+
+    least: Need
+    claim: Claim
+    residue: Residue
+    tokens: int
+    sequences: int | None
+    why: str | None
+
+    @property
+    def words(self) -> str:
+        """The arithmetic, for people."""
+        gpus, told = self.least.gpus, msgspec.structs.replace(self.least, kv=self.claim.kv, tokens=self.tokens)
+        where = "its GPU" if gpus == 1 else f"each of {gpus} GPUs"
+        measured = " (by what was measured)" if self.least.measured else ""
+        short = self.least.total - self.claim.bytes
+        doubt = f"; it may not start: {gib(short)} GiB more are needed by estimate" if short > 0 else ""
+        taken, total = gib(self.claim.bytes), gib(self.claim.total)
+        return f"{taken} GiB on {where} of {total} GiB: {arithmetic(told)}{measured}{doubt}"
+
+
+def estimate(
+    profile: Profile,
+    shape: ModelShape,
+    stored: StoredWeights,
+    total: int,
+    present: int,
+    measured: Measured | None = None,
+    cuda: int | None = None,
+) -> Estimate:
+    """The estimate for a model whose files are known, on GPUs of `total` bytes, of which CUDA reports `cuda` (None: not
+    known). Raises ModelError."""
     gpus, memory = profile.tensor_parallel, profile.gpu_memory
+    cuda = cuda_total(total) if cuda is None else min(cuda, total)
+    if profile.flags.get("disable-hybrid-kv-cache-manager") is True:  # then every layer keeps every token
+        caches = tuple(msgspec.structs.replace(cache, window=None) for cache in shape.caches)
+        shape = msgspec.structs.replace(shape, caches=caches)
+    most = batch(
+        total,
+        int(_number(profile, "max-num-batched-tokens", 0)) or None,
+        int(_number(profile, "max-num-seqs", 0)) or None,
+        eager=profile.flags.get("enforce-eager") is True,
+    )
     context = profile.context_length or shape.context or UNTOLD_CONTEXT
     offloaded = int(_number(profile, "cpu-offload-gb", 0) * GIB) * gpus
     kept = StoredWeights(max(0, stored.bytes - offloaded), min(stored.wide, max(0, stored.bytes - offloaded)))
@@ -120,34 +173,43 @@ def estimated(
             gpus=gpus,
             dtype=_text(profile.flags.get("dtype")) or "auto",
             kv_dtype=_kv_dtype(profile),
-            step=int(_number(profile, "max-num-batched-tokens", STEP)),
-            eager=profile.flags.get("enforce-eager") is True,
+            most=most,
+            drafted=drafted_share(profile.flags, shape),
+            quantized=_text(profile.flags.get("quantization")),
             measured=measured,
         )
 
     least = needed(context, 1)
     if isinstance(memory, KvMemory):
-        made = claim(least, total, kv=memory.kv)
+        made = claim(least, cuda, kv=memory.kv)
     elif memory != "auto":
-        made = claim(least, total, utilization=memory)
+        made = claim(least, cuda, utilization=memory)
     else:
-        at_once = 1 if pooling(profile) else max(1, min(AT_ONCE, int(_number(profile, "max-num-seqs", AT_ONCE))))
-        made = claim(needed(max(context, min(at_once * context, TOKENS)), at_once), total)
-    refused = refuse_reason(shape, least, made, present)
-    if refused is not None:
-        raise Unusable(refused)
-    residue = asleep(least, 1, measured)
+        at_once = 1 if pooling(profile) else max(1, min(AT_ONCE, most.sequences))
+        made = claim(needed(max(context, min(at_once * context, TOKENS)), at_once), cuda)
+    return Estimate(
+        least=least,
+        claim=made,
+        residue=asleep(least, 1, measured),
+        tokens=_tokens(least, made.kv),
+        sequences=_sequences(shape, made.kv, most.sequences, gpus),
+        why=refuse_reason(shape, least, made, present),
+    )
+
+
+def size_of(profile: Profile, found: Estimate) -> Size:
+    """The size that the plan books for an engine. Raises Unusable where it can never run so."""
+    if found.why is not None:
+        raise Unusable(found.why)
     sleeps = profile.sleep is not None
-    where = "its GPU" if gpus == 1 else f"each of {gpus} GPUs"
-    told = msgspec.structs.replace(least, kv=made.kv, tokens=_tokens(least, made.kv))
     return Size(
-        claim=made.bytes,
-        start_needs=made.start_needs,
-        residue=min(residue.device, made.bytes) if sleeps else 0,
-        host=residue.host if sleeps else 0,
-        share=made.utilization,
-        arithmetic=f"{gib(made.bytes)} GiB on {where} of {gib(total)} GiB: {arithmetic(told)}"
-        + (" (by what was measured)" if measured is not None else ""),
+        claim=found.claim.bytes,
+        start_needs=found.claim.start_needs,
+        residue=min(found.residue.device, found.claim.bytes) if sleeps else 0,
+        host=found.residue.host if sleeps else 0,
+        share=found.claim.utilization,
+        sequences=found.sequences,
+        arithmetic=found.words,
     )
 
 
@@ -191,6 +253,13 @@ def simulated(profile: Profile, total: int) -> Size:
 
 def _share(total: int, share: float) -> int:
     return min(total, -(-total * round(share * 1000) // 1000))
+
+
+def _sequences(shape: ModelShape, kv: int, most: int, gpus: int) -> int | None:
+    """How many sequences a KV cache has states for; None: a model without states. vLLM does not start a hybrid model
+    with room for fewer states than `--max-num-seqs`."""
+    each = kv_per_sequence(shape, gpus=gpus)
+    return max(1, min(most, kv // each)) if each else None
 
 
 def _tokens(least: Need, kv: int) -> int:

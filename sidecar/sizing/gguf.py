@@ -27,6 +27,9 @@ _FIELDS = {
     "rope.dimension_count": "qk_rope_head_dim",  # which counts beside kv_lora_rank alone
     "context_length": "max_position_embeddings",
     "vocab_size": "vocab_size",
+    "feed_forward_length": "intermediate_size",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_used_count": "num_experts_per_tok",
 }
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9

@@ -16,16 +16,18 @@ from sidecar.sizing.model_config import ModelShape, element_bytes
 from sidecar.sizing.model_fields import ModelError, shown
 from sidecar.sizing.model_layers import Cache, LayerState
 from sidecar.sizing.weights import StoredWeights, on_each_gpu
+from sidecar.sizing.working_memory import CONTEXT, SMALL_BATCH, Batch, activations, overhead
 
 BLOCK = 16  # tokens: the least that KV cache is given out in
-STEP = 8192  # tokens computed at once: vLLM's --max-num-batched-tokens for servers on large GPUs
-ACTIVATIONS = 512 * MIB
-CONTEXT = 512 * MIB  # the CUDA context and libraries
-GRAPHS = 512 * MIB  # CUDA graphs, which --enforce-eager does without
+MARGIN, MARGIN_SHARE = GIB, 0.05  # claimed beyond a need that was never measured: the larger of the two
 RESIDUE = 1229 * MIB  # 1.2 GiB: the most that a sleeping engine of one GPU was seen to keep
+NCCL = GIB  # what one of several GPUs keeps besides, and its CUDA graphs
 FLOOR = 0.5  # of the weights: quantising 16 bits while loading halves them; a measurement below it is of something else
 
 _KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "float16": 2}
+
+
+USUAL = Batch()
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,11 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     def without_kv(self) -> int:
         return self.total - self.kv
 
+    @property
+    def margin(self) -> int:
+        """Bytes to claim beyond the need while it is an estimate: engines that take more fail their start."""
+        return 0 if self.measured else max(MARGIN, int(self.without_kv * MARGIN_SHARE))
+
 
 class Residue(msgspec.Struct, frozen=True):
     """What a sleeping engine keeps: `device` bytes on each GPU, `host` bytes of the machine's memory in all."""
@@ -89,7 +96,7 @@ def kv_per_token(shape: ModelShape, *, gpus: int = 1, element: int = 2) -> int:
     layers x KV heads / GPUs (one at least) x 2 x head_dim x bytes. MLA: layers x (kv_lora_rank + qk_rope_head_dim) x
     bytes, on every GPU.
     """
-    return sum(cache.layers * _split(cache.heads, gpus) * cache.width for cache in shape.caches) * element
+    return sum(_layer_bytes(cache, gpus, element) * cache.layers for cache in shape.caches)
 
 
 def kv_per_sequence(shape: ModelShape, *, gpus: int = 1, dtype: str = "auto") -> int:
@@ -105,7 +112,7 @@ def kv_bytes(
     gpus: int = 1,
     dtype: str = "auto",
     kv_dtype: str = "auto",
-    step: int = STEP,
+    step: int = SMALL_BATCH[0],
 ) -> int:
     """Bytes of KV cache on each GPU for `tokens` in all of `sequences`. Raises ModelError.
 
@@ -114,10 +121,10 @@ def kv_bytes(
     """
     element = kv_element_bytes(dtype, kv_dtype)
     attention = sum(
-        _held(cache, tokens, sequences, step) * cache.layers * _split(cache.heads, gpus) * cache.width
+        _held(cache, tokens, sequences, step) * cache.layers * _layer_bytes(cache, gpus, element)
         for cache in shape.caches
     )
-    return attention * element + sequences * kv_per_sequence(shape, gpus=gpus, dtype=dtype)
+    return attention + sequences * kv_per_sequence(shape, gpus=gpus, dtype=dtype)
 
 
 def need(
@@ -129,20 +136,23 @@ def need(
     gpus: int = 1,
     dtype: str = "auto",
     kv_dtype: str = "auto",
-    step: int = STEP,
-    eager: bool = False,
+    most: Batch = USUAL,
+    drafted: float = 0.0,
+    quantized: str | None = None,
     measured: Measured | None = None,
 ) -> Need:
     """What an engine needs on each of `gpus` to hold `tokens` (vLLM will not start with less than one whole context).
 
-    `step`: `--max-num-batched-tokens`; `eager`: `--enforce-eager`. `measured`: of this profile with these settings.
+    `most`: the largest batch. `drafted`: KV cache of a drafter, as a share of the model's. `quantized`: what vLLM
+    quantises to while it loads (`--quantization`). `measured`: of this profile with these settings.
     Raises ModelError.
     """
+    kv = kv_bytes(shape, tokens, sequences=sequences, gpus=gpus, dtype=dtype, kv_dtype=kv_dtype, step=most.tokens)
     estimate = Need(
-        weights=on_each_gpu(stored, shape, gpus, dtype),
-        kv=kv_bytes(shape, tokens, sequences=sequences, gpus=gpus, dtype=dtype, kv_dtype=kv_dtype, step=step),
-        activations=ACTIVATIONS + step * shape.hidden * element_bytes(dtype),
-        overhead=CONTEXT + (0 if eager else GRAPHS),
+        weights=on_each_gpu(stored, shape, gpus, dtype, quantized),
+        kv=int(kv * (1 + drafted)),
+        activations=activations(shape, most, gpus, element_bytes(dtype)),
+        overhead=overhead(shape, most),
         tokens=tokens,
         sequences=sequences,
         gpus=gpus,
@@ -169,7 +179,8 @@ def asleep(need: Need, level: Literal[1, 2], measured: Measured | None = None) -
     that counts, but not below half a CUDA context, which a process that is there at all holds.
     """
     seen = None if measured is None else measured.asleep
-    device = RESIDUE if seen is None else max(seen, CONTEXT // 2)
+    several = NCCL + max(0, need.overhead - CONTEXT) if need.gpus > 1 else 0
+    device = RESIDUE + several if seen is None else max(seen, CONTEXT // 2)
     return Residue(min(device, need.total), need.weights * need.gpus if level == 1 else 0)
 
 
@@ -195,6 +206,11 @@ def _split(parts: int, gpus: int) -> int:
 def _held(cache: Cache, tokens: int, sequences: int, step: int) -> int:
     """Tokens of which a cache holds something at once."""
     return tokens if cache.window is None else min(tokens, sequences * (cache.window - 1 + BLOCK) + step)
+
+
+def _layer_bytes(cache: Cache, gpus: int, element: int) -> int:
+    """Bytes of one token in one layer."""
+    return _split(cache.heads, gpus) * cache.width * element + cache.fixed
 
 
 def _state_bytes(state: LayerState, gpus: int, element: int) -> int:

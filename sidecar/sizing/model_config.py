@@ -37,10 +37,12 @@ _LEFT_OUT: dict[str, Fields] = {
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
         "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
     },
     "gpt_oss": {"sliding_window_pattern": 2},
     "cohere2": {"sliding_window_pattern": 4},
 }
+_STRETCHED = frozenset(("linear", "dynamic", "yarn"))
 # Bits per parameter where the file says no number of its own.
 _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "modelopt": 8.0, "bitsandbytes": 8.0, "mxfp4": 4.25, "modelopt_fp4": 4.5}
 
@@ -54,7 +56,10 @@ class Quantization(msgspec.Struct, frozen=True):
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """What of a model's architecture costs memory. `heads`: query heads, 0 without attention. `context`: tokens it was
-    made for. `dtype`: of the weights in the file; None: not told. `embedding`: parameters that are never quantised."""
+    made for. `dtype`: of the weights in the file; None: not told. `embedding`: parameters that are never quantised.
+
+    `intermediate`: the width of a dense layer's MLP, `expert_intermediate` of one expert's, of which each token passes
+    `experts_per_token`; `delta_net`: whether it has gated delta nets. 0: not told, or none."""
 
     model_type: str
     layers: int
@@ -66,6 +71,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None = None
     dtype: str | None = None
     quantization: Quantization | None = None
+    vocabulary: int = 0
+    intermediate: int = 0
+    expert_intermediate: int = 0
+    experts_per_token: int = 0
+    delta_net: bool = False
 
 
 def shape_from(data: bytes) -> ModelShape:
@@ -80,17 +90,27 @@ def shape_from(data: bytes) -> ModelShape:
     heads = needed(fields, ("num_attention_heads", "n_head", "n_heads")) if attends(kinds) else 0
     tied = fields.get("tie_word_embeddings", outer.get("tie_word_embeddings"))
     words = whole(fields, ("vocab_size", "padded_vocab_size")) or 0
+    dense = whole(fields, ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")) or 0
+    per_token = whole(fields, ("num_experts_per_tok", "top_k_experts", "moe_top_k", "num_experts_per_token")) or 0
+    # A table per layer beside the usual one: Gemma's E models.
+    beside = (whole(fields, ("vocab_size_per_layer_input",)) or 0) * layers
+    beside *= whole(fields, ("hidden_size_per_layer_input",)) or 0
     return ModelShape(
         model_type=model_type[:SHOWN],
         layers=layers,
         hidden=hidden,
         heads=heads,
-        embedding=words * hidden * (1 if tied is True else 2),
+        embedding=words * hidden * (1 if tied is True else 2) + beside,
         caches=tuple(caches_of(fields, model_type, kinds, heads, hidden)) if heads else (),
         states=tuple(states_of(fields, model_type, kinds, hidden)),
-        context=whole(fields, ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"), MAX_TOKENS),
+        context=_context(fields),
         dtype=_dtype(fields) or _dtype(outer),
         quantization=_quantization(outer) or _quantization(fields),
+        vocabulary=words,
+        intermediate=dense or whole(fields, ("shared_expert_intermediate_size",)) or 0,
+        expert_intermediate=(whole(fields, ("moe_intermediate_size",)) or dense) if per_token else 0,
+        experts_per_token=per_token,
+        delta_net=bool(whole(fields, ("linear_num_value_heads",))),
     )
 
 
@@ -110,6 +130,25 @@ def _text_model(outer: Fields) -> Fields:
         nested = [within(fields, name) for name in _NESTED]
         fields = next((found for found in nested if any(name in found for name in (*_LAYERS, *_NESTED))), fields)
     return fields
+
+
+def _context(fields: Fields) -> int | None:
+    """Tokens it was made for, stretched as vLLM does: `linear`, `dynamic` and `yarn` scaling multiply them."""
+    names = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+    context, scaling = (
+        whole(fields, names, MAX_TOKENS),
+        within(fields, "rope_scaling") or within(fields, "rope_parameters"),
+    )
+    kind, factor = word(scaling, "rope_type", "type"), scaling.get("factor")
+    if (
+        kind not in _STRETCHED
+        or isinstance(factor, bool)
+        or not isinstance(factor, int | float)
+        or not 1 <= factor <= 1e4
+    ):
+        return context
+    before = whole(scaling, ("original_max_position_embeddings",), MAX_TOKENS) if kind == "yarn" else None
+    return None if context is None else min(MAX_TOKENS, int((before or context) * factor))
 
 
 def _dtype(fields: Fields) -> str | None:

@@ -32,12 +32,14 @@ _UNCOMPRESSED = frozenset(("minicpm3",))  # has MLA's fields; vLLM keeps its hea
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
     """Attention layers that keep the same of each token: `width` elements for each of `heads` (K and V together;
-    MLA: one head that holds the compressed vector). `window`: the last tokens that count; None: all of them."""
+    MLA: one head that holds the compressed vector). `window`: the last tokens that count; None: all of them. `fixed`:
+    bytes beside them, whatever the size of an element, on every GPU: those of a sparse attention's indexer."""
 
     layers: int
     heads: int
     width: int
     window: int | None = None
+    fixed: int = 0
 
 
 class LayerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +71,9 @@ def kinds_of(fields: Fields, model_type: str, layers: int) -> list[int]:
         return [_STATE] * layers
     if model_type == "falcon_h1":
         return [_BOTH] * layers
+    interval = whole(fields, ("full_attention_interval",), MAX_LAYERS)
+    if interval is not None:  # Qwen3-Next: every fourth
+        return [_STATE if (layer + 1) % interval else _FULL for layer in every]
     indices = fields.get("attn_layer_indices")
     if isinstance(indices, list):
         attention = indices[:layers]
@@ -96,13 +101,15 @@ def caches_of(fields: Fields, model_type: str, kinds: list[int], heads: int, hid
     window = None if fields.get("use_sliding_window") is False else whole(fields, ("sliding_window",), MAX_TOKENS)
     windows = {_WINDOW: window, _CHUNK: whole(fields, ("attention_chunk_size",), MAX_TOKENS)}
     kept, whole_kept = _kept(fields, model_type, heads, hidden)
+    # DeepSeek's sparse attention finds tokens by a vector in 8 bits, with a scale of four bytes.
+    indexer = whole(fields, ("index_head_dim",))
     counts = Counter(
         (windows.get(kind), *(whole_kept if kind == _FULL else kept))
         for kind in kinds[: max(0, len(kinds) - shared)]
         if kind not in {_STATE, _NOTHING}
     )
     for (limit, kv_heads, width), layers in counts.items():
-        yield Cache(layers=layers, heads=kv_heads, width=width, window=limit)
+        yield Cache(layers=layers, heads=kv_heads, width=width, window=limit, fixed=indexer + 4 if indexer else 0)
 
 
 def _kept(fields: Fields, model_type: str, heads: int, hidden: int) -> tuple[tuple[int, int], tuple[int, int]]:

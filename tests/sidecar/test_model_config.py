@@ -59,6 +59,8 @@ def test_a_shape_says_what_of_a_model_costs_memory() -> None:
         context=8192,
         dtype="bfloat16",
         quantization=Quantization("fp8", 8.0),
+        vocabulary=128_256,
+        intermediate=14_336,
     )
     assert shape().embedding == 0
     assert shape(vocab_size=1000, tie_word_embeddings=True).embedding == 512_000

@@ -1,0 +1,50 @@
+"""The estimate of GPU memory, judged by published starts of real vLLM."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from sidecar.sizing.model_config import shape_from
+from sidecar.sizing.speculation import drafted_share
+from tests.sidecar.corpus_table import lines, rows
+
+
+def test_published_starts_would_succeed_at_the_first_try(capsys: pytest.CaptureFixture[str]) -> None:
+    table = rows()
+    judged = [each for each in table if each.succeeds is not None]
+    with capsys.disabled():
+        print("", *list(lines(table))[-3:], sep="\n")
+    assert len(judged) >= 12
+    assert sum(bool(each.succeeds) for each in judged) >= 0.95 * len(judged)
+    assert statistics.median(each.over for each in judged if each.over is not None) <= 0.08
+    errors = [abs(each.context[0] / each.context[1] - 1) for each in table if each.context[1]]
+    assert statistics.median(errors) <= 0.1
+
+
+SHAPE = shape_from(b'{"num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 4}')
+
+
+@pytest.mark.parametrize(
+    ("flags", "share"),
+    [
+        ({}, 0.0),
+        ({"speculative-config": '{"method": "ngram"}'}, 0.0),
+        ({"speculative-config": '{"method": "qwen3_next_mtp"}'}, 1 / 8),
+        ({"speculative-config": {"method": "eagle3", "model": "x"}}, 1 / 8),
+        ({"speculative-config": '{"model": "x"}'}, 0.5),
+        ({"speculative-config": "nonsense"}, 0.5),
+        ({"speculative-config": "[1]"}, 0.5),
+    ],
+)
+def test_a_drafter_keeps_a_cache_of_its_own(flags: dict[str, object], share: float) -> None:
+    assert drafted_share(flags, SHAPE) == share
+
+
+def test_a_model_without_attention_drafts_nothing_that_is_kept() -> None:
+    states = shape_from(
+        b'{"model_type": "mamba2", "num_hidden_layers": 2, "hidden_size": 64, "state_size": 16, "num_heads": 8,'
+        b' "head_dim": 16, "conv_kernel": 4}'
+    )
+    assert drafted_share({"speculative-config": '{"method": "mtp"}'}, states) == 0.0
