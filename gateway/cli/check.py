@@ -1,4 +1,4 @@
-"""`gateway check`: every mistake in policy files and in scenarios, and what is unwise, named by file and line."""
+"""`gateway check`: every mistake in policy files and scenarios, and every warning, named by file and line."""
 
 from __future__ import annotations
 

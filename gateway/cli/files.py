@@ -1,4 +1,4 @@
-"""Files that a command is given: a policy, a token. What cannot be used is a Mistake, with one line for each reason."""
+"""Files that a command is given: a policy, a token. One that cannot be used raises Mistake, a line for each reason."""
 
 from __future__ import annotations
 

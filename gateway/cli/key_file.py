@@ -1,8 +1,8 @@
 """File of API keys: a line for each key, with the SHA-256 of the key and the tenant it belongs to.
 
-A new line is added as a comment; one byte, the first digit in place of its `#`, makes it a key, and a `#` in place of
-that digit revokes it. So whoever reads meanwhile sees the file before or after (a longer write may be seen in part: a
-page of memory is filled at a time), and what two people do at once does not undo each other.
+A new line is appended as a comment. Then one byte, the first digit in place of its `#`, makes it a key; a `#` in place
+of that digit revokes it. A reader therefore sees the file before or after the change: a longer write may be seen in
+part, as a page of memory is filled at a time. Two changes at once do not undo each other.
 """
 
 from __future__ import annotations

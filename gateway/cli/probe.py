@@ -1,4 +1,4 @@
-"""`gateway check --probe`: each engine of a policy is asked once, as a gateway would, and says how it is."""
+"""`gateway check --probe`: one health check of each engine of a policy, as a gateway would make it."""
 
 from __future__ import annotations
 

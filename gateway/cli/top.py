@@ -7,7 +7,7 @@ import argparse
 from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token
 from gateway.shared.command_line import argument
 from gateway.shared.files.units import SECONDS
-from gateway.top.command import TopError, show
+from gateway.top.show import TopError, show
 from gateway.upstream.client import parse_origin
 
 MISTAKES = (Mistake, TopError)

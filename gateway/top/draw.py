@@ -1,4 +1,4 @@
-"""A View -> lines for a terminal: as wide as they may be and, where there is a bottom, no more of them than fit."""
+"""Frame of a view: lines for a terminal of a given width and, where it has a bottom, height."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What frames are made of: numbers in few characters, bars, sparklines, and tables that keep to a width.
+"""Elements of a frame: numbers in few characters, bars, sparklines, and tables of a fixed width.
 
-Whatever a gateway says becomes text and nothing else: names of models come from engines, reasons from sidecars, and
-none of them may move a cursor or change a terminal.
+All that a gateway answers is drawn as plain text. Names of models come from engines and reasons from sidecars; none of
+them may move a cursor or change a terminal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Samples a gateway and shows it: live on a terminal until somebody has seen enough, or one frame as text.
+"""Displays of `gateway top`: a live screen on a terminal, or frames as text or JSON.
 
-The terminal is given back as it was on every way out, and while the process is stopped (Ctrl-Z). A gateway that goes
-away is asked until it is back; only what is wrong from the start (`Unfit`) ends it.
+The terminal is restored on every exit, and while the process is stopped (Ctrl-Z). A gateway that goes away is asked
+until it is back. Only an error of the first answer (`Unfit`) ends the display.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
-from gateway.top.asking import Asking, NoAnswer, Unfit
+from gateway.top.control_client import ControlClient, NoAnswer, Unfit
 from gateway.top.draw import frame, heading
 from gateway.top.grid import ASCII, BLOCKS, Glyphs
 from gateway.top.sample import Point
@@ -35,9 +35,9 @@ QUIT = b"qQ\x03\x04"  # the keys that end it; Ctrl-C comes as a signal too
 class Watched:
     """A gateway as far as it is known: the last view, and why there is nothing newer."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, client: ControlClient) -> None:
         self.view: View | None = None
-        self._asking = asking
+        self._client = client
         self._points: deque[Point] = deque(maxlen=KEPT)
         self._trouble = ""
         self._since = 0.0
@@ -45,7 +45,7 @@ class Watched:
     async def look(self) -> None:
         """Take one more sample. Raises Unfit as long as there has been none."""
         try:
-            sample = await self._asking.sample()
+            sample = await self._client.sample()
         except (NoAnswer, Unfit) as error:
             if isinstance(error, Unfit) and self.view is None:
                 raise
@@ -63,8 +63,8 @@ class Watched:
 
     def drawn(self, width: int, height: int | None, glyphs: Glyphs) -> RenderableType:
         if self.view is None:
-            return Group(*heading(None, self._asking.url, self.trouble))
-        return frame(self.view, self._asking.url, self.trouble, width, height, glyphs)
+            return Group(*heading(None, self._client.url, self.trouble))
+        return frame(self.view, self._client.url, self.trouble, width, height, glyphs)
 
 
 async def watch(url: str, token: str | None, interval: float) -> None:
@@ -80,9 +80,9 @@ async def watch(url: str, token: str | None, interval: float) -> None:
 async def _watch(url: str, token: str | None, interval: float) -> None:
     loop, work = asyncio.get_running_loop(), asyncio.current_task()
     assert work is not None  # noqa: S101 # a coroutine that runs is a task's
-    asking = Asking(url, token, time.monotonic)
+    client = ControlClient(url, token, time.monotonic)
     try:
-        watched = Watched(asking)
+        watched = Watched(client)
         await watched.look()
         with Screen(watched, work.cancel) as screen:
             due = loop.time()
@@ -92,26 +92,26 @@ async def _watch(url: str, token: str | None, interval: float) -> None:
                 await watched.look()
                 screen.draw()
     finally:
-        await asking.aclose()
+        await client.aclose()
 
 
 async def once(url: str, token: str | None, interval: float, *, as_json: bool, lasting: bool) -> None:
     """Print one frame as plain text, or one JSON object a line; `lasting`: again and again. Two samples an interval
     apart come first, for rates. Raises NoAnswer, Unfit."""
-    asking = Asking(url, token, time.monotonic)
+    client = ControlClient(url, token, time.monotonic)
     points: deque[Point] = deque(maxlen=KEPT)
     try:
-        points.append((await asking.sample()).point)
+        points.append((await client.sample()).point)
         while True:
             await asyncio.sleep(interval)
-            sample = await asking.sample()
+            sample = await client.sample()
             points.append(sample.point)
             view = view_of(sample, points)
-            print(msgspec.json.encode(view).decode() if as_json else text(view, asking.url, sys.stdout), flush=True)
+            print(msgspec.json.encode(view).decode() if as_json else text(view, client.url, sys.stdout), flush=True)
             if not lasting:
                 return
     finally:
-        await asking.aclose()
+        await client.aclose()
 
 
 def text(view: View, where: str, output: TextIO) -> str:

@@ -1,7 +1,7 @@
 """Rates and quantiles of counters that were read at different times.
 
-A counter that is smaller than it was began again: the gateway was restarted, and what it counts now has come since. So
-no rate is negative, and what the old process had not told yet is lost.
+A counter that has become smaller began again: the gateway was restarted, and all it counts now has come since. So no
+rate is negative. Calls that the old process counted after the last sample are lost.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a gateway's control port answers, read into one sample. Nothing is asked and nothing computed here.
+"""Sample of a gateway: the answers of its control port, decoded. No I/O and no arithmetic.
 
-The answers' shapes are the control port's own. A gateway that says less, or something else, is not one of this version.
+The types of the answers are the control port's own. An answer of another shape is from a gateway of another version.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Samples -> what there is to show: plain values, without a clock, a terminal or a colour. `--json` prints them as they
-are.
+"""View of a gateway, computed from samples: plain values, without a clock, a terminal or a colour.
+
+`--json` prints a view as it is.
 
 Times in seconds, memory in bytes, tokens of KV cache or of texts, rates per second over the last `rates.WINDOW`
 seconds; a rate is None until there are two samples.

@@ -1,4 +1,4 @@
-"""`sidecar check`: every mistake in sidecars' files and in those that they name, and what is unwise."""
+"""`sidecar check`: every mistake and warning in sidecars' files, and in the files that those name."""
 
 from __future__ import annotations
 

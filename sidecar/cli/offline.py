@@ -1,4 +1,4 @@
-"""What the command line does where no sidecar runs: work a plan out, and end the engines that one has left running."""
+"""Commands without a sidecar that runs: a plan worked out here, and the end of engines that a sidecar left."""
 
 from __future__ import annotations
 

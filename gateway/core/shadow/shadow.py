@@ -141,7 +141,7 @@ class Shadow:
         """The only way in for whoever serves a call: what raises here is a bug, and no reason to fail the call."""
         try:
             return do(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # a question must not fail a call; it is counted and reported
             self.bugs += 1
             if self.bugs == 1:
                 self._report(error)

@@ -1,7 +1,7 @@
-"""Asks a gateway's control port, over one connection, with an end in time and in size.
+"""HTTP client of a gateway's control port: one connection, a bound on time and on bytes.
 
-Two kinds of failure: what trying again may mend (`NoAnswer`), and what it will not (`Unfit`: the wrong token, something
-that is not a gateway).
+There are two kinds of failure. `NoAnswer` may pass if the gateway is asked again. `Unfit` will not: the token is wrong,
+or the server is not a gateway.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Unfit(Exception):
     """What answers is not a gateway, or not one that answers us; the message says why, and what to do."""
 
 
-class Asking:
-    """The way to the gateway whose control port has this `url`. `clock` gives monotonic seconds; `within` and `most`
+class ControlClient:
+    """Client of the control port at `url`. `clock` gives monotonic seconds; `within` and `most`
     are WITHIN and MOST."""
 
     def __init__(

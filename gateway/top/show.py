@@ -1,4 +1,4 @@
-"""`gateway top` from its flags on: which way of showing it is, and what is said where it cannot be."""
+"""Choice of a display for `gateway top`: live on a terminal, one frame, or lines of JSON; and its exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from rich.console import Console
 
-from gateway.top.asking import NoAnswer, Unfit
+from gateway.top.control_client import NoAnswer, Unfit
 from gateway.top.live import once, watch
 
 

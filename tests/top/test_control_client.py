@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.top.asking import Asking, NoAnswer, Unfit
+from gateway.top.control_client import ControlClient, NoAnswer, Unfit
 from gateway.top.sample import Sample
 from tests.top.samples import fleet
 
@@ -39,11 +39,11 @@ def asked(said: Callable[[str], bytes], token: str | None = None, *, times: int 
     async def main() -> Sample:
         async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            asking = Asking(url, token, lambda: 7.0, **bounds)
+            client = ControlClient(url, token, lambda: 7.0, **bounds)
             try:
-                return [await asking.sample() for _ in range(times)][-1]
+                return [await client.sample() for _ in range(times)][-1]
             finally:
-                await asking.aclose()
+                await client.aclose()
 
     return run(main())
 
@@ -75,7 +75,7 @@ def test_what_is_told(said: bytes, token: str | None, kind: type[Exception], why
 
 def test_nobody_is_there() -> None:
     with pytest.raises(NoAnswer, match="no connection"):
-        run(Asking("http://127.0.0.1:9", None, lambda: 0.0).sample())
+        run(ControlClient("http://127.0.0.1:9", None, lambda: 0.0).sample())
 
 
 def test_an_answer_without_end_is_not_read_to_it() -> None:
