@@ -37,7 +37,7 @@ class ReportTaker(Protocol):
         """Raises Untrusted."""
 
     def report(self, body: bytes, *, local: bool) -> DemandReport:
-        """Raises WireError, RegistryFull and NameConflict."""
+        """Raises ProtocolError, RegistryFull and NameConflict."""
 
 
 async def take_report(request: Request, sidecars: ReportTaker | None) -> Response:

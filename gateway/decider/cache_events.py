@@ -1,11 +1,11 @@
-"""Listens to what engines publish of their prefix caches, by ZeroMQ: vLLM's `--kv-events-config`.
+"""Subscription to engines' prefix-cache events over ZeroMQ (vLLM's `--kv-events-config`).
 
-One subscription per engine whose policy entry has a `kv_events` address; what it says goes to `core.residency` as it
-is. ZeroMQ connects, and connects again, by itself; a monitor tells whether it is connected. Between socket and loop lie
-QUEUED messages at most: a gateway that cannot follow misses some, sees the gap in their numbers, and does without
-events until they are whole again.
+Each engine with a `kv_events` address in the policy has one subscription. Its events go to `core.engines.cache_age`
+unchanged. ZeroMQ connects and reconnects by itself, and a monitor reports whether it is connected. At most QUEUED
+messages wait between socket and loop. A gateway that cannot keep up misses some, notices the gap in their sequence
+numbers, and does without events until they are complete again.
 
-pyzmq is an extra: nobody imports this file before there is an address to listen to.
+pyzmq is an optional dependency: this module is imported only when a policy has an address.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from gateway.shared.tasks import telling
 QUEUED = 256  # messages; an engine sends one per step
 LARGEST = 16 * 1024 * 1024  # bytes of a message; 64k tokens in a step make half a megabyte
 RECONNECT = 100, 5_000  # milliseconds between two attempts: at first, at most
-AGAIN = 10.0  # seconds without a connection after which all begins anew
-HEARTBEAT = 2_000, 6_000  # milliseconds between pings; without an answer for so long it counts as disconnected
+AGAIN = 10.0  # seconds without a connection after which the socket connects anew
+HEARTBEAT = 2_000, 6_000  # milliseconds between pings, and without an answer until it counts as disconnected
 
 
 class KvEvents:
-    """All subscriptions. `clock` gives monotonic seconds, the fleet's."""
+    """All subscriptions. `clock`: the fleet's, in monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -39,7 +39,7 @@ class KvEvents:
         self._ending: set[asyncio.Task[None]] = set()
 
     def listen(self, engine: Engine, url: str | None) -> None:
-        """Listen to an engine at this address from now on; None: no longer."""
+        """Subscribe to an engine's events at this address from now on; None: end the subscription."""
         listener = self._listeners.get(engine.id)
         if listener is None or listener.url != url:
             self.forget(engine)
@@ -47,7 +47,7 @@ class KvEvents:
                 self._listeners[engine.id] = Listener(engine, url, self._context, self._clock)
 
     def forget(self, engine: Engine) -> None:
-        """Listen to it no longer: what it has cached is believed by the clock alone."""
+        """End an engine's subscription. Its cache contents are then estimated by time alone."""
         listener = self._listeners.pop(engine.id, None)
         if listener is not None:
             listener.close()
@@ -63,7 +63,7 @@ class KvEvents:
 
 
 class Listener:
-    """One engine's subscription, from its making to `close`."""
+    """One engine's subscription, until `close`."""
 
     def __init__(self, engine: Engine, url: str, context: zmq.asyncio.Context, clock: Callable[[], float]) -> None:
         self.url = url
@@ -71,7 +71,7 @@ class Listener:
         self._residency = engine.residency = Residency()
         self._clock = clock
         self._socket = context.socket(zmq.SUB)
-        # Before it connects: the monitor must not miss it.
+        # The monitor is made before the socket connects, so that it misses no event.
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         _subscribe(self._socket, url)
         self.task = asyncio.get_running_loop().create_task(self._run())
@@ -95,7 +95,9 @@ class Listener:
             self._residency.link(linked)
 
     def _connect_again(self) -> None:
-        """Whoever sends what is no ZeroMQ, or a message beyond LARGEST, ZeroMQ does not connect to again by itself."""
+        """Reconnect. ZeroMQ does not reconnect by itself to a peer that does not speak ZeroMQ or sent a message above
+        LARGEST.
+        """
         with contextlib.suppress(zmq.ZMQError):  # it has given up this address already
             self._socket.disconnect(self.url)
         self._socket.connect(self.url)
@@ -103,7 +105,7 @@ class Listener:
     async def _follow(self) -> None:
         while True:
             self._residency.take(await self._socket.recv_multipart(), self._clock())
-            await asyncio.sleep(0)  # what is there already is received without a pause, and others want the loop too
+            await asyncio.sleep(0)  # messages that wait are received without a pause, and other tasks need the loop
 
     def close(self) -> None:
         if self._engine.residency is self._residency:
@@ -114,7 +116,7 @@ class Listener:
 
 
 def _subscribe(socket: zmq.asyncio.Socket, url: str) -> None:
-    """Connect, now or as soon as there is something to connect to."""
+    """Configure and connect a socket. ZeroMQ keeps trying until the address answers."""
     socket.linger = 0
     socket.rcvhwm = QUEUED
     socket.maxmsgsize = LARGEST

@@ -1,8 +1,8 @@
-"""Which unix sockets may be engines': those in a folder that a sidecar of this very user has made for them.
+"""Check of unix sockets that sidecars name as engines': accepted only in a folder that a sidecar of this user has made.
 
-A sidecar names the socket of each engine, and every prompt goes there. A path proves nothing: Docker's socket is one
-too, an agent's, a message bus. So the folder must carry the mark of a sidecar, and nobody but its owner may write
-there: the user of this process, or root.
+A sidecar names each engine's socket, and every prompt goes there. A path alone proves nothing, since Docker, agents and
+message buses listen on sockets too. So the folder must hold a sidecar's mark file, and only its owner may write there.
+The owner must be the user of this process, or root.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from gateway.shared.protocol import SOCKETS_MARK
 
-FOREIGN = stat.S_IWGRP | stat.S_IRWXO  # what others than the owner may do with a folder that is not only its own
+FOREIGN = stat.S_IWGRP | stat.S_IRWXO  # permissions of other users that a sidecar's folder must not give
 
 
 def socket_refusal(path: str) -> str:
-    """Why calls may not be sent to the socket at `path`, in words; empty: they may."""
+    """The reason why calls may not be sent to the socket at `path`; empty: they may."""
     folder = os.path.dirname(path)
     if os.path.normpath(path) != path or os.path.realpath(folder) != folder:
         return "its path is not a plain one: no links, no . or .."

@@ -1,7 +1,7 @@
-"""Modes of the files that hold secrets: who else on this machine may read or change them.
+"""Permissions of secret files: refuses or reports files that other users may read or change.
 
-A file that everybody may write to is refused: whoever changes it makes keys or tokens for themselves. One that
-everybody may read, or a group may write to, is told of, since some places (volumes of containers) cannot do better.
+A file that everybody may write is refused: whoever changes it can add keys or tokens. A file that everybody may read,
+or that its group may write, is only reported, since some places (volumes of containers) do not allow better.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from gateway.shared.files.checked import Path as FieldPath
 
 
 def refused(file: Path) -> str | None:
-    """Why a file of secrets is not used; None: its mode is no reason. Raises OSError where it cannot be looked at."""
+    """The reason why a secret file is refused for its mode; None: it is not. Raises OSError where its status cannot be
+    read.
+    """
     mode = os.stat(file).st_mode
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
         return f"everybody on this machine may write to it: chmod o-w {file}"
@@ -24,13 +26,14 @@ def refused(file: Path) -> str | None:
 
 
 def unwise(file: Path, *, readable: bool = False) -> str | None:
-    """What to reconsider of a file's mode; `readable`: others may read it, as it holds only hashes. None also where
-    there is no such file, which is for others to tell."""
+    """Advice on a file's mode; None: there is none, or no such file, which others report. `readable`: others may read
+    it, since it holds hashes only.
+    """
     try:
         mode = os.stat(file).st_mode
     except OSError:
         return None
-    if not stat.S_ISREG(mode):  # a pipe, as shells make them
+    if not stat.S_ISREG(mode):  # a pipe, as shells make for <(command)
         return None
     if mode & stat.S_IWGRP:
         return f"its group may write to it: chmod g-w {file}"
@@ -40,7 +43,7 @@ def unwise(file: Path, *, readable: bool = False) -> str | None:
 
 
 def files_of(policy: Policy, folder: Path) -> Iterator[tuple[FieldPath, Path, bool]]:
-    """The files of secrets that a policy names: field, file, and whether it may be read by others."""
+    """The secret files that a policy names: field, file, and whether others may read it."""
     if policy.keys_file is not None:
         yield ("keys_file",), folder / policy.keys_file, True
     for index, engine in enumerate(policy.fleet.engines):
@@ -54,6 +57,6 @@ def files_of(policy: Policy, folder: Path) -> Iterator[tuple[FieldPath, Path, bo
 
 
 def unwise_of(policy: Policy, folder: Path) -> list[tuple[FieldPath, str]]:
-    """What to reconsider of the modes of a policy's files, each with its field."""
+    """Advice on the modes of a policy's files, each with its field."""
     found = ((path, unwise(file, readable=readable)) for path, file, readable in files_of(policy, folder))
     return [(path, text) for path, text in found if text is not None]

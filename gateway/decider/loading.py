@@ -1,7 +1,8 @@
-"""From files to what a gateway is run with: the policy, and the secrets it names, none of which are in the policy.
+"""Loading of a configuration: the policy file, and the secrets in the files that it names.
 
-`gateway check`, the start and every reload read files here, so that all refuse the same. File names in a policy are
-relative to its own folder. `read` is how files are read, so that whoever watches them knows which they were.
+Secrets are never part of the policy. `gateway check`, the start and every reload use this module, so all of them refuse
+the same files. File names in a policy are relative to its own folder. Files are read by a function that the caller
+passes, which thus knows which files to watch.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from gateway.shared.files.checked import Fault, InvalidFile, Reading, Value, rea
 
 Read = Callable[[Path], bytes]
 
-TOKEN_LENGTH = 16  # characters, at least; as the control port's token
+TOKEN_LENGTH = 16  # characters at least, as of the control port's token
 MAX_SECRET = 4096  # bytes
 CLOSED = "a file that others may not change"
 NO_PYZMQ = "pyzmq, which is not installed here: pip install 'weir-gateway[kv-events]', or leave kv_events out"
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """A policy with the keys of its keys file among its tenants', the engines' own API keys by their URL, what sidecars
-    have to show, if anything, what cache salts are made with (null: drawn at each start), and the tree of the policy's
-    file, which says where something is written."""
+    """A policy and its secrets.
+
+    `policy`: with the keys of its keys file among its tenants'. `api_keys`: the engines' own API keys by URL.
+    `sidecar_token`: the token that sidecars must show; None: not given. `cache_secret`: the secret of the cache salts;
+    None: drawn at each start. `tree`: the parsed policy file, for line numbers.
+    """
 
     policy: Policy = Policy()
     api_keys: Mapping[str, str] = {}
@@ -40,13 +44,15 @@ class Configuration(msgspec.Struct, frozen=True):
 
 
 class LoadError(Exception):
-    """A file that is needed and that no policy names cannot be used; the message says which, and why."""
+    """A required file, named outside of the policy, cannot be used. The message gives the file and the reason."""
 
 
 def load(path: Path, read: Read, *, files: bool = True) -> Configuration:
-    """The configuration a policy file describes; without `files`, as if none of those that it names were needed.
-    Raises InvalidFile with every mistake, in the files that it names too, and OSError for the policy itself. What
-    could not be read at all is the error's cause, since it may pass."""
+    """The configuration of a policy file. With `files` False the files that it names are not read.
+
+    Raises InvalidFile with every problem, also of the files that it names, and OSError for the policy file itself. A
+    file that could not be read is the error's cause, since that may pass.
+    """
     reading = read_policy(read(path), str(path))
     named = Named(path, read)
     if files:
@@ -73,7 +79,7 @@ class Named:
         self._read = read
 
     def faults(self, policy: Policy) -> Iterator[Fault]:
-        """What is wrong with the files, told where the policy names them."""
+        """The faults of the files, each at the policy's field that names the file."""
         yield from readable(self._engines(policy), self._token(policy), self._salt(policy))
 
     def _engines(self, policy: Policy) -> Iterator[Fault]:
@@ -115,8 +121,7 @@ class Named:
         return secret or ""
 
     def keys(self, reading: Reading[Policy]) -> None:
-        """Take the keys file in. One that is not there yet has no keys: nobody is let in by it, and `gateway key add`
-        makes it."""
+        """Read the keys file. A missing file has no keys, so nobody is let in by it; `gateway key add` creates it."""
         reading.judge(self._keys(reading.value))
 
     def _keys(self, policy: Policy) -> Iterator[Fault]:
@@ -143,7 +148,7 @@ def _events(index: int, engine: EngineEntry) -> Iterator[Fault]:
 
 
 def secret(read: Read, path: Path, what: str, kind: str, least: int = 1) -> str:
-    """The one word in a file that no policy names. Raises LoadError, and OSError."""
+    """The one word in a file that no policy names. Raises LoadError and OSError."""
     found, wrong = _secret_in(read(path), least), refused(path)
     if wrong is not None:
         raise LoadError(f"{what}: {path}: {wrong}")
@@ -157,7 +162,7 @@ def _word(kind: str, least: int) -> str:
 
 
 def _secret_in(data: bytes, least: int) -> str | None:
-    """The one word of a file; None: there is something else in it."""
+    """The one word of a file; None: it holds something else."""
     word = data.strip() if len(data) <= MAX_SECRET else b""
     if not word.isascii() or not word.decode().isprintable() or b" " in word or len(word) < least:
         return None

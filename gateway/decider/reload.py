@@ -1,16 +1,17 @@
-"""Watches the policy file: a good one is applied within a second, a bad one changes nothing and is remembered.
+"""Hot reload of the policy file. A valid file is applied within a second; a faulty one changes nothing and is reported.
 
-Every POLL seconds a thread looks at the status (device, inode, size, times) of each file the policy was made of,
-through whatever symbolic links lead to it, and reads them once they have been still for SETTLE seconds. No inotify:
-it does not see network file systems, nor the swap of a symbolic link above the watched folder (as Kubernetes does it),
-nor a folder that comes back, and its instances are few on a busy machine; so the files must be polled in any case, and
-polling alone is soon enough, costs some ten microseconds a look, and has no state that can go wrong.
+Every POLL seconds a thread compares the status (device, inode, size, times) of each file that the policy was read from,
+through all symbolic links. Once the files have not changed for SETTLE seconds it reads them.
 
-What is half-written is not read, and an empty file is an error though it would be a policy: it is what a full disk
-leaves, and would take every engine away.
+Polling replaces inotify for four reasons. Inotify sees no network file systems, no swap of a symbolic link above the
+watched folder (as Kubernetes does it), and no folder that comes back; and busy machines run out of its instances.
+Polling is soon enough, costs about ten microseconds a look, and has no state that can go wrong.
 
-In a thread, because a hung file system or the parsing of a large file must not stop the event loop; a daemon, because
-neither must it keep the process from ending. The thread only reads; what is to be done is decided in the loop.
+A half-written file is not read. An empty file is an error although it would be a valid policy: a full disk leaves such
+files, and it would remove every engine.
+
+A thread is used because a hung file system, or the parsing of a large file, must not stop the event loop. It is a
+daemon, so that it does not keep the process from ending. The thread only reads; the loop decides.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from gateway.core.policy.status import PolicyStatus
 from gateway.shared.files.checked import InvalidFile
 
 POLL = 0.25  # seconds between two looks
-SETTLE = 0.2  # seconds without a change before files are read: whoever writes one in several steps has finished
-PATIENCE = 2.0  # seconds after which files that never come to rest are read all the same
+SETTLE = 0.2  # seconds without a change before files are read, so that a write in several steps has ended
+PATIENCE = 2.0  # seconds after which files that never settle are read all the same
 CLOSE_WITHIN = 2.0  # seconds
 LIMIT = 16 * 1024 * 1024  # bytes of one file
 UNFORESEEN = "It failed in a way nobody foresaw. This is a bug in the gateway; the traceback is in its output."
@@ -46,14 +47,16 @@ Loaded = Any  # what `load` makes is handed to `apply` as it is
 
 
 class _Files:
-    """The files that one attempt reads. `marks` are taken before the bytes, so a change in between is not missed."""
+    """The files that one attempt reads. A file's mark is taken before its bytes, so that a change in between is
+    noticed.
+    """
 
     def __init__(self, first: Path) -> None:
         self.marks = {first: _mark(first)}
         self._hashes: dict[Path, bytes] = {}
 
     def read(self, path: Path) -> bytes:
-        """The whole file. Raises OSError, also for what is not a file or has no end."""
+        """The whole content of a file. Raises OSError, also where it is no regular file or larger than LIMIT."""
         self.marks[path] = _mark(path)
         with open(path, "rb", opener=_at_once) as file:
             status = os.fstat(file.fileno())
@@ -71,7 +74,7 @@ class _Files:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all files' contents; of one file alone it is what `sha256sum` prints."""
+        """SHA-256 over the contents of all files. For a single file it equals the output of `sha256sum`."""
         hashes = list(self._hashes.values())
         return hashes[0].hex() if len(hashes) == 1 else hashlib.sha256(b"".join(hashes)).hexdigest()
 
@@ -80,7 +83,7 @@ class _Files:
 
 
 class PolicyReading(msgspec.Struct, frozen=True):
-    """What one attempt found: what was loaded, or an error."""
+    """The result of one attempt: the loaded policy, or an error."""
 
     digest: str
     loaded: Loaded = None
@@ -90,9 +93,9 @@ class PolicyReading(msgspec.Struct, frozen=True):
 class PolicyFile:
     """One policy file, from its first reading to the end of the process.
 
-    `load` makes a policy, and whatever belongs to it, of files it reads with the function it is given, which is how it
-    is known which files these are. It runs in a thread. `log` takes lines for people, which begin with `name`.
-    `failures` are what `load` and `apply` may raise for files that cannot be used. `poll` and `settle` are seconds.
+    `load` makes a policy, and what belongs to it, from files that it reads with the function passed to it. So it is
+    known which files to watch. `load` runs in a thread. `log` takes lines for people, which begin with `name`.
+    `failures`: exceptions that `load` and `apply` may raise for unusable files. `poll` and `settle` are seconds.
     """
 
     def __init__(
@@ -121,33 +124,33 @@ class PolicyFile:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._over = asyncio.Event()
         self._end = threading.Event()
-        self._asked = 0  # how often somebody asked for a reload; only the loop counts it
+        self._asked = 0  # number of requests to reload; only the loop counts it
         self._wake = threading.Event()
-        # The thread's own from here on.
+        # The attributes below are the thread's own.
         self._answered = 0
         self._again = False
         self._files = _Files(path)
 
     def first(self) -> Loaded:
-        """What to start with. Raises what `load` raises: then there is nothing to keep."""
+        """The policy to start with. Raises what `load` raises, since there is no policy to keep."""
         loaded = self._load(self._files.read)
         self._digest = self._files.digest
         self.status = PolicyStatus(file=str(self._path), digest=self._digest[:12], loaded_at=_now())
         return loaded
 
     def start(self, apply: Callable[[Loaded], None]) -> None:
-        """Watch from now on, in the running loop. What `apply` raises means that it has changed nothing."""
+        """Start the watch in the running loop. If `apply` raises, it must have changed nothing."""
         self._apply = apply
         self._loop = asyncio.get_running_loop()
         self._spawn()
 
     def ask(self) -> None:
-        """Read the files now, changed or not; for a signal handler."""
+        """Read the files now, changed or not. May be called by a signal handler."""
         self._asked += 1
         self._wake.set()
 
     async def reload_now(self) -> PolicyStatus:
-        """Read the files now, changed or not, and tell what became of it."""
+        """Read the files now, changed or not, and return the resulting status."""
         if self._loop is not None and not self._end.is_set():
             self.ask()
             waiter = self._loop.create_future()
@@ -156,7 +159,7 @@ class PolicyFile:
         return self.status
 
     async def aclose(self) -> None:
-        """End the watch, in bounded time; nothing is applied any more."""
+        """Stop the watch within CLOSE_WITHIN. Nothing is applied afterwards."""
         if self._loop is None:
             return
         self._end.set()
@@ -183,7 +186,7 @@ class PolicyFile:
             self._tell(self._ended)
 
     def _read_at_rest(self) -> PolicyReading:
-        """Read at once if nothing has changed since the last time, else when the files have come to rest."""
+        """Read at once if nothing has changed since the last look, else once the files have settled."""
         until = time.monotonic() + PATIENCE
         before = self._files.marks
         while True:
@@ -203,7 +206,7 @@ class PolicyFile:
         try:
             loaded = self._load(files.read)
         except self._failures as error:
-            # That something could not be read may pass without a change of any file.
+            # A failure to read may pass without a change of any file.
             self._again = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
             return PolicyReading(files.digest, error=_words(error))
         if files.empty(self._path):
@@ -212,7 +215,7 @@ class PolicyFile:
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None  # noqa: S101 # start() has set it
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and whoever would hear it
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(callback, *arguments)
 
     # -- in the loop --------------------------------------------------------------------------------------------
@@ -234,7 +237,7 @@ class PolicyFile:
                 self._log(f"{self._name}: {self._path} is again what is active (version {before.version})")
         else:
             assert self._apply is not None  # noqa: S101 # start() has set it
-            self.status = before.failed(UNFORESEEN, _now())  # until it is known better
+            self.status = before.failed(UNFORESEEN, _now())  # the status if `apply` raises anything else
             try:
                 self._apply(reading.loaded)
             except self._failures as error:
@@ -253,14 +256,16 @@ class PolicyFile:
         self._log(f"{self._name}: version {self.status.version} stays active, as the file cannot be used:\n{error}")
 
     def _answer(self, asked: int) -> None:
-        """Wake those who had asked before the reading began."""
+        """Wake callers that asked before the reading began."""
         for number, waiter in self._waiters:
             if number <= asked and not waiter.done():
                 waiter.set_result(None)
         self._waiters = [(number, waiter) for number, waiter in self._waiters if not waiter.done()]
 
     def _ended(self) -> None:
-        """The thread is over. Unless it was told to, `load` has raised what it may not: say so, and go on."""
+        """The thread has ended. If it was not stopped, `load` raised an unforeseen exception: report that, and start
+        again.
+        """
         if self._end.is_set():
             self._over.set()
             return
@@ -270,12 +275,12 @@ class PolicyFile:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Opens what may be a pipe or a device without waiting for its other end."""
+    """Open a file without blocking, even if it is a pipe or a device."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _mark(path: Path) -> Mark:
-    """The mark of what is at the path, followed through symbolic links; its errno where nothing can be seen."""
+    """The mark of the file at a path, through symbolic links; the error number where its status cannot be read."""
     try:
         return _mark_of(os.stat(path))
     except OSError as error:
@@ -283,7 +288,7 @@ def _mark(path: Path) -> Mark:
 
 
 def _mark_of(status: os.stat_result) -> Mark:
-    """ctime too: no program can set it back, and a change of permissions moves it."""
+    """The mark of a file's status. It includes ctime, which no program can set back and a chmod moves."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 

@@ -1,7 +1,7 @@
-"""Takes sidecars' reports in: the fleet becomes what they say, calls that wait are told, sidecars hear of the demand.
+"""Intake of sidecars' reports: updates the fleet, wakes waiting calls, and answers with the demand for each model.
 
-What a report means is `core/sidecars.py`'s to say; engines join and leave through `Members`, which has everything that
-belongs to one. One timer looks for sidecars that have fallen silent; nothing here is done for each call.
+`core/sidecars` decides what a report changes. Engines join and leave through `Members`, which owns everything that an
+engine needs. One timer finds sidecars that have become stale. Nothing here runs for each call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AGAIN = 60.0  # seconds between two looks at sidecars that are all silent
 
 
 class Members(Protocol):
-    """What makes an engine one of the fleet. `leave` may be told of an engine that calls still run on."""
+    """The engines of the fleet, added and removed. `leave` may name an engine that calls still run on."""
 
     def join(self, member: Member) -> None: ...
 
@@ -34,8 +34,11 @@ class Members(Protocol):
 
 
 class ReportIntake:
-    """`say` takes lines for the operator. `heard` is told after each report, and when some sidecar has fallen silent:
-    what was foretold may be otherwise. `socket_refusal`: see core.sidecars.Registry."""
+    """Takes reports, and applies them to the registry and the fleet.
+
+    `say` takes lines for the operator. `heard` is called after each report, and when a sidecar becomes stale, since
+    predictions may change then. `socket_refusal`: see `core.sidecars.sidecars.Registry`.
+    """
 
     def __init__(
         self,
@@ -58,8 +61,9 @@ class ReportIntake:
         self._timer: asyncio.TimerHandle | None = None
 
     def apply(self, policy: SidecarsPolicy | None, token: str | None, taken: Container[str]) -> None:
-        """Go by `policy` from now on; `taken` are the ids of engines that it names itself. Without one no sidecar is
-        heard, and what they have brought leaves."""
+        """Set the policy. `taken`: ids of engines that it names itself. With None no report is taken, and all engines
+        of sidecars leave.
+        """
         self._policy = policy
         self._token = None if token is None else hashlib.sha256(token.encode()).digest()
         if policy is None:
@@ -70,12 +74,13 @@ class ReportIntake:
 
     @property
     def hosts(self) -> Collection[str]:
-        """Names of this gateway, beside its addresses, by which sidecars may call it."""
+        """Host names of this gateway, beside its addresses, by which sidecars may call it."""
         return () if self._policy is None else self._policy.hosts
 
     def admit(self, token: bytes | None) -> None:
-        """Whether reports are taken from who shows `token`. Raises Untrusted. Digests are compared, so that time tells
-        neither content nor length."""
+        """Check the token of a sender. Raises UntrustedSidecar. Digests are compared, so that timing reveals neither
+        content nor length.
+        """
         if self._policy is None:
             raise UntrustedSidecar("This gateway's policy has no fleet.sidecars: no sidecar is heard.")
         if self._token is None:
@@ -86,7 +91,9 @@ class ReportIntake:
             )
 
     def report(self, body: bytes, *, local: bool) -> DemandReport:
-        """Take a report in; `local`: it came from this machine. Raises WireError, RegistryFull, NameConflict."""
+        """Take a report, and return the demand. `local`: it came from this machine. Raises ProtocolError, RegistryFull,
+        NameConflict.
+        """
         report = capacity_report(body)
         registry, now = self._registry, self._dispatch.clock()
         before = registry.sidecars.get(report.sidecar)
@@ -108,7 +115,7 @@ class ReportIntake:
         )
 
     def close(self) -> None:
-        """No more timers."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -125,13 +132,15 @@ class ReportIntake:
             self._dispatch.fleet.expect(self._registry.cards(self._dispatch.clock()))
 
     def _news(self, models: Iterable[str]) -> None:
-        """Calls that wait for one of these models look again."""
+        """Let calls that wait for one of these models be considered again."""
         for model in models:
             self._dispatch.reconsider(model)
         self._heard()
 
     def _look(self) -> None:
-        """Sidecars that have fallen silent have nothing to offer any more, and one day are forgotten."""
+        """Find sidecars that have become stale, and forget those silent for long. The models of the former are no
+        longer to be had.
+        """
         now, registry = self._dispatch.clock(), self._registry
         silent = [sidecar for sidecar in registry.sidecars.values() if sidecar.stale(now)]
         self._carry_out(registry.forget(now, self._serving))

@@ -1,14 +1,15 @@
-"""Asks every engine how it is, and tells the fleet: /health, /v1/models, /metrics.
+"""Health checks and metrics scraping of the engines: /health, /v1/models and /metrics, polled for the fleet.
 
-Each engine has two loops of its own, so that neither a slow scrape nor a hung neighbour delays a health check. Its
-questions go through a client like the one for its calls: the same names, the same certificates. What comes back is
-bounded in time and size; what cannot be read counts as not answered. Nothing is decided here: results go to the fleet
-as they are, with the reason where one failed, then `on_change` lets what waits move.
+Each engine has two loops of its own, so neither a slow scrape nor a hung neighbour delays a health check. Requests use
+a client like that of its calls, with the same host names and certificates. Answers are bounded in time and size. An
+unreadable answer counts as none. Nothing is decided here: results go to the fleet, with the reason of a failure, and
+then `on_change` lets waiting calls move.
 
-An engine is told to be healthy only once its models are known, so no call for one of them is answered with 404.
-With the default interval of 2 s an engine that hangs is out 4.3 s later at the latest: 2 s until the next check, then
-three checks of 0.5 s, 0.4 s apart. One that is down is asked every 0.4 s. A check that this process itself was too
-busy to follow says nothing of the engine: an overloaded gateway must not take its fleet for dead.
+An engine counts as healthy only once its models are known, so that no call for one of them gets a 404.
+
+At the default interval of 2 s an engine that hangs is out after at most 4.3 s: 2 s until the next check, then three
+checks of 0.5 s, 0.4 s apart. An engine that is down is checked every 0.4 s. A check that this process was too busy to
+follow is ignored: an overloaded gateway must not take its engines for dead.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from gateway.upstream.names import Names
 
 MODELS_EVERY = 30.0  # seconds
 MODELS_WITHIN = 2.0  # seconds
-LEAST = 0.25  # seconds any answer may take, however short the intervals are
+LEAST = 0.25  # seconds that every answer may take, however short the intervals are
 HEALTH_LIMIT = 64 * 1024  # bytes
 BODY_LIMIT = 8 * 1024 * 1024  # bytes; vLLM's metrics are about 50 KiB, times data-parallel cores
 LINES = b"user-agent: weir\r\n"
 
 
 class Unanswered(Exception):
-    """A question that an engine did not answer as it should."""
+    """An engine gave no acceptable answer to a request. `reason`: the kind of failure."""
 
     def __init__(self, reason: str, words: str) -> None:
         super().__init__(words)
@@ -42,7 +43,7 @@ class Unanswered(Exception):
 
 
 class Questions:
-    """What one engine is asked, each within so many seconds. All raise Unanswered."""
+    """The requests of health checks to one engine, each with a time limit in seconds. All raise Unanswered."""
 
     def __init__(self, url: str, api_key: str | None, names: Names | None = None) -> None:
         self._url = url
@@ -51,11 +52,11 @@ class Questions:
         self._opened: Client | None = None
 
     async def health(self, within: float) -> None:
-        """Whether it is well."""
+        """Check its health."""
         await self._get("/health", within, HEALTH_LIMIT)
 
     async def models(self, within: float) -> list[ModelCard]:
-        """Those that it serves."""
+        """The models that it serves."""
         body = await self._get("/v1/models", within, BODY_LIMIT)
         try:
             return list(models_from(body))
@@ -67,14 +68,16 @@ class Questions:
 
     @property
     def _client(self) -> Client:
-        """Made when it is needed: reading the CA store takes 20 ms, and a simulation of a large fleet needs none."""
+        """The HTTP client, made at the first request: reading the CA store takes 20 ms, and simulations of large fleets
+        need none.
+        """
         if self._opened is None:
             settings = ClientSettings(max_idle=2)
             self._opened = Client(parse_origin(self._url), settings, api_key=self._api_key, names=self._names)
         return self._opened
 
     async def _get(self, path: str, within: float, limit: int) -> bytes:
-        """The body of a 200 of at most `limit` bytes, wholly here `within` seconds."""
+        """The body of an answer with status 200 and at most `limit` bytes, received within `within` seconds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + within
         try:
@@ -103,7 +106,7 @@ _ADVICE = {
 
 
 class Telemetry:
-    """All engines' watchers. `on_change` is told of each engine there is news of; `clock` gives monotonic seconds."""
+    """The watchers of all engines. `on_change` gets each engine with new results; `clock` gives monotonic seconds."""
 
     def __init__(self, fleet: Fleet, on_change: Callable[[Engine], None], clock: Callable[[], float]) -> None:
         self._fleet = fleet
@@ -113,10 +116,10 @@ class Telemetry:
         self._watchers: dict[str, Watcher] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._started = False
-        self._news = asyncio.Event()  # pulses when an engine has been asked for the first time
+        self._news = asyncio.Event()  # pulses after the first check of each engine
 
     def watch(self, engine: Engine, api_key: str | None) -> None:
-        """Watch an engine, with this key from now on; the intervals are those of its policy."""
+        """Watch an engine with this API key from now on. The intervals are those of its policy."""
         watcher = self._watchers.get(engine.id)
         if watcher is not None and watcher.api_key == api_key:
             return
@@ -128,13 +131,13 @@ class Telemetry:
             self._start(watcher, 0.0)
 
     def forget(self, engine: Engine) -> None:
-        """Watch it no longer."""
+        """Stop watching an engine."""
         task = asyncio.get_running_loop().create_task(self._watchers.pop(engine.id).aclose())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
     def start(self) -> None:
-        """Begin watching. Checks of different engines are spread over the interval."""
+        """Start watching. Checks of different engines are spread over the interval."""
         self._started = True
         for index, watcher in enumerate(self._watchers.values()):
             self._start(watcher, index / len(self._watchers))
@@ -147,10 +150,10 @@ class Telemetry:
     def _asked_once(self, engine: Engine) -> None:
         self._fleet.unasked.discard(engine.id)
         self._news.set()
-        self._news.clear()  # who waits is woken all the same
+        self._news.clear()  # waiters are woken all the same
 
     async def asked(self, enough: Callable[[], object], within: float) -> None:
-        """Until every engine has been asked once, or `enough` is true; for `within` seconds at most."""
+        """Wait until every engine has been checked once, or `enough` is true; for `within` seconds at most."""
         try:
             async with asyncio.timeout(within):
                 while self._fleet.unasked and not enough():
@@ -159,7 +162,7 @@ class Telemetry:
             return
 
     async def first_contact(self) -> None:
-        """Until every engine has been tried once; a few seconds at most, whatever state the fleet is in."""
+        """Wait until every engine has been checked once. Takes a few seconds at most."""
         for watcher in list(self._watchers.values()):
             await watcher.tried.wait()
 
@@ -168,7 +171,7 @@ class Telemetry:
 
 
 class Watcher:
-    """Asks one engine. `tried` is set once it has answered, or failed to, for the first time."""
+    """The loops of one engine. `tried` is set after its first check, whatever the result."""
 
     def __init__(
         self,
@@ -187,11 +190,12 @@ class Watcher:
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
         self._questions = Questions(engine.url, api_key, names)
-        self._models_at = 0.0  # when the list of models was read last; matters only while the engine is up
+        self._models_at = 0.0  # time of the last list of models; matters only while the engine is up
 
     def start(self, share: float, asked_once: Callable[[Engine], None]) -> None:
-        """`share` of the interval passes before the second check, so that engines are not all asked at once.
-        `asked_once` is told when the first is over."""
+        """Start the loops. `share` of the interval passes before the second check, so that engines are not all checked
+        at once. `asked_once` is called after the first check.
+        """
         loop = asyncio.get_running_loop()
         for watch in (self.watch_health(share, asked_once), self.watch_metrics(share)):
             task = loop.create_task(watch)
@@ -225,12 +229,12 @@ class Watcher:
             await asyncio.sleep(max(0.0, began + self._policy.poll - self._clock()))
 
     async def _check_health(self) -> bool:
-        """Whether the engine is well; where it is not, or that cannot be told, it is asked again soon."""
+        """Whether the engine is healthy. If it is not, or if that is unknown, the next check comes soon."""
         engine, within, began = self.engine, max(LEAST, 0.25 * self._policy.health), self._clock()
         trouble = await self._well(within)
         now = self._clock()
         if trouble is not None and (now - began > 1.5 * within or trouble.reason == OWN):
-            return False  # this process was too busy to end the wait in time, or has no descriptor left to ask with
+            return False  # this process was too busy to end the wait in time, or has no file descriptor left
         ok = trouble is None
         if ok and (not engine.up or now - self._models_at >= MODELS_EVERY):
             trouble = await self._ask_models()
@@ -262,7 +266,7 @@ class Watcher:
         try:
             sample = sample_from(await self._questions.metrics(max(LEAST, 3 * self._policy.poll)))
         except (Unanswered, AnswerError):
-            return  # the age of the last good one says it all
+            return  # the fleet judges by the age of the last good sample
         self._fleet.sampled(self.engine, sample, self._clock())
         self._on_change(self.engine)
 

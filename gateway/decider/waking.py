@@ -1,8 +1,9 @@
-"""Asks sidecars to have models ready that calls want and no engine serves.
+"""Wake-up of models: asks sidecars to start or wake models that calls wait for and no engine serves.
 
-One task for each model that is wanted, however many calls wait, and one request in flight for it: to the sidecar that
-can have it ready soonest, by what they report. One that does not answer is asked again after a pause, and meanwhile
-whoever is next best; one that has begun is not asked again while its reports say that it goes on.
+There is one task for each wanted model, however many calls wait for it, and one request in flight. The request goes to
+the sidecar that can have the model ready soonest, by the sidecars' reports. A sidecar that does not answer is asked
+again after a pause, and meanwhile the next best is asked. A sidecar that has begun is not asked again while its reports
+show progress.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from gateway.shared.protocol import MAX_BYTES, ProtocolError, ensured
 from gateway.shared.tasks import telling
 
 WITHIN = 3.0  # seconds for a whole answer
-FIRST_PAUSE, LAST_PAUSE = 1.0, 8.0  # seconds before one that has agreed and not begun is asked again
-LOOK = 1.0  # seconds between two looks at whether anybody waits still
+FIRST_PAUSE, LAST_PAUSE = 1.0, 8.0  # seconds before a sidecar that agreed but has not begun is asked again
+LOOK = 1.0  # seconds between two checks of whether calls still wait
 LIMITS = httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=4.0)
 RESULTS = ("awake", "begun", "cannot", "failed")
 
 
 class Waking:
-    """`token`: what sidecars want to be shown. `asked` counts requests by their result: the model was awake, is being
-    made ready, cannot be had there, or there was no sensible answer."""
+    """The wake-up tasks of all models. `token`: shown to sidecars.
+
+    `results` counts requests by result: the model was awake, is being made ready, cannot be had there, or the answer
+    made no sense or did not come.
+    """
 
     def __init__(self, dispatch: Dispatch, say: Callable[[str], None]) -> None:
         self.token: str | None = None
@@ -43,11 +47,13 @@ class Waking:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Those that are being asked for."""
+        """The models that sidecars are being asked for."""
         return tuple(self._tasks)
 
     def wanted(self, model: str, seconds: float) -> None:
-        """Calls want this model; for so long though none waits: they were told to come back."""
+        """Ask for a model while calls wait for it, and for at least `seconds`: refused calls were told to come back
+        then.
+        """
         until = self._dispatch.clock() + seconds
         self._until[model] = max(until, self._until.get(model, until))
         if model not in self._tasks:
@@ -56,11 +62,11 @@ class Waking:
             task.add_done_callback(telling("asking for a model stopped"))
 
     def heard(self) -> None:
-        """A sidecar has reported, or has fallen silent."""
+        """Look again: a sidecar has reported, or has become stale."""
         self._news.set()
 
     async def _have(self, model: str) -> None:
-        """Until it is awake, or nobody wants it any more."""
+        """Ask until the model is awake or no longer wanted."""
         registry, clock = self._registry, self._dispatch.clock
         pause, again_at, last = FIRST_PAUSE, 0.0, ("", "")
         try:
@@ -90,11 +96,13 @@ class Waking:
             registry.waking.pop(model, None)
 
     def _is_wanted(self, model: str, now: float) -> bool:
-        """Whether calls wait for it, or will come back for it and find it ready only if it is asked for."""
+        """Whether calls wait for the model, or were told to come back for it. The latter find it ready only if it is
+        asked for.
+        """
         return self._dispatch.awaited(model) or now < self._until[model]
 
     async def _wait(self, now: float, pause: float, again_at: float) -> None:
-        """For news, or until somebody may be asked again."""
+        """Wait for a report, or until a sidecar may be asked again."""
         within = min(LOOK, max(pause, again_at - now) or LOOK)
         self._news.clear()
         try:
@@ -104,7 +112,7 @@ class Waking:
             return
 
     async def _ask(self, outlook: Outlook) -> str:
-        """One request, and what came of it: one of RESULTS."""
+        """Send one request. Returns its result, one of RESULTS."""
         sidecar, now = self._registry.sidecars[outlook.sidecar], self._dispatch.clock
         url = f"{sidecar.report.control.rstrip('/')}/models/{quote(outlook.profile, safe='')}/ensure"
         try:
@@ -122,7 +130,7 @@ class Waking:
         return "cannot" if model.ready_in is None else "begun"
 
     async def _post(self, url: str) -> bytes:
-        """The body of a 200, bounded in time and size."""
+        """The body of an answer with status 200, bounded in time and size."""
         if self.transport is None:
             self.transport = httpx.AsyncHTTPTransport(limits=LIMITS, trust_env=False)
         request = httpx.Request("POST", url, headers=request_headers("weir", self.token))
@@ -136,7 +144,7 @@ class Waking:
         return body
 
     async def aclose(self) -> None:
-        """Ask nobody any more."""
+        """Stop all tasks."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

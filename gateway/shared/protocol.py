@@ -125,7 +125,7 @@ def encode(message: CapacityReport | DemandReport | Ensured) -> bytes:
 
 
 def capacity_report(data: bytes) -> CapacityReport:
-    """Raises WireError."""
+    """Raises ProtocolError."""
     report = _decoded(data, CapacityReport)
     names = [model.profile for model in report.models]
     if len(set(names)) < len(names):
@@ -134,12 +134,12 @@ def capacity_report(data: bytes) -> CapacityReport:
 
 
 def demand_report(data: bytes) -> DemandReport:
-    """Raises WireError."""
+    """Raises ProtocolError."""
     return _decoded(data, DemandReport)
 
 
 def ensured(data: bytes) -> Ensured:
-    """Raises WireError."""
+    """Raises ProtocolError."""
     return _decoded(data, Ensured)
 
 

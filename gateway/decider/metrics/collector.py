@@ -1,8 +1,8 @@
 """Prometheus collector: counts each call's record, and reads gauges from the core at scrape.
 
-Counting is a dict look-up and a few integer additions (about 1 us); prometheus_client's own children take a lock and
-several microseconds for each series, so it is used where it is good: to write the exposition. Labels come from the
-policy and the fleet, never from a client: a model nobody serves is `other`, a route not in the table is `other`.
+Counting takes a dict look-up and a few integer additions (about 1 us). prometheus_client's own counters take a lock and
+several microseconds for each series, so it only writes the exposition. Labels come from the policy and the fleet, never
+from a client. A model that no engine serves is `other`, and so is a route that is not in the table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Row:
-    """What is counted for one (route, class, model, outcome)."""
+    """Counts of one (route, class, model, outcome)."""
 
     __slots__ = (
         "affinity", "attempts", "cached", "completion", "duration", "prompt", "queue", "requests", "shaped", "ttft",
@@ -41,11 +41,11 @@ class _Row:
 
 
 LABELS = ("route", "class", "model", "outcome")
-CANCELLED = frozenset({"client_gone", "slow_client", "deadline", "drain"})  # reasons for which a call is ended early
+CANCELLED = frozenset({"client_gone", "slow_client", "deadline", "drain"})  # reasons for ending a call early
 
 
 class Batches(Protocol):
-    """What the batcher counts: requests by what sent them off, calls they answered together, calls sent again."""
+    """The batcher's counts: requests by their trigger, calls that shared a request, calls sent again by themselves."""
 
     batches: dict[str, int]
     merged: int
@@ -53,7 +53,7 @@ class Batches(Protocol):
 
 
 class Metrics(Collector):
-    """Counts records and reads fleet, queues and connections at scrape. `exposition` is the body of /metrics."""
+    """Counts records, and reads fleet, queues and connections at each scrape. `exposition` is the body of /metrics."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Metrics(Collector):
         self._batcher = batcher
         self._bodies = bodies
         self.shadow: Shadow | None = None
-        self.more: Callable[[], Iterable[Metric]] = tuple  # what others have counted
+        self.more: Callable[[], Iterable[Metric]] = tuple  # families that other modules count
         self.lost_lines: Callable[[], int] = int  # of the log and of standard error
         self.policy_status: Callable[[], PolicyStatus] = PolicyStatus
         self._waits: dict[str, tuple[Histogram, Histogram]] = {}  # class -> predicted wait, its error
@@ -120,7 +120,7 @@ class Metrics(Collector):
             tenant[1] += record.prompt_tokens + record.completion_tokens
 
     def _known(self, model: str) -> bool:
-        """Whether an engine or a sidecar has it: labels are never a client's invention."""
+        """Whether an engine or a sidecar has the model: a label must not be a client's invention."""
         return bool(self._fleet.serving(model)) or self._dispatch.sidecars.knows(model)
 
     def exposition(self) -> bytes:
@@ -199,7 +199,7 @@ class Metrics(Collector):
         yield from (requests, retries, tokens, affinity, shaped, queue, ttft, duration)
 
     def _as_vllm(self) -> Iterable[Metric]:
-        """The same calls under the names that dashboards for a plain proxy before vLLM look for."""
+        """The same calls under the metric names that dashboards for a plain proxy in front of vLLM expect."""
         requests = CounterMetricFamily("vllm_requests", "Calls ended, by model.", labels=("model_id",))
         duration = HistogramMetricFamily(
             "vllm_request_duration_seconds", "From arrival to the end.", labels=("model_id",)

@@ -1,7 +1,7 @@
 """Metric families of sidecars: which of them report, the models they can have ready, the waits of calls for those.
 
-Read from the registry at scrape; only waits are counted as they end. Labels are ids of sidecars (which have shown the
-token) and models of their reports; of each no more than MOST are shown, so that no sidecar can flood the exposition.
+Values are read from the registry at each scrape; only waits are counted as they end. Labels are ids of sidecars, which
+have shown the token, and models of their reports. Of each at most MOST appear, so no sidecar can flood the exposition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STATES = ("awake", "being made ready", "can be had", "cannot be had")
 
 
 class SidecarMetrics:
-    """`asked`: requests to sidecars so far, by result. `collect` gives nothing where no sidecar was ever heard."""
+    """`asked`: requests to sidecars so far, by result. `collect` yields nothing until the first report."""
 
     def __init__(self, dispatch: Dispatch, asked: Mapping[str, int]) -> None:
         self._dispatch = dispatch
@@ -29,14 +29,14 @@ class SidecarMetrics:
         self._waits: dict[str, Histogram] = {}
 
     def woken(self, class_name: str, seconds: float) -> None:
-        """A call of this class was held for so long while its model was made ready, whatever became of it."""
+        """Count the time that a call of this class waited while its model was made ready, whatever its outcome."""
         histogram = self._waits.get(class_name)
         if histogram is None:
             histogram = self._waits[class_name] = Histogram()
         histogram.observe(seconds)
 
     def collect(self) -> Iterable[Metric]:
-        """The families, at this moment."""
+        """The metric families at this moment."""
         registry = self._dispatch.sidecars
         if not (registry.sidecars or any(registry.counts.values())):
             return
