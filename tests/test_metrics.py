@@ -37,7 +37,7 @@ class World:
         self.fleet.add(self.engine)
         self.fleet.has_models(self.engine, [ModelCard(id="m", max_model_len=4096)])
         self.fleet.health(self.engine, True, 0.0)
-        self.dispatch = Dispatch(self.fleet, Policy(), random.Random(1), lambda: 0.0)
+        self.dispatch = Dispatch(self.fleet, Policy(), random.Random(1), lambda: 0.0, RetryBudget(Retries()))
         self.retries = RetryBudget(Retries())
         self.batcher = SimpleNamespace(batches={"window": 2}, merged=5, again=1)
         self.bodies = BodyMemory(1000, 0.5)
@@ -223,7 +223,7 @@ def test_breakers_and_modes_are_told(failures: int, told: float) -> None:
             breaker.ended(breaker.sent(0.0), Ending.FAILURE, 0.0)
         assert world.total("weir_engine_breaker_open") == told
         assert world.total("weir_breaker_changes_total", to="open") == told
-        async with world.dispatch.admitted(a_call(prompt_tokens=10)):
+        with await world.dispatch.ask(a_call(prompt_tokens=10)):
             assert world.total("weir_mode", model="m") == 0
             assert world.total("weir_mode_changes_total", model="m", to="tight") == 0
             assert {labels["class"] for name, labels, _ in world.samples() if name == "weir_bookings"} == set(

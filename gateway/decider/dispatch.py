@@ -1,8 +1,8 @@
-"""The only place a call waits: `admitted(call)` gives a `Grant`, at once or when its turn comes.
+"""The only place a call waits: `ask(call)` gives a grant, at once or when its turn comes.
 
 `pump()` is the single writer of queues and holds. It is synchronous, hence atomic in one event loop: no locks, no
 sweepers. It runs on push, settle, a new sample, an engine's coming or going, a reload, and the earliest expiry.
-Leaving the `async with`, by any path, gives the hold back; so does leaving the queue, cancelled, refused or expired.
+Leaving the grant, by any path, gives the hold back; so does leaving the queue, cancelled, refused or expired.
 
 A call for a model that no engine serves now is held in its queue like any other while a sidecar has the model made
 ready, if that will be in time for it. `wake` asks for it, `reconsider` is told when the prediction has moved.
@@ -16,15 +16,14 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from itertools import count
-from types import TracebackType
 
 from gateway.core.admission import refusals
 from gateway.core.admission.deadline import too_late
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.refusals import Foretold
+from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.rules import AdmissionRules
-from gateway.core.engines.breaker import Ending
 from gateway.core.engines.choice import LOOKED_AT, Choice, any_idle, choose, foreseen_ttft, least_ttft, usable_of
 from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.policy.policy import Policy
@@ -32,101 +31,12 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.core.sidecars.sidecars import Registry
+from gateway.decider.grant import LocalGrant
+from gateway.decider.witness import DispatchWitness
 
 NOBODY: frozenset[str] = frozenset()
 LARGE = 1 / 8  # of what an engine can hold: to keep more than that free for one call would idle too much
 MOVED = 0.25  # seconds that a prediction must move for calls that are held to be looked at again
-
-
-class Grant:
-    """Permission to use one engine, until closed. Its engine changes only through `move`, before the first byte."""
-
-    __slots__ = ("_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "hold", "probe", "ticket")
-
-    def __init__(self, dispatch: Dispatch, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
-        self._dispatch = dispatch
-        self.call = call
-        self.ticket = ticket  # what it waited with, if it had to
-        self.cached = choice.cached
-        self.engine: Engine = choice.engine
-        self.hold = choice.engine.hold(call.cost, choice.prefill, now, call.class_name, teaches=call.stream)
-        self.expected = choice.ttft
-        self.probe = choice.engine.breaker.sent(now)
-        self.ending = Ending.NEUTRAL  # until it is known how it ended
-        self._first_at = 0.0
-        if not call.stream:
-            choice.engine.expect_first_byte(self.hold, now + choice.ttft)
-        dispatch.running[call.class_name] += 1
-        dispatch.traffic[call.model].drain.taken(self.hold.tokens)
-
-    def first_byte(self, now: float) -> None:
-        """The engine has answered: it has read the prompt, and has it cached."""
-        call, engine = self.call, self.engine
-        self._first_at = now
-        engine.breaker.first_byte(self.probe)
-        self.hold.first_byte(now, teach=call.stream)
-        self._remember(now)
-        if call.stream:
-            self._dispatch.traffic[call.model].first_byte(call, now)
-
-    def _remember(self, now: float) -> None:
-        if self.engine.policy.routing.affinity == "session":
-            self.engine.remember_session(self.call.session, self.call.prompt_tokens, now)
-        else:
-            self.engine.remember(self.call.prefix, now)
-
-    def finished(self, now: float, prompt_tokens: int, completion_tokens: int) -> None:
-        """The whole answer is here: how long each of its tokens took, and what its tenant was really served."""
-        if self.ticket is not None:
-            self._dispatch.queues[self.call.model].correct(self.ticket, prompt_tokens, completion_tokens)
-        tokens = completion_tokens / self.call.n
-        began = self._first_at if self.call.stream else self.hold.taken_at + self.expected
-        self.engine.learn_tpot(tokens, now - began)
-        self.engine.learn_pace(tokens, now - began)
-
-    async def move(self, exclude: frozenset[str]) -> None:
-        """Give the hold back and take one elsewhere, waiting at the head of the line where there is no room."""
-        self.close()
-        self.take(await self._dispatch.enter(self.call, exclude, front=True))
-
-    def take(self, other: Grant) -> None:
-        """Become the other, whose engine was faster; this one's hold goes back. What its tenant was charged is with
-        the ticket it waited with first, if it did."""
-        self.close()
-        self.engine, self.hold, self.expected, self.probe = other.engine, other.hold, other.expected, other.probe
-        self.ending, self.cached = other.ending, other.cached
-
-    def close(self) -> None:
-        """Give the hold back, telling the engine's breaker how it went; a second time changes nothing."""
-        hold = self.hold
-        if hold.live:
-            hold.release()
-            now = self._dispatch.clock()
-            if self._first_at and self.engine.up and self.engine.residency is not None:
-                self._remember(now)  # only from now on may the engine evict it
-            self.engine.breaker.ended(self.probe, self.ending, now)
-            self._dispatch.released(self.call, hold, now)
-
-
-class Admission:
-    """`async with dispatch.admitted(call) as grant`. A class of its own: contextlib's wrapper costs 3 us a call."""
-
-    __slots__ = ("_call", "_dispatch", "_grant")
-
-    def __init__(self, dispatch: Dispatch, call: Call) -> None:
-        self._dispatch = dispatch
-        self._call = call
-        self._grant: Grant | None = None
-
-    async def __aenter__(self) -> Grant:
-        self._grant = self._dispatch.at_once(self._call) or await self._dispatch.enter(self._call, NOBODY)
-        return self._grant
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._grant is not None:
-            self._grant.close()
 
 
 class Dispatch:
@@ -138,18 +48,22 @@ class Dispatch:
         policy: Policy,
         rng: random.Random,
         clock: Callable[[], float],
+        retries: RetryBudget,
+        witness: DispatchWitness | None = None,
     ) -> None:
         self.fleet = fleet
         self.policy = policy
         self.rng = rng
         self.clock = clock
+        self.retries = retries
+        self.witness = witness
         self.leaving = False  # balancers are told to go elsewhere; calls are still taken
         self.draining = False
         self.queues: dict[str, Queues] = {}
         self.traffic: dict[str, ModelTraffic] = {}
         self.running = dict.fromkeys(policy.classes, 0)
         self._rules = AdmissionRules(policy)
-        self._turns: dict[Ticket, asyncio.Future[Grant]] = {}
+        self._turns: dict[Ticket, asyncio.Future[LocalGrant]] = {}
         self._expiries: list[tuple[float, int, Ticket]] = []
         self._sequence = count()
         self._timer: asyncio.Handle | None = None
@@ -175,13 +89,15 @@ class Dispatch:
             del self.running[name]
         self.pump()
 
-    def admitted(self, call: Call) -> Admission:
-        """Entering raises Refused: not found, no engine, too large, queue full, hopeless, shed, expired, draining."""
-        return Admission(self, call)
+    async def ask(self, call: Call) -> LocalGrant:
+        """Raises Refused: not found, no engine, too large, queue full, hopeless, shed, expired, draining."""
+        grant = self.at_once(call) or await self.enter(call, NOBODY)
+        self.retries.call(self.clock())
+        return grant
 
     # -- entering -----------------------------------------------------------------------------------------------
 
-    def at_once(self, call: Call, exclude: frozenset[str] = NOBODY) -> Grant | None:
+    def at_once(self, call: Call, exclude: frozenset[str] = NOBODY) -> LocalGrant | None:
         """A grant without waiting: nobody waits for this model, and an engine has room."""
         if self.queues.get(call.model) or self.draining or call.class_name not in self.policy.classes:
             return None
@@ -198,13 +114,13 @@ class Dispatch:
         choice = self._choose(call, now, exclude)
         return None if choice is None else self._grant(call, choice, now, None)
 
-    async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> Grant:
+    async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> LocalGrant:
         """Wait in the class's line for a grant. Raises Refused; cancellation withdraws the call."""
         now = self.clock()
         if call.class_name not in self.policy.classes:
             call.class_name = "default"  # a reload has done away with its class
         ticket = self._ticket(call, exclude, now, front=front)
-        turn: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[LocalGrant] = asyncio.get_running_loop().create_future()
         self._turns[ticket] = turn
         queues = self.queues[call.model]
         queues.push(ticket, front=front)
@@ -335,7 +251,7 @@ class Dispatch:
     # -- the pump -----------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Grant whatever may go now, everywhere."""
+        """LocalGrant whatever may go now, everywhere."""
         for engine in self.fleet:
             self.changed(engine)
         self._pump_unserved()
@@ -472,7 +388,7 @@ class Dispatch:
         reading = spread * choice.prefill / engine.prefill_rate
         return too_late(call, now, spread * choice.ttft, reading, engine.tpot)
 
-    def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Grant:
+    def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> LocalGrant:
         watermark, traffic, shaping = choice.engine.watermark(), self.traffic[call.model], self._rules.shaping
         if (watermark > shaping.above or traffic.level >= shaping.level) and call.route.generates:
             given = shaping.given(call.asked, call.class_name, watermark, traffic.mode)
@@ -480,7 +396,7 @@ class Dispatch:
                 call.shaped = given
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
-        grant = Grant(self, call, choice, now, ticket)
+        grant = LocalGrant(self, call, choice, now, ticket)
         if self._turns and call.class_name in self._rules.limited:
             self._pauses(call)
         return grant

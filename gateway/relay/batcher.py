@@ -39,6 +39,7 @@ class Exchanged(msgspec.Struct, kw_only=True, gc=False):
     status: int
     body: bytes
     engine: str
+    engine_name: str = ""
     content_type: bytes = b"application/json"
     attempts: int = 1
     granted: float = 0.0

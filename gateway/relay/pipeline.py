@@ -15,28 +15,22 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from itertools import count
 
 from msgspec import UNSET
 
-from gateway.core.admission import refusals
-from gateway.core.admission.limits import Charge, LimitBook, refusal_body
-from gateway.core.admission.mode import Mode
+from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.shaping import shaped_header
 from gateway.core.answer.engine_error import engine_error
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.engines.breaker import Ending
-from gateway.core.engines.fleet import Fleet
-from gateway.core.engines.models import model_list
 from gateway.core.policy.snapshot import Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
-from gateway.core.request.classes import classify
 from gateway.core.request.cors import preflight, shared_lines
-from gateway.core.request.cost import CostModel
 from gateway.core.request.headers import head_time_limit
 from gateway.core.request.not_found import canonical, no_method, no_route
 from gateway.core.request.outcome import Outcome, Refused, refusal_headers
@@ -46,9 +40,6 @@ from gateway.core.request.routes import Route, route_of
 from gateway.core.request.settlement import believed, written
 from gateway.core.request.tenants import ANONYMOUS, Account
 from gateway.core.request.trace_context import trace_id
-from gateway.core.shadow.shadow import Arrival, Shadow
-from gateway.core.shadow.verdict import Verdict
-from gateway.decider.dispatch import Dispatch, Grant
 from gateway.relay.answer import Relay
 from gateway.relay.attempts import Attempts, failure
 from gateway.relay.batcher import Batcher, Exchanged, Part
@@ -61,11 +52,8 @@ JSON = b"content-type: application/json\r\n"
 TEXT = b"content-type: text/plain; charset=utf-8\r\n"
 
 ANSWERED_HERE = ("models", "health", "help")
-UNREAD = "-"  # a class or a model, to a tenant that is refused before its body is read
 MERGED = ("embedding", "rerank", "score")  # kinds of route the batcher may merge
-Asked = Callable[[Callable[[], object], float], Awaitable[None]]
 
-LIST_WITHIN = 10.0  # seconds for engines to be asked what they have, before whoever asks for models
 LOGGED_AT_MOST = 64 * 1024  # bytes of a body
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
 PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the engine
@@ -74,15 +62,13 @@ PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the 
 class ActiveCall:
     """A call under way, as its watchers see it: `leave` ends it from outside, saying why."""
 
-    __slots__ = ("account", "arrived", "begun", "call", "record", "shadowed", "task", "verdict")
+    __slots__ = ("account", "admission", "begun", "call", "record", "task")
 
     def __init__(self, record: Record) -> None:
         self.record = record
         self.account: Account | None = None  # if it is known already
-        self.arrived: Charge | None = None  # what was taken from limits before its body was read
-        self.shadowed: Arrival | None = None  # the same of the shadow policy, where there is one
+        self.admission: Admission | None = None  # once it has arrived
         self.call: Call | None = None  # once it is parsed
-        self.verdict: Verdict | None = None  # of the shadow policy, where there is one
         self.task: asyncio.Task[None] | None = None
         self.begun = False  # its task has had its first turn; one that is cancelled before then never has any
 
@@ -99,10 +85,7 @@ class Pipeline:
     def __init__(
         self,
         snapshot: Snapshot,
-        fleet: Fleet,
-        dispatch: Dispatch,
-        limits: LimitBook,
-        cost: CostModel,
+        decider: Decider,
         attempts: Attempts,
         observe: Callable[[Record], None],
         clock: Callable[[], float],
@@ -110,15 +93,10 @@ class Pipeline:
         bodies: BodyMemory,
     ) -> None:
         self.snapshot = snapshot
-        self.fleet = fleet
-        self.dispatch = dispatch
-        self.limits = limits
-        self.cost = cost
+        self.decider = decider
         self.attempts = attempts
-        self.batcher = Batcher(lambda: self.snapshot.policy.batching, self._exchange, clock, bodies, self._window)
+        self.batcher = Batcher(lambda: self.snapshot.policy.batching, self._exchange, clock, bodies, decider.window)
         self.observe = observe
-        self.asked: Asked = _asked_already
-        self.shadow: Shadow | None = None
         self.large: LargeBodies | None = None  # who parses large bodies; None: the event loop
         self.clock = clock
         self.rng = rng
@@ -159,8 +137,7 @@ class Pipeline:
                     snapshot.browser_guard.check(request.fields, request.peer)
             except Refused as unknown:
                 refused = unknown
-                if self.shadow is not None:
-                    self.shadow.unknown(request.fields, request.peer)
+                self.decider.stranger(request.fields, request.peer)
             else:
                 if not 0 <= request.length <= snapshot.small:
                     request.limit = largest_body(snapshot.policy, route)
@@ -212,23 +189,19 @@ class Pipeline:
             return
         if route.kind == "models":
             account = self.snapshot.tenants.identify(request.fields, request.peer)
-            if self.fleet.unasked:
-                task = asyncio.get_running_loop().create_task(self._list_later(request, responder, account))
-                self._listing.add(task)
-                task.add_done_callback(self._listing.discard)
-                return
-            status, body = model_list(self.fleet, request.path, account.models)
+            task = asyncio.get_running_loop().create_task(self._list(request, responder, account))
+            self._listing.add(task)
+            task.add_done_callback(self._listing.discard)
+        elif self.decider.up:
+            responder.send(200, JSON + id, b"{}")
         else:
-            able = self.fleet.expected or any(engine.up for engine in self.fleet)
-            up = able and not self.dispatch.leaving
-            status, body = (200, b"{}") if up else (503, b'{"status":"no engine is up, or shutting down"}')
-        responder.send(status, JSON + id, body)
+            responder.send(503, JSON + id, b'{"status":"no engine is up, or shutting down"}')
 
-    async def _list_later(self, request: Request, responder: Responder, account: Account) -> None:
-        """The list of models, once every engine has been asked."""
-        await self.asked(lambda: responder.closed or self.dispatch.draining, LIST_WITHIN)
-        status, body = model_list(self.fleet, request.path, account.models)
-        responder.send(status, JSON + b"x-request-id: %b\r\n" % self._request_id(request).encode(), body)
+    async def _list(self, request: Request, responder: Responder, account: Account) -> None:
+        """The list of models, as soon as it is known."""
+        id = b"x-request-id: %b\r\n" % self._request_id(request).encode()
+        status, body = await self.decider.models(request.path, account, lambda: responder.closed)
+        responder.send(status, JSON + id, body)
 
     # -- the life of a call -------------------------------------------------------------------------------------
 
@@ -242,8 +215,6 @@ class Pipeline:
             else:
                 await self._serve(request, responder, route, live)
         except Refused as refused:
-            if refused.ours and live.arrived is not None:
-                live.arrived.refund()  # unless another charge has taken its place
             if self.large is not None and request.held is not None and not refused.ours:
                 self.large.refused(request.held.owner, request.held.size)
             self._refuse(refused, responder, record)
@@ -256,8 +227,8 @@ class Pipeline:
             self._refuse(Refused(Outcome.BUG, message), responder, record)
             raise
         finally:
-            if live.verdict is not None:
-                live.verdict.ended(record.outcome)
+            if live.admission is not None:
+                live.admission.ended(record.outcome)
             if request.held is not None or (live.call is not None and live.call.body):
                 _let_go(request, live.call)
             self._finish(record, request.at)
@@ -266,60 +237,37 @@ class Pipeline:
         record, snapshot = live.record, self.snapshot
         account = live.account or snapshot.tenants.identify(request.fields, request.peer)
         record.tenant = account.name
-        if self.limits.limited or self.shadow is not None:
-            self._arrive(request, account, live)
-        if self.large is None or request.held is None or len(request.body) <= LARGE:
-            call = self._parse(route, request, snapshot, account, record)
-        else:
-            parse = partial(self._parse, route, request, snapshot, account, record)
-            call = await self.large.parsed(request.held.owner, parse)
-        live.call = call
-        if self.fleet.unasked:
-            await self._known(call, snapshot)
-        if snapshot.policy.logging.prompts:
-            record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
-        request.body = b""  # what is sent is the call's
-        self._judge(call, account, snapshot, record)
-        if self.shadow is not None:
-            live.verdict = self._shadowed(self.shadow, call, account, snapshot, request, live.shadowed)
-        self._may_have(call, account)
-        charged = self._charge(call, account, request.at, live.arrived)
-        if live.verdict is not None and live.verdict.charge is not None:
-            charged = charged.with_beside(live.verdict.charge)
-        with charged as charge:
+        fields, decider = request.fields, self.decider
+        with decider.arrive(snapshot, account, record, fields, request.peer, request.at, request.body) as admission:
+            live.admission = admission
+            metered = decider.metered(account.name)
+            if self.large is None or request.held is None or len(request.body) <= LARGE:
+                call = _parse(route, request, snapshot, account, record, metered)
+            else:
+                parse = partial(_parse, route, request, snapshot, account, record, metered)
+                call = await self.large.parsed(request.held.owner, parse)
+            live.call = call
+            if snapshot.policy.logging.prompts:
+                record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
+            request.body = b""  # what is sent is the call's
+            await admission.judge(call)
             piece = self.batcher.piece(call) if call.route.kind in MERGED else None
-            if piece is not None:
-                try:
-                    part = await self.batcher.answer(piece)
-                except (asyncio.CancelledError, Refused):
-                    self._unanswered(call, charge, record, 0)
-                    raise
-                self._answer_part(part, call, charge, responder, record)
+            if piece is None:
+                with await admission.ask(call) as grant:
+                    await self._granted(request, responder, live, call, admission, grant)
                 return
-            async with self.dispatch.admitted(call) as grant:
-                await self._granted(request, responder, live, call, charge, grant)
-
-    def _parse(self, route: Route, request: Request, snapshot: Snapshot, account: Account, record: Record) -> Call:
-        """What the client asks for; in a thread of its own where its body is large. Raises Refused."""
-        return parse(
-            route,
-            request.fields,
-            request.body,
-            settings=snapshot.calls,
-            request_id=record.request_id,
-            tenant=account.name,
-            now=request.at,
-            cache_salt=account.cache_salt,
-            metered=self.limits.limited and self.limits.counts_tokens(account.name),
-        )
+            try:
+                part = await self.batcher.answer(piece)
+            except (asyncio.CancelledError, Refused):
+                self._unanswered(call, admission, record, 0)
+                raise
+            self._answer_part(part, call, admission, responder, record)
 
     async def _granted(
-        self, request: Request, responder: Responder, live: ActiveCall, call: Call, charge: Charge, grant: Grant
+        self, request: Request, responder: Responder, live: ActiveCall, call: Call, admission: Admission, grant: Grant
     ) -> None:
         """From the grant to the answer's last byte."""
         record = live.record
-        if live.verdict is not None:
-            live.verdict.granted(grant.engine, grant.hold, grant.ticket)
         record.queue = self.clock() - request.at
         record.predicted_wait = call.predicted_wait
         record.affinity_tokens = grant.cached
@@ -333,7 +281,7 @@ class Pipeline:
             # A stream's first token is its first byte; of a whole answer nothing is seen before its last.
             since = None if call.stream else call.sent_at
             wrote = 0 if since is None else written(call, 0, self.clock() - since, grant.engine.pace)
-            self._unanswered(call, charge, record, wrote)
+            self._unanswered(call, admission, record, wrote)
             raise
         with closing(reply):
             call.body = b""  # no engine is tried any more
@@ -344,7 +292,7 @@ class Pipeline:
             if reply.status < 400:
                 grant.first_byte(now)
             content_type = reply.headers.get(b"content-type", b"application/octet-stream")
-            relay = Relay(call, reply, responder, self._lines(call, charge, record, content_type))
+            relay = Relay(call, reply, responder, _lines(call, admission, record, grant.engine.name, content_type))
             try:
                 await self._relayed(relay, reply, live)
             except asyncio.CancelledError:
@@ -354,87 +302,12 @@ class Pipeline:
                     raise
                 responder.end()
             finally:
-                self._settle(call, grant, charge, relay, reply, record)
-
-    async def _known(self, call: Call, snapshot: Snapshot) -> None:
-        """Until some engine has the model, or all have been asked what they have; as long as the call's class waits."""
-        fleet, sidecars, model = self.fleet, self.dispatch.sidecars, call.model
-        if fleet.serving(model) or sidecars.knows(model):
-            return
-        each = snapshot.policy.classes[call.class_name]
-        waits = [seconds for seconds in (each.ttft, each.max_wait) if seconds is not None]
-        within = min([call.deadline - self.clock(), *waits])
-        await self.asked(lambda: fleet.serving(model) or sidecars.knows(model) or self.dispatch.draining, within)
-
-    def _judge(self, call: Call, account: Account, snapshot: Snapshot, record: Record) -> None:
-        """What the call will cost, and which class it is."""
-        self.cost.estimate_prompt(call)
-        classify(call, snapshot.classes, account.default_class, account.best)
-        self.cost.estimate_output(call, self.fleet.context(call.model))
-        record.class_name = call.class_name
-        record.model = call.model
-        record.stream = call.stream
-        record.prompt_tokens = record.estimated_prompt_tokens = call.prompt_tokens
-        record.held_tokens = call.cost
-
-    def _shadowed(
-        self,
-        shadow: Shadow,
-        call: Call,
-        account: Account,
-        snapshot: Snapshot,
-        request: Request,
-        arrival: Arrival | None,
-    ) -> Verdict | None:
-        """What the shadow policy thinks of it, with the facts that the enforced one has."""
-        dispatch, model = self.dispatch, call.model
-        queues, traffic = dispatch.queues.get(model), dispatch.traffic.get(model)
-        now, engines = self.clock(), self.fleet.serving(model)
-        fields, peer = request.fields, request.peer
-        return shadow.judge(call, account, snapshot, fields, peer, queues, traffic, engines, now, arrival)
-
-    def _may_have(self, call: Call, account: Account) -> None:
-        """Raises Refused for a model that is not for this tenant, or not here at all."""
-        if account.models and call.model not in account.models:
-            raise refusals.forbidden_model(call)
-        if not self.fleet.serving(call.model) and not self.dispatch.sidecars.knows(call.model):
-            raise self.dispatch.unknown(call.model)  # before tokens are charged for it
-
-    def _arrive(self, request: Request, account: Account, live: ActiveCall) -> None:
-        """Count the request before its body is read, most of the work that it can make here. Raises Refused."""
-        if self.shadow is not None:
-            live.shadowed = self.shadow.arrive(account, request.fields, request.peer, request.at)
-        try:
-            live.arrived = self.limits.arrive(account.name, request.at, request.body)
-        except Refused as refused:
-            if self.shadow is not None:
-                self.shadow.turned_away(live.shadowed, refused.outcome)
-            self._in_own_words(refused, account, live.record.request_id)
-            raise
-
-    def _charge(self, call: Call, account: Account, now: float, arrived: Charge | None) -> Charge:
-        """Reserve the estimate with the limits. Raises Refused."""
-        try:
-            return self.limits.charge(account.name, call.class_name, call.model, call.cost, now, arrived, call.body)
-        except Refused as refused:
-            self._in_own_words(refused, account, call.request_id, call.class_name, call.model)
-            raise
-
-    def _in_own_words(
-        self, refused: Refused, account: Account, request_id: str, class_name: str = UNREAD, model: str = UNREAD
-    ) -> None:
-        """A limit's refusal, as the tenant has it where it has words of its own."""
-        refused.jitter(self.rng)
-        if account.refusal is not None:
-            body = refusal_body(
-                account.refusal, refused, tenant=account.name, class_name=class_name, model=model, request_id=request_id
-            )
-            refused.replace(account.refusal.status, body)
+                self._settle(call, grant, admission, relay, reply, record)
 
     async def _exchange(self, call: Call) -> Exchanged:
         """One call of the batcher, admitted like any other, and its whole answer."""
         try:
-            async with self.dispatch.admitted(call) as grant:
+            with await self.decider.ask(call) as grant:
                 return await self._exchanged(call, grant)
         finally:
             call.body = b""  # whoever still knows the call
@@ -458,23 +331,19 @@ class Pipeline:
             usage = JSONUsage()
             usage.whole(body)
             if usage.prompt_tokens is not None:
-                self.cost.learn(call, usage.prompt_tokens, 0)
+                self.decider.learn(call, usage.prompt_tokens, 0)
         return Exchanged(
             status=reply.status,
             body=body,
             engine=record.engine,
+            engine_name=grant.engine.name,
             content_type=reply.headers.get(b"content-type", b"application/json"),
             attempts=record.attempts,
             granted=granted,
             first_byte=first_byte,
         )
 
-    def _window(self, model: str) -> float:
-        """What is left of a batch's window under pressure: in a brownout nobody waits for company."""
-        traffic = self.dispatch.traffic.get(model)
-        return 1.0 if traffic is None or traffic.level < Mode.BROWNOUT.value else 0.0
-
-    def _answer_part(self, part: Part, call: Call, charge: Charge, responder: Responder, record: Record) -> None:
+    def _answer_part(self, part: Part, call: Call, admission: Admission, responder: Responder, record: Record) -> None:
         """A call's own part of an answer that others may share."""
         exchanged = part.exchanged
         record.engine, record.attempts = exchanged.engine, exchanged.attempts
@@ -489,8 +358,8 @@ class Pipeline:
         if part.prompt_tokens is not None:
             record.settled = True
             record.prompt_tokens = part.prompt_tokens
-        charge.settle(record.prompt_tokens, self.clock())
-        headers = self._lines(call, charge, record, exchanged.content_type)
+        admission.settle(record.prompt_tokens, self.clock())
+        headers = _lines(call, admission, record, exchanged.engine_name, exchanged.content_type)
         responder.send(exchanged.status, headers, body)
 
     async def _relayed(self, relay: Relay, reply: Reply, live: ActiveCall) -> None:
@@ -505,14 +374,16 @@ class Pipeline:
         finally:
             timer.cancel()
 
-    def _unanswered(self, call: Call, charge: Charge, record: Record, wrote: int) -> None:
+    def _unanswered(self, call: Call, admission: Admission, record: Record, wrote: int) -> None:
         """Nothing came of the call. What an engine was made to do is charged all the same, however it was ended; if
         that was by the engine's failure, or none had it, the charge is left to be refunded."""
         if call.sent_at is not None:
             record.completion_tokens = wrote
-            charge.settle(call.prompt_tokens + wrote, self.clock())
+            admission.settle(call.prompt_tokens + wrote, self.clock())
 
-    def _settle(self, call: Call, grant: Grant, charge: Charge, relay: Relay, reply: Reply, record: Record) -> None:
+    def _settle(
+        self, call: Call, grant: Grant, admission: Admission, relay: Relay, reply: Reply, record: Record
+    ) -> None:
         """The engine's own numbers replace the estimate, and teach it; a failed answer teaches nothing."""
         now = self.clock()
         record.outcome = relay.outcome
@@ -525,16 +396,16 @@ class Pipeline:
         usage = relay.usage
         if not (relay.told if call.stream else usage.prompt_tokens is not None):
             record.completion_tokens = 0 if relay.status >= 400 else self._written(call, grant, relay, reply, record)
-            charge.settle(call.prompt_tokens + record.completion_tokens, now)
+            admission.settle(call.prompt_tokens + record.completion_tokens, now)
             return
         record.settled = True
         record.prompt_tokens, record.completion_tokens = believed(
-            call, record.bytes_in, usage.prompt_tokens or 0, usage.completion_tokens or 0, self.fleet.context
+            call, record.bytes_in, usage.prompt_tokens or 0, usage.completion_tokens or 0, self.decider.context
         )
         record.cached_tokens = usage.cached_tokens or 0
-        charge.settle(record.prompt_tokens + record.completion_tokens, now)
+        admission.settle(record.prompt_tokens + record.completion_tokens, now)
         if relay.outcome is Outcome.OK:
-            self.cost.learn(call, record.prompt_tokens, record.completion_tokens)
+            self.decider.learn(call, record.prompt_tokens, record.completion_tokens)
             grant.finished(now, record.prompt_tokens, record.completion_tokens)
 
     def _written(self, call: Call, grant: Grant, relay: Relay, reply: Reply, record: Record) -> int:
@@ -565,26 +436,6 @@ class Pipeline:
                 if value is not None:
                     lines += b"%b: %b\r\n" % (name, value)
         return lines
-
-    def _lines(self, call: Call, charge: Charge, record: Record, content_type: bytes) -> bytes:
-        """The head of an answer."""
-        lines = (
-            b"content-type: %b\r\nx-request-id: %b\r\nx-weir-engine: %b\r\nx-weir-class: %b\r\nx-weir-queue-ms: %d\r\n"
-            % (
-                content_type,
-                call.request_id.encode(),
-                self.fleet.name_of(record.engine).encode(),
-                call.class_name.encode(),
-                record.queue * 1000,
-            )
-        )
-        if call.shaped:
-            lines += shaped_header(call.shaped, call.asked)
-        if record.trace_id is not UNSET:
-            lines += b"x-trace-id: %b\r\n" % record.trace_id.encode()
-        if call.asked_class and call.asked_class != call.class_name:
-            lines += b"x-weir-class-asked: %b\r\n" % call.asked_class.encode()
-        return lines + charge.headers(call.arrived + record.ttft)
 
     def _refusal(self, refused: Refused, record: Record) -> bytes:
         record.outcome = refused.outcome
@@ -628,8 +479,40 @@ class Pipeline:
         self.observe(record)
 
 
-async def _asked_already(_: Callable[[], object], __: float) -> None:
-    """Nobody is asked for the first time."""
+def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account, record: Record, metered: bool) -> Call:
+    """What the client asks for; in a thread of its own where its body is large. Raises Refused."""
+    return parse(
+        route,
+        request.fields,
+        request.body,
+        settings=snapshot.calls,
+        request_id=record.request_id,
+        tenant=account.name,
+        now=request.at,
+        cache_salt=account.cache_salt,
+        metered=metered,
+    )
+
+
+def _lines(call: Call, admission: Admission, record: Record, engine_name: str, content_type: bytes) -> bytes:
+    """The head of an answer."""
+    lines = (
+        b"content-type: %b\r\nx-request-id: %b\r\nx-weir-engine: %b\r\nx-weir-class: %b\r\nx-weir-queue-ms: %d\r\n"
+        % (
+            content_type,
+            call.request_id.encode(),
+            engine_name.encode(),
+            call.class_name.encode(),
+            record.queue * 1000,
+        )
+    )
+    if call.shaped:
+        lines += shaped_header(call.shaped, call.asked)
+    if record.trace_id is not UNSET:
+        lines += b"x-trace-id: %b\r\n" % record.trace_id.encode()
+    if call.asked_class and call.asked_class != call.class_name:
+        lines += b"x-weir-class-asked: %b\r\n" % call.asked_class.encode()
+    return lines + admission.headers(call.arrived + record.ttft)
 
 
 def _let_go(request: Request, call: Call | None) -> None:

@@ -30,6 +30,7 @@ from gateway.core.sidecars.sidecar import Member
 from gateway.decider.call_log import CallLog
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.loading import Configuration
+from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.report_intake import ReportIntake
@@ -81,26 +82,32 @@ class Gateway:
         self.fleet = Fleet()
         self._announcer = Announcer()
         self.clients: dict[str, Client] = {}
-        self.dispatch = Dispatch(self.fleet, policy, rng, self.clock)
+        self.retries = RetryBudget(policy.retries)
+        self.dispatch = Dispatch(self.fleet, policy, rng, self.clock, self.retries)
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
         self.limits = LimitBook(policy)
         self.bodies = BodyMemory(policy.body.memory, policy.body.share)
-        self.retries = RetryBudget(policy.retries)
-        self.attempts = Attempts(policy, self.fleet, self.dispatch, self.retries, self.clients, self.clock, rng)
-        self.pipeline = Pipeline(
-            self._snapshot(policy, cache_secret),
+        self.decider = LocalDecider(
             self.fleet,
             self.dispatch,
             self.limits,
             CostModel(policy.budget.alpha),
+            None if shadow is None else Shadow(shadow, self._shadow_failed),
+            self.telemetry.asked,
+            self.clock,
+            rng,
+        )
+        self.attempts = Attempts(policy, self.clients, self.clock)
+        self.pipeline = Pipeline(
+            self._snapshot(policy, cache_secret),
+            self.decider,
             self.attempts,
             self.observe,
             self.clock,
             rng,
             self.bodies,
         )
-        self.pipeline.asked = self.telemetry.asked
         self._most_clients = most_clients
         self.server = Server(self.pipeline, self._server_settings(), self.bodies)
         self.metrics = Metrics(
@@ -112,7 +119,7 @@ class Gateway:
             self.pipeline.batcher,
             self.bodies,
         )
-        self.pipeline.shadow = self.metrics.shadow = None if shadow is None else Shadow(shadow, self._shadow_failed)
+        self.metrics.shadow = self.decider.shadow
         self.waking = Waking(self.dispatch, say)
         self.dispatch.wake = self.waking.wanted
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
@@ -137,7 +144,7 @@ class Gateway:
         self.pipeline.snapshot = snapshot
         self.attempts.policy = policy
         self.retries.policy = policy.retries
-        self.pipeline.cost.fix(policy.budget.alpha)
+        self.decider.cost.fix(policy.budget.alpha)
         self.limits.apply(policy, self.clock())
         self._engines(entries, configuration.api_keys, configuration.sidecar_token)
         self.server.settings = self._server_settings()
@@ -150,8 +157,8 @@ class Gateway:
     def apply_shadow(self, configuration: Configuration) -> None:
         """Ask this policy from now on, where a shadow was wanted at the start. Raises ValueError, and then nothing has
         changed."""
-        if self.pipeline.shadow is not None:
-            self.pipeline.shadow.apply(configuration.policy, self.clock())
+        if self.decider.shadow is not None:
+            self.decider.shadow.apply(configuration.policy, self.clock())
 
     def _shadow_failed(self, error: Exception) -> None:
         """A bug in the shadow: the first is told, with its traceback; no call notices."""

@@ -51,8 +51,6 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("lab",),
     ),
 }
-# Where relay and decider meet.
-MEETING = "gateway.decider.dispatch"
 
 MOST_FILES = 25  # in one folder
 # A docstring's first line says what a thing is. It is no question and no riddle.
@@ -106,8 +104,7 @@ def _arrow_up(path: str, name: str) -> Iterator[str]:
     package, target = path.split("/", maxsplit=1)[0], name.split(".", maxsplit=1)[0]
     if package == target:
         here, there = unit(path.split("/")), unit(name.split("."))
-        meets = here == "relay" and name.startswith(MEETING)
-        if here != there and _layer(package, here) <= _layer(package, there) and not meets:
+        if here != there and _layer(package, here) <= _layer(package, there):
             yield f"imports {name}: arrows point down, and {here} is not above {there}"
     elif ORDER.index(package) < ORDER.index(target):
         yield f"imports {name}: {package} knows nothing of {target}"

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from gateway.control.app import control_app
+from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.policy import Policy
 from gateway.decider.dispatch import Dispatch
@@ -31,7 +32,7 @@ class Parts:
         self.fleet = Fleet()
         for index in range(2):
             self.fleet.add(Engine(f"e{index}", f"http://127.0.0.1:{index + 1}", policy))
-        self.dispatch = Dispatch(self.fleet, policy, random.Random(1), loop.time)
+        self.dispatch = Dispatch(self.fleet, policy, random.Random(1), loop.time, RetryBudget(policy.retries))
         settings = {"is_user_key": USER_KEY.__eq__} | settings
         app = control_app(self.fleet, self.dispatch, lambda: b"weir_up 1\n", token, loop.time, **settings)
         self.port = ControlPort(app, "127.0.0.1:0")

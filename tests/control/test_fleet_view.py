@@ -146,7 +146,7 @@ def test_waits_follow_the_queue_and_its_order() -> None:
             with pytest.raises(Refused):  # at the drain that ends the scene
                 await gateway.dispatch.enter(call, frozenset())
 
-        async with gateway.dispatch.admitted(a_call(deadline=now + 1000.0, prompt_tokens=100)):
+        with await gateway.dispatch.ask(a_call(deadline=now + 1000.0, prompt_tokens=100)):
             drain = gateway.dispatch.traffic["m"].drain
             drain.taken(1_000_000)
             drain.returned("default", 1_000_000, 1.0, loop.time())
@@ -171,7 +171,7 @@ def test_the_mode_is_told() -> None:
     async def scene(gateway: Parts) -> None:
         loop = asyncio.get_running_loop()
         engine = gateway.up("e1")
-        async with gateway.dispatch.admitted(a_call(deadline=loop.time() + 1000.0, prompt_tokens=100)):
+        with await gateway.dispatch.ask(a_call(deadline=loop.time() + 1000.0, prompt_tokens=100)):
             gateway.fleet.sampled(engine, EngineSample(running=2, waiting=50, kv_usage=0.5), loop.time())
             gateway.dispatch.traffic["m"].step([engine], loop.time())
             (model,) = (await gateway.get("/fleet")).json()["models"]

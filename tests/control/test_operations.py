@@ -115,7 +115,7 @@ def test_drain_and_back() -> None:
             "draining_engines": [],
         }
         assert (await gateway.get("/readyz")).status_code == 200
-        async with gateway.dispatch.admitted(a_call(deadline=asyncio.get_running_loop().time() + 100.0)):
+        with await gateway.dispatch.ask(a_call(deadline=asyncio.get_running_loop().time() + 100.0)):
             answer = await gateway.post("/drain")
             assert (answer.status_code, answer.json()["draining"], answer.json()["running_calls"]) == (200, True, 1)
         ready = await gateway.get("/readyz")
@@ -123,7 +123,7 @@ def test_drain_and_back() -> None:
         assert (await gateway.get("/livez")).status_code == 200
         assert (await gateway.get("/fleet")).json()["draining"] is True
         assert (await gateway.get("/drain")).json()["draining"] is True
-        async with gateway.dispatch.admitted(a_call(deadline=asyncio.get_running_loop().time() + 100.0)):
+        with await gateway.dispatch.ask(a_call(deadline=asyncio.get_running_loop().time() + 100.0)):
             pass  # calls are still taken: only balancers are told
         answer = await gateway.ask("DELETE", "/drain")
         assert (answer.status_code, answer.json()["draining"]) == (200, False)
@@ -163,7 +163,7 @@ def test_an_engine_gets_no_new_calls_and_ends_those_it_has() -> None:
         loop = asyncio.get_running_loop()
         engine = gateway.up("e0")
         call = a_call(deadline=loop.time() + 100.0)
-        async with gateway.dispatch.admitted(call):
+        with await gateway.dispatch.ask(call):
             answer = await gateway.post("/engines/e0/drain")
             assert answer.json() == {"engine": "e0", "draining": True, "in_flight": 1}
             assert (await gateway.get("/drain")).json()["draining_engines"] == ["e0"]
@@ -172,7 +172,7 @@ def test_an_engine_gets_no_new_calls_and_ends_those_it_has() -> None:
         assert (await gateway.get("/engines/e0/drain")).json() == {"engine": "e0", "draining": True, "in_flight": 0}
         answer = await gateway.ask("DELETE", "/engines/e0/drain")
         assert answer.json()["draining"] is False
-        async with gateway.dispatch.admitted(call) as grant:
+        with await gateway.dispatch.ask(call) as grant:
             assert grant.engine is engine
 
     play(scene)
@@ -187,10 +187,10 @@ def test_what_waits_goes_when_an_engine_is_back() -> None:
         await gateway.post("/engines/e1/drain")
 
         async def one() -> str:
-            async with gateway.dispatch.admitted(a_call(deadline=loop.time() + 100.0)) as grant:
+            with await gateway.dispatch.ask(a_call(deadline=loop.time() + 100.0)) as grant:
                 return grant.engine.id
 
-        async with gateway.dispatch.admitted(a_call(deadline=loop.time() + 100.0)):
+        with await gateway.dispatch.ask(a_call(deadline=loop.time() + 100.0)):
             waiting = asyncio.ensure_future(one())
             await asyncio.sleep(0)
             assert not waiting.done()

@@ -167,7 +167,7 @@ def test_the_same_policy_as_a_shadow_never_differs_and_counts_the_same() -> None
             for engine in engines:
                 await stack.enter_async_context(engine.running())
             gateway = await stack.enter_async_context(gateway_over(engines, policy))
-            shadow = gateway.pipeline.shadow = Shadow(policy, failures.append)
+            shadow = gateway.decider.shadow = Shadow(policy, failures.append)
             await asyncio.gather(*(client(port_of(gateway)) for _ in range(150)))
             await settled(gateway)
             assert not failures

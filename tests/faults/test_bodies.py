@@ -17,8 +17,8 @@ import uvloop
 from gateway.core.policy.policy import BodyPolicy, Budget, Policy
 from gateway.core.policy.traffic import Tenant
 from gateway.core.request.call import Call
+from gateway.relay import pipeline
 from gateway.relay.large_bodies import LARGE, LargeBodies
-from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.connection import ClientConnection
 from gateway.serve.run import Gateway
 from tests.faults.scripted import ScriptedEngine, ask, gateway_over, port_of, request, settled
@@ -41,7 +41,7 @@ def scenario(
 
 def test_a_large_body_is_parsed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed_by: list[int] = []
-    parse = Pipeline._parse
+    parse = pipeline._parse
 
     def recorded(*what: Any) -> Call:
         parsed_by.append(threading.get_ident())
@@ -60,7 +60,7 @@ def test_a_large_body_is_parsed_beside_the_event_loop(monkeypatch: pytest.Monkey
         assert here not in parsed_by[1:]
         assert len(engine.requests) == 2
 
-    monkeypatch.setattr(Pipeline, "_parse", recorded)
+    monkeypatch.setattr(pipeline, "_parse", recorded)
     scenario(Policy(), body)
 
 

@@ -22,7 +22,7 @@ from gateway.core.admission.queues import Ticket
 from gateway.core.engines.fleet import Hold
 from gateway.core.policy.policy import BodyPolicy, EngineEntry, FleetPolicy, Policy, Timeouts
 from gateway.core.request.record import Record
-from gateway.decider.dispatch import Grant
+from gateway.decider.grant import LocalGrant
 from gateway.relay.answer import Relay
 from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.server import Request, Responder
@@ -356,7 +356,7 @@ def test_a_call_in_the_queue_of_a_full_engine_is_cancelled_with_its_client() -> 
 
 
 # What lives as long as one call or one connection, and holds memory while it does.
-HOLDERS = (ClientConnection, EngineConnection, Responder, Request, Reply, Relay, Ticket, Hold, Grant)
+HOLDERS = (ClientConnection, EngineConnection, Responder, Request, Reply, Relay, Ticket, Hold, LocalGrant)
 BEHAVIOURS = [
     *("good", "good", "good", "die_before_headers", "die_after_headers", "die_mid_body", "garbage", "no_done"),
     *("no_newline", "stall", "hang", "400", "500", "500_cut", "503", "late_end"),

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from msgspec import structs
 
+from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.policy import Policy, TrafficClass
 from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
@@ -42,7 +43,7 @@ class World:
             self.fleet.add(engine)
             self.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096)])
             self.fleet.health(engine, True, self.loop.time())
-        self.dispatch = Dispatch(self.fleet, policy, random.Random(1), self.loop.time)
+        self.dispatch = Dispatch(self.fleet, policy, random.Random(1), self.loop.time, RetryBudget(policy.retries))
 
     def engine(self, number: int = 0) -> Engine:
         return self.fleet.engines[f"e{number}"]
@@ -52,7 +53,7 @@ class World:
         return a_call(model=model, class_name=class_name, arrived=now, deadline=now + within, prompt_tokens=tokens)
 
     async def use(self, call: Call, seconds: float) -> str:
-        async with self.dispatch.admitted(call) as grant:
+        with await self.dispatch.ask(call) as grant:
             await asyncio.sleep(seconds)
             return grant.engine.id
 
@@ -93,7 +94,7 @@ def test_waiting_calls_go_in_order_of_arrival() -> None:
         order: list[int] = []
 
         async def one(number: int) -> None:
-            async with world.dispatch.admitted(world.call(800)):
+            with await world.dispatch.ask(world.call(800)):
                 order.append(number)
                 await asyncio.sleep(1.0)
 
@@ -118,7 +119,7 @@ def test_a_deadline_in_the_queue_ends_the_wait_and_no_dispatch_follows() -> None
 
 def test_a_call_that_lost_its_engine_is_not_dispatched_past_its_deadline() -> None:
     async def scenario(world: World) -> None:
-        grant = await world.dispatch.admitted(world.call(within=1.0)).__aenter__()
+        grant = await world.dispatch.ask(world.call(within=1.0))
         await asyncio.sleep(1.5)  # it was tried, and paused before it is tried again
         with pytest.raises(Refused) as refused:
             await grant.move(frozenset({"e0"}))
@@ -154,8 +155,8 @@ def test_what_a_call_used_corrects_what_its_tenant_was_charged_and_nothing_else(
         calls = {tenant: world.call(800) for tenant in ("at once", "another", "waited")}
         for tenant, call in calls.items():
             call.tenant = tenant
-        grants = [await world.dispatch.admitted(calls[tenant]).__aenter__() for tenant in ("at once", "another")]
-        waits = asyncio.create_task(world.dispatch.admitted(calls["waited"]).__aenter__())
+        grants = [await world.dispatch.ask(calls[tenant]) for tenant in ("at once", "another")]
+        waits = asyncio.create_task(world.dispatch.ask(calls["waited"]))
         await asyncio.sleep(0.5)
         moves = asyncio.create_task(grants[0].move(NOBODY))
         waited = await waits
@@ -192,7 +193,7 @@ def test_cancelling_a_waiting_call_frees_its_place() -> None:
 
 def test_a_call_cancelled_in_the_moment_of_its_grant_gives_it_back() -> None:
     async def scenario(world: World) -> None:
-        first = await world.dispatch.admitted(world.call(800)).__aenter__()
+        first = await world.dispatch.ask(world.call(800))
         waiting = asyncio.create_task(world.use(world.call(800), 1.0))
         await asyncio.sleep(0)
         first.close()  # grants the waiting call: its future is set, its task has not run yet
@@ -206,7 +207,7 @@ def test_a_call_cancelled_in_the_moment_of_its_grant_gives_it_back() -> None:
 
 def test_a_call_granted_while_its_cancellation_is_on_the_way_is_not_granted() -> None:
     async def scenario(world: World) -> None:
-        first = await world.dispatch.admitted(world.call(800)).__aenter__()
+        first = await world.dispatch.ask(world.call(800))
         waiting = asyncio.create_task(world.use(world.call(800), 1.0))
         await asyncio.sleep(0)
         waiting.cancel()
@@ -271,7 +272,7 @@ def test_move_changes_the_engine_and_waits_at_the_head_of_the_line() -> None:
     async def scenario(world: World) -> None:
         other = asyncio.create_task(world.use(world.call(800), 2.0))
         await asyncio.sleep(0)
-        async with world.dispatch.admitted(world.call(800)) as grant:
+        with await world.dispatch.ask(world.call(800)) as grant:
             failed = grant.engine.id
             busy = asyncio.create_task(world.use(world.call(800), 1.0))
             await asyncio.sleep(0)
@@ -548,11 +549,11 @@ def test_a_call_that_lost_its_engine_keeps_its_turn_and_is_not_shed_for_its_firs
         order: list[str] = []
         other = asyncio.create_task(world.use(world.call(800), 5.0))
         await asyncio.sleep(0)
-        async with world.dispatch.admitted(promised(world)) as grant:
+        with await world.dispatch.ask(promised(world)) as grant:
             failed = grant.engine.id
 
             async def behind() -> None:
-                async with world.dispatch.admitted(world.call(800)):
+                with await world.dispatch.ask(world.call(800)):
                     order.append("behind")
 
             later = asyncio.create_task(behind())
@@ -581,7 +582,7 @@ def test_a_call_that_comes_back_when_told_goes_before_those_who_came_meanwhile()
         order: list[str] = []
 
         async def one(name: str, call: Call) -> None:
-            async with world.dispatch.admitted(call):
+            with await world.dispatch.ask(call):
                 order.append(name)
                 await asyncio.sleep(0.2)
 
@@ -684,7 +685,7 @@ async def live(world: World, seed: int, steps: int, *, every: float = 40.0) -> N
 
     async def one(call: Call, seconds: float, moves: bool) -> None:
         try:
-            async with world.dispatch.admitted(call) as grant:
+            with await world.dispatch.ask(call) as grant:
                 not_idle(world)
                 await asyncio.sleep(seconds)
                 if moves:

@@ -17,7 +17,7 @@ def test_what_a_call_has_read_was_used_until_its_end_where_events_tell_of_evicti
     async def scenario(world: World) -> None:
         engine = world.engine()
         engine.residency = Residency() if events else None
-        async with world.dispatch.admitted(a_call(prefix=(1, 2), prompt_tokens=100)) as grant:
+        with await world.dispatch.ask(a_call(prefix=(1, 2), prompt_tokens=100)) as grant:
             await asyncio.sleep(1.0)
             grant.first_byte(world.loop.time())
             await asyncio.sleep(9.0)
@@ -30,7 +30,7 @@ def test_an_engine_that_is_gone_has_nothing() -> None:
     async def scenario(world: World) -> None:
         engine = world.engine()
         engine.residency = Residency()
-        async with world.dispatch.admitted(a_call(prefix=(1, 2), prompt_tokens=100)) as grant:
+        with await world.dispatch.ask(a_call(prefix=(1, 2), prompt_tokens=100)) as grant:
             grant.first_byte(world.loop.time() + 1.0)
             engine.down()
         assert engine.prefixes == {}
@@ -42,7 +42,7 @@ def test_what_a_call_has_not_read_is_not_remembered_at_its_end() -> None:
     async def scenario(world: World) -> None:
         engine = world.engine()
         engine.residency = Residency()
-        async with world.dispatch.admitted(a_call(prefix=(1, 2), prompt_tokens=100)):
+        with await world.dispatch.ask(a_call(prefix=(1, 2), prompt_tokens=100)):
             await asyncio.sleep(1.0)
         assert engine.prefixes == {}
         assert engine.residency.cut == -math.inf

@@ -76,7 +76,7 @@ class World:
     async def use(self, call: Call, seconds: float) -> str:
         """One call from its arrival to its record, as the pipeline has it."""
         try:
-            async with self.dispatch.admitted(call) as grant:
+            with await self.dispatch.ask(call) as grant:
                 await asyncio.sleep(seconds)
                 grant.first_byte(self.loop.time())
                 return grant.engine.id

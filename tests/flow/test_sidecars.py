@@ -136,7 +136,7 @@ class World:
         """One call to its record: the engine, and when it was granted."""
         record = Record(request_id=call.request_id, route=call.route.path)
         try:
-            async with self.dispatch.admitted(call) as grant:
+            with await self.dispatch.ask(call) as grant:
                 record.engine, at = grant.engine.id, self.loop.time()
                 await asyncio.sleep(seconds)
                 return grant.engine.id, at

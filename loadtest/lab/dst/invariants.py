@@ -21,7 +21,8 @@ from gateway.core.engines.fleet import Engine, Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
-from gateway.decider.dispatch import NOBODY, Grant
+from gateway.decider.dispatch import NOBODY
+from gateway.decider.grant import LocalGrant
 from gateway.serve.assembly import Gateway
 from loadtest.lab.dst.batches import Batches
 from loadtest.lab.dst.books import Retries
@@ -50,14 +51,13 @@ class Invariants:
         self._moved: set[str] = set()  # ids of calls that have had their free move
         self._pumped: dict[str, float] = {}
         self._settled = True  # no hold was taken or given back since the books were compared
-        gateway.attempts.retries = cast("RetryBudget", self.retries)  # it has all of the surface that is used
+        dispatch.retries = cast("RetryBudget", self.retries)  # it has all of the surface that is used
         for name in ("at_once", "enter", "released", "_grant", "_pump"):
             vars(dispatch)[name] = getattr(self, name)
         self.batches = Batches(gateway.pipeline.batcher, wrong)
         self._fairness: dict[str, Fairness] = {}
         vars(dispatch)["_state"] = self._state
-        self._lost_one = gateway.attempts._lost_one  # the one move that costs no budget
-        vars(gateway.attempts)["_lost_one"] = self.lost_one
+        dispatch.witness = self
 
     def apply(self, policy: Policy) -> None:
         """A reload has taken effect."""
@@ -65,7 +65,7 @@ class Invariants:
 
     # -- the doors ----------------------------------------------------------------------------------------------
 
-    def at_once(self, call: Call, exclude: frozenset[str] = NOBODY) -> Grant | None:
+    def at_once(self, call: Call, exclude: frozenset[str] = NOBODY) -> LocalGrant | None:
         """On an idle engine every call that fits is granted at once, if nobody waits and nothing but a prediction
         forbids it."""
         dispatch = self._dispatch
@@ -80,7 +80,7 @@ class Invariants:
             self._wrong(f"call {call.request_id} is not granted at once though {idle} is idle")
         return grant
 
-    async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> Grant:
+    async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> LocalGrant:
         dispatch = self._dispatch
         refused = not front and self._refuses(call)
         idle = self._idle(call)
@@ -125,22 +125,19 @@ class Invariants:
         dispatch = self._dispatch
         type(dispatch).released(dispatch, call, hold, now)
 
-    def lost_one(self, *given: Any) -> bool:
-        lost: bool = self._lost_one(*given)
-        self.retries.free += lost
-        if lost:
-            id = given[1].request_id
-            if id in self._moved:
-                self._wrong(f"call {id} has lost an engine for the second time, and pays nothing for it")
-            self._moved.add(id)
-        return lost
+    def moved_free(self, call: Call) -> None:
+        """The one move that costs no budget."""
+        self.retries.free += 1
+        if call.request_id in self._moved:
+            self._wrong(f"call {call.request_id} has lost an engine for the second time, and pays nothing for it")
+        self._moved.add(call.request_id)
 
     def _pump(self, model: str, queues: Queues) -> None:
         self._pumped[model] = self._loop.time()
         dispatch = self._dispatch
         type(dispatch)._pump(dispatch, model, queues)
 
-    def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> Grant:
+    def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> LocalGrant:
         engine, dispatch = choice.engine, self._dispatch
         self._granted(call.request_id, engine.id)
         for found in self._grants.wrong_with(call, choice, now, ticket):

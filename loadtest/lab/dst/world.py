@@ -63,7 +63,7 @@ class World:
         self._telling: list[Telling] = []
         self._charges = [self.callers.charges]
         if case.shadow:
-            shadow = gateway.pipeline.shadow = gateway.metrics.shadow = Shadow(
+            shadow = gateway.decider.shadow = gateway.metrics.shadow = Shadow(
                 policy_of(case.shadow.encode()), self._shadow_failed
             )
             self._charges.append(Charges(shadow.limits))

@@ -1,0 +1,168 @@
+"""Interface between relay and decider: a call's arrival, its admission, its grant, and the end of each.
+
+A relay carries bytes: client connections, engine connections, parsing, attempts' I/O. A decider owns everything that
+must be known in one place: limits, estimates, classes, queues, engines' ledgers and breakers, the retry budget, the
+shadow policy. The relay never decides about an engine by itself. It knows of a decider what is here and nothing else.
+
+    admission = decider.arrive(...)         count a request, before it is parsed
+    await admission.judge(call)             estimate, classify, charge
+    grant = await admission.ask(call)       wait for an engine
+    grant.first_byte(...), grant.failed(...), await grant.again(...), await grant.move(...)
+    admission.settle(...), grant.close(), admission.ended(...)
+
+Rules. What is awaited is a question, and its answer may come from another process. The rest is either news for the
+decider, which nobody waits for, or something a relay has been told before. Every refusal is the exception Refused.
+The implementation in one process is `gateway/decider/local.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from gateway.core.engines.breaker import Ending
+from gateway.core.policy.snapshot import Snapshot
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome
+from gateway.core.request.record import Record
+from gateway.core.request.tenants import Account
+
+SLOWER = 3.0  # times its usual pace that an engine may take for a whole answer, before it is given up and blamed
+
+
+class GrantedEngine(Protocol):
+    """An engine, as far as a relay needs to know it. `name` is for clients, `id` is its address; `tpot` and `pace` are
+    seconds a token: usual, and the fastest seen lately."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def tpot(self) -> float: ...
+    @property
+    def pace(self) -> float: ...
+
+
+class GrantedHold(Protocol):
+    """Tokens reserved on an engine, since `taken_at`."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def taken_at(self) -> float: ...
+
+
+class Grant(Protocol):
+    """Permission to use one engine, until it is left or closed. Its engine changes only before the first byte.
+
+    `cached`: prompt tokens that the engine has probably cached. `ending`: what the attempt says of its engine; the
+    decider reads it when the grant is closed.
+    """
+
+    ending: Ending
+
+    @property
+    def engine(self) -> GrantedEngine: ...
+    @property
+    def hold(self) -> GrantedHold: ...
+    @property
+    def cached(self) -> int: ...
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def answered(self, status: int) -> None:
+        """The head of an answer is here."""
+
+    def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:
+        """No answer: `kind` is the policy's name for the failure, `reason` one of trouble.REASONS. `over`: the call's
+        own deadline ended the attempt."""
+
+    def again(self, kind: str, attempts: int, failed: set[str]) -> Awaitable[float | None]:
+        """Seconds to wait before another attempt, which is now paid for; None: there is none. `attempts` were made,
+        engines with an id in `failed` have failed the call before."""
+
+    def move(self, exclude: frozenset[str]) -> Awaitable[None]:
+        """Give the hold back and wait for one elsewhere, ahead of all who wait. Raises Refused."""
+
+    def hedge_after(self) -> float | None:
+        """Seconds without an answer after which a second attempt is worth its cost; None: never."""
+
+    def second(self) -> Awaitable[Self | None]:
+        """A grant on another engine for a second attempt, if there is room at once and the budget allows."""
+
+    def take(self, other: Self) -> None:
+        """Become the other, whose engine was faster; this one's hold goes back."""
+
+    def first_byte(self, now: float) -> None:
+        """The engine has read the prompt."""
+
+    def finished(self, now: float, prompt_tokens: int, completion_tokens: int) -> None:
+        """The whole answer is here, with the engine's own numbers."""
+
+    def close(self) -> None:
+        """Give the hold back; a second time changes nothing."""
+
+
+class Admission(Protocol):
+    """One call before the decider, from its arrival to its end. Leaving it settles what it was charged: with an
+    exception, what was not used is given back."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def judge(self, call: Call) -> Awaitable[None]:
+        """Estimate the call's cost, find its class, charge its tenant's limits; fills in the call and its record.
+        Raises Refused."""
+
+    def ask(self, call: Call) -> Awaitable[Grant]:
+        """Wait for an engine. Raises Refused; cancellation withdraws the call."""
+
+    def settle(self, tokens: int, now: float) -> None:
+        """Tokens that the call is charged in place of the estimate."""
+
+    def headers(self, now: float) -> bytes:
+        """The answer's x-ratelimit lines."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """How the call ended, once everything else is done."""
+
+
+class Decider(Protocol):
+    """What a relay asks of whoever decides."""
+
+    @property
+    def up(self) -> bool:
+        """Whether balancers should send calls here."""
+
+    def stranger(self, fields: Mapping[bytes, bytes], peer: str) -> None:
+        """A request was refused since its key is unknown."""
+
+    def arrive(
+        self, snapshot: Snapshot, account: Account, record: Record, fields: Mapping[bytes, bytes], peer: str,
+        now: float, body: bytes,
+    ) -> Admission:  # fmt: skip
+        """Count a request, before it is parsed, which is most of the work that it can make here. The call goes by
+        `snapshot` until it ends. Raises Refused."""
+
+    def ask(self, call: Call) -> Awaitable[Grant]:
+        """As Admission.ask, for a call that stands for several: each of them was judged and charged by itself."""
+
+    def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:
+        """What the engine counted, to estimate the next calls by."""
+
+    def metered(self, tenant: str) -> bool:
+        """Whether a limit counts this tenant's tokens, so that the engine must be asked for its numbers."""
+
+    def context(self, model: str) -> int | None:
+        """Tokens of a model's context; None: not known."""
+
+    def window(self, model: str) -> float:
+        """Share of a batch's window that calls for this model may wait for company, 0..1."""
+
+    def models(self, path: bytes, account: Account, given_up: Callable[[], bool]) -> Awaitable[tuple[int, bytes]]:
+        """Status and body of an answer to `GET /v1/models`, once every engine has been asked what it has."""

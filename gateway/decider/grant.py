@@ -1,0 +1,168 @@
+"""Grant: one call's permission to use one engine, with its hold on the engine's ledger.
+
+The hold is given back when the grant is left, by whatever path. Before the first byte a grant may move: after a failure
+within the retry budget, or to a second engine that was faster (hedging). Only the decider knows whether a failure is
+the engine's fault, whether others could take the call, and what the budget has left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.core.admission.decider import SLOWER
+from gateway.core.engines.breaker import Ending, ending_of
+from gateway.core.engines.choice import Choice, usable_of
+from gateway.core.engines.fleet import Engine
+from gateway.core.engines.trouble import OWN, Trouble
+from gateway.core.request.call import Call
+
+if TYPE_CHECKING:
+    from gateway.core.admission.queues import Ticket
+    from gateway.decider.dispatch import Dispatch
+
+FAIR = 1.0  # seconds that any engine should need at most for a first byte, however little is predicted
+QUANTILES = {"p90": 0.90, "p95": 0.95, "p99": 0.99}  # the policy's words
+
+
+class LocalGrant:
+    """A Grant, as in gateway/core/admission/decider.py. `ticket`: what the call waited with, if it had to."""
+
+    __slots__ = ("_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "hold", "probe", "ticket")
+
+    def __init__(self, dispatch: Dispatch, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
+        self._dispatch = dispatch
+        self.call = call
+        self.ticket = ticket
+        self.cached = choice.cached
+        self.engine: Engine = choice.engine
+        self.hold = choice.engine.hold(call.cost, choice.prefill, now, call.class_name, teaches=call.stream)
+        self.expected = choice.ttft
+        self.probe = choice.engine.breaker.sent(now)
+        self.ending = Ending.NEUTRAL  # until it is known how it ended
+        self._first_at = 0.0
+        if not call.stream:
+            choice.engine.expect_first_byte(self.hold, now + choice.ttft)
+        dispatch.running[call.class_name] += 1
+        dispatch.traffic[call.model].drain.taken(self.hold.tokens)
+
+    def __enter__(self) -> LocalGrant:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- an answer ----------------------------------------------------------------------------------------------
+
+    def first_byte(self, now: float) -> None:
+        call, engine = self.call, self.engine
+        self._first_at = now
+        engine.breaker.first_byte(self.probe)
+        self.hold.first_byte(now, teach=call.stream)
+        self._remember(now)
+        if call.stream:
+            self._dispatch.traffic[call.model].first_byte(call, now)
+
+    def _remember(self, now: float) -> None:
+        if self.engine.policy.routing.affinity == "session":
+            self.engine.remember_session(self.call.session, self.call.prompt_tokens, now)
+        else:
+            self.engine.remember(self.call.prefix, now)
+
+    def finished(self, now: float, prompt_tokens: int, completion_tokens: int) -> None:
+        """How long each token of the answer took, and what its tenant was really served."""
+        if self.ticket is not None:
+            self._dispatch.queues[self.call.model].correct(self.ticket, prompt_tokens, completion_tokens)
+        tokens = completion_tokens / self.call.n
+        began = self._first_at if self.call.stream else self.hold.taken_at + self.expected
+        self.engine.learn_tpot(tokens, now - began)
+        self.engine.learn_pace(tokens, now - began)
+
+    # -- a failure before the first byte ------------------------------------------------------------------------
+
+    def answered(self, status: int) -> None:
+        self.ending = ending_of(status)
+        if self.ending is Ending.FAILURE:
+            self.engine.failed_call = f"it answered {status}"
+
+    def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:
+        engine = self.engine
+        if reason == OWN or (kind == "timeout" and over and self._hurried()):
+            self.ending = Ending.NEUTRAL
+            return
+        self.ending = Ending.FAILURE
+        engine.failed_call = message
+        if kind == "connect":  # until its health answers again
+            engine.down(Trouble(reason, f"{message} (a call)", self._dispatch.clock()))
+            self._dispatch.changed(engine)  # who waits for it may have to go elsewhere
+
+    def _hurried(self) -> bool:
+        """Whether the call's own deadline left the engine less time than it may well need: that is no fault of it, and
+        no client may open a breaker by asking for the impossible."""
+        call = self.call
+        usual = self.expected if call.stream else self.expected + (call.shaped or call.asked) * self.engine.tpot
+        return self._dispatch.clock() - self.hold.taken_at < max(FAIR, SLOWER * usual)
+
+    async def again(self, kind: str, attempts: int, failed: set[str]) -> float | None:
+        """A 429 goes elsewhere or nowhere, and at once: an engine that is too busy says nothing of the others."""
+        dispatch = self._dispatch
+        retries = dispatch.retries
+        if attempts > retries.policy.per_call or (kind == "429" and not self._others(failed)):
+            return None
+        if self._lost_one(kind, attempts, failed):
+            if dispatch.witness is not None:
+                dispatch.witness.moved_free(self.call)
+        elif not retries.take(dispatch.clock()):
+            return None
+        return 0.0 if kind == "429" else retries.backoff(attempts, dispatch.rng)
+
+    def _others(self, failed: set[str]) -> list[Engine]:
+        """Engines that could take the call and have not failed it."""
+        usable = usable_of(self._dispatch.fleet.serving(self.call.model), self._dispatch.clock())
+        return [engine for engine in usable if engine is not self.engine and engine.id not in failed]
+
+    def _lost_one(self, kind: str, attempts: int, failed: set[str]) -> bool:
+        """Whether the call has lost its engine while the others are well: its one move from there costs no budget.
+
+        The budget keeps retries from adding load where everything fails; an engine that is gone takes none.
+        """
+        lost = kind in ("connect", "reset") and attempts == 1
+        return lost and any(not engine.breaker.failures for engine in self._others(failed))
+
+    async def move(self, exclude: frozenset[str]) -> None:
+        self.close()
+        self.take(await self._dispatch.enter(self.call, exclude, front=True))
+
+    # -- a second attempt ---------------------------------------------------------------------------------------
+
+    def hedge_after(self) -> float | None:
+        traffic, after = self._dispatch.traffic[self.call.model], self._dispatch.policy.hedging.after
+        if not self.call.stream or traffic.level:
+            return None
+        return after if isinstance(after, float) else traffic.usual_ttft(self.call.class_name, QUANTILES[after])
+
+    async def second(self) -> LocalGrant | None:
+        dispatch = self._dispatch
+        if not self._others(set()):
+            return None
+        second = dispatch.at_once(self.call, frozenset((self.engine.id,)))
+        if second is not None and (second.engine is self.engine or not dispatch.retries.take(dispatch.clock())):
+            second.close()
+            return None
+        return second
+
+    def take(self, other: LocalGrant) -> None:
+        """What its tenant was charged is with the ticket it waited with first, if it did."""
+        self.close()
+        self.engine, self.hold, self.expected, self.probe = other.engine, other.hold, other.expected, other.probe
+        self.ending, self.cached = other.ending, other.cached
+
+    def close(self) -> None:
+        """Tells the engine's breaker how it went, too."""
+        hold = self.hold
+        if hold.live:
+            hold.release()
+            now = self._dispatch.clock()
+            if self._first_at and self.engine.up and self.engine.residency is not None:
+                self._remember(now)  # only from now on may the engine evict it
+            self.engine.breaker.ended(self.probe, self.ending, now)
+            self._dispatch.released(self.call, hold, now)

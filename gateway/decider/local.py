@@ -1,0 +1,229 @@
+"""Decider in the relay's own process: the interface's questions are answered by direct calls.
+
+An admission takes a call through limits, estimates and classes to the dispatch, and asks the shadow policy along the
+way. A call is judged by the snapshot that it arrived with, also when a reload comes in between.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+
+from gateway.core.admission import refusals
+from gateway.core.admission.limits import Charge, LimitBook, refusal_body
+from gateway.core.admission.mode import Mode
+from gateway.core.engines.fleet import Fleet
+from gateway.core.engines.models import model_list
+from gateway.core.policy.snapshot import Snapshot
+from gateway.core.request.call import Call
+from gateway.core.request.classes import classify
+from gateway.core.request.cost import CostModel
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.record import Record
+from gateway.core.request.tenants import Account
+from gateway.core.shadow.shadow import Arrival, Shadow
+from gateway.core.shadow.verdict import Verdict
+from gateway.decider.dispatch import Dispatch
+from gateway.decider.grant import LocalGrant
+
+UNREAD = "-"  # a class or a model, to a tenant that is refused before its body is read
+LIST_WITHIN = 10.0  # seconds for engines to be asked what they have, before whoever asks for models
+# Waits until every engine was asked for its models, or its argument is true; for so many seconds at most.
+Asked = Callable[[Callable[[], object], float], Awaitable[None]]
+
+
+class LocalDecider:
+    """`asked` waits for engines that nobody has asked for their models yet."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatch: Dispatch,
+        limits: LimitBook,
+        cost: CostModel,
+        shadow: Shadow | None,
+        asked: Asked,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.fleet = fleet
+        self.dispatch = dispatch
+        self.limits = limits
+        self.cost = cost
+        self.shadow = shadow
+        self.asked = asked
+        self.clock = clock
+        self.rng = rng
+
+    @property
+    def up(self) -> bool:
+        able = self.fleet.expected or any(engine.up for engine in self.fleet)
+        return bool(able) and not self.dispatch.leaving
+
+    def stranger(self, fields: Mapping[bytes, bytes], peer: str) -> None:
+        if self.shadow is not None:
+            self.shadow.unknown(fields, peer)
+
+    def arrive(
+        self, snapshot: Snapshot, account: Account, record: Record, fields: Mapping[bytes, bytes], peer: str,
+        now: float, body: bytes,
+    ) -> LocalAdmission:  # fmt: skip
+        admission = LocalAdmission(self, snapshot, account, record, fields, peer)
+        if self.limits.limited or self.shadow is not None:
+            admission.arrive(now, body)
+        return admission
+
+    def ask(self, call: Call) -> Awaitable[LocalGrant]:
+        return self.dispatch.ask(call)
+
+    def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:
+        self.cost.learn(call, prompt_tokens, completion_tokens)
+
+    def metered(self, tenant: str) -> bool:
+        return self.limits.limited and self.limits.counts_tokens(tenant)
+
+    def context(self, model: str) -> int | None:
+        return self.fleet.context(model)
+
+    def window(self, model: str) -> float:
+        """In a brownout nobody waits for company."""
+        traffic = self.dispatch.traffic.get(model)
+        return 1.0 if traffic is None or traffic.level < Mode.BROWNOUT.value else 0.0
+
+    async def models(self, path: bytes, account: Account, given_up: Callable[[], bool]) -> tuple[int, bytes]:
+        if self.fleet.unasked:
+            await self.asked(lambda: given_up() or self.dispatch.draining, LIST_WITHIN)
+        return model_list(self.fleet, path, account.models)
+
+    async def known(self, call: Call, snapshot: Snapshot) -> None:
+        """Until some engine has the model, or all were asked what they have; as long as the call's class waits."""
+        fleet, sidecars, model = self.fleet, self.dispatch.sidecars, call.model
+        if fleet.serving(model) or sidecars.knows(model):
+            return
+        each = snapshot.policy.classes[call.class_name]
+        waits = [seconds for seconds in (each.ttft, each.max_wait) if seconds is not None]
+        within = min([call.deadline - self.clock(), *waits])
+        await self.asked(lambda: fleet.serving(model) or sidecars.knows(model) or self.dispatch.draining, within)
+
+
+class LocalAdmission:
+    """One call, from its arrival to its end."""
+
+    __slots__ = (
+        "_account", "_arrived", "_charge", "_decider", "_fields", "_peer", "_record", "_shadowed", "_snapshot",
+        "_verdict",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        decider: LocalDecider,
+        snapshot: Snapshot,
+        account: Account,
+        record: Record,
+        fields: Mapping[bytes, bytes],
+        peer: str,
+    ) -> None:
+        self._decider = decider
+        self._snapshot = snapshot
+        self._account = account
+        self._record = record
+        self._fields = fields
+        self._peer = peer
+        self._arrived: Charge | None = None  # what was taken from limits before the call was parsed
+        self._charge: Charge | None = None  # what was taken for the call; it takes the other's place
+        self._shadowed: Arrival | None = None  # the shadow policy's own, where there is one
+        self._verdict: Verdict | None = None
+
+    def arrive(self, now: float, body: bytes) -> None:
+        """Count the request, with the shadow policy too. Raises Refused."""
+        decider, account = self._decider, self._account
+        if decider.shadow is not None:
+            self._shadowed = decider.shadow.arrive(account, self._fields, self._peer, now)
+        try:
+            self._arrived = decider.limits.arrive(account.name, now, body)
+        except Refused as refused:
+            if decider.shadow is not None:
+                decider.shadow.turned_away(self._shadowed, refused.outcome)
+            self._in_own_words(refused, UNREAD, UNREAD)
+            raise
+
+    async def judge(self, call: Call) -> None:
+        decider, account, snapshot, record = self._decider, self._account, self._snapshot, self._record
+        if decider.fleet.unasked:
+            await decider.known(call, snapshot)
+        decider.cost.estimate_prompt(call)
+        classify(call, snapshot.classes, account.default_class, account.best)
+        decider.cost.estimate_output(call, decider.fleet.context(call.model))
+        record.class_name = call.class_name
+        record.model = call.model
+        record.stream = call.stream
+        record.prompt_tokens = record.estimated_prompt_tokens = call.prompt_tokens
+        record.held_tokens = call.cost
+        if decider.shadow is not None:
+            self._verdict = self._shadow_judges(decider.shadow, call)
+        if account.models and call.model not in account.models:
+            raise refusals.forbidden_model(call)
+        if not decider.fleet.serving(call.model) and not decider.dispatch.sidecars.knows(call.model):
+            raise decider.dispatch.unknown(call.model)  # before tokens are charged for it
+        try:
+            charge = decider.limits.charge(
+                account.name, call.class_name, call.model, call.cost, call.arrived, self._arrived, call.body
+            )
+        except Refused as refused:
+            self._in_own_words(refused, call.class_name, call.model)
+            raise
+        if self._verdict is not None and self._verdict.charge is not None:
+            charge = charge.with_beside(self._verdict.charge)
+        self._charge = charge
+
+    def _shadow_judges(self, shadow: Shadow, call: Call) -> Verdict | None:
+        """What the shadow policy thinks of it, with the facts that the enforced one has."""
+        decider, model = self._decider, call.model
+        queues, traffic = decider.dispatch.queues.get(model), decider.dispatch.traffic.get(model)
+        now, engines = decider.clock(), decider.fleet.serving(model)
+        account, fields, peer = self._account, self._fields, self._peer
+        return shadow.judge(call, account, self._snapshot, fields, peer, queues, traffic, engines, now, self._shadowed)
+
+    def _in_own_words(self, refused: Refused, class_name: str, model: str) -> None:
+        """A limit's refusal, as the tenant has it where it has words of its own."""
+        account = self._account
+        refused.jitter(self._decider.rng)
+        if account.refusal is not None:
+            body = refusal_body(
+                account.refusal,
+                refused,
+                tenant=account.name,
+                class_name=class_name,
+                model=model,
+                request_id=self._record.request_id,
+            )
+            refused.replace(account.refusal.status, body)
+
+    async def ask(self, call: Call) -> LocalGrant:
+        grant = await self._decider.dispatch.ask(call)
+        if self._verdict is not None:
+            self._verdict.granted(grant.engine, grant.hold, grant.ticket)
+        return grant
+
+    def settle(self, tokens: int, now: float) -> None:
+        if self._charge is not None:
+            self._charge.settle(tokens, now)
+
+    def headers(self, now: float) -> bytes:
+        return b"" if self._charge is None else self._charge.headers(now)
+
+    def ended(self, outcome: Outcome) -> None:
+        if self._verdict is not None:
+            self._verdict.ended(outcome)
+
+    def __enter__(self) -> LocalAdmission:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._charge is not None:
+            self._charge.__exit__(kind, error, trace)
+        if error is not None and self._arrived is not None and isinstance(error, Refused) and error.ours:
+            self._arrived.refund()  # unless the charge has taken its place
