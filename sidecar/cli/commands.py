@@ -21,6 +21,7 @@ examples:
   sidecar serve --config sidecar.yaml            run it; Ctrl-C ends it, and its engines go on
   sidecar status                                 what is resident, and why something is not
   sidecar plan llama-3-8b                        what it takes to have a model run, and what would make room for it
+  sidecar diagnose logs/llama-3-8b.log           why an engine failed, and what to do
   sidecar stop --all                             end the sidecar and its engines
 
 `sidecar init example --out -` shows and explains every field. The smallest file that will do:
@@ -34,6 +35,7 @@ COMMANDS = {
     "status": ("sidecar.cli.status", "show what is resident"),
     "plan": ("sidecar.cli.plan", "show what it takes to have a model run"),
     "logs": ("sidecar.cli.logs", "show what a model's engine has written"),
+    "diagnose": ("sidecar.cli.diagnose", "say what an engine's output says went wrong"),
     "stop": ("sidecar.cli.stop", "end the sidecar"),
     "check": ("sidecar.cli.check", "find the mistakes in sidecar files"),
     "ray": ("sidecar.cli.ray", "the sidecars of a Ray cluster"),

@@ -6,13 +6,16 @@ import argparse
 import sys
 from urllib.parse import quote
 
+from sidecar.cli.diagnose import in_words
 from sidecar.cli.files import File, add_config
 from sidecar.control.api import MOST_LINES
+from sidecar.core.diagnosis import NONE, UNKNOWN, diagnosis
 from sidecar.core.formatting import shown
 
 DESCRIPTION = "Show what a model's engine has written."
 EXAMPLES = """\
-The last lines that the model's engine has written. Its file in `log_dir` has more.
+The last lines that the model's engine has written, and after a failure what they say went wrong (on standard error).
+Its file in `log_dir` has more.
 
 examples:
   sidecar logs llama-3-8b
@@ -32,6 +35,8 @@ def command(given: argparse.Namespace) -> int:
     text = file.ask(f"/models/{quote(profile)}/logs?lines={given.lines}").decode(errors="replace")
     for line in text.split("\n")[:-1]:
         print(shown(line))
+    if (found := diagnosis(text.split("\n"))).kind not in (NONE, UNKNOWN):
+        print(f"sidecar: {in_words(found)}", file=sys.stderr)
     if not text:
         print(f"sidecar: the engine of {profile} has written nothing, or there is none", file=sys.stderr)
     return 0

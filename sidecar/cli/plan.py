@@ -1,15 +1,21 @@
-"""`sidecar plan`: the size of a model, and the steps that would make it run now."""
+"""`sidecar plan`: the size of a model and the steps that make it run now, or its size on GPUs that are not here."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Iterable
 from urllib.parse import quote
 
+import msgspec
+
+from gateway.shared.command_line import argument
 from sidecar.cli import offline
-from sidecar.cli.errors import Impossible
+from sidecar.cli.errors import Impossible, Mistake
 from sidecar.cli.files import File, add_config, add_trial, gpus_folder
+from sidecar.cli.plan_on import gpu, planned, table, turn_table, turns
 from sidecar.control.client import NoSidecar, Rejected
+from sidecar.core.engine_records import Unusable
 from sidecar.core.formatting import shown
 
 DESCRIPTION = "Show what it takes to have a model run."
@@ -17,21 +23,44 @@ EXAMPLES = """\
 Prints what the model needs and why, what each GPU has and who holds it, and the steps that would be taken now. Nothing
 is done. The sidecar that runs is asked; without one the plan is worked out from the file and the GPUs as they are.
 
+With --gpu it is worked out for GPUs that need not be here, from the sizes of the model's files alone, and no sidecar is
+asked: SIZE is what nvidia-smi shows, CUDA what vLLM shows of it (a little less). With --all, each --gpu is one GPU of a
+machine: can the file's models take turns on it, and how long does a call wait for each?
+
 examples:
   sidecar plan llama-3-8b
-  sidecar plan llama-3-8b --config /etc/weir/sidecar.yaml"""
+  sidecar plan llama-3-8b --config /etc/weir/sidecar.yaml
+  sidecar plan llama-3-8b --gpu 24GiB --gpu 80GiB:79.25GiB --json      an object for each size
+  sidecar plan --all --gpu 80GiB --gpu 80GiB                           two GPUs"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    parser.add_argument("model", metavar="MODEL", help="the name of its profile")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="the name of its profile")
+    parser.add_argument(
+        "--gpu", action="append", type=argument(gpu), metavar="SIZE[:CUDA]", help="for such a GPU; may be repeated"
+    )
+    parser.add_argument("--all", action="store_true", help="for all models of the file in turn, on the GPUs named")
+    parser.add_argument("--json", action="store_true", help="as JSON, with --gpu")
     add_trial(parser)
 
 
 def command(given: argparse.Namespace) -> int:
     """What it takes to have a model run. Raises Mistake, Impossible."""
+    if given.all and (given.model or not given.gpu):
+        raise Mistake("--all is for all models of the file: it takes --gpu for each GPU, and no MODEL")
+    if not given.all and not given.model:
+        raise Mistake("the following arguments are required: MODEL (see sidecar plan --help)")
+    if given.json and not given.gpu:
+        raise Mistake("--json needs --gpu SIZE: what a running sidecar would do is told in words")
     file = File(given.config)
+    if given.all:
+        found = turns(file.config, file.folder, given.gpu)
+        _print(found, turn_table(found), given.json)
+        return int(not found.take_turns)
     profile = file.profile(given.model)
+    if given.gpu:
+        return _on(file, profile, given)
     try:
         text = file.client.ask("GET", f"/models/{quote(profile)}/plan").decode(errors="replace").rstrip("\n")
     except Rejected as said:
@@ -42,3 +71,19 @@ def command(given: argparse.Namespace) -> int:
             raise Impossible("\n".join(map(shown, text.split("\n")))) from None
     print("\n".join(map(shown, text.split("\n"))))
     return 0
+
+
+def _on(file: File, profile: str, given: argparse.Namespace) -> int:
+    """The plans for the GPUs named; 1 where it fits on none."""
+    if file.config.engine_of(profile).device == "cpu" or file.config.engine_of(profile).simulated is not None:
+        raise Impossible(f"{profile} takes no GPU of a size that its files tell: its engine is simulated, or on CPU")
+    try:
+        plans = planned(file.config, file.folder, profile, given.gpu)
+    except Unusable as error:
+        raise Impossible(f"{profile}: {error}") from error
+    _print(plans, table(plans), given.json)
+    return int(not any(each.fits for each in plans))
+
+
+def _print(found: object, words: Iterable[str], as_json: bool) -> None:
+    print(msgspec.json.encode(found).decode() if as_json else "\n".join(map(shown, words)))

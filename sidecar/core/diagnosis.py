@@ -265,6 +265,6 @@ def _numbers(match: re.Match[str]) -> dict[str, float]:
     for name, text in match.groupdict().items():
         number, _, unit = (text or "").partition(" ")
         if re.fullmatch(r"\d+(?:\.\d+)?", number):
-            size = float(number) * _SIZES.get(unit, 1.0)
-            found[f"{name}_gib" if unit else name] = round(size, 6)
+            size = round(float(number) * _SIZES.get(unit, 1.0), 6)
+            found[f"{name}_gib" if unit else name] = int(size) if number.isdecimal() and not unit else size
     return found

@@ -37,7 +37,7 @@ from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import ModelLocation, NotKnown, read_model
 from sidecar.sizing.speculation import drafted_share
 from sidecar.sizing.weights import StoredWeights
-from sidecar.sizing.working_memory import batch
+from sidecar.sizing.working_memory import Batch, batch
 
 READ_WITHIN = 30.0  # seconds for a model's files; a network file system that hangs must not hold up the others
 BY_ITSELF = 0.9  # of a GPU, where nothing is known; what vLLM takes by itself before 0.20
@@ -51,13 +51,23 @@ AT_ONCE, TOKENS = 8, 65_536
 class Sizing:
     """For one file's profiles. `folder`: what its names are relative to. `inherited`: the sidecar's environment."""
 
-    __slots__ = ("_config", "_folder", "_inherited", "_shapes")
+    __slots__ = ("_config", "_folder", "_inherited", "_shapes", "_sizes_only")
 
-    def __init__(self, config: SidecarConfig, folder: Path, inherited: Mapping[str, str]) -> None:
+    def __init__(
+        self, config: SidecarConfig, folder: Path, inherited: Mapping[str, str], *, sizes_only: bool = False
+    ) -> None:
+        """`sizes_only`: files of weights need not be readable, their sizes count."""
         self._config = config
         self._folder = folder
         self._inherited = inherited
         self._shapes: dict[str, ModelShape] = {}
+        self._sizes_only = sizes_only
+
+    async def planned(self, name: str, total: int, cuda: int) -> Estimate:
+        """The estimate of a profile on GPUs that need not be here. Raises Unusable, NotKnown, ModelError, KeyError."""
+        profile = self._config.models[name]
+        shape, stored = await self._read(profile)
+        return estimate(profile, shape, stored, total, profile.tensor_parallel, cuda=cuda)
 
     async def size(self, name: str, total: int, present: int, measured: Measured | None) -> Size:
         """What an engine of the profile will take on each GPU. Raises Unusable, and KeyError."""
@@ -104,6 +114,7 @@ class Sizing:
             revision=str(given("revision") or "main"),
             downloads=_text(given("download-dir")),
             shape=_text(given("hf-config-path")),
+            sizes_only=self._sizes_only,
         )
         call = partial(read_model, where)
         try:
@@ -117,13 +128,15 @@ class Sizing:
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine needs at `least`, for one whole context, and what it claims. `tokens`: those its KV cache holds;
-    `sequences`: at once, None: as many as vLLM takes by itself. `why`: why it cannot run so, None: it can."""
+    `sequences`: at once, None: as many as vLLM takes by itself, which `batch` says. `why`: why it cannot run so, None:
+    it can."""
 
     least: Need
     claim: Claim
     residue: Residue
     tokens: int
     sequences: int | None
+    batch: Batch
     why: str | None
 
     @property
@@ -193,6 +206,7 @@ def estimate(
         residue=asleep(least, 1, measured),
         tokens=_tokens(least, made.kv),
         sequences=_sequences(shape, made.kv, most.sequences, gpus),
+        batch=most,
         why=refuse_reason(shape, least, made, present),
     )
 

@@ -38,7 +38,8 @@ class NotKnown(Exception):
 class ModelLocation(msgspec.Struct, frozen=True, kw_only=True):
     """Where a model is looked for. `model`: as the profile has it. `folder`: what relative names are relative to.
     `environment`: the engine's. `revision`: of a hub's model. `downloads`: a cache of weights elsewhere. `shape`: the
-    folder or id that the config is read from, if not the model's own."""
+    folder or id that the config is read from, if not the model's own. `sizes_only`: files of weights need not be
+    readable; then their sizes count."""
 
     model: str
     folder: Path
@@ -46,6 +47,7 @@ class ModelLocation(msgspec.Struct, frozen=True, kw_only=True):
     revision: str = "main"
     downloads: str | None = None
     shape: str | None = None
+    sizes_only: bool = False
 
 
 def read_model(where: ModelLocation) -> tuple[ModelShape, StoredWeights]:
@@ -57,7 +59,7 @@ def read_model(where: ModelLocation) -> tuple[ModelShape, StoredWeights]:
         if path.is_file():
             return _single(path, where)
         if path.is_dir():
-            return _shape(where, path), stored_in(path)
+            return _shape(where, path), stored_in(path, sizes_only=where.sizes_only)
         if _HUB_ID.fullmatch(where.model) is None:
             raise Unusable(f"there is no folder or file {path}: correct model_path")
         config = _snapshot(where.model, where.revision, cache_folder(where.environment))
@@ -82,7 +84,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("HOME") or "/nonexistent") / ".cache" / "huggingface" / "hub"
 
 
-def stored_in(folder: Path) -> StoredWeights:
+def stored_in(folder: Path, *, sizes_only: bool = False) -> StoredWeights:
     """The weights in a folder: safetensors where there are any, else .bin, else .pt, as vLLM. Raises Unusable where
     there are none or not all, and OSError."""
     names = sorted(name for name in os.listdir(folder)[: 16 * MAX_FILES] if not name.startswith("."))
@@ -95,7 +97,7 @@ def stored_in(folder: Path) -> StoredWeights:
         if name not in names:
             raise Unusable(f"{folder / name} is missing, which the index beside it names: {_INCOMPLETE}")
     if files:
-        parts = [_safetensors(folder / name) for name in files[:MAX_FILES]]
+        parts = [_safetensors(folder / name, sizes_only=sizes_only) for name in files[:MAX_FILES]]
         return StoredWeights(sum(part.bytes for part in parts), sum(part.wide for part in parts))
     for ending in (".bin", ".pt"):
         found = [name for name in names if name.endswith(ending) and not _NOT_WEIGHTS.fullmatch(name)]
@@ -113,13 +115,15 @@ def _parsed(path: Path, data: bytes) -> tuple[str, ...]:
         raise Unusable(f"{path} cannot be used: {error}") from error
 
 
-def _safetensors(path: Path) -> StoredWeights:
+def _safetensors(path: Path, *, sizes_only: bool) -> StoredWeights:
     """What the header of one file says, once the file is as long as that."""
     size = _size(path)
     try:
         length = header_length(_bytes(path, 8, whole=False))
         stored = stored_from(_bytes(path, length, whole=False))
     except ModelError as error:
+        if sizes_only:
+            return StoredWeights(size)
         raise Unusable(f"{path} cannot be used: {error}") from error
     if size < length + stored.bytes:
         raise Unusable(f"{path} is cut off: it has {size} bytes of {length + stored.bytes}: {_INCOMPLETE}")
@@ -182,7 +186,7 @@ def _snapshot(model: str, revision: str, cache: Path) -> Path | None:
 def _stored_in_cache(folder: Path, where: ModelLocation) -> StoredWeights:
     """What is missing from a cache is downloaded, so it is no mistake; the index tells the size before that."""
     try:
-        return stored_in(folder)
+        return stored_in(folder, sizes_only=where.sizes_only)
     except Unusable as error:
         absent = _absent(where, f"{where.model} is not wholly in the cache")
         try:

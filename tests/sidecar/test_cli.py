@@ -37,7 +37,7 @@ def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
     return Ran(capsys)
 
 
-@pytest.mark.parametrize("command", ["serve", "status", "plan", "logs", "stop", "check"])
+@pytest.mark.parametrize("command", ["serve", "status", "plan", "logs", "diagnose", "stop", "check"])
 def test_help_teaches_by_examples_that_parse(ran: Ran, command: str) -> None:
     status, out, err = ran(command, "--help")
     assert (status, err) == (0, "")

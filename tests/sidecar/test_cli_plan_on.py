@@ -1,0 +1,166 @@
+"""`sidecar plan --gpu` and `--all`: models on GPUs that are not here, from folders of which only the sizes matter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.shared.files.units import GIB
+from sidecar.cli import main
+
+CONFIGS = Path(__file__).parent / "configs"
+WEIGHTS = 16_060_522_496
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sparse files beside real configs."""
+    monkeypatch.chdir(tmp_path)
+    for name, size in {"llama-3-8b": WEIGHTS, "bamba-9b": 19_560_000_000}.items():
+        made = tmp_path / name
+        made.mkdir()
+        (made / "config.json").write_bytes((CONFIGS / f"{name}.json").read_bytes())
+        with (made / "model.safetensors").open("wb") as file:
+            file.truncate(size)
+    return tmp_path
+
+
+def file(folder: Path, models: str) -> None:
+    (folder / "sidecar.yaml").write_text(f"host_memory_for_sleep: 64GiB\nmodels: {{{models}}}\n")
+
+
+def plans(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> Any:
+    assert main(("plan", *argv, "--json")) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_an_object_for_each_size_of_gpu(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file(folder, "a: {model_path: llama-3-8b}")
+    large, small = plans(capsys, "a", "--gpu", "80GiB:79.25GiB", "--gpu", "16GiB", "--gpu", "16GiB")
+    assert (large["fits"], large["why"], large["weights_bytes"]) == (True, "", WEIGHTS)
+    assert large["claim_bytes"] == -(-int(79.25 * GIB) * round(large["share"] * 1000) // 1000)
+    parts = large["weights_bytes"] + large["kv_bytes"] + large["rest_bytes"]
+    assert parts == large["claim_bytes"], "the margin is KV cache"
+    assert large["kv_tokens"] == pytest.approx(large["kv_bytes"] / 131_072, rel=0.001)
+    assert (large["max_num_seqs"], large["asleep_bytes"] > GIB) == (1024, True)
+    assert (small["fits"], small["gpu_bytes"], small["max_num_seqs"]) == (False, 16 * GIB, 256)
+    assert small["why"].startswith("needs ")
+    assert main(("plan", "a", "--gpu", "16GiB")) == 1
+    assert "a on 1 x 16.0 GiB: does not fit" in capsys.readouterr().out
+
+
+def test_a_hybrid_model_is_given_as_many_sequences_as_it_has_states_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file(folder, "a: {model_path: bamba-9b, sleep: null}")
+    (found,) = plans(capsys, "a", "--gpu", "80GiB")
+    assert found["max_num_seqs"] == found["kv_bytes"] // 62_287_360 < 1024
+    assert found["asleep_bytes"] == 0
+
+
+def test_models_that_can_take_turns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file(folder, "a: {model_path: llama-3-8b}, b: {model_path: llama-3-8b, sleep: null}, c: {model_path: bamba-9b}")
+    found = plans(capsys, "--all", "--gpu", "48GiB")
+    assert (found["take_turns"], found["why"]) == (True, "")
+    a, b, c = found["models"]
+    assert [each["gpus"] for each in (a, b, c)] == [[0], [0], [0]]
+    assert a["host_bytes"] == WEIGHTS
+    assert (b["host_bytes"], b["asleep_bytes"]) == (0, 0)
+    assert 0 < a["wait_s"] < a["first_wait_s"]
+    assert b["wait_s"] == b["first_wait_s"], "one that is stopped is loaded every time"
+    assert main(("plan", "--all", "--gpu", "48GiB")) == 0
+    assert capsys.readouterr().out.startswith("all 3 can take turns\n  a on GPU 0: ")
+
+
+@pytest.mark.parametrize(
+    ("models", "gpus", "why"),
+    [
+        (
+            "a: {model_path: llama-3-8b, tensor_parallel: 2}",
+            ["48GiB"],
+            "a: needs 2 GPUs (tensor_parallel), there are 1",
+        ),
+        ("a: {model_path: gone/away}", ["48GiB"], "a: no estimate: gone/away is not in the cache"),
+        ("a: {model_path: llama-3-8b}", ["12GiB"], "a: needs "),
+        (
+            "a: {model_path: llama-3-8b, gpu_memory: 97%}, b: {model_path: llama-3-8b, gpu_memory: 97%}",
+            ["24GiB"],
+            "a: others keep 1.2 GiB of GPU 0 while they sleep, ",
+        ),
+    ],
+)
+def test_models_that_cannot(
+    folder: Path, capsys: pytest.CaptureFixture[str], models: str, gpus: list[str], why: str
+) -> None:
+    file(folder, models)
+    found = plans(capsys, "--all", *(word for gpu in gpus for word in ("--gpu", gpu)), status=1)
+    assert found["take_turns"] is False
+    assert found["why"].startswith(why)
+    assert main(("plan", "--all", *(word for gpu in gpus for word in ("--gpu", gpu)))) == 1
+    assert why in capsys.readouterr().out
+
+
+def test_host_memory_is_told_where_it_is_too_little(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file(folder, ", ".join(f"{name}: {{model_path: llama-3-8b}}" for name in "abcdef"))
+    found = plans(capsys, "--all", "--gpu", "80GiB")
+    assert found["take_turns"] is True
+    assert "of host memory, and host_memory_for_sleep is 64.0: some stop" in found["why"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("a", "--gpu", "80"), "a GPU is its size, as 80GiB"),
+        (("a", "--gpu", "80GiB:81GiB"), "CUDA has no more of a GPU than there is"),
+        (("a", "--gpu", "80GiB:79GiB:1GiB"), "a GPU is its size"),
+        (("a", "--json"), "--json needs --gpu"),
+        (("--all",), "--all is for all models"),
+        (("a", "--all", "--gpu", "80GiB"), "--all is for all models"),
+        ((), "the following arguments are required: MODEL"),
+    ],
+)
+def test_mistakes(folder: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], told: str) -> None:
+    file(folder, "a: {model_path: llama-3-8b}")
+    try:
+        status = main(("plan", *argv))
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    assert (status, told in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (b"", "config.json cannot be read"),
+        (b'{"num_hidden_layers": 1000000, "hidden_size": 64}', "num_hidden_layers is 1000000"),
+        (b'{"num_hidden_layers": -1, "hidden_size": 64}', "num_hidden_layers is -1"),
+        (b'{"num_hidden_layers": "many", "hidden_size": 64}', "num_hidden_layers is 'many'"),
+        (
+            b'{"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": -5}',
+            "intermedi",
+        ),
+        (
+            b'{"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_experts_per_tok": "x"}',
+            "experts",
+        ),
+    ],
+)
+def test_absurd_configs_are_one_clear_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], config: bytes, told: str
+) -> None:
+    file(folder, "a: {model_path: llama-3-8b}")
+    (folder / "llama-3-8b" / "config.json").write_bytes(config)
+    status = main(("plan", "a", "--gpu", "80GiB"))
+    out, err = capsys.readouterr()
+    assert status == 1
+    assert told in out + err
+    assert "Traceback" not in err
+
+
+def test_engines_without_gpus_of_a_size_are_not_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "sidecar.yaml").write_text("engine: {simulated: h100-8b}\nmodels: {a: {model_path: x}}\n")
+    assert main(("plan", "a", "--gpu", "80GiB")) == 1
+    assert "simulated, or on CPU" in capsys.readouterr().err
