@@ -1,4 +1,4 @@
-"""A call as the parser would make it, for tests of what comes after parsing."""
+"""Calls as the parser makes them, for tests of the layers behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the files that operators write share: a bad file's problems, and the Structs that describe a file."""
+"""Shared parts of tests of operators' files: a faulty file's problems, and the Structs that describe a file."""
 
 from __future__ import annotations
 

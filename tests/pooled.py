@@ -1,4 +1,4 @@
-"""An engine's answers to embeddings, rerank and score, for tests of what merges them: equal inputs, equal rows."""
+"""Answers of an engine to embeddings, rerank and score, for tests of batching: equal inputs, equal rows."""
 
 from __future__ import annotations
 

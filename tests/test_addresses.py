@@ -1,4 +1,4 @@
-"""Addresses of listeners: how this machine reaches a port that listens on every interface."""
+"""Addresses of listeners: the address by which this machine reaches a port on every interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The import rules and the shape of the code, enforced by reading it.
+"""Architecture test: the import rules and the shape of the code, enforced by reading it.
 
 `problems(path, source)` judges one file; the tables say what is allowed and why. The last test feeds it small bad
 files, one for each rule, so that a rule that can no longer fail is found.

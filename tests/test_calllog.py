@@ -1,4 +1,4 @@
-"""The call log: valid lines whatever a client sends."""
+"""Call log: valid lines for all input of clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what it understands, and the one line it has for every mistake."""
+"""Command line: its arguments, and one line for every mistake."""
 
 from __future__ import annotations
 

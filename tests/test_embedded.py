@@ -1,4 +1,4 @@
-"""The embedded fleet: engines that come up together, and end however the gateway ends."""
+"""Embedded fleet: engines that start together, and end however the gateway ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sidecar of `--engine demo`: its file, and one that does not start. The whole of it is in e2e/test_demo.py."""
+"""Embedded sidecar of `--engine demo`: its file, and one that does not start. e2e/test_demo.py tests all of it."""
 
 from __future__ import annotations
 

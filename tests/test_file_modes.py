@@ -1,4 +1,4 @@
-"""Files of secrets that others may read or write: told by `check` and `serve`, refused where everybody may write."""
+"""Permissions of secret files: reported by `check` and `serve`, refused where everybody may write."""
 
 from __future__ import annotations
 

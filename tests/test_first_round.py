@@ -1,4 +1,4 @@
-"""A gateway that has just started: what comes before its engines have been asked waits for them, and is not refused."""
+"""Start of a gateway: calls that come before its engines were checked wait, and are not refused."""
 
 from __future__ import annotations
 

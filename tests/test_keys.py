@@ -1,4 +1,4 @@
-"""`gateway key` on real files: what is written, what is printed and where, and what is refused."""
+"""`gateway key` on real files: written lines, output, and refusals."""
 
 from __future__ import annotations
 

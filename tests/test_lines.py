@@ -1,4 +1,4 @@
-"""Lines to outputs that are full, slow, gone or moved: nobody who writes waits, and nothing is lost in silence."""
+"""Line writer on outputs that are full, slow, gone or moved: callers never wait, and losses are reported."""
 
 from __future__ import annotations
 

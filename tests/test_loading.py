@@ -1,4 +1,4 @@
-"""What a policy file and the files it names become; real files."""
+"""Loading of a policy file and the files it names, on real files."""
 
 from __future__ import annotations
 

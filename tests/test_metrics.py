@@ -1,4 +1,4 @@
-"""The exposition: what a Prometheus server reads is what was recorded, and no client chooses a label."""
+"""Prometheus exposition: a server reads what was recorded, and no client chooses a label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/outcomes.md: every way in which a call can end has its entry there, and what it says of each is true."""
+"""Outcome help, docs/outcomes.md: an entry for every outcome, and true statements in each."""
 
 from __future__ import annotations
 

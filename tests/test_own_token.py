@@ -1,4 +1,4 @@
-"""The token of sidecars where the policy names no file of it: beside the policy, or in memory for the demo's."""
+"""Default token of sidecars, where the policy names no file: beside the policy, or in memory for the demo's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy file under everything that happens to files: saved, renamed, swapped, half-written, gone, back again."""
+"""Hot reload under everything that happens to files: saved, renamed, swapped, half-written, gone, back again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway init` and `sidecar init`: files to begin with, that are right, and are never written over another."""
+"""`gateway init` and `sidecar init`: valid starter files, which never overwrite another file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telemetry against engines on real sockets: what is asked, what the fleet is told, how fast it hears of trouble."""
+"""Telemetry against engines on real sockets: its requests, its results in the fleet, and its speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocking calls beside a loop: what they return and raise, and that none of them is waited for too long."""
+"""Blocking calls beside a loop: results, exceptions, and bounded waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the control port reads and changes, built of the real parts, and a client for it."""
+"""Control port on real parts, with a client for it."""
 
 from __future__ import annotations
 

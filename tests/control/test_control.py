@@ -1,4 +1,4 @@
-"""The control port over a real socket: what it answers, to whom, and how it ends."""
+"""Control port over a real socket: routes, access, shutdown."""
 
 from __future__ import annotations
 

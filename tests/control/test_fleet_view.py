@@ -1,4 +1,4 @@
-"""/fleet: what an upper tier routes by."""
+"""GET /fleet: the engines' state, for a load balancer above the gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in: operators, by token or by being on the machine; no users, and no web pages of others."""
+"""Authentication of the control port: operators by token or from this machine; no clients, no foreign web pages."""
 
 from __future__ import annotations
 

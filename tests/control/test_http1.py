@@ -1,4 +1,4 @@
-"""Bounds of the control port's clients: HTTP/1.1 alone, connections in all and per peer, unread answers, refusals."""
+"""Connection limits of the control port: HTTP/1.1 alone, total and per peer, unread answers, refusals."""
 
 from __future__ import annotations
 

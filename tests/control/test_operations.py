@@ -1,4 +1,4 @@
-"""/calls, /summary, /drain and /engines/{id}/drain."""
+"""Operations of the control port: /calls, /summary, /drain and /engines/{id}/drain."""
 
 from __future__ import annotations
 

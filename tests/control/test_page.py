@@ -1,4 +1,4 @@
-"""The dashboard: one file that loads nothing, runs only its own script, and holds no secret."""
+"""Dashboard page: one file that loads nothing, runs only its own script, and holds no secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/policy and POST /policy/reload: the active policy, without secrets, and reading its file again."""
+"""GET /policy and POST /policy/reload: the active policy without its secrets, and a reload of its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /sidecars/report over a real socket: who is heard, what is taken, and what /fleet then shows."""
+"""POST /sidecars/report over a real socket: authentication, accepted reports, and their effect on /fleet."""
 
 from __future__ import annotations
 

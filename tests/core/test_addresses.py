@@ -1,4 +1,4 @@
-"""Which addresses a sidecar may name, and which would let it point us at ourselves or anywhere."""
+"""Allow list for addresses that a sidecar names: no loopback, socket or network that it must not reach."""
 
 from __future__ import annotations
 

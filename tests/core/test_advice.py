@@ -1,4 +1,4 @@
-"""What `gateway check` warns of: each row is a policy and all that is said about it."""
+"""Warnings of `gateway check`: each row is a policy and all its warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that are not for a route: refused where an engine could take them for a prompt, or fetch what is in them."""
+"""Allowed fields of each route: others are refused where an engine could read them as a prompt, or fetch from them."""
 
 from __future__ import annotations
 

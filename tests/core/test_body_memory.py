@@ -1,4 +1,4 @@
-"""The budget of bodies: what is taken, what is refused, and that all of it comes back."""
+"""Memory budget of request bodies: grants, refusals, and the return of every byte."""
 
 from __future__ import annotations
 

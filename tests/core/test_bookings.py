@@ -1,4 +1,4 @@
-"""Places of calls that were told to come back."""
+"""Bookings of calls that were told to come back."""
 
 from __future__ import annotations
 

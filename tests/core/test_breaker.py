@@ -1,4 +1,4 @@
-"""One engine's breaker: its table, what trips it, and whose calls count."""
+"""Circuit breaker of one engine: its state table, the failures that open it, and the calls that count."""
 
 from __future__ import annotations
 

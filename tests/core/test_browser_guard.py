@@ -1,4 +1,4 @@
-"""Calls that a web page could have made, of a gateway without keys: by their Host and by their Origin."""
+"""DNS rebinding and cross-origin requests against a gateway without keys: refused by Host and by Origin."""
 
 from __future__ import annotations
 

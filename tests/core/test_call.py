@@ -1,4 +1,4 @@
-"""From bytes to a Call: what each route reads, what is refused and which field is named, what is spliced."""
+"""Request parser: the fields of each route, refusals and the fields they name, splices into the body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine, and why."""
+"""Choice of an engine (load balancing), with its reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which class a call gets, and what that promises it."""
+"""Class of a call, and the deadlines that follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-origin requests: which lines a browser gets, as a table."""
+"""CORS header lines, as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates against a hidden tokenizer, alpha against hidden distributions, and what garbage must not do."""
+"""Token estimates against a hidden tokenizer, alpha against hidden distributions, and robustness against garbage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted waits against what was promised."""
+"""Predicted waits, compared with the class's targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of one tenant's calls, in words; and that the words are those of the code that decides."""
+"""`gateway check --explain`: the text about one tenant's calls, which agrees with the code that decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How findings are told: where they are, the line with its caret, and what must not be shown."""
+"""Rendering of findings: their place, the line with its caret, and hidden secrets."""
 
 from __future__ import annotations
 

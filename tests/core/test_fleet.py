@@ -1,4 +1,4 @@
-"""The ledger and what corrects it."""
+"""Ledger of KV-cache tokens on an engine, and its corrections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators are told of engines: a line for each change, none for what has not changed, few for one that flaps."""
+"""Log lines about engines' health: one for each change, none without a change, few for an engine that flaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are not streamed: the usage of the answer itself, wherever it stands, and nobody's echo of it."""
+"""Token usage of answers that are not streamed: the answer's own, at any place, and never an echo of the request."""
 
 from __future__ import annotations
 

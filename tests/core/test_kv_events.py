@@ -1,4 +1,4 @@
-"""An engine's own events: every shape vLLM has sent them in, and what they come to."""
+"""Prefix-cache events of an engine: every shape vLLM has sent, and the cache contents that follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which limit counts a call: what `--explain` and the advice say is what the rate limits do."""
+"""Levels of rate limits: `--explain` and the advice name the limit that really counts a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places in rate limits, by example and at a steady overload: who comes back when told is let in."""
+"""Bookings in rate limits, by example and under steady overload: a call that returns on time is admitted."""
 
 from __future__ import annotations
 

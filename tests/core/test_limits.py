@@ -1,4 +1,4 @@
-"""Rate limits by example: what each level counts, what callers are told, and what a reload keeps."""
+"""Rate limits by example: counts of each level, refusals, and the state that a reload keeps."""
 
 from __future__ import annotations
 

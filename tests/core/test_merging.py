@@ -1,4 +1,4 @@
-"""Which calls may be answered together, what is sent for them, and who is given what of the answer."""
+"""Request batching: the calls that may be merged, the merged request, and each call's share of the answer."""
 
 from __future__ import annotations
 

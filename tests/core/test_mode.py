@@ -1,4 +1,4 @@
-"""The model's mode, step by step; the signals that are made of calls; the usual time to first token."""
+"""Load-shedding mode of a model, step by step, and the signals that are computed from calls."""
 
 from __future__ import annotations
 

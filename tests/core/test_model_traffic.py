@@ -1,4 +1,4 @@
-"""What is known of one model's traffic: predicted waits, booked places, the usual first token, and the mode."""
+"""Traffic of one model: predicted waits, bookings, time to first token, and mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The multipart scan: fields found, and every form that could be read in two ways refused."""
+"""Multipart parser: the fields it finds, and its refusal of every form that could be read in two ways."""
 
 from __future__ import annotations
 

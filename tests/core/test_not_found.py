@@ -1,4 +1,4 @@
-"""Requests that no route takes: each caller is told what he asked for, and what there is."""
+"""Answers 404 and 405, and the hint that each caller gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines' URLs: what is understood, and what is refused with a reason."""
+"""Engines' URLs: accepted forms, and refusals with a reason."""
 
 from __future__ import annotations
 

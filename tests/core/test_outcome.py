@@ -1,4 +1,4 @@
-"""How calls end: one row of the table for each ending, and what a refused caller is told."""
+"""Outcomes: one row of the status table for each, and the refusal that its caller receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy file: its defaults, its units, and what every mistake is answered with.
+"""Policy file: defaults, units, and the message for every mistake.
 
 Each file in tests/policies_bad stands next to the exact text an operator sees for it.
 """

@@ -1,4 +1,4 @@
-"""The status of the active policy."""
+"""Reload status of the active policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order between classes, between tenants and within one; room, estimates, reload."""
+"""Queue order between classes, between tenants and within a tenant; room, estimates, reload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every refusal of dispatch: its status, whose limit it was, and what to do."""
+"""Refusals of dispatch: status, owner of the limit, and advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The retry budget's law: in any window, retries stay within max(at_least, share of calls)."""
+"""Retry budget: in any window, retries stay within max(at_least, share of calls)."""
 
 from __future__ import annotations
 

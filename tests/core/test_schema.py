@@ -1,4 +1,4 @@
-"""The schema that editors read: it takes what the gateway takes, and finds what needs no look at the whole file."""
+"""JSON Schema of the policy: it accepts what the gateway accepts, and finds every fault of a single field."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a call is charged in the end: how far an engine is believed, and what is taken for written where it told too
-little."""
+"""Settlement of a call: bounds on an engine's numbers, and the estimate where it reported too little."""
 
 from __future__ import annotations
 

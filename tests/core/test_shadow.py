@@ -1,4 +1,4 @@
-"""The shadow policy: what it says beside the enforced one, from facts that the test makes; that it disturbs nothing."""
+"""Shadow policy: its decisions beside the enforced policy's, and no effect on the calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cap applies, and what a body looks like under it."""
+"""Shaping of output limits: the cap that applies, and the body under it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry: what reports make of the fleet, who can have a model ready soonest, and what sidecars are told."""
+"""Registry of sidecars: the fleet after reports, the soonest sidecar for a model, and the demand reported back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One policy, worked out."""
+"""Snapshot of a policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams and answers of each route: what is relayed, what is taken out, what is learned."""
+"""Token usage of SSE streams of each route: relayed bytes, removed events, learned numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who pays: keys good and bad, no key at all, and headers that may or may not be believed."""
+"""Authentication of tenants: good, bad and missing keys, and trusted or untrusted headers."""
 
 from __future__ import annotations
 

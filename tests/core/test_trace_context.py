@@ -1,4 +1,4 @@
-"""What is a trace's id and what is none, by W3C's Trace Context."""
+"""Trace ids in `traceparent` headers, valid and malformed (W3C Trace Context)."""
 
 from __future__ import annotations
 

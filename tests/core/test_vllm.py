@@ -1,4 +1,4 @@
-"""Expositions of vLLM 0.9 and 0.32, data parallelism, and everything that must not be believed."""
+"""Metrics of vLLM 0.9 and 0.32, data parallelism, and impossible numbers."""
 
 from __future__ import annotations
 

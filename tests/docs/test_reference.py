@@ -1,4 +1,4 @@
-"""References of the files that operators write: they are what the code says, and say something of every field."""
+"""Reference pages of operators' files: equal to the generated ones, with a description of every field."""
 
 from __future__ import annotations
 

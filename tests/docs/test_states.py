@@ -1,4 +1,4 @@
-"""docs/states.md: the diagrams of the state machines, as their tables make them."""
+"""Diagrams in docs/states.md: equal to those generated from the state machines' tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of a gateway process are made of: an engine that can be stopped, calls that are read later."""
+"""Parts for tests of a gateway process: an engine that can be stopped, and calls that are read later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway as its users run it: a child process on simulated engines, one for each test file, ended by its pid."""
+"""Gateway process on simulated engines, one for each test file, ended by its pid."""
 
 from __future__ import annotations
 

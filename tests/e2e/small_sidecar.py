@@ -1,4 +1,4 @@
-"""A sidecar as small as can be: real messages over real sockets, and one engine that it says is asleep or awake."""
+"""Minimal sidecar: real messages over real sockets, and one engine that it reports as asleep or awake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input over real sockets: each row has exactly one answer, and the connection and the gateway serve the next call.
+"""Bad input over real sockets: each row has exactly one answer, and the next call is served.
 
 The numbers at a field's limits are here with their neighbours beyond; what only looks like a number is beside them.
 """

@@ -1,4 +1,4 @@
-"""Micro-batching before a simulated engine in a process of its own: real answers, taken apart; a real 400; real aborts.
+"""Request batching before a simulated engine process: split answers, a real 400, real aborts.
 
 The batcher has an exchange of its own here, without admission or retries: one request on the engine's connection pool.
 """

@@ -1,4 +1,4 @@
-"""`gateway bench` as a person runs it: a process, its output, its files, its exit status."""
+"""`gateway bench` as a process: its output, its files, its exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway calibrate` as a person runs it, and its file in everything that takes the name of a profile."""
+"""`gateway calibrate` as a process, and its profile in all commands that take one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections of a gateway process: with few descriptors, and under certificates that change."""
+"""Connections of a gateway process: under few file descriptors, and under certificates that change."""
 
 from __future__ import annotations
 

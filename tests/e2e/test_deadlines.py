@@ -1,4 +1,4 @@
-"""Deadlines in real time: in the queue, before the first byte, in a stream; what cannot make it is told at once."""
+"""Deadlines in real time: in the queue, before the first byte, in a stream; hopeless calls are refused at once."""
 
 from __future__ import annotations
 

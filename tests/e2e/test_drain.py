@@ -1,4 +1,4 @@
-"""SIGTERM: what streams finishes, what waits is refused, nothing new gets in, and whoever is cut off is told so."""
+"""Graceful shutdown on SIGTERM: streams finish, waiting calls are refused, and a cut stream says so."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Ten thousand clients that are connected and ask nothing: what they cost, that nobody else notices, that all of it
-comes back."""
+"""Ten thousand idle connections: their memory, their effect on other clients, and the return of all they took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a stream ends on the wire: `[DONE]`, and then, in a read of its own, the chunk that ends the answer.
+"""End of a stream on the wire: `[DONE]`, and then, in a read of its own, the chunk that ends the answer.
 
 vLLM writes the two apart, and OpenAI's client closes the connection at `[DONE]`. So that the order is not left to
 chance, the engine here holds the last chunk back until the client has seen `[DONE]`.

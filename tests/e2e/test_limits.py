@@ -1,4 +1,4 @@
-"""Rate limits as clients meet them: what a 429 says, that its Retry-After is true, and what a call costs in the end.
+"""Rate limits as clients meet them: the text of a 429, a true Retry-After, and the cost of a call in the end.
 
 Each test has a tenant of its own. Limits that must not refill meanwhile are by the hour.
 """

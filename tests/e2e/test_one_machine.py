@@ -1,4 +1,4 @@
-"""`gateway serve --sidecar`: one machine in one command, from the starter files, and nothing left in the end."""
+"""`gateway serve --sidecar`: one machine in one command, from the starter files, with a clean end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's own Python client, sync and async, through the gateway: what a user's program sees, and nothing else."""
+"""OpenAI's own Python client, sync and async, through the gateway."""
 
 from __future__ import annotations
 

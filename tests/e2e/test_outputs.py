@@ -1,4 +1,4 @@
-"""A gateway process whose outputs nobody reads, or whose log is rotated away."""
+"""Gateway process with unread outputs, or with a log that is rotated."""
 
 from __future__ import annotations
 

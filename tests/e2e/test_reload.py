@@ -1,4 +1,4 @@
-"""Reloads while calls run: none is dropped, engines come and go, what cannot be used changes nothing."""
+"""Reloads while calls run: none is dropped, engines come and go, an unusable file changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retry-After comes true: under steady overload a client that comes back when it is told to is let in."""
+"""Retry-After under steady overload: a client that returns at that time is admitted."""
 
 from __future__ import annotations
 

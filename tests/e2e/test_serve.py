@@ -1,4 +1,4 @@
-"""A gateway process: what it tells its engines, where it listens, what operators see of it."""
+"""Gateway process: its headers to engines, its addresses, its output."""
 
 from __future__ import annotations
 

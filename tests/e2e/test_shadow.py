@@ -1,4 +1,4 @@
-"""A gateway that enforces one policy and asks another: clients notice nothing, /metrics says what would change."""
+"""Gateway with a shadow policy: clients notice nothing, /metrics counts the differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway process whose only engine is a sidecar's: asleep, woken for a call, and taken away under one."""
+"""Gateway process whose only engine is a sidecar's: asleep, woken for a call, and removed during one."""
 
 from __future__ import annotations
 

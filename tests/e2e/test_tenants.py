@@ -1,4 +1,4 @@
-"""Who pays, on a running gateway: keys from both places, made and revoked in use; classes and models of a tenant."""
+"""Tenants of a running gateway: keys from both places, added and revoked; their classes and models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway top` on a real gateway: what it prints of a little load, and how it treats a terminal, a real one too."""
+"""`gateway top` on a real gateway: its output under a little load, and a real terminal."""
 
 from __future__ import annotations
 

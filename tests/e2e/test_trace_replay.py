@@ -1,5 +1,6 @@
-"""Recorded traffic, twenty times faster, through a gateway on four simulated engines: every request ends in a way that
-its client and the gateway agree on, and nothing is left behind."""
+"""Replay of recorded traffic, twenty times faster, on four simulated engines: client and gateway agree on every
+request's end, and nothing is left behind.
+"""
 
 from __future__ import annotations
 

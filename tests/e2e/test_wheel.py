@@ -1,5 +1,4 @@
-"""The wheel, installed away from the source tree: it holds every file but the lab's, and a newcomer's first steps
-work."""
+"""The wheel, installed away from the source tree: all files but the lab's, and a newcomer's first steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the traffic policy are made of: a gateway whose policy is edited while it runs, and its clients.
+"""Parts for tests of the traffic policy: a gateway whose policy is edited while it runs, and its clients.
 
 A policy here is the tree that its YAML holds; JSON is YAML.
 """

@@ -1,4 +1,4 @@
-"""A simulated engine on a thread of its own, so that synchronous clients and raw sockets can talk to it."""
+"""Simulated engine on a thread of its own, for synchronous clients and raw sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paged cache: counts, references, eviction order."""
+"""Paged KV cache of the simulated engine: counts, references, eviction order."""
 
 from __future__ import annotations
 

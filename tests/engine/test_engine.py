@@ -1,4 +1,4 @@
-"""Step times, statistics, sleep; and random schedules against the invariants."""
+"""Simulated engine: step times, statistics, sleep, and invariants under random schedules."""
 
 from __future__ import annotations
 

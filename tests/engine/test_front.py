@@ -1,4 +1,4 @@
-"""The server around the engine, where its profile has one: requests are with it before the scheduler has them."""
+"""HTTP front of the simulated engine: it holds requests before the scheduler does, where the profile says so."""
 
 from __future__ import annotations
 

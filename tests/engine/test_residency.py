@@ -1,5 +1,4 @@
-"""What an engine takes of simulated GPUs, and how long it takes to start, sleep and wake; as the sidecar's simulated
-driver sees it, from the same folder."""
+"""GPU memory of the simulated engine, and its times to start, sleep and wake, as the simulated driver reports them."""
 
 from __future__ import annotations
 

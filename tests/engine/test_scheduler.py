@@ -1,4 +1,4 @@
-"""vLLM V1's rules, one example each. The numbers of a row are worked out by hand."""
+"""Scheduler of the simulated engine: vLLM V1's rules, one example each. The numbers of a row are worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The anthropic client, as it is, against `/v1/messages` of the simulated engine."""
+"""Anthropic's client against `/v1/messages` of the simulated engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sleeping and waking as vLLM does; and every fault, struck and healed, over raw sockets."""
+"""Sleep and wake of the simulated engine as vLLM does it; and every fault, injected and healed, over raw sockets."""
 
 from __future__ import annotations
 

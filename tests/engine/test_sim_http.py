@@ -1,4 +1,4 @@
-"""What only a socket shows: bytes and their order, connections kept, dropped and shared; the other routes; the CLI."""
+"""HTTP behaviour of the simulated engine on sockets: bytes and their order, connections, other routes, the CLI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The openai client, as it is, against the simulated engine."""
+"""OpenAI's client against the simulated engine."""
 
 from __future__ import annotations
 

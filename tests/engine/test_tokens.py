@@ -1,4 +1,4 @@
-"""The stand-in for a tokenizer: counts, and answers that are the same everywhere."""
+"""Tokenizer stand-in: counts, and answers that are the same everywhere."""
 
 from __future__ import annotations
 

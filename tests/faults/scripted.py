@@ -1,4 +1,4 @@
-"""An engine that misbehaves on demand, and clients that do: real sockets, one event loop, everything countable."""
+"""Engine and clients that misbehave on demand: real sockets, one event loop, everything countable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bodies may cost others: time of the event loop, and memory. Real sockets; the engines are scripted."""
+"""Cost of bodies to other clients: time of the event loop, and memory. Real sockets; the engines are scripted."""
 
 from __future__ import annotations
 

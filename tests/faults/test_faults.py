@@ -1,4 +1,4 @@
-"""Each way an engine, a client or the fleet can fail: what the caller sees, and that nothing stays behind."""
+"""Faults of engines, clients and the fleet: the caller's answer to each, and nothing left behind."""
 
 from __future__ import annotations
 

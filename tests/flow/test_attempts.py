@@ -1,4 +1,4 @@
-"""Attempts over engines that fail on demand: what is tried again, where, at what cost, and that hedging wastes nothing.
+"""Attempts over engines that fail on demand: retries, their targets and costs, and hedging without waste.
 
 Real sockets: what matters is which reply is relayed, and which connection is closed.
 """

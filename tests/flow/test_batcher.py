@@ -1,4 +1,4 @@
-"""Who waits for whom, in virtual time: windows, limits, failures, callers that leave, and nothing left behind."""
+"""Request batching in virtual time: windows, limits, failures, callers that leave, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one wait of a call, in virtual time: order, expiry, cancellation, refusals, and nothing left behind."""
+"""Dispatch in virtual time: order, expiry, cancellation, refusals, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From when on an engine may evict what a call has read: from its end, not from its first byte."""
+"""Eviction of a call's prefix: possible from the call's end, not from its first byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sidecar's manager in virtual time: which models are resident, what is lost on the way, and what a fault costs.
+"""Sidecar's manager in virtual time: resident models, losses on the way, and the cost of faults.
 
 Two of the models fit on one GPU at a time. Whatever a test does, in the end no GPU has ever held more than it has, no
 two engines have started, slept or woken on one GPU at once, and nothing is left of engines that have ended.

@@ -1,4 +1,4 @@
-"""What holds of the sidecar's manager whatever people order, whatever breaks and whenever calls come.
+"""Invariants of the sidecar's manager under random orders, faults and calls.
 
 Every call ends within its patience, and is cut off only where its engine was harmed; nothing is sent to an engine that
 does not serve; no GPU is promised twice and no two engines of one start, sleep or wake at once. When it is quiet again,

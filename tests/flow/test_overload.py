@@ -1,4 +1,4 @@
-"""The whole gateway under too much traffic and failing engines, in virtual time: what must hold whatever the numbers.
+"""Whole gateway under overload and failing engines, in virtual time: invariants for all numbers.
 
 After every run: each call has had exactly one ending and one record that agrees with it, nothing is held, queued or
 running any more, and no engine still works for somebody who is gone. While calls wait, no engine that can be used is

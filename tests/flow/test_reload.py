@@ -1,4 +1,4 @@
-"""Reloads while calls wait and run, in virtual time: nothing is lost, nothing leaks, and everybody is told."""
+"""Reloads while calls wait and run, in virtual time: nothing is lost or leaked, and every caller is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls for models that are not awake, in virtual time: who is asked, who waits, who is told the truth at once.
+"""Calls for models that are not awake, in virtual time: requests to sidecars, waits, and immediate refusals.
 
 The gateway is the real one without its sockets. A sidecar is played by real messages: its reports go in as bytes, and
 what it is asked arrives as HTTP requests on a transport in memory.

@@ -1,4 +1,4 @@
-"""A long run of the fuzz targets, each in turn or those that are named.
+"""Long run of the fuzz targets, each in turn or those that are named.
 
     python -m tests.fuzz [--seconds N] [--seed N] [TARGET ...]
 

@@ -1,4 +1,4 @@
-"""A coverage-guided fuzzer in plain Python: it mutates inputs, and keeps those that reach a line nobody reached before.
+"""Coverage-guided fuzzer in plain Python: it mutates inputs, and keeps those that reach a new line.
 
 `sys.settrace` tells the lines, so what guides the search also counts the work: an input may take so many lines of the
 project's own code for each of its bytes. No clock, so a run with a seed and a number of inputs is the same everywhere.

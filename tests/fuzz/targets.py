@@ -1,4 +1,4 @@
-"""The parsers that bytes from outside reach, each as a function of pieces, with what may be expected of it.
+"""Fuzz targets: the parsers that outside bytes reach, each as a function of pieces, with its expected behaviour.
 
 A target's `read` takes the input in pieces and gives what was understood, or raises an error of the parser's own.
 Whatever the input: no other exception, the same result however it is cut, and work in proportion to its length.

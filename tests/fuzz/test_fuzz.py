@@ -1,4 +1,4 @@
-"""Every parser against its rules: the kept inputs, a thousand or so mutations of them, and long ones."""
+"""Fuzzing of every parser: the kept inputs, a thousand or so mutations of them, and long ones."""
 
 from __future__ import annotations
 

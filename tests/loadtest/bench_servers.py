@@ -1,4 +1,4 @@
-"""Servers for tests of the bench: hand-made, on real sockets, in a thread with a loop of their own."""
+"""Hand-made servers for tests of the bench, on real sockets, in a thread with a loop of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs for tests of the report: results drawn from a seed, with everything a page has to show."""
+"""Generated runs for tests of the report: results drawn from a seed, with everything that a page shows."""
 
 from __future__ import annotations
 

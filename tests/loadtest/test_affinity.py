@@ -1,4 +1,4 @@
-"""The comparison of believing by the clock and by events: both are run, on the same conversations."""
+"""Comparison of prefix-cache estimates by time and by events, on the same conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When requests are sent: the statistics of each process, and what holds for all of them."""
+"""Arrival processes: the statistics of each, and the properties of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for a capacity, against servers that are a number."""
+"""Capacity search of the bench, against servers that are a number."""
 
 from __future__ import annotations
 

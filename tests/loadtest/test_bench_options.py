@@ -1,4 +1,4 @@
-"""The bench's command line: what it comes to, and every mistake as one line that says what to do."""
+"""Command line of the bench: the resulting plan, and one line of advice for every mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of the bench against hand-made servers: its numbers are theirs, and whatever they do is an outcome."""
+"""One run of the bench against hand-made servers: its numbers are theirs, and every behaviour is an outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bench makes of its runs: whom an SLO is held against, and what is left of a run that was broken off."""
+"""Bench sessions: the target that an SLO applies to, and the results of an interrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read off the pages of metrics that engines and gateways have."""
+"""Metrics pages of engines and gateways, as the bench reads them."""
 
 from __future__ import annotations
 

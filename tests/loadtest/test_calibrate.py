@@ -1,4 +1,4 @@
-"""Calibration: of a simulated engine it finds the constants that this was given, and what it writes can be used."""
+"""Calibration: it recovers a simulated engine's constants, and its profile is usable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway calibrate` and engines that cannot be calibrated: whose fault it is, in one line, and what to do."""
+"""`gateway calibrate` on engines that cannot be calibrated: the cause in one line, and advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load test's client: bytes in, cut anywhere, one outcome out."""
+"""HTTP client of the load test: bytes in, cut anywhere, one outcome out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the comparison on a real vLLM counts, without one."""
+"""Counts of the comparison on a real vLLM, tested without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command with a report ends: nothing of it is lost by what becomes of the rest."""
+"""Delivery of reports: each part arrives, whatever happens to the others."""
 
 from __future__ import annotations
 

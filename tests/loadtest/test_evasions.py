@@ -1,4 +1,4 @@
-"""No way around a limit gets tokens for nothing; with the charge for what was left taken out, each does."""
+"""Evasions of rate limits: none gains tokens; without the charge for abandoned answers, each does."""
 
 from __future__ import annotations
 

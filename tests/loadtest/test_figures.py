@@ -1,4 +1,4 @@
-"""The figures: what counts as good, on tries made by hand; and the command, from its arguments to its table."""
+"""Figures: the definition of goodput on hand-made tries, and the command from its arguments to its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulation in memory: engines answer as over HTTP, clients retry as openai-python, one seed is one run."""
+"""In-memory simulation: engines answer as over HTTP, clients retry as openai-python, one seed is one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A guesser of another tenant's prompts: he tells all where caches are shared, and nothing where calls are salted."""
+"""Timing attack on other tenants' prompts: it succeeds on shared caches, and fails on salted calls."""
 
 from __future__ import annotations
 

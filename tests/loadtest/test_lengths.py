@@ -1,4 +1,4 @@
-"""How long things are: each distribution's shape, its bounds, and that a seed is enough to know them."""
+"""Length distributions: shapes, bounds, and reproducibility from a seed."""
 
 from __future__ import annotations
 

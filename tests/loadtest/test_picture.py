@@ -1,4 +1,4 @@
-"""The README's picture: it is drawn from the figures beside it, and those are what the command measures."""
+"""Picture of the README: drawn from the figures beside it, which are what the command measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent: bodies as the servers read them, the mix as it was asked for, and all of it from the seed alone."""
+"""Load plan: bodies as the servers read them, the requested mix, and all of it from the seed alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes: nothing is left behind, and a child that fails says why."""
+"""Child processes: nothing is left behind, and a child that fails gives the reason."""
 
 from __future__ import annotations
 

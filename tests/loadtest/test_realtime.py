@@ -1,4 +1,4 @@
-"""Runs in real time: real processes and sockets under the same clients, and nothing left of them."""
+"""Runs in real time: real processes and sockets under the same clients, with a clean end."""
 
 from __future__ import annotations
 

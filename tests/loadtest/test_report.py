@@ -1,4 +1,4 @@
-"""The report's files, its table and its verdicts, on runs drawn from a seed."""
+"""Files of the report, its table and its verdicts, on runs drawn from a seed."""
 
 from __future__ import annotations
 

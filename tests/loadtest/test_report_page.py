@@ -1,4 +1,4 @@
-"""The report's page: what is on it, that it needs nothing else, and how a browser shows it."""
+"""HTML page of the report: its content, no external resources, and its rendering in a browser."""
 
 from __future__ import annotations
 

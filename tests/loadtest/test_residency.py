@@ -1,4 +1,4 @@
-"""The command that measures residency: its arguments, and a row of it."""
+"""Residency command: its arguments, and a row of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenario files: what they mean, the exact line for every mistake, and the ones that are shipped."""
+"""Scenario files: their meaning, the message for every mistake, and the shipped ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway simulate`: one seed is one report, memory does not grow with the load, and questions get answers."""
+"""`gateway simulate`: one seed is one report, and memory does not grow with the load."""
 
 from __future__ import annotations
 

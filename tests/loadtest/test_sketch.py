@@ -1,4 +1,4 @@
-"""Distributions: exact ones against values worked out by hand, long ones against the exact answer and its bound."""
+"""Quantile sketches: exact ones against values worked out by hand, long ones against the exact answer and its bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is expected of a run, as people write it."""
+"""SLOs as people write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The soak: what a late call has met, and a short one, of which only counts are looked at."""
+"""Soak test: the causes of a late call, and a short soak, of which only counts are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definitions, on requests made by hand; the statistics, against published tables and worked examples."""
+"""Statistics: the definitions on hand-made requests, the formulas against published tables and worked examples."""
 
 from __future__ import annotations
 

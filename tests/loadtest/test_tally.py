@@ -1,4 +1,4 @@
-"""What a run is counted as: results made by hand, and every figure of their summary worked out beside them."""
+"""Tally of a run: hand-made results, with every figure of their summary worked out beside them."""
 
 from __future__ import annotations
 

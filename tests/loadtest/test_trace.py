@@ -1,4 +1,4 @@
-"""Reading recorded traffic: three formats, in order, line by line; and the exact word on every row that is none."""
+"""Recorded traffic: three formats, in order, line by line; and the message for every bad row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each shipped policy decides of a call, before any engine is involved: tenant, class, limits, what gives way."""
+"""Decisions of each shipped policy on calls: tenant, class, limits, load shedding."""
 
 from __future__ import annotations
 

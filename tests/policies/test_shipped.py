@@ -1,4 +1,4 @@
-"""Every policy that is shipped: it is good, it is wise, and what its first lines tell people to type works."""
+"""Shipped policies: no faults, no warnings, and working commands in their first lines."""
 
 from __future__ import annotations
 

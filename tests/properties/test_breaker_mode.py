@@ -1,4 +1,4 @@
-"""Laws of what gives way: the breaker's probes, the mode's steps, the shaping of bodies."""
+"""Properties of load shedding: the breaker's probes, the mode's steps, the shaping of bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A form that this gateway and Starlette both take is read alike by both: vLLM reads with Starlette."""
+"""Multipart forms that gateway and Starlette both accept: read alike by both, since vLLM uses Starlette."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of rate limits, whatever the traffic: against GCRA as it is defined, in exact arithmetic, and by itself."""
+"""Properties of rate limits under any traffic: equal to GCRA as it is defined, in exact arithmetic."""
 
 from __future__ import annotations
 

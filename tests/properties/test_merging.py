@@ -1,4 +1,4 @@
-"""Whatever is merged: each call is answered what it would have been by itself, and nothing is lost or given twice."""
+"""Properties of request batching: each call gets the answer it would have by itself, and nothing is lost or doubled."""
 
 from __future__ import annotations
 

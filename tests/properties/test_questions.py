@@ -1,4 +1,4 @@
-"""Questions change nothing: two runs of the same calls, one of them asked thousands of questions, decide the same."""
+"""Purity of questions: of two runs of the same calls, one is asked thousands of questions, and both decide the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of the queues over random schedules: fairness, shares, order, work conservation, and nothing lost or twice."""
+"""Properties of queues under random schedules: fairness, shares, order, work conservation, no call lost or doubled."""
 
 from __future__ import annotations
 

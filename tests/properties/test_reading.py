@@ -1,4 +1,4 @@
-"""Whatever the bytes and wherever they are cut: parsing only refuses, readers do not care about the cuts."""
+"""Properties of parsers and stream readers: any bytes are only refused, and any cuts give the same result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.sidecar.corpus_table`: the estimate of GPU memory beside what published starts of vLLM took.
+"""`python -m tests.sidecar.corpus_table`: estimates of GPU memory beside those of published vLLM starts.
 
 Each start is planned as the sidecar would, with `gpu_memory: auto`, on a GPU of its size. A start *succeeds* if the
 claim leaves, beside the measured weights and the measured rest, a KV cache for one whole context. What is claimed

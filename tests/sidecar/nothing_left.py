@@ -1,4 +1,4 @@
-"""A test of real processes leaves nothing: no child, no zombie, no descriptor. What was left is ended, then told."""
+"""Leak check of tests with processes: no child, zombie or descriptor is left. Leftovers are ended, then reported."""
 
 from __future__ import annotations
 

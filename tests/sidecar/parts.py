@@ -1,4 +1,4 @@
-"""A manager of simulated models on simulated GPUs, built as `sidecar serve` does, for tests of what stands on it."""
+"""Manager of simulated models on simulated GPUs, built as `sidecar serve` builds it."""
 
 from __future__ import annotations
 

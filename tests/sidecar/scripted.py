@@ -1,5 +1,5 @@
-"""For tests of the sidecar's questions: real simulated engines as child processes, a server that answers anything at
-all, and `play`, which runs a coroutine and asserts that no task, connection or descriptor is left behind.
+"""Parts for tests of the sidecar's requests: real simulated engines as child processes, a server that answers anything,
+and `play`, which runs a coroutine and asserts that no task, connection or descriptor is left behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real `sidecar serve` processes on simulated GPUs, with simulated engines that start in a moment; none is left."""
+"""Processes of `sidecar serve` on simulated GPUs, with simulated engines that start in a moment; none is left."""
 
 from __future__ import annotations
 

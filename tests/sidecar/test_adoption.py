@@ -1,4 +1,4 @@
-"""What an earlier sidecar left: engines to adopt, numbers that are another's by now, orphans."""
+"""Adoption of an earlier sidecar's engines: orphans, and process ids that belong to others by now."""
 
 from __future__ import annotations
 

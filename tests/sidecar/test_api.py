@@ -1,4 +1,4 @@
-"""The control API over a real socket: what it answers, to whom, and what no caller can make it do."""
+"""Control API of the sidecar over a real socket: routes, access, and limits on its callers."""
 
 from __future__ import annotations
 

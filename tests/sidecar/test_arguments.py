@@ -1,4 +1,4 @@
-"""From a profile to the command line and environment of its engine, and what the installed vLLM has of it."""
+"""Command line and environment of an engine, from its profile, and the flags that the installed vLLM has."""
 
 from __future__ import annotations
 

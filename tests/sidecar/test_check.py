@@ -1,4 +1,4 @@
-"""`sidecar check`: what it prints, where, and its exit status."""
+"""`sidecar check`: its output and its exit status."""
 
 from __future__ import annotations
 

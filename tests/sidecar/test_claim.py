@@ -1,4 +1,4 @@
-"""What vLLM takes of a GPU, and what operators are told of a model that cannot have it."""
+"""GPU memory that vLLM claims, and the message for a model that does not fit."""
 
 from __future__ import annotations
 

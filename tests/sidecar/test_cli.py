@@ -1,4 +1,4 @@
-"""The commands beside `sidecar serve`: with a sidecar that runs, with none, and with what a person got wrong."""
+"""Commands beside `sidecar serve`: with a running sidecar, without one, and after a person's mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sidecar's file: its defaults, its units, and the exact line that every mistake is answered with."""
+"""Sidecar's file: defaults, units, and the message for every mistake."""
 
 from __future__ import annotations
 

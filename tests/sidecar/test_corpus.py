@@ -1,4 +1,4 @@
-"""The estimate of GPU memory, judged by published starts of real vLLM."""
+"""Accuracy of the GPU memory estimate, judged by published starts of real vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line that tells why an engine failed, found in what vLLM, torch and Python write."""
+"""Diagnosis of a failed engine: the decisive line of what vLLM, torch and Python write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines as the manager has them: real processes that serve, fail, hang, vanish, and what is said of it."""
+"""Engine processes under the manager: they serve, fail, hang and vanish, and each is reported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the sidecar asks of an engine: the simulated one as a process over TCP and a unix socket, stopped and killed in
-the middle, and a server that answers anything. No connection, task or descriptor is left (`play` asserts it).
+"""Requests of the sidecar to an engine: a simulated one over TCP and a unix socket, stopped and killed midway, and a
+server that answers anything. No connection, task or descriptor is left (`play` asserts it).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GGUF files' metadata: what is read of it, and every way in which it may be wrong."""
+"""GGUF metadata: the values read, and every malformed file."""
 
 from __future__ import annotations
 

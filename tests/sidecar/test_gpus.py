@@ -1,4 +1,4 @@
-"""Which GPUs a selection means, and whether memory has come back: tables of examples."""
+"""GPU selections, and checks that memory has come back: tables of examples."""
 
 from __future__ import annotations
 

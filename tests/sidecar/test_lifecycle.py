@@ -1,4 +1,4 @@
-"""An engine's life: its tables, what counts against it, and when it is tried again."""
+"""Lifecycle of an engine: its state tables, counted failures, and the time of the next try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models need: a table of figures made by hand from published architectures, and the laws of the arithmetic."""
+"""Memory that models need: figures made by hand from published architectures, and the laws of the arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading models' files: every way a config tells what its layers keep, and what is said of files that do not."""
+"""Model configs: every way in which one describes its layers, and the messages for those that do not."""
 
 from __future__ import annotations
 

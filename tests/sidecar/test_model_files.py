@@ -1,4 +1,4 @@
-"""Models as they lie on disks: whole, cut off, half downloaded, in the cache of a hub, or nothing of the kind."""
+"""Model files on disk: whole, cut off, half downloaded, in a hub's cache, or none."""
 
 from __future__ import annotations
 

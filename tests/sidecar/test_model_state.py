@@ -1,4 +1,4 @@
-"""What an Entry knows of its profile, and what follows from that for the plan and for whoever asks."""
+"""State of a profile's model, and what follows for the plan and for callers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""NVML: what its errors mean. `Driver` answers as libnvidia-ml does, with pynvml's own error classes and constants; the
-last tests ask the real pynvml, on whatever machine this is."""
+"""NVML: the meaning of its errors. `Driver` answers as libnvidia-ml does, with pynvml's own error classes and
+constants; the last tests ask the real pynvml, on whatever machine this is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The output's ring and its file: bounds, cuts, and files that cannot be had."""
+"""Output of an engine: its ring buffer and its file, bounds, cuts, and files that cannot be opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan by examples: who makes way, asleep or stopped, on which GPUs, and why not."""
+"""Placement plan by examples: the models that make room, asleep or stopped, the GPUs, and refusals."""
 
 from __future__ import annotations
 

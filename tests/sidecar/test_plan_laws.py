@@ -1,4 +1,4 @@
-"""Laws of the plan, against every subset of residents on every set of GPUs.
+"""Properties of the placement plan, against every subset of residents on every set of GPUs.
 
 The second half of the file is another way to say what a plan should be: slow, by trying everything.
 """

@@ -1,4 +1,4 @@
-"""A pool's file: what it makes of each node, and the line that every mistake is answered with; a node's sidecar."""
+"""Pool file: the resulting file of each node, the message for every mistake, and a node's sidecar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real children, and every way in which they do not end when they should."""
+"""Child processes, and every way in which they fail to end."""
 
 from __future__ import annotations
 

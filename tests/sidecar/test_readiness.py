@@ -1,4 +1,4 @@
-"""Until an engine is ready: one that starts meanwhile, one that never does, hangs, dies, or is somebody else."""
+"""Readiness of an engine: one that starts, never starts, hangs, dies, or is another process."""
 
 from __future__ import annotations
 

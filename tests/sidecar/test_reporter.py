@@ -1,4 +1,4 @@
-"""Reports over real sockets: when they go, to whom, what an answer does, and that one gateway's fate is its own."""
+"""Reports over real sockets: their times and targets, the effect of answers, and independence of the gateways."""
 
 from __future__ import annotations
 

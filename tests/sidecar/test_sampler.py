@@ -1,4 +1,4 @@
-"""Sampling from an event loop: a driver that hangs (a FIFO nobody writes to), one call at a time, memory waited for."""
+"""GPU sampling from an event loop: a driver that hangs (a silent FIFO), one call at a time, waits for memory."""
 
 from __future__ import annotations
 

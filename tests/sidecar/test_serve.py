@@ -1,4 +1,4 @@
-"""`sidecar serve` as a process: what it takes over, leaves behind and ends, by whatever it is ended itself."""
+"""`sidecar serve` as a process: adoption, leftovers and shutdown, for every way in which it ends."""
 
 from __future__ import annotations
 

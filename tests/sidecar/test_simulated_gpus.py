@@ -1,4 +1,4 @@
-"""The simulated GPUs: claims of real processes, their ends, and every fault."""
+"""Simulated GPUs: claims of real processes, their ends, and every fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state file: what it holds survives, and whatever happens to it keeps nothing from being served."""
+"""State file: its content survives, and no damage to it prevents serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM answers, read: the metrics of old and new versions, and everything that is refused."""
+"""Answers of vLLM to the sidecar: the metrics of old and new versions, and all that is refused."""
 
 from __future__ import annotations
 

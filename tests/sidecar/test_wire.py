@@ -1,4 +1,4 @@
-"""The messages between sidecars and gateways: they come back as they were sent, and nothing else gets in."""
+"""Messages between sidecars and gateways: they round-trip, and nothing else is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs planted on purpose, each as a small change of one function's text, made in memory.
+"""Mutation testing: bugs planted on purpose, each as a small change of one function's text, made in memory.
 
 A mutant names the place and what is put there; the function is compiled again with that one change, so no second copy
 of it exists. A place that is no longer there is an error: a mutant that changes nothing proves nothing.

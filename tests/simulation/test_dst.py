@@ -1,4 +1,6 @@
-"""Random simulations of the whole gateway: everything holds for a thousand seeds, and planted bugs are found."""
+"""Deterministic simulation tests of the whole gateway: all invariants hold for a thousand seeds, and planted bugs are
+found.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers may not be a gateway, or not one that answers us: sockets that say what a table tells them to."""
+"""Control client of `gateway top` against servers that are no gateway, or answer badly, by a table."""
 
 from __future__ import annotations
 

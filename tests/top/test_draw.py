@@ -1,4 +1,4 @@
-"""View -> lines: they keep to the width and the height, and nothing a gateway says gets at the terminal."""
+"""Drawing of a view: lines keep to width and height, and no text of a gateway controls the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters read at different times: rates by real elapsed time, restarts, quantiles as worked out by hand."""
+"""Rates of counters read at different times: by real elapsed time, over restarts; quantiles worked out by hand."""
 
 from __future__ import annotations
 

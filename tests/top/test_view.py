@@ -1,4 +1,4 @@
-"""Samples -> view: tables of examples, without a gateway."""
+"""Views from samples: tables of examples, without a gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One real vLLM and one gateway before it for all tests here. Absent vLLM: skipped, or failed where CI requires it."""
+"""Fixtures with one real vLLM and one gateway before it. Absent vLLM: skipped, or failed where CI requires it."""
 
 from __future__ import annotations
 

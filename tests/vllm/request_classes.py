@@ -1,4 +1,4 @@
-"""Run by vLLM's own Python: what its request classes make of bodies, one JSON line in and one out.
+"""Probe of vLLM's request classes, run by vLLM's own Python: one JSON line in, one out.
 
 In: `{"kind": ..., "text": a body}`, or `{"kind": ...}` for the names of the fields that the kind's classes have. Out:
 what vLLM reads (null where it refuses the body), or those names. FastAPI hands a class what `json.loads` gives.

@@ -1,4 +1,4 @@
-"""The comparison with direct access, briefly: what must hold on any machine, however busy."""
+"""Comparison with direct access, briefly: properties that hold on any machine, however busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated engine, calibrated on a real vLLM, against that vLLM under a load that nothing was fitted to."""
+"""Fidelity of the simulated engine, calibrated on a real vLLM, under a load that it was not fitted to."""
 
 from __future__ import annotations
 

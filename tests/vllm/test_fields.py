@@ -1,4 +1,4 @@
-"""What a body asks for, as this gateway reads it and as vLLM's own request classes do: the same, or it is refused here.
+"""Agreement of the gateway and vLLM's request classes on every body: read alike, or refused by the gateway.
 
 The tables say of each field of vLLM's classes what becomes of it: it is read, it is refused, or it passes unread. The
 prompts of other routes (`PROMPTS`) are refused. A field that a new version brings fails here until it is decided.

@@ -1,4 +1,4 @@
-"""Tenants and the prefix cache of a real vLLM: each finds its own prompts again, and nobody else's."""
+"""Tenants' isolation in a real vLLM's prefix cache: each finds its own prompts again, and no other's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real vLLM's cache events: whether what they are taken to say is what its cache really does."""
+"""Cache events of a real vLLM: their reading agrees with what the cache really does."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The report's latencies against those that vLLM's own benchmark works out, by its own code, of the same requests; and
-against those that it measures of an engine under the same load."""
+"""Latencies of the report against vLLM's own benchmark: its formulas on the same requests, and its measurements under
+the same load.
+"""
 
 from __future__ import annotations
 

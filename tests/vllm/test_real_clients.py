@@ -1,4 +1,4 @@
-"""OpenAI's and Anthropic's own clients through the gateway to a real vLLM: a short look at each route it serves."""
+"""OpenAI's and Anthropic's own clients through the gateway to a real vLLM: each route briefly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real vLLM behind the gateway: who frees what, and when, and by whose numbers."""
+"""Real vLLM behind the gateway: cancellation, release of engine resources, and reported numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway and a sidecar before a real vLLM: started when wanted, asleep when not, killed, hung, taken over.
+"""Gateway and sidecar before a real vLLM: models started on demand, put to sleep, killed, hung, taken over.
 
 Two models of one machine without a GPU. Sleeping frees no memory there (vLLM has the whole state machine all the same),
 so what is proved is that no call is lost on the way, whatever happens to whom.

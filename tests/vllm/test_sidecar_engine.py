@@ -1,4 +1,4 @@
-"""A real vLLM as the sidecar starts one: its flags checked, asleep and awake, taken over, ended; and one that fails."""
+"""Real vLLM as the sidecar starts one: its flags checked, asleep and awake, taken over, ended; and one that fails."""
 
 from __future__ import annotations
 

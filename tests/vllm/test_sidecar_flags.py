@@ -1,4 +1,4 @@
-"""What the sidecar may tell an engine, beside what a real vLLM's --help says it has."""
+"""Flags that the sidecar passes to an engine, compared with a real vLLM's --help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine side of the wire on real sockets: a client, and an engine whose every byte the test writes.
+"""Harness for the engine side on real sockets: a client, and an engine whose every byte the test writes.
 
 `run(scenario)` gives a scenario both ends and checks afterwards that nothing is left: no active reply, no descriptor,
 no task, and no exception that only the event loop saw.

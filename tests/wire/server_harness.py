@@ -1,4 +1,4 @@
-"""A data port on a real socket, a handler that records, and a client that speaks bytes.
+"""Harness for the data port on a real socket: a handler that records, and a client that speaks bytes.
 
 `serve(scenario)` runs one scenario against a fresh server on uvloop and checks afterwards that nothing is left: no
 connection, and no exception that only the event loop saw.

@@ -1,4 +1,4 @@
-"""Where an exchange ends, seen from both sides: half-closed engines, blank lines, closed readers, full buffers."""
+"""End of an exchange with an engine: half-closed engines, blank lines, closed readers, full buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that fail, stall or leave, and callers that do: the right error, and the connection gone at once."""
+"""Faults of engines and callers during an exchange: the right error, and the connection closed at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After a random mix of answers, faults and cancellations nothing is left, and no answer got another's bytes."""
+"""Random mix of answers, faults and cancellations: nothing is left, and no answer has another's bytes."""
 
 from __future__ import annotations
 

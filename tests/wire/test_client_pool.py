@@ -1,4 +1,4 @@
-"""The pool: what is kept, what is not, which is taken, and the one repetition nobody sees. TCP, unix sockets, TLS."""
+"""Connection pool to engines: reuse, closing, and the one silent resend. TCP, unix sockets, TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines' answers as the client reads them: every split gives the same, and what is not strictly HTTP is refused."""
+"""Reading of engines' answers: every split gives the same, and anything but strict HTTP is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web page on the data port: preflights are answered for the policy's origins, and every answer may be read there."""
+"""CORS on the data port: preflights for the policy's origins, and readable answers."""
 
 from __future__ import annotations
 

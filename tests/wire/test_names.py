@@ -1,4 +1,4 @@
-"""Names of engines' hosts: how often name servers are asked, and what goes on while they are silent.
+"""Name resolution of engines' hosts: the number of queries, and service while name servers are silent.
 
 `Servers` stands in for `getaddrinfo`: a name can be answered, denied, or left without an answer until `speak`.
 """

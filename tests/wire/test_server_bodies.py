@@ -1,4 +1,4 @@
-"""Bodies that come in pieces: the memory they may hold together, and the time they may take."""
+"""Bodies in pieces: their memory together, and their time."""
 
 from __future__ import annotations
 

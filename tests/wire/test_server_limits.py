@@ -1,4 +1,4 @@
-"""What bounds a client: time, memory, numbers; clients that leave; draining; and that nothing is left afterwards."""
+"""Limits on clients of the data port: time, memory, numbers; clients that leave; draining; nothing left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seats of the data port: in all and per address, idle ones given up for newcomers, and handshakes among them."""
+"""Connection limits of the data port: total and per address, idle ones closed for newcomers, and handshakes."""
 
 from __future__ import annotations
 

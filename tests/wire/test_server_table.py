@@ -1,4 +1,4 @@
-"""Every row of the data port's table of inputs: bytes in, status and connection state out, however they are split."""
+"""Table of the data port's inputs: bytes in, status and connection state out, however they are split."""
 
 from __future__ import annotations
 
