@@ -70,7 +70,7 @@ async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from
             config, only, machine, None, known=asked, host_memory=memory, clock=time.monotonic, say=lambda _: None
         )
         await manager.open()
-        told = manager.explain(profile)
+        told = manager.planner.explain(profile)
         unread = [machine.error] if machine.error and config.engine_of(profile).device == "gpu" else []
         usable = not manager.entries[profile].unusable
     finally:

@@ -31,7 +31,8 @@ from gateway.shared.control.guard import Guard
 from gateway.shared.protocol import Ensured, ModelReport, encode
 from sidecar.control.guard import HEADERS, HEALTH, ControlApiRules, error
 from sidecar.core.status import Status
-from sidecar.residency.manager import Manager, Refused
+from sidecar.residency.manager import Manager
+from sidecar.residency.orders import Refused
 
 BODY = 64 * 1024  # bytes of a request
 BODY_WITHIN = 10.0  # seconds for all of it
@@ -163,7 +164,7 @@ class Api:
     async def plan(self, request: Request) -> Response:
         self._no_query(request)
         profile = self._profile(request)
-        text = self._manager.explain(profile)
+        text = self._manager.planner.explain(profile)
         if self._manager.entries[profile].unusable:
             return error(409, "cannot_be_run", text)
         return _text(text + "\n")
@@ -173,12 +174,12 @@ class Api:
     async def ensure(self, request: Request) -> Response:
         """What it wants may be out of reach; the report then says why, and that is no error."""
         profile = await self._ordered(request)
-        return Response(encode(Ensured(model=self._manager.ensure(profile))), media_type="application/json")
+        return Response(encode(Ensured(model=self._manager.orders.ensure(profile))), media_type="application/json")
 
     async def order(self, what: Order, request: Request) -> Response:
         profile = await self._ordered(request)
         try:
-            report = self._manager.order(profile, what)
+            report = self._manager.orders.give(profile, what)
         except Refused as refused:
             if refused.retry_in is None:
                 return error(409, "cannot_be_done", str(refused))

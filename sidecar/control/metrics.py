@@ -98,7 +98,7 @@ class Metrics(Collector):
         done = CounterMetricFamily(
             "weir_sidecar_events", "How often it got ready, slept, woke, stopped, failed.", labels=("profile", "event")
         )
-        for labels, count in sorted(self._manager.operations.counts.items()):
+        for labels, count in sorted(self._manager.steps.counts.items()):
             done.add_metric(labels, count)
         seconds = GaugeMetricFamily(
             "weir_sidecar_load_seconds", "How long a start is reckoned to take, by those before.", labels=("profile",)

@@ -103,9 +103,14 @@ class ModelState:
 
     def wanted(self, now: float) -> bool:
         """Whether it is to run: somebody wants it still, or it is always to."""
-        if now > self.wanted_until:
+        wanted = self.wanted_since is not None and now <= self.wanted_until
+        return wanted or (self.profile.pin and not self.off)
+
+    def advance(self, now: float) -> None:
+        """Forget that it was wanted where nobody has said so again in time, unless it is on its way."""
+        life = self.lifecycle
+        if now > self.wanted_until and life.pending is None and life.state not in (STARTING, RUNNING):
             self.wanted_since = None
-        return self.wanted_since is not None or (self.profile.pin and not self.off)
 
     def starved(self, now: float) -> bool:
         """Whether it was wanted for so long that others make room for it though they are never idle."""

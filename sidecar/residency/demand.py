@@ -28,12 +28,18 @@ class Heard(msgspec.Struct):
 
 
 class GatewayDemand:
-    """The last answers of all gateways. `clock` gives monotonic seconds. Reading changes nothing: `take` and `advance`
-    do."""
+    """The last answers of all gateways. `clock` gives monotonic seconds. `reports`: the number of the last report made.
+    Reading changes nothing: `next_report`, `take` and `advance` do."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._heard: dict[str, Heard] = {}
+        self.reports = 0
+
+    def next_report(self) -> int:
+        """The number of a report that is about to be made."""
+        self.reports += 1
+        return self.reports
 
     def take(self, report: DemandReport) -> bool:
         """Take an answer in; False for one that is older than what is known, or from one gateway too many."""

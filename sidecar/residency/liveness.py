@@ -14,8 +14,8 @@ from sidecar.core.engine_records import EngineFailed
 from sidecar.core.lifecycle import RUNNING
 from sidecar.core.model_state import ModelState
 from sidecar.residency.effects import Engine
+from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.gpu_tasks import GpuTasks
-from sidecar.residency.operations import Operations
 
 EVERY = 5.0  # seconds
 
@@ -23,40 +23,40 @@ EVERY = 5.0  # seconds
 class LivenessProbes:
     """Of all engines: `look_after` each new one. `clock` gives monotonic seconds."""
 
-    def __init__(self, operations: Operations, works: GpuTasks, clock: Callable[[], float]) -> None:
-        self._operations = operations
-        self._works = works
+    def __init__(self, steps: EngineSteps, tasks: GpuTasks, clock: Callable[[], float]) -> None:
+        self._steps = steps
+        self._tasks = tasks
         self._clock = clock
         self._watched: dict[Engine, asyncio.Event] = {}
 
     def look_after(self, entry: ModelState) -> None:
         """See to it that the engine of an entry, if it has one, has somebody who looks at it."""
-        engine = self._operations.running.get(entry.name)
+        engine = self._steps.running.get(entry.name)
         if engine is not None and engine not in self._watched:
             self._watched[engine] = asyncio.Event()
-            self._works.spawn(self._look(entry, engine))
+            self._tasks.spawn(self._look(entry, engine))
 
     def look_now(self, entry: ModelState) -> None:
         """What was seen of it may be otherwise now: look again, and not only when it is time."""
-        engine = self._operations.running.get(entry.name)
+        engine = self._steps.running.get(entry.name)
         if engine in self._watched:
             self._watched[engine].set()
 
     async def _look(self, entry: ModelState, engine: Engine) -> None:
         ended = asyncio.ensure_future(engine.ended())
         try:
-            while self._operations.running.get(entry.name) is engine:
+            while self._steps.running.get(entry.name) is engine:
                 await self._time(ended, self._watched[engine])
-                if entry.name in self._works:
+                if entry.name in self._tasks:
                     if ended.done():
-                        await self._works.wait(entry.name)
+                        await self._tasks.wait(entry.name)
                     continue
                 try:
                     await self._once(entry, engine, ended)
                 except EngineFailed as error:
-                    if self._operations.running.get(entry.name) is engine and entry.name not in self._works:
-                        self._works.begin([entry.name], entry.gpus, self._operations.fail(entry, error))
-                        await self._works.wait(entry.name)
+                    if self._steps.running.get(entry.name) is engine and entry.name not in self._tasks:
+                        self._tasks.begin([entry.name], entry.gpus, self._steps.fail(entry, error))
+                        await self._tasks.wait(entry.name)
         finally:
             del self._watched[engine]
             ended.cancel()

@@ -9,7 +9,7 @@ from sidecar.core.engine_records import EngineFailed, EngineRecord
 from sidecar.core.lifecycle import RUNNING, SLEEPING, Lifecycle
 from sidecar.core.model_state import ModelState
 from sidecar.residency.effects import Engine, Engines
-from sidecar.residency.operations import Operations
+from sidecar.residency.engine_steps import EngineSteps
 
 
 async def take_over(
@@ -17,7 +17,7 @@ async def take_over(
     record: EngineRecord,
     entry: ModelState | None,
     engines: Engines,
-    operations: Operations,
+    steps: EngineSteps,
     now: float,
     say: Callable[[str], None],
 ) -> None:
@@ -40,8 +40,8 @@ async def take_over(
     entry.gpus, entry.size = engine.gpus, record.size
     entry.sized, entry.unusable = True, ""
     entry.used(now)
-    operations.running[name] = engine
-    operations.told[name] = record.told
+    steps.running[name] = engine
+    steps.facts[name] = record.told
     say(f"{name} runs already and is taken over{f', asleep at level {entry.level}' if entry.level else ''}")
 
 

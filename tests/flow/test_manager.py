@@ -20,7 +20,7 @@ from gateway.shared.protocol import Demand, DemandReport
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
 from loadtest.simulate import vtime
-from sidecar.residency.manager import Refused
+from sidecar.residency.orders import Refused
 
 MODEL = Model(weights=6 * GIB, claim=11 * GIB)
 START = 13.22  # seconds of a start, a sleep and a wake of MODEL at level 1
@@ -177,7 +177,7 @@ async def test_a_prediction_comes_true() -> None:
     async with site() as made:
         await used(made, "a", "b", "c", "a")  # each has been started, and one has slept and woken
         for name in ("b", "c"):
-            foreseen = made.manager.ensure(name).ready_in
+            foreseen = made.manager.orders.ensure(name).ready_in
             began = made.now
             assert foreseen is not None
             took = await made.until(name, "running") - began
@@ -216,7 +216,7 @@ async def test_a_model_that_cannot_be_run_harms_no_other() -> None:
         assert (refused.ending, made.manager.model("a").why) == ("refused", "error")
         await used(made, "b")
         made.engines.models["a"] = MODEL  # whoever has mended it says so
-        made.manager.ensure("a")
+        made.manager.orders.ensure("a")
         await made.until("a", "running")
         assert made.left_over() == []
 
@@ -261,7 +261,7 @@ async def test_what_a_silent_gateway_has_sent_is_not_cut_off() -> None:
         await asyncio.sleep(1.0)
         made.gateways[1].cut = True
         await asyncio.sleep(20.0)
-        made.manager.ensure("b")
+        made.manager.orders.ensure("b")
         assert (await long).ending == "served"
         await made.until("b", "running")
 
@@ -285,7 +285,7 @@ async def test_one_that_dies_while_it_makes_room_gives_it_only_once_its_memory_i
     async with site(gateways=2) as made:
         await used(made, "a", "b")
         made.gateways[1].cut = True
-        made.manager.ensure("c")
+        made.manager.orders.ensure("c")
         await asyncio.sleep(2.0)
         made.machine.faults.kept = 30.0
         made.engines.all["a"].kill()
@@ -298,12 +298,12 @@ async def test_one_that_dies_while_it_makes_room_gives_it_only_once_its_memory_i
 async def test_an_answer_to_a_report_from_before_the_drain_does_not_end_it() -> None:
     async with site(gateways=0) as made:
         for name in "ab":
-            made.manager.ensure(name)
+            made.manager.orders.ensure(name)
             await made.until(name, "running")
         early = made.manager.report("sidecar", "boot", "").sequence
         said = DemandReport(gateway="g", boot="boot", sequence=early, demands=(Demand(profile="a", withdrawn=True),))
         made.manager.heard(said)
-        made.manager.ensure("c")
+        made.manager.orders.ensure("c")
         await asyncio.sleep(2.0)
         made.manager.heard(said)
         await asyncio.sleep(2.0)
@@ -353,7 +353,7 @@ async def test_out_of_memory_twice_is_given_up_until_somebody_asks() -> None:
         await asyncio.sleep(100.0)
         assert counted(made, "out_of_memory") == {"c": 2}
         assert made.entry("c").lifecycle.failures == 0
-        made.manager.ensure("c")
+        made.manager.orders.ensure("c")
         await made.until("c", "running")
 
 
@@ -361,13 +361,13 @@ async def test_out_of_memory_twice_is_given_up_until_somebody_asks() -> None:
 async def test_failed_starts_are_repeated_at_growing_intervals_and_given_up_after_five() -> None:
     async with site("a") as made:
         made.machine.faults.fail_start = 5
-        made.manager.ensure("a")
+        made.manager.orders.ensure("a")
         await asyncio.sleep(1000.0)
         starts = [at for at, _ in made.engines.starts]
         pauses = [later - earlier - START for earlier, later in pairwise(starts)]
         assert pauses == [pytest.approx(wait, abs=0.2) for wait in (10.0, 20.0, 40.0, 80.0)]
         assert made.manager.model("a").why == "error"
-        made.manager.ensure("a")
+        made.manager.orders.ensure("a")
         await made.until("a", "running")
 
 
@@ -388,7 +388,7 @@ async def test_a_killed_engine_is_told_at_once_and_started_again() -> None:
 async def test_a_hung_engine_is_found_and_ended() -> None:
     async with site("a") as made:
         for moment in (0.5, 3.0, 6.0):
-            made.manager.ensure("a")
+            made.manager.orders.ensure("a")
             await made.until("a", "running")
             await asyncio.sleep(moment)
             made.engines.all["a"].hung = True
@@ -427,7 +427,7 @@ async def test_the_memory_of_a_neighbour_that_ends_is_not_taken_for_its_own() ->
     async with site() as made:
         await used(made, "a", "b")
         made.machine.faults.keep_asleep = 1
-        made.manager.order("a", "sleep")
+        made.manager.orders.give("a", "sleep")
         await asyncio.sleep(0.5)
         made.engines.all["b"].kill()
         await asyncio.sleep(3.0)
@@ -441,12 +441,12 @@ async def test_memory_that_does_not_come_back_puts_the_gpu_in_quarantine_until_i
     async with site("ab", 12 * GIB) as made:
         await used(made, "a")
         made.machine.faults.kept = 60.0
-        made.manager.order("a", "stop")
+        made.manager.orders.give("a", "stop")
         stopped = await made.until("a", "stopped")
         await asyncio.sleep(0)
         assert made.manager.gpus()[0].refused
         made.machine.faults.kept = 0.0
-        made.manager.ensure("b")
+        made.manager.orders.ensure("b")
         assert await made.until("b", "running") - stopped == pytest.approx(60.0 - 5.0 + START, abs=1.5)
         assert made.manager.gpus()[0].refused == ""
 
@@ -457,7 +457,7 @@ async def test_while_the_driver_does_not_answer_nothing_is_started_and_what_runs
         await used(made, "a")
         made.machine.faults.driver = "the driver does not answer"
         await asyncio.sleep(2.0)
-        made.manager.ensure("b")
+        made.manager.orders.ensure("b")
         await asyncio.sleep(30.0)
         assert (await made.gateways[0].call("a", 1.0)).ending == "served"
         assert made.state() == "a running, b stopped, c stopped"
@@ -488,9 +488,9 @@ async def test_engines_are_taken_over_as_they_are() -> None:
 async def test_one_whose_profile_has_changed_or_gone_is_ended_and_so_is_one_that_is_half_awake() -> None:
     async with site("abc", 36 * GIB, c="sleep: {level: 2}") as made:
         await used(made, "a", "b", "c")
-        made.manager.order("c", "sleep")
+        made.manager.orders.give("c", "sleep")
         await made.until("c", "sleeping")
-        made.manager.ensure("c")
+        made.manager.orders.ensure("c")
         while made.engines.all["c"].woken_at < 0:
             await asyncio.sleep(0.01)
         made.engines.all["c"].level = 0  # its memory is back, its weights are not
@@ -505,7 +505,7 @@ async def test_one_whose_profile_has_changed_or_gone_is_ended_and_so_is_one_that
 async def test_a_sidecar_that_is_killed_while_an_engine_starts_leaves_no_engine_behind() -> None:
     async with site("ab") as made:
         await used(made, "a")
-        made.manager.ensure("b")
+        made.manager.orders.ensure("b")
         await asyncio.sleep(8.0)
         await made.again(killed=True)
         assert made.state() == "a running, b stopped"
@@ -518,10 +518,10 @@ async def test_a_sidecar_that_is_killed_while_an_engine_starts_leaves_no_engine_
 @virtual
 async def test_stop_while_it_starts_ends_it_for_good_however_often_it_is_said() -> None:
     async with site("a") as made:
-        made.manager.ensure("a")
+        made.manager.orders.ensure("a")
         await asyncio.sleep(8.0)
         for _ in range(2):
-            assert made.manager.order("a", "stop").pending == "stop"
+            assert made.manager.orders.give("a", "stop").pending == "stop"
         await made.until("a", "stopped", 2.0)
         await asyncio.sleep(100.0)
         assert len(made.engines.starts) == 1
@@ -531,10 +531,10 @@ async def test_stop_while_it_starts_ends_it_for_good_however_often_it_is_said() 
 async def test_stop_at_the_moment_it_gets_ready_ends_it_too() -> None:
     async with site("a") as made:
         made.machine.faults.slow = 0.1
-        made.manager.ensure("a")
+        made.manager.orders.ensure("a")
         while not (made.engines.starts and made.engines.all["a"].serves):
             await asyncio.sleep(0.01)
-        made.manager.order("a", "stop")
+        made.manager.orders.give("a", "stop")
         await made.until("a", "stopped", 2.0)
 
 
@@ -542,12 +542,12 @@ async def test_stop_at_the_moment_it_gets_ready_ends_it_too() -> None:
 async def test_drained_by_hand_it_gets_no_calls_and_keeps_its_memory_until_it_is_wanted_again() -> None:
     async with site("ab", 12 * GIB) as made:
         await used(made, "a")
-        made.manager.order("a", "drain")
+        made.manager.orders.give("a", "drain")
         await asyncio.sleep(30.0)
         refused = await made.gateways[0].call("a", 1.0)
         assert (refused.ending, made.manager.model("a").why) == ("refused", "draining")
         assert made.state() == "a running/drain, b stopped"
-        assert made.manager.ensure("a").ready_in == 0.0
+        assert made.manager.orders.ensure("a").ready_in == 0.0
         await asyncio.sleep(0.1)
         await used(made, "a")
 
@@ -556,17 +556,17 @@ async def test_drained_by_hand_it_gets_no_calls_and_keeps_its_memory_until_it_is
 async def test_orders_that_cannot_be_obeyed_say_why_and_change_nothing() -> None:
     async with site("ab", b="sleep: null") as made:
         with pytest.raises(Refused, match="it is stopped"):
-            made.manager.order("a", "wake")
+            made.manager.orders.give("a", "wake")
         with pytest.raises(Refused, match="is stopped, not running"):
-            made.manager.order("a", "sleep")
+            made.manager.orders.give("a", "sleep")
         await used(made, "a", "b")
         with pytest.raises(Refused, match="does not sleep"):
-            made.manager.order("b", "sleep")
-        made.manager.order("a", "sleep")
+            made.manager.orders.give("b", "sleep")
+        made.manager.orders.give("a", "sleep")
         with pytest.raises(Refused, match="has a drain under way"):
-            made.manager.order("a", "stop")
+            made.manager.orders.give("a", "stop")
         with pytest.raises(KeyError):
-            made.manager.order("x", "stop")
+            made.manager.orders.give("x", "stop")
 
 
 @virtual
@@ -575,7 +575,7 @@ async def test_ended_with_or_without_its_engines() -> None:
         made = Site(file("ab"), dict.fromkeys("ab", MODEL), GPU)
         await made.open()
         await used(made, "a")
-        made.manager.ensure("b")
+        made.manager.orders.ensure("b")
         await asyncio.sleep(5.0)
         await made.close(end_engines=end_engines)
         assert len(made.machine.held) == (0 if end_engines else 1)

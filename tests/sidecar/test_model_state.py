@@ -44,6 +44,7 @@ def test_calls_that_wait_want_it_until_nobody_says_so_any_more() -> None:
     assert made.wanted_since == 10.0
     assert made.wanted(12.0 + WAITED)
     assert not made.wanted(12.1 + WAITED)
+    made.advance(12.1 + WAITED)
     assert made.wanted_since is None
 
 
@@ -53,6 +54,26 @@ def test_who_says_it_once_is_believed_for_longer() -> None:
     made.want(1.0)  # a call that waits does not shorten it
     assert made.wanted(made.profile.max_starvation + LOAD)
     assert not made.wanted(made.profile.max_starvation + LOAD + 1.0)
+
+
+def test_asking_whether_it_is_wanted_changes_nothing() -> None:
+    made = entry()
+    made.want(0.0)
+    assert not made.wanted(WAITED + 1.0)
+    assert made.starts_at(WAITED + 1.0) is None
+    assert made.wanted(WAITED)
+    made.advance(WAITED)
+    assert made.wanted(WAITED)
+    made.advance(WAITED + 1.0)
+    assert not made.wanted(WAITED)
+
+
+def test_a_wish_outlasts_its_time_while_the_model_is_on_its_way() -> None:
+    made = entry()
+    made.want(0.0)
+    made.lifecycle.step("start", 0.0)
+    made.advance(WAITED + 1.0)
+    assert made.wanted_since == 0.0
 
 
 def test_a_pinned_model_is_always_wanted_unless_it_was_stopped_by_hand() -> None:

@@ -158,7 +158,7 @@ def test_each_gateway_is_told_an_address_that_it_can_reach(tmp_path: Path) -> No
 def test_a_report_is_what_a_gateway_decodes(tmp_path: Path) -> None:
     async def scene() -> None:
         async with opened(tmp_path) as manager:
-            manager.ensure("big")
+            manager.orders.ensure("big")
             report = manager.report("box", BOOT, "http://127.0.0.1:1")
             assert protocol.capacity_report(msgspec.json.encode(report)) == report
 

@@ -113,7 +113,7 @@ def test_gpus_are_left_alone_where_no_model_needs_one(tmp_path: Path) -> None:
         models = "models: {a: {model_path: /m/a, engine: {simulated: h100-8b, device: cpu}}}"
         async with opened(tmp_path, models) as manager:
             assert manager.gpus() == ()
-            assert manager.explain("a").splitlines()[-1].startswith("1. start a")
+            assert manager.planner.explain("a").splitlines()[-1].startswith("1. start a")
 
     asyncio.run(main())
 

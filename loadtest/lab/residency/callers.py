@@ -126,7 +126,7 @@ class ModelCallers:
                     return CallOutcome(ending="refused", waited=waited, retry_after=retry_after)
                 if not asked:
                     asked = True
-                    self.manager.ensure(model)
+                    self.manager.orders.ensure(model)
                     foretold.append(known.ready_in)
                 if loop.time() + known.ready_in > until:
                     return CallOutcome(ending="refused", waited=waited, retry_after=known.ready_in)

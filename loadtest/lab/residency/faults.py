@@ -16,7 +16,7 @@ import msgspec
 from loadtest.lab.residency.callers import CallOutcome, ModelCallers
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, file
-from sidecar.residency.manager import Refused
+from sidecar.residency.orders import Refused
 
 FORGIVEN = 15.0  # seconds after it was cut off for which a gateway may be wrong
 HANG = 30.0  # seconds for which a call may hang with its engine: until that is found out, and it is ended
@@ -110,9 +110,9 @@ def give(site: Site, name: str, what: str) -> bool:
     """An order; False: it is refused."""
     try:
         if what == "ensure":
-            site.manager.ensure(name)
+            site.manager.orders.ensure(name)
         else:
-            site.manager.order(name, what)  # type: ignore[arg-type] # one of its words
+            site.manager.orders.give(name, what)  # type: ignore[arg-type] # one of its words
     except Refused:
         return False
     return True
@@ -125,7 +125,7 @@ def _calm(site: Site) -> None:
         gateway.cut = False
     for name, entry in site.manager.entries.items():
         if entry.held_back:
-            site.manager.ensure(name)
+            site.manager.orders.ensure(name)
 
 
 async def _traffic(

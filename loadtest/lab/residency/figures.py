@@ -277,7 +277,7 @@ def wakes(seed: int, progress: Progress, scale: float) -> list[Row]:
             rng = random.Random(seed)  # noqa: S311 # a workload, no secrets
             for number in range(20):
                 await asyncio.sleep(rng.uniform(3.0, 6.0))
-                site.manager.order("a", "sleep")
+                site.manager.orders.give("a", "sleep")
                 await site.until("a", "sleeping")
                 await asyncio.sleep(rng.uniform(0.0, 1.0))
                 before = site.engines.all["a"].waking

@@ -110,7 +110,7 @@ class Site:
         time to let go of anything."""
         manager, self.text = self.manager, self.text if text is None else text
         await self._stop()
-        records = {name: manager.operations.record(entry) for name, entry in manager.entries.items()}
+        records = {name: manager.steps.record(entry) for name, entry in manager.entries.items()}
         if not killed:
             await manager.close(end_engines=False)
         times = {name: Times(**entry.times()) for name, entry in manager.entries.items()}
@@ -136,8 +136,10 @@ class Site:
     async def _look(self) -> None:
         while True:
             for gpu, total in enumerate(self.machine.totals):
-                there = self.manager.operations.running
-                residents = [each for each in self.manager.residents() if gpu in each.gpus and each.profile in there]
+                there = self.manager.steps.running
+                residents = [
+                    each for each in self.manager.planner.residents() if gpu in each.gpus and each.profile in there
+                ]
                 held = sum(each.residue if each.level else each.claim for each in residents)
                 if held > total:
                     self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
@@ -145,7 +147,7 @@ class Site:
 
     def left_over(self) -> list[str]:
         """What should not be there once nobody does anything: memory of nobody, engines nobody knows, calls."""
-        operations = self.manager.operations
+        operations = self.manager.steps
         found = list(self.wrong)
         running = {operations.running[name].url: name for name in operations.running}
         owners = {int(url.rpartition(":")[2]): name for url, name in running.items()}
@@ -202,5 +204,5 @@ def file(names: Sequence[str], gpus: int = 1, **fields: str) -> str:
 
 def counted(site: Site, event: str) -> Counter[str]:
     """How often each model had this event: ready, woken, slept, stopped, failed, out_of_memory."""
-    counts = site.manager.operations.counts
+    counts = site.manager.steps.counts
     return Counter({name: count for (name, each), count in counts.items() if each == event})

@@ -1,0 +1,62 @@
+"""GPU memory of one engine, as it starts, serves and sleeps: by its processes, or by what the GPU's use grew.
+
+NVML does not tell the processes of another pid namespace (a container). There the growth of a GPU's use while the
+engine started stands for it. Bytes are per GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sidecar.core.gpus import GPU
+from sidecar.core.lifecycle import DRAIN, RUNNING, SLEEP, STOP
+from sidecar.core.model_state import ModelState
+from sidecar.gpus.monitor import GpuMonitor
+from sidecar.residency.effects import Engine
+
+
+class EngineMemory:
+    """Of all engines of a sidecar. `running`: those that there are, by profile."""
+
+    def __init__(self, monitor: GpuMonitor, running: Mapping[str, Engine]) -> None:
+        self._monitor = monitor
+        self._running = running
+        self._grown: dict[str, dict[int, int]] = {}  # by how much each GPU's use grew while the engine started
+
+    def starting(self, entry: ModelState, before: Mapping[int, int], gpus: Iterable[GPU]) -> None:
+        """Note the growth on its GPUs since `before`, the bytes used by GPU when it began to start."""
+        self._grown[entry.name] = {
+            gpu.index: max(0, gpu.used - before.get(gpu.index, gpu.used)) for gpu in gpus if gpu.index in entry.gpus
+        }
+
+    def forget(self, entry: ModelState) -> None:
+        """Its engine has ended."""
+        self._grown.pop(entry.name, None)
+
+    def held(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
+        """Bytes that it holds now, by GPU: by its processes, or, where these are not told (in a container), by what
+        the GPU's use grew while it started."""
+        held = self.seen(entry, engine, gpus)
+        own = [gpu for gpu in gpus if gpu.index in held]
+        if not any(held.values()) and any(gpu.processes_hidden or not gpu.processes for gpu in own):
+            grown = self._grown.get(entry.name, {})
+            most = entry.size.residue if entry.level else entry.size.claim
+            foreseen = {gpu.index: (min(grown.get(gpu.index, 0), most), gpu.used) for gpu in own}
+            return {index: size if size <= used else 0 for index, (size, used) in foreseen.items()}  # 0: it is back
+        return held
+
+    def seen(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
+        """Bytes that its processes hold by NVML, by GPU; 0 where NVML does not tell."""
+        return {gpu.index: engine.held(gpu.processes) for gpu in gpus if gpu.index in entry.gpus}
+
+    def unseen(self, entry: ModelState) -> int:
+        """Bytes that it is taking and NVML does not show yet, on the GPU where that is most."""
+        if entry.lifecycle.state is RUNNING or entry.lifecycle.pending is None:
+            return 0
+        engine = self._running.get(entry.name)
+        target = entry.size.claim
+        if entry.lifecycle.pending in (DRAIN, SLEEP, STOP):
+            return 0
+        if engine is None:
+            return target
+        return max((target - size for size in self.held(entry, engine, self._monitor.gpus).values()), default=0)

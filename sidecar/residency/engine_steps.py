@@ -1,0 +1,282 @@
+"""Steps of one engine: start, wake, put to sleep, end, fail. Each sees the memory come and go before it is over.
+
+A step begins with its order given already (`pending` says what for). It ends with the fact that answers the order, on
+every path: an engine that fails is ended, and its memory is waited for, before anything else may count on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+
+from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level, Unusable
+from sidecar.core.gpus import returned
+from sidecar.core.lifecycle import ERROR, STARTING, STOP, Event
+from sidecar.core.measured import Measured
+from sidecar.core.model_state import ModelState
+from sidecar.gpus.monitor import GpuMonitor
+from sidecar.residency.effects import Engine, Engines
+from sidecar.residency.engine_memory import EngineMemory
+
+SAMPLE_EVERY = 1.0  # seconds between two looks at a starting engine's memory
+KEPT = 200  # lines of an engine that has ended
+
+
+class EngineSteps:
+    """`running`: the engines there are, by profile. `facts`: what each said of itself once it was ready. `counts`: how
+    often each event came, by profile and event. `touch` is called after every change of a model's state; `keep` when
+    what the state file has to know has changed."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        monitor: GpuMonitor,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+        *,
+        measured: dict[str, Measured],
+        touch: Callable[[], None],
+        keep: Callable[[], None],
+    ) -> None:
+        self.running: dict[str, Engine] = {}
+        self.facts: dict[str, EngineFacts] = {}
+        self.counts: dict[tuple[str, str], int] = {}
+        self.memory = EngineMemory(monitor, self.running)
+        self._last_lines: dict[str, list[str]] = {}
+        self._measured = measured
+        self._engines = engines
+        self._monitor = monitor
+        self._clock = clock
+        self._say = say
+        self._touch = touch
+        self._keep = keep
+        self._stopping: dict[str, asyncio.Event] = {}  # for engines that start: somebody wants them ended
+
+    def record(self, entry: ModelState) -> EngineRecord | None:
+        """What the state file is to know of an engine; None where there is none, or none that is ready."""
+        engine = self.running.get(entry.name)
+        if engine is None or entry.lifecycle.state is STARTING:
+            return None
+        return engine.record(level=entry.level, told=self.facts.get(entry.name, EngineFacts()))
+
+    # -- from start to end ------------------------------------------------------------------------------------------
+
+    async def start(self, entry: ModelState) -> None:
+        """Start its engine on the GPUs that are its own now, until it serves or has failed."""
+        gpus = await self._monitor.look()
+        room = min((gpu.free for gpu in gpus if gpu.index in entry.gpus), default=0)
+        entry.began = began = self._clock()
+        self._say(f"{entry.name} starts on {_places(entry.gpus)}")
+        stopping = self._stopping[entry.name] = asyncio.Event()
+        try:
+            try:
+                engine = await self._engines.start(entry.name, entry.gpus, entry.size)
+            finally:
+                self.transition(entry, "launched")
+            self.running[entry.name] = engine
+            facts = await self._ready(entry, engine, stopping, {gpu.index: gpu.used for gpu in gpus})
+        except EngineFailed as error:
+            entry.least_room = room if error.out_of_memory else 0
+            await self.fail(entry, error)
+            return
+        finally:
+            del self._stopping[entry.name]
+        if facts is None or entry.lifecycle.pending is STOP:
+            await self.end(entry)
+            return
+        self.facts[entry.name] = facts
+        entry.loaded(self._clock() - began)
+        self._serves(entry, "ready")
+        self._say(f"{entry.name} is ready after {self._clock() - began:.1f} s on {_places(entry.gpus)}")
+
+    async def _ready(
+        self, entry: ModelState, engine: Engine, stopping: asyncio.Event, before: Mapping[int, int]
+    ) -> EngineFacts | None:
+        """What it says once it serves; None: somebody wants it ended before that. `before`: bytes used by GPU."""
+        ready = asyncio.ensure_future(engine.ready())
+        stop = asyncio.ensure_future(stopping.wait())
+        peak = 0
+        try:
+            while True:
+                await asyncio.wait((ready, stop), timeout=SAMPLE_EVERY, return_when=asyncio.FIRST_COMPLETED)
+                gpus = await self._monitor.look()
+                self.memory.starting(entry, before, gpus)
+                held = self.memory.held(entry, engine, gpus)
+                peak = max(peak, *held.values(), 0)
+                if ready.done():
+                    facts = ready.result()
+                    self._measure(entry, facts, peak, max(held.values(), default=0))
+                    return facts
+                if stop.done():
+                    return None
+        finally:
+            for task in (ready, stop):
+                task.cancel()
+            await asyncio.gather(ready, stop, return_exceptions=True)
+
+    def stop_starting(self, entry: ModelState) -> bool:
+        """End one that starts; False: it does not."""
+        stopping = self._stopping.get(entry.name)
+        if stopping is not None:
+            stopping.set()
+        return stopping is not None
+
+    async def wake(self, entry: ModelState) -> None:
+        """Wake it where it sleeps."""
+        engine, level = self.running[entry.name], entry.level
+        entry.began = began = self._clock()
+        try:
+            if level:
+                await engine.wake(level, self.facts.get(entry.name, EngineFacts()))
+        except EngineFailed as error:
+            await self.fail(entry, error)
+            return
+        if level:
+            entry.woke(level, self._clock() - began)
+        entry.level = 0
+        self._serves(entry, "woken")
+        self._say(f"{entry.name} is awake after {self._clock() - began:.2f} s")
+
+    def _serves(self, entry: ModelState, event: Literal["ready", "woken"]) -> None:
+        now = self._clock()
+        if entry.wanted_since is not None:
+            entry.used(now)  # by the calls that wait for it, though none of them is there yet
+        entry.wanted_since, entry.infeasible, entry.least_room, entry.busy = None, None, 0, 0
+        entry.idle_since = now
+        self.transition(entry, event)
+        self._keep()
+
+    async def sleep(self, entry: ModelState, level: Level) -> bool:
+        """Put it to sleep, and see its memory come back. One that cannot is ended, which gives it back too."""
+        engine = self.running[entry.name]
+        before = await self._monitor.look()
+        held = self.memory.held(entry, engine, before)
+        self.transition(entry, "sleep")
+        began = self._clock()
+        try:
+            await engine.sleep(level)
+            freed = {gpu: max(0, size - entry.size.residue) for gpu, size in held.items()}
+            back = await self._monitor.back(before, freed)
+            kept = self.memory.seen(entry, engine, self._monitor.gpus)
+            # A neighbour that ended meanwhile looks like its memory, unless its processes are told.
+            if not back or (any(kept.values()) and not all(returned(held[i], kept[i], freed[i]) for i in kept)):
+                raise EngineFailed(f"it sleeps at level {level}, and its memory has not come back")
+        except EngineFailed as error:
+            return await self.fail(entry, error)
+        entry.level = level
+        entry.size = msgspec.structs.replace(entry.size, residue=max([entry.size.residue, *kept.values()]))
+        self.transition(entry, "slept")
+        self._keep()
+        self._say(f"{entry.name} sleeps at level {level} after {self._clock() - began:.2f} s")
+        return True
+
+    async def end(self, entry: ModelState) -> bool:
+        """End it; False: its memory has not come back."""
+        if entry.lifecycle.pending is not STOP:
+            self.transition(entry, "stop")
+        back = await self._ended(entry)
+        self.transition(entry, "stopped")
+        self._keep()
+        self._say(f"{entry.name} is stopped")
+        return back
+
+    async def end_anyway(self, entry: ModelState) -> None:
+        """End it, whatever was pending: nobody waits for its memory any more."""
+        engine = self.running.pop(entry.name, None)
+        if engine is None:
+            return
+        try:
+            await engine.stop()
+        except EngineFailed as error:
+            self._say(f"{entry.name}: {error}")
+        if entry.lifecycle.pending is not STOP:
+            self.transition(entry, "stop")
+        entry.gpus, entry.level = (), 0
+        self.transition(entry, "stopped")
+
+    async def fail(self, entry: ModelState, error: EngineFailed) -> bool:
+        """It has failed: gateways are told at once, then what is left of it is ended. As `end`."""
+        self.transition(
+            entry, "out_of_memory" if error.out_of_memory and entry.lifecycle.pending else "failed", str(error)
+        )
+        self._say(f"{entry.name} failed: {error}")
+        back = await self._ended(entry)
+        self._keep()
+        if entry.lifecycle.pending is STOP:  # somebody wanted it ended
+            self.transition(entry, "stopped")
+        return back
+
+    async def _ended(self, entry: ModelState) -> bool:
+        """End what runs of it; from then on it has no GPUs. False: its memory has not come back."""
+        back = await self._memory_back(entry)
+        entry.gpus, entry.level = (), 0
+        return back
+
+    async def _memory_back(self, entry: ModelState) -> bool:
+        engine = self.running.get(entry.name)
+        if engine is None:
+            return True
+        before = await self._monitor.look()
+        held = self.memory.held(entry, engine, before)
+        try:
+            await engine.stop()
+        except EngineFailed as error:
+            self._say(f"{entry.name}: {error}")  # what it holds will not come back, which is quarantine
+        self._last_lines[entry.name] = engine.lines(KEPT)
+        del self.running[entry.name]
+        self.memory.forget(entry)
+        back = await self._monitor.back(before, held)
+        await self.size(entry)  # by what was measured
+        return back
+
+    def settle(self, entry: ModelState) -> None:
+        """One that has failed, and of which nothing is left, is not tried again by itself."""
+        if entry.lifecycle.state is ERROR:
+            self.transition(entry, "stop")
+            self.transition(entry, "stopped")
+
+    async def leave(self) -> None:
+        """All engines go on without us."""
+        for engine in list(self.running.values()):
+            with contextlib.suppress(EngineFailed):
+                await engine.leave()
+        self.running.clear()
+
+    # -- what else is known -----------------------------------------------------------------------------------------
+
+    async def size(self, entry: ModelState) -> None:
+        """Find out what its engine will take."""
+        try:
+            entry.size = await self._engines.size(entry.name, self._monitor.smallest, len(self._monitor.gpus))
+            entry.sized, entry.unusable = True, ""
+        except Unusable as error:
+            if str(error) != entry.unusable:
+                self._say(f"{entry.name} cannot be run: {error}")
+            entry.sized, entry.unusable = False, str(error)
+        self._touch()
+
+    def lines(self, entry: ModelState, most: int) -> list[str]:
+        """The last lines of its engine, or of the one that has ended last."""
+        engine = self.running.get(entry.name)
+        return self._last_lines.get(entry.name, [])[-most:] if engine is None else engine.lines(most)
+
+    def _measure(self, entry: ModelState, facts: EngineFacts, peak: int, settled: int) -> None:
+        measured = self._engines.measurement(entry.name, facts, peak=peak, settled=settled)
+        if measured is not None:
+            self._measured[entry.name] = measured
+
+    def transition(self, entry: ModelState, event: Event, error: str = "") -> None:
+        """Apply an event of `core.lifecycle` to its state, and count the facts. Raises IllegalTransition."""
+        entry.lifecycle.step(event, self._clock(), error)
+        if event in ("ready", "woken", "slept", "stopped", "failed", "out_of_memory"):
+            key = (entry.name, event)
+            self.counts[key] = self.counts.get(key, 0) + 1
+        self._touch()
+
+
+def _places(gpus: tuple[int, ...]) -> str:
+    return f"GPU {', '.join(map(str, gpus))}" if gpus else "CPU"

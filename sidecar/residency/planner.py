@@ -1,0 +1,133 @@
+"""Planner: what would be done to have a model run, with the machine as it is now or as it is foreseen.
+
+It asks `core.plan` and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from sidecar.core.config import SidecarConfig
+from sidecar.core.engine_records import Level
+from sidecar.core.inventory import PlanSettings, Resident
+from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, WAKE
+from sidecar.core.model_state import ModelState
+from sidecar.core.plan import Infeasible, Plan, plan
+from sidecar.gpus.monitor import GpuMonitor
+from sidecar.residency.demand import GatewayDemand
+from sidecar.residency.engine_memory import EngineMemory
+from sidecar.residency.report import explained
+
+RETRY = 1.0  # seconds until what could not be had is planned once more
+
+
+class Planner:
+    """For the models in `entries`. `host_memory`: bytes for models asleep at level 1. `hot`: see core.plan. `warmth`
+    orders the models: the least is evicted first. `clock` gives monotonic seconds."""
+
+    def __init__(
+        self,
+        config: SidecarConfig,
+        entries: Mapping[str, ModelState],
+        demand: GatewayDemand,
+        monitor: GpuMonitor,
+        memory: EngineMemory,
+        *,
+        host_memory: int,
+        hot: float,
+        warmth: Callable[[ModelState, float], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._entries = entries
+        self._demand = demand
+        self._monitor = monitor
+        self._memory = memory
+        self._host_memory = host_memory
+        self._hot = hot
+        self._warmth = warmth
+        self._clock = clock
+
+    def decide(
+        self, entry: ModelState, now: float, *, since: float | None = None, ended: bool = False, idle: bool = False
+    ) -> Plan | Infeasible:
+        """What would be done now to have it run; `since`: from when on it is taken to be wanted, where nobody wants it
+        yet; `ended`, `idle`: see `residents`."""
+        if self._config.engine_of(entry.name).device == "cpu":
+            wakes = entry.lifecycle.state is SLEEPING
+            return Plan(start=None if wakes else entry.name, wake=entry.name if wakes else None)
+        settings = PlanSettings(
+            host_memory=self._host_memory, hot=self._hot, max_starvation=entry.profile.max_starvation
+        )
+        since = now if since is None else since
+        target, devices = entry.target(since), self._monitor.devices()
+        residents = self.residents(ended=ended, idle=idle)
+        decision = plan(target, residents, devices, now, settings)
+        if isinstance(decision, Infeasible) and entry.least_room:
+            # Nothing more can be evicted for it: with what there is.
+            target = msgspec.structs.replace(target, need=entry.size.start_needs)
+            return plan(target, residents, devices, now, settings)
+        return decision
+
+    def residents(self, *, ended: bool = False, idle: bool = False) -> list[Resident]:
+        """Everything that holds memory or is about to. Calls that wait for one that serves already are about to reach
+        it. `ended`: as if all calls and operations that are under way were over; `idle`: as if all calls were."""
+        now = self._clock()
+        found = [
+            entry.resident(
+                now,
+                self._demand.in_flight(entry.name) + (self._demand.waiting(entry.name) if entry.serves() else 0),
+                self._memory.unseen(entry),
+                self._warmth(entry, now),
+            )
+            for entry in self._entries.values()
+            if entry.gpus
+        ]
+        if idle:
+            return [msgspec.structs.replace(each, ref_count=0) for each in found]
+        return [each.after_all() for each in found] if ended else found
+
+    def sleep_level(self, entry: ModelState) -> Level | None:
+        """How deep it should sleep: at level 1 only while host memory has room for its weights."""
+        if entry.profile.sleep is None:
+            return None
+        asleep = sum(each.size.host for each in self._entries.values() if each.level == 1)
+        return 1 if entry.profile.sleep.level == 1 and asleep + entry.size.host <= self._host_memory else 2
+
+    def foreseen(self, entry: ModelState, now: float) -> Plan | Infeasible | None:
+        """What the plan would do with one that is not on its way, were it wanted; None: it is, or runs.
+
+        Where it is only too soon to evict, or calls or operations have to end first, that is a plan for later: one that
+        is refused until it is wanted, and wanted by nobody since it is refused, would never come to be had.
+        """
+        if entry.lifecycle.pending is not None or entry.lifecycle.state in (RUNNING, STARTING) or not entry.sized:
+            return None
+        decision = later = self.decide(entry, now)
+        at, pause = now, 0.0
+        while isinstance(later, Infeasible) and later.retry_at is not None and at - now <= entry.profile.max_starvation:
+            at, pause = max(at + pause, later.retry_at), RETRY
+            later = self.decide(entry, at, since=now, ended=True)
+        if isinstance(later, Infeasible):
+            return decision
+        victims = [self._entries[name] for name in (*(each.profile for each in later.sleep), *later.stop)]
+        coming = [each.ready_in(now, None) or 0.0 for each in victims if each.lifecycle.pending in (START, WAKE)]
+        return msgspec.structs.replace(later, after=max(at - now, *coming, 0.0), makes_room=self.makes_room(later))
+
+    def makes_room(self, decision: Plan) -> float:
+        """Seconds until its victims are gone, one after the other."""
+        sleep = sum(self._entries[each.profile].sleep_seconds for each in decision.sleep)
+        return sleep + sum(self._entries[name].stop_seconds for name in decision.stop)
+
+    def ready_in(self, entry: ModelState) -> float | None:
+        """Seconds until it could serve, were it wanted now; None: it cannot be had."""
+        now = self._clock()
+        return entry.ready_in(now, self.foreseen(entry, now))
+
+    def explain(self, profile: str) -> str:
+        """What it takes and what would be done now to have it, for a person. Raises KeyError."""
+        entry, now = self._entries[profile], self._clock()
+        return explained(
+            entry, self.residents(), self._monitor.devices(), self.decide(entry, now) if entry.sized else None
+        )
