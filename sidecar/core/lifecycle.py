@@ -7,9 +7,10 @@ stop, and cancel for one that nothing was done about yet) change only `pending`;
 stopped, failed, out_of_memory) change `state`, and end what they answer. A stop that was ordered outlasts every fact
 but its own: an engine that gets ready, falls asleep or fails meanwhile is stopped all the same.
 
-An engine that fails is started again after `backoff` seconds. MOST_FAILURES in a row, and nobody tries any more until
-somebody asks. Running out of memory is the machine's fault, not the model's: it is not counted, and after one more
-try (for which the plan evicts one more) it too waits to be asked.
+An engine that fails is started again after `backoff` seconds. After MOST_FAILURES in a row it rests: for a pause
+nobody but a person starts it, and after the pause the next call does. Running out of memory is the machine's fault, not
+the model's: it is not counted, and after one more try (for which the plan evicts one more) it too rests. What follows
+within HEALTHY seconds of having got ready is in a row with what was before.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ PENDING: dict[Event, dict[Pending | None, Pending | None]] = {
     "sleep": {None: SLEEP, DRAIN: SLEEP},
     "wake": {None: WAKE},
     "stop": dict.fromkeys((None, START, DRAIN, SLEEP, WAKE), STOP),
-    "cancel": {START: None, DRAIN: None, WAKE: None},
+    "cancel": dict.fromkeys((START, DRAIN, WAKE, STOP)),  # a stop, where nothing was done about it yet
     "launched": {START: START},
     "ready": {START: None, STOP: STOP},
     "slept": {None: None, DRAIN: None, SLEEP: None, STOP: STOP},
@@ -87,6 +88,8 @@ PENDING: dict[Event, dict[Pending | None, Pending | None]] = {
 MOST_FAILURES = 5  # in a row
 MOST_STARVED = 2  # times in a row out of memory: the first, and once more after another eviction
 SHORTEST, LONGEST = 10.0, 300.0  # seconds of backoff
+FIRST_REST, LAST_REST = 300.0, 3600.0  # seconds without a try, after the last of the tries in a row
+HEALTHY = 300.0  # seconds after which one that got ready has been in order
 
 
 class IllegalTransition(Exception):
@@ -110,21 +113,27 @@ def backoff(failures: int) -> float:
     return min(SHORTEST * 2 ** (failures - 1), LONGEST) if failures else 0.0
 
 
+def rest(rests: int) -> float:
+    """Seconds of the pause after this many rows of failures: min(300 x 2^(n-1), 3600)."""
+    return min(FIRST_REST * 2.0 ** (min(rests, 10) - 1), LAST_REST)
+
+
 class Lifecycle:
     """Of one profile. `since` is when `state` last changed; `transitions` counts by the state that was entered.
 
-    `failures` and `starved` (out of memory) are in a row, since it was last ready; `last_error` is of the last of
-    either, and stays until it is ready. An engine found alive when the sidecar starts begins in the `state` it is in.
+    `failures` and `starved` (out of memory) are in a row, and so are the `rests` that they led to: until one that got
+    ready at `ready_at` has been in order for HEALTHY seconds. `last_error` is of the last of either, and stays until it
+    is ready. An engine found alive when the sidecar starts begins in the `state` it is in.
     """
 
-    __slots__ = ("failures", "last_error", "pending", "since", "starved", "state", "transitions")
+    __slots__ = ("failures", "last_error", "pending", "ready_at", "rests", "since", "starved", "state", "transitions")
 
     def __init__(self, now: float, state: State = STOPPED) -> None:
         self.state = state
         self.pending: Pending | None = None
-        self.since = now
+        self.since = self.ready_at = now
         self.last_error = ""
-        self.failures = self.starved = 0
+        self.failures = self.starved = self.rests = 0
         self.transitions = {each.value: 0 for each in State}
 
     def step(self, event: Event, now: float, error: str = "") -> State:
@@ -134,15 +143,18 @@ class Lifecycle:
         """
         state, pending = after(self.state, self.pending, event)
         if event == "ready":
-            self.failures = self.starved = 0
+            self.ready_at = now
             self.last_error = ""
         elif event == "start" and self.given_up:
             self.failures = self.starved = 0  # somebody asked again: it has all its tries again
         elif event in ("failed", "out_of_memory"):
             self.last_error = error
+            if self.state in (RUNNING, SLEEPING) and now >= self.ready_at + HEALTHY:
+                self.failures = self.starved = self.rests = 0
             if self.pending is not STOP:  # it was being ended anyway
                 self.failures += event == "failed"
                 self.starved += event == "out_of_memory"
+                self.rests += self.given_up
         if state is not self.state:
             self.since = now
             self.transitions[state.value] += 1
@@ -160,6 +172,11 @@ class Lifecycle:
         if self.state is not ERROR or self.pending is not None or self.given_up:
             return None
         return self.since + backoff(self.failures)
+
+    @property
+    def rests_until(self) -> float | None:
+        """Until when one that has failed too often is not started for calls; None: it has not."""
+        return self.since + rest(self.rests) if self.state is ERROR and self.given_up else None
 
 
 def diagram() -> str:

@@ -31,7 +31,7 @@ class ModelState:
     `busy`: requests running and waiting in the engine when it was last looked at. `busy_since`: since when it has had
     calls, None while it has none. `least_room`: bytes that a start had
     and found too few. `off`: stopped by hand, and not to be started only because it is pinned. `held_back`: withdrawn
-    by hand. `asked`: somebody wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once
+    by hand. `asked`: a person wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once
     it was.
     """
 
@@ -161,9 +161,11 @@ class ModelState:
         life = self.lifecycle
         if life.pending is not None or life.state in (STARTING, RUNNING) or not self.sized:
             return None
-        if life.state is ERROR:
-            return now if self.asked else life.restart_at
-        return now if self.wanted(now) else None
+        if life.state is ERROR and self.asked:
+            return now
+        if life.state is ERROR and life.rests_until is None:
+            return life.restart_at
+        return max(now, life.rests_until or now) if self.wanted(now) else None
 
     # -- for the plan -----------------------------------------------------------------------------------------------
 
@@ -235,7 +237,7 @@ class ModelState:
         life = self.lifecycle
         if self.serves():
             return 0.0
-        if self.unusable or self.held_back or (life.state is ERROR and life.given_up and not self.asked):
+        if self.unusable or self.held_back or self.rests(now):
             return None
         again = self._way()
         if life.pending in (START, WAKE):
@@ -246,6 +248,11 @@ class ModelState:
             way = self.load_seconds if decision.start is not None else again
             return max(decision.after, (life.restart_at or now) - now) + decision.makes_room + way
         return None
+
+    def rests(self, now: float) -> bool:
+        """Whether it has failed so often that calls are refused, as nobody starts it for them now."""
+        until = self.lifecycle.rests_until
+        return until is not None and now < until and not self.asked
 
     def _way(self) -> float:
         """Seconds of the start or the waking that it takes from here."""

@@ -64,8 +64,8 @@ class Manager:
             engines, monitor, clock, say, measured=known.measured, touch=self._touch, keep=self._keep
         )
         self._due = asyncio.Event()
-        self._tasks = GpuTasks(self._due.set)
-        self._probes = LivenessProbes(self.steps, self._tasks, clock)
+        self.tasks = GpuTasks(self._due.set)
+        self._probes = LivenessProbes(self.steps, self.tasks, clock)
         self.planner = Planner(
             config,
             self.entries,
@@ -81,7 +81,7 @@ class Manager:
             self.entries,
             self.planner,
             Operations(self.steps, self.demand, clock, say),
-            self._tasks,
+            self.tasks,
             self.demand,
             changed=self.changed,
             touch=self._touch,
@@ -92,7 +92,7 @@ class Manager:
             self._scheduler,
             self.planner,
             self.steps,
-            self._tasks,
+            self.tasks,
             report=self.model,
             touch=self._touch,
             clock=clock,
@@ -129,7 +129,7 @@ class Manager:
     async def run(self) -> None:
         """Until cancelled. Operations under way are cancelled with it: `close` sees to their engines."""
         try:
-            self._tasks.spawn(self._sample())
+            self.tasks.spawn(self._sample())
             while True:
                 for entry in self.entries.values():
                     self._probes.look_after(entry)
@@ -138,9 +138,9 @@ class Manager:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(at):
                         await self._due.wait()
-                self._tasks.reap()
+                self.tasks.reap()
         finally:
-            await self._tasks.aclose()
+            await self.tasks.aclose()
 
     async def _sample(self) -> None:
         while True:

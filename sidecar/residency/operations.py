@@ -59,9 +59,9 @@ class Operations:
             await self._steps.start(entry)
 
     def _give_up(self, entries: Sequence[ModelState]) -> None:
-        """Whatever nothing was done about yet stays as it is."""
+        """Whatever nothing was done about yet stays as it is, one that sleeps and was to be stopped too."""
         for entry in entries:
-            if entry.lifecycle.pending not in (None, STOP, SLEEP):
+            if entry.lifecycle.pending not in (None, SLEEP):
                 if entry.name not in self._steps.running:
                     entry.gpus = ()
                 self._steps.transition(entry, "cancel")

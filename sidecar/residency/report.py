@@ -9,7 +9,7 @@ from gateway.shared.protocol import GPUReport, ModelReport
 from sidecar.core.engine_records import EngineFacts
 from sidecar.core.gpus import GPU
 from sidecar.core.inventory import Device, Resident
-from sidecar.core.lifecycle import ERROR, SLEEPING, State
+from sidecar.core.lifecycle import SLEEPING, State
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan
 
@@ -61,8 +61,10 @@ def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> t
     life = entry.lifecycle
     if entry.unusable:
         return FAILED, entry.unusable, None
-    if life.state is ERROR and life.given_up:
-        return FAILED, f"{entry.name} has failed too often and waits to be asked: {life.last_error}", None
+    until = life.rests_until
+    if until is not None and entry.rests(now):
+        why = f"{entry.name} has failed too often and is not tried for {until - now:.0f} s, unless somebody asks"
+        return FAILED, f"{why}: {life.last_error}", until - now
     if isinstance(decision, Infeasible):
         retry_in = None if decision.retry_at is None else max(0.0, decision.retry_at - now)
         return NO_MEMORY, decision.why, retry_in

@@ -20,6 +20,7 @@ from gateway.shared.protocol import Demand, DemandReport
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
 from loadtest.simulate import vtime
+from sidecar.core.lifecycle import FIRST_REST
 from sidecar.residency.orders import Refused
 
 MODEL = Model(weights=6 * GIB, claim=11 * GIB)
@@ -362,13 +363,71 @@ async def test_failed_starts_are_repeated_at_growing_intervals_and_given_up_afte
     async with site("a") as made:
         made.machine.faults.fail_start = 5
         made.manager.orders.ensure("a")
-        await asyncio.sleep(1000.0)
+        await asyncio.sleep(400.0)
         starts = [at for at, _ in made.engines.starts]
         pauses = [later - earlier - START for earlier, later in pairwise(starts)]
         assert pauses == [pytest.approx(wait, abs=0.2) for wait in (10.0, 20.0, 40.0, 80.0)]
         assert made.manager.model("a").why == "error"
         made.manager.orders.ensure("a")
         await made.until("a", "running")
+
+
+@virtual
+async def test_a_call_starts_again_what_has_failed_too_often_once_it_has_rested() -> None:
+    async with site("a") as made:
+        made.machine.faults.fail_start = 5
+        refused = await made.gateways[0].call("a", 1.0, 1000.0)
+        assert (refused.ending, made.manager.model("a").why) == ("refused", "error")
+        assert refused.retry_after == pytest.approx(FIRST_REST, abs=5.0)
+        assert len(made.engines.starts) == 5
+        assert "not tried for" in made.manager.model("a").message
+        await asyncio.sleep(refused.retry_after + 2.0)
+        assert len(made.engines.starts) == 5, "nobody wants it"
+        assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+
+
+@virtual
+async def test_one_that_dies_soon_after_each_start_is_not_started_all_the_time() -> None:
+    async with site("a", sound=False) as made:
+        asked = asyncio.ensure_future(_asks_again(made, 3600.0))
+        while made.now < 3600.0:
+            await asyncio.sleep(0.5)
+            engine = made.engines.all.get("a")
+            if engine is not None and engine.serves:
+                await asyncio.sleep(5.0)
+                engine.kill()
+        await asked
+        assert 10 <= len(made.engines.starts) <= 20
+
+
+async def _asks_again(made: Site, until: float) -> None:
+    """A caller who comes back for its model as long as that is refused, or has been cut off."""
+    while made.now < until:
+        answer = await made.gateways[0].call("a", 10.0, 600.0)
+        await asyncio.sleep(max(1.0, answer.retry_after or 0.0))
+
+
+@virtual
+async def test_what_was_to_be_stopped_where_it_sleeps_is_not_stuck_where_there_is_no_room_for_it() -> None:
+    async with site("abcd", 14 * GIB, 14 * GIB, gateways=2, a="gpus: [0]", b="gpus: [1]") as made:
+        gateway = made.gateways[0]
+        await used(made, "c", "a", "b")  # on GPU 0, where `a` has put it to sleep
+        long = asyncio.ensure_future(gateway.call("a", 300.0))
+        await asyncio.sleep(1.0)
+        made.gateways[1].cut = True  # it cannot hear that `b` drains, and sends it a call
+        moved = asyncio.ensure_future(gateway.call("c", 1.0, 200.0))
+        while made.entry("b").lifecycle.pending is None:
+            await asyncio.sleep(0.05)
+        assert made.state() == "a running, b running/drain, c sleeping/stop, d stopped"
+        late = asyncio.ensure_future(made.gateways[1].call("b", 20.0))
+        await asyncio.sleep(0.1)
+        made.gateways[1].cut = False
+        await asyncio.sleep(2.0)
+        assert made.entry("c").lifecycle.pending is None
+        assert (await late).ending == "served"
+        assert (await moved).ending == "served"
+        long.cancel()
+        await asyncio.gather(long, return_exceptions=True)
 
 
 @virtual

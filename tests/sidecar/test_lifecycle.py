@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from sidecar.core.lifecycle import (
+    HEALTHY,
     MOST_FAILURES,
     PENDING,
     TRANSITIONS,
@@ -17,6 +18,7 @@ from sidecar.core.lifecycle import (
     State,
     after,
     backoff,
+    rest,
 )
 
 STOPPED, STARTING, RUNNING, SLEEPING, ERROR = State
@@ -43,6 +45,9 @@ LEGAL = {
     (RUNNING, None, "slept"): (SLEEPING, None),
     (RUNNING, None, "failed"): (ERROR, None),
     (RUNNING, DRAIN, "cancel"): (RUNNING, None),
+    (RUNNING, STOP, "cancel"): (RUNNING, None),
+    (SLEEPING, STOP, "cancel"): (SLEEPING, None),
+    (ERROR, STOP, "cancel"): (ERROR, None),
     (RUNNING, DRAIN, "sleep"): (RUNNING, SLEEP),
     (RUNNING, DRAIN, "stop"): (RUNNING, STOP),
     (RUNNING, DRAIN, "slept"): (SLEEPING, None),
@@ -180,11 +185,33 @@ def test_five_failures_in_a_row_and_it_waits_to_be_asked() -> None:
     assert (life.failures, life.restart_at) == (1, 620.0)
 
 
-def test_ready_forgets_failures() -> None:
+@pytest.mark.parametrize(("rests", "seconds"), [(1, 300.0), (2, 600.0), (3, 1200.0), (4, 2400.0), (5, 3600.0)])
+def test_a_rest_doubles_up_to_an_hour(rests: int, seconds: float) -> None:
+    assert rest(rests) == seconds
+    assert rest(rests + 10_000) == 3600.0
+
+
+def test_after_its_tries_it_rests_and_longer_each_time() -> None:
+    life, rests = Lifecycle(0.0), []
+    for _ in range(2 * MOST_FAILURES):
+        for event in ("start", "launched", "failed"):
+            life.step(event, 1000.0)
+        rests.append(life.rests_until)
+    assert [until for until in rests if until is not None] == [1300.0, 1600.0]
+    assert rests[MOST_FAILURES - 1] == 1300.0
+
+
+def test_ready_is_not_yet_in_order() -> None:
     life = stepped("start", "launched", "failed", "start", "launched", "out_of_memory", "start", "launched")
     assert (life.failures, life.starved, life.last_error) == (1, 1, "why")
     life.step("ready", 300.0)
-    assert (life.failures, life.starved, life.last_error, life.restart_at) == (0, 0, "", None)
+    assert (life.last_error, life.restart_at) == ("", None)
+    life.step("failed", 299.0 + HEALTHY)
+    assert (life.failures, life.starved) == (2, 1), "in a row with those before"
+    for event in ("start", "launched", "ready"):
+        life.step(event, 700.0)
+    life.step("failed", 700.0 + HEALTHY)
+    assert (life.failures, life.starved, life.rests) == (1, 0, 0)
 
 
 def test_a_failure_while_running_or_asleep_counts() -> None:

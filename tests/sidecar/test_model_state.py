@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sidecar.core.inventory import Size
-from sidecar.core.lifecycle import MOST_FAILURES, Event
+from sidecar.core.lifecycle import FIRST_REST, MOST_FAILURES, Event
 from sidecar.core.model_state import APART, EVICTION, LOAD, SOON, WAITED, WAKES, ModelState
 from sidecar.core.plan import Infeasible, Plan, PutToSleep
 from sidecar.core.profile import Profile, Sleep
@@ -152,10 +152,21 @@ def failed(times: int = 1) -> ModelState:
 def test_what_has_failed_starts_again_after_its_backoff_or_when_somebody_asks() -> None:
     assert failed().starts_at(0.0) == 10.0
     given_up = failed(MOST_FAILURES)
+    assert given_up.starts_at(400.0) is None
     given_up.want(0.0)
-    assert given_up.starts_at(0.0) is None
+    assert given_up.starts_at(0.0) == FIRST_REST
     given_up.asked = True
     assert given_up.starts_at(3.0) == 3.0
+
+
+def test_one_that_rests_is_refused_to_calls_until_it_has_rested() -> None:
+    made = failed(MOST_FAILURES)
+    assert made.rests(FIRST_REST - 1.0)
+    assert made.ready_in(FIRST_REST - 1.0, Plan()) is None
+    assert not made.rests(FIRST_REST)
+    assert made.ready_in(FIRST_REST, Plan(start="m")) == LOAD
+    made.want(FIRST_REST)
+    assert made.starts_at(FIRST_REST) == FIRST_REST
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------

@@ -143,6 +143,9 @@ class Site:
                 held = sum(each.residue if each.level else each.claim for each in residents)
                 if held > total:
                     self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
+            for name, entry in self.manager.entries.items():
+                if entry.lifecycle.pending is not None and not entry.held_back and name not in self.manager.tasks:
+                    self.wrong.append(f"{self.now:.1f} s: nobody sees to {name}: {self.state()}")
             await asyncio.sleep(self._look_every)
 
     def left_over(self) -> list[str]:
