@@ -1,6 +1,8 @@
-"""When a client tries again, as openai-python does: on 408, 409, 429, 5xx, failed connections and its own time-out,
-unless `x-should-retry` says otherwise, after the time `retry-after-ms` or `retry-after` gives (up to 60 s) or 0.5 s
-doubled and jittered; once an answer has begun well, never. The same for clients in virtual time and on sockets.
+"""Life of a client's call, the same in virtual time and on sockets: patience with a try, and the wait before another.
+
+A client tries again as openai-python does: on 408, 409, 429, 5xx, failed connections and its own time-out, unless
+`x-should-retry` says otherwise. It waits as long as `retry-after-ms` or `retry-after` says (up to 60 s), or else 0.5 s,
+doubled with each try and jittered. Once an answer has begun well it never tries again.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import msgspec
 LONGEST_ADVICE = 60.0  # seconds; openai-python ignores a longer Retry-After
 NOTHING_SAID = -1.0
 DO_NOT = -2.0
+WELL = ("ok", "left", "unfinished")  # outcomes after which nobody wants an answer any more
 
 
 class Clients(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +33,25 @@ class Clients(msgspec.Struct, frozen=True, kw_only=True):
     leaves: float = 0.0
     leaves_after: float = 3.0
 
+    def patience_of(self, class_name: str) -> float:
+        """Seconds after which a client of this class gives up a try."""
+        return self.patience.get(class_name, self.timeout)
+
+    def wait_before_retry(
+        self, number: int, outcome: str, status: int, advised: float, rng: random.Random
+    ) -> float | None:
+        """Seconds until the next try, after try `number` (1 is the first) ended with `status`, 0 for none; None: there
+        is none."""
+        if outcome in WELL or number > self.retries or advised == DO_NOT:
+            return None
+        if status == 200 or (0 < status < 500 and status not in (408, 409, 429)):
+            return None
+        if 0.0 < advised <= LONGEST_ADVICE:
+            return advised
+        if self.exact:
+            return None
+        return float(min(8.0, 0.5 * 2.0 ** (number - 1)) * (1.0 - 0.25 * rng.random()))
+
 
 def advice(fields: Mapping[bytes, bytes]) -> float:
     """Seconds that an answer's head says to wait; NOTHING_SAID; DO_NOT come back."""
@@ -41,15 +63,3 @@ def advice(fields: Mapping[bytes, bytes]) -> float:
         except (KeyError, ValueError):  # a date, which no engine sends, is as good as nothing
             continue
     return NOTHING_SAID
-
-
-def wait_before(number: int, status: int, advised: float, rng: random.Random, *, exact: bool = False) -> float | None:
-    """Seconds until try `number` + 1, after try `number` (1 is the first) failed with `status`, 0 for none; None: not
-    again. `exact`: only where a time was given."""
-    if status == 200 or advised == DO_NOT or (0 < status < 500 and status not in (408, 409, 429)):
-        return None
-    if 0.0 < advised <= LONGEST_ADVICE:
-        return advised
-    if exact:
-        return None
-    return float(min(8.0, 0.5 * 2.0 ** (number - 1)) * (1.0 - 0.25 * rng.random()))

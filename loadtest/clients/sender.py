@@ -15,7 +15,7 @@ from typing import Literal
 
 from loadtest.clients.answer import Answer
 from loadtest.clients.client import Exchange
-from loadtest.clients.retries import NOTHING_SAID, Clients, advice, wait_before
+from loadtest.clients.retries import Clients, advice
 from loadtest.clients.targets import Server, Servers
 from loadtest.load.workload import Planned
 from loadtest.report.records import RequestResult
@@ -143,7 +143,8 @@ class SocketCall:
         self._exchange = exchange
         self.sent = self.sent or answer.sent
         exchange.over.add_done_callback(self._over)
-        self._timer = asyncio.get_running_loop().call_later(sender.clients.timeout, self._give_up)
+        patience = sender.clients.patience_of(planned.class_name)
+        self._timer = asyncio.get_running_loop().call_later(patience, self._give_up)
 
     def leave(self, outcome: Why, reason: str) -> None:
         """End it, whatever it is at."""
@@ -166,13 +167,11 @@ class SocketCall:
         self._stop()
         if self._server is not None:
             self._server.done(exchange)
-        outcome = answer.outcome
-        if outcome != "ok" and self.number <= sender.clients.retries:
-            advised = advice(answer.fields) if answer.fields else NOTHING_SAID
-            wait = wait_before(self.number, answer.status, advised, sender.rng)
-            if wait is not None:
-                self._timer = asyncio.get_running_loop().call_later(wait, self.send)
-                return
+        outcome, advised = answer.outcome, advice(answer.fields)
+        wait = sender.clients.wait_before_retry(self.number, outcome, answer.status, advised, sender.rng)
+        if wait is not None:
+            self._timer = asyncio.get_running_loop().call_later(wait, self.send)
+            return
         sender.over(self, outcome, answer.why)
 
     def _stop(self) -> None:

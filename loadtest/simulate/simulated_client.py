@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from loadtest.clients.retries import Clients, advice, wait_before
+from loadtest.clients.retries import Clients, advice
 from loadtest.load.workload import Planned
 from loadtest.simulate.pace import Gaps
 
@@ -91,7 +91,7 @@ class Life:
         tried = self.tried = Try(call.class_name, len(self.tries) + 1, call.at, now)
         self.tries.append(tried)
         self._answer = []
-        patience = clients.patience.get(call.class_name, clients.timeout)
+        patience = clients.patience_of(call.class_name)
         if clients.leaves and self._rng.random() < clients.leaves:
             self._timer = self._loop.call_at(
                 now + self._rng.expovariate(1.0 / clients.leaves_after), self.leave, "left"
@@ -172,7 +172,7 @@ class Life:
         tried.finished = self._loop.time()
         self._leave = None
         self._stop()
-        wait = self._wait_before_retry()
+        wait = self._clients.wait_before_retry(tried.number, tried.outcome, tried.status, tried.advised, self._rng)
         if wait is not None:
             self._timer = self._loop.call_at(tried.finished + wait, self.send)
             return
@@ -185,10 +185,3 @@ class Life:
     def answer(self) -> bytes:
         """What was said, once the call has ended well and is part of a session."""
         return self._answer[0] if self._answer else b""
-
-    def _wait_before_retry(self) -> float | None:
-        """Seconds until the next try; None: there is none."""
-        tried, clients = self.tried, self._clients
-        if tried.outcome in ("ok", "left", "unfinished") or tried.number > clients.retries:
-            return None
-        return wait_before(tried.number, tried.status, tried.advised, self._rng, exact=clients.exact)
