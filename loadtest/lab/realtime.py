@@ -26,7 +26,7 @@ import msgspec
 from loadtest.clients.client import Answer, Exchange
 from loadtest.lab.figures import command as figures
 from loadtest.lab.figures.runs import PROFILE, Measured, Setting, Shape, Testbed
-from loadtest.lab.figures.table import bars, report, terminal
+from loadtest.lab.rows import bars, terminal
 from loadtest.load.workload import Planned
 from loadtest.processes import SAMPLE, Child, Gateway, get
 from loadtest.report.stats import quantile
@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
     late = f"{1000 * quantile(lags, 0.5):.1f} ms (p50), {1000 * quantile(lags, 0.99):.1f} ms (p99)"
     seconds = time.perf_counter() - began
     summary = f"{setting.tries} calls in {seconds:.0f} s of real time; our own sending was late by {late}"
-    return report(console, setting, rows, summary, details=options.details, gate=options.gate)
+    return figures.told(console, setting, rows, summary, options)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from rich.table import Table
 
 from loadtest.clients.retries import Clients
 from loadtest.lab.figures.runs import MIX, PROFILE, Setting, in_time
-from loadtest.lab.figures.table import percent, terminal
 from loadtest.lab.realtime import Loop, Sockets
+from loadtest.lab.rows import percent, terminal
 from loadtest.load.plan import poisson
 from loadtest.load.workload import Planned
 from loadtest.processes import Child, Gateway, samples, until

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from loadtest.lab.figures.command import ROWS, main
+from loadtest.lab.figures.command import ROWS, main, told
+from loadtest.lab.figures.details import details_of
 from loadtest.lab.figures.load import goodput, late, retry_after, throughput, wait
 from loadtest.lab.figures.runs import Measured, Saturation, Setting, in_time
-from loadtest.lab.figures.table import Row, details_of, percent, report, table_of
 from loadtest.lab.figures.waits import foretold, row_of, waits
+from loadtest.lab.rows import Row, percent, table_of
 from loadtest.report.stats import quantile
 from loadtest.simulate.inprocess import ClassTarget
 from loadtest.simulate.simulated_client import Try
@@ -91,10 +93,10 @@ def test_a_figure_below_its_milestone_is_told_and_only_a_gate_fails_for_it(
 ) -> None:
     setting = Setting(known={"a run": Measured(outcome_of().result, left_over, 0)})
     rows = [Row(name="16", what="speed", value="188000", milestone=">= 200,000", met=met)]
-    assert report(Console(), setting, rows, "all", details=False, gate=gate) == status
-    told = capsys.readouterr().out
-    assert ("--gate" in told) is (met is False and not gate)
-    assert all(wrong in told for wrong in left_over)
+    assert told(Console(), setting, rows, "all", Namespace(details=False, gate=gate)) == status
+    printed = capsys.readouterr().out
+    assert ("--gate" in printed) is (met is False and not gate)
+    assert all(wrong in printed for wrong in left_over)
 
 
 def test_the_error_of_a_wait_is_a_share_of_the_real_one_or_of_seconds() -> None:

@@ -12,9 +12,13 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from rich.console import Console
+
 from loadtest.lab.figures import fleet, load, waits
+from loadtest.lab.figures.details import details_of
 from loadtest.lab.figures.runs import Setting
-from loadtest.lab.figures.table import Row, bars, report, terminal
+from loadtest.lab.rows import Row, bars, chosen, report, terminal
+from loadtest.lab.rows import add_arguments as add_rows
 
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "6": load.row6,
@@ -76,8 +80,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 def add_arguments(parser: argparse.ArgumentParser, rows: Iterable[str], seeded: str) -> None:
     """What everything takes that measures these rows in some `Setting`. `seeded`: what follows the seed."""
-    parser.add_argument("--rows", default=",".join(rows), help="which rows (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help=f"of {seeded} (default: 1)")
+    add_rows(parser, rows, seeded)
     parser.add_argument("--engines", type=int, default=4, help="simulated engines (default: 4)")
     parser.add_argument("--policy", type=Path, help="a policy file; left out: the gateway's defaults")
     parser.add_argument("--details", action="store_true", help="also: what became of every class in every run")
@@ -87,12 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser, rows: Iterable[str], seeded: 
 def checked(parser: argparse.ArgumentParser, argv: list[str], rows: Iterable[str]) -> argparse.Namespace:
     """The command line, whose `rows` is a list of those there are and `policy` the file's bytes, of a good policy.
     Exits with status 2 where that cannot be."""
-    known = list(rows)
     options = parser.parse_args(argv)
-    options.rows = [name.strip() for name in options.rows.split(",") if name.strip()]
-    unknown = [name for name in options.rows if name not in known]
-    if unknown:
-        parser.error(f"--rows: there is no row {', '.join(unknown)}; one of {', '.join(known)}")
+    options.rows = chosen(parser, options.rows, rows)
     try:
         options.policy = options.policy.read_bytes() if options.policy else b""
         Setting(policy=options.policy)
@@ -129,4 +128,11 @@ def main(argv: list[str] | None = None) -> int:
     seconds = time.perf_counter() - began
     speed = setting.tries / seconds * 60.0
     summary = f"{setting.tries} simulated calls in {seconds:.0f} s: {speed:.0f} a minute of wall time"
-    return report(console, setting, rows, summary, details=options.details, gate=options.gate)
+    return told(console, setting, rows, summary, options)
+
+
+def told(console: Console, setting: Setting, rows: list[Row], summary: str, options: argparse.Namespace) -> int:
+    """Print the rows, and what the runs behind them left over; the exit status."""
+    wrong = [f"{what}: {left}" for what, outcome in setting.known.items() for left in outcome.left_over]
+    details = details_of(setting) if options.details else None
+    return report(console, rows, summary, wrong=wrong, details=details, gate=options.gate)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from loadtest.clients.retries import Clients
+from loadtest.lab.figures.details import measured
 from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Setting
-from loadtest.lab.figures.table import Row, measured, percent
+from loadtest.lab.rows import Row, percent
 from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import poisson
 from loadtest.load.workload import Kind, Prefix, Sessions

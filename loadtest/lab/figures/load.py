@@ -9,8 +9,9 @@ and output per second of the measured part of the run, over the capacity.
 from __future__ import annotations
 
 from loadtest.clients.retries import Clients
+from loadtest.lab.figures.details import measured
 from loadtest.lab.figures.runs import MIX, Measured, Setting, in_time, tokens
-from loadtest.lab.figures.table import Row, measured, percent
+from loadtest.lab.rows import Row, percent
 from loadtest.load.plan import poisson
 from loadtest.report.stats import quantile
 

@@ -25,11 +25,11 @@ from pathlib import Path
 import msgspec
 
 from loadtest.die_with_parent import tie
+from loadtest.lab.figures.details import measured
 from loadtest.lab.figures.load import goodput, late
 from loadtest.lab.figures.picture_points import SIDES, ClassShare, Picture, Point, Side, table
 from loadtest.lab.figures.picture_svg import draw
 from loadtest.lab.figures.runs import BLOCKS, MIX, InMemory, Measured, Saturation, Setting, in_time
-from loadtest.lab.figures.table import measured
 from loadtest.simulate.round_robin import Direct, RoundRobin
 
 HELP = """\

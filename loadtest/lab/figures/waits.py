@@ -15,7 +15,7 @@ import msgspec
 from loadtest.engine.engine import engine_config
 from loadtest.engine.profile_file import profile_of
 from loadtest.lab.figures.runs import BLOCKS, InMemory, Measured, Setting, Shape
-from loadtest.lab.figures.table import Row
+from loadtest.lab.rows import Row
 from loadtest.load.plan import poisson
 from loadtest.report.stats import quantile
 from loadtest.simulate.memory_engine import MemoryEngine

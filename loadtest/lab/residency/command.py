@@ -10,11 +10,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from loadtest.lab.figures.table import Row, bars, table_of, terminal
 from loadtest.lab.residency import figures, real
-from loadtest.lab.residency.figures import Progress
+from loadtest.lab.rows import OnProgress, Row, add_arguments, bars, chosen, report, terminal
 
-ROWS: dict[str, Callable[[int, Progress, float], list[Row]]] = {
+ROWS: dict[str, Callable[[int, OnProgress, float], list[Row]]] = {
     "share": figures.shares,
     "turns": figures.turns,
     "rounds": figures.rounds,
@@ -48,15 +47,11 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.lab.residency", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", default=",".join(ROWS), help="which rows (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of calls and faults (default: 1)")
+    add_arguments(parser, ROWS, seeded="calls and faults")
     parser.add_argument("--quick", action="store_true", help="a fifth of the calls")
     parser.add_argument("--real", action="store_true", help="processes and sockets, in real time, and no other rows")
     options = parser.parse_args(argv)
-    options.rows = [name.strip() for name in options.rows.split(",") if name.strip()]
-    unknown = [name for name in options.rows if name not in ROWS]
-    if unknown:
-        parser.error(f"--rows: there is no row {', '.join(unknown)}; one of {', '.join(ROWS)}")
+    options.rows = chosen(parser, options.rows, ROWS)
     return options
 
 
@@ -71,6 +66,4 @@ def main(argv: list[str] | None = None) -> int:
             rows = real.rows(progress)
         else:
             rows = [row for name in options.rows for row in ROWS[name](options.seed, progress, scale)]
-    console.print(table_of(rows))
-    console.print(f"in {time.perf_counter() - began:.0f} s")
-    return 0 if all(row.met is not False for row in rows) else 1
+    return report(console, rows, f"in {time.perf_counter() - began:.0f} s", details=None, gate=True)

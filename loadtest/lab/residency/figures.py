@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from loadtest.lab.figures.table import Row, percent
 from loadtest.lab.residency.callers import CallOutcome
 from loadtest.lab.residency.faults import TEXT, TOTALS, models, storm
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
+from loadtest.lab.rows import OnProgress, Row, percent
 from loadtest.report.stats import quantile
 from loadtest.simulate import vtime
 from sidecar.core.model_state import ModelState
@@ -38,7 +38,6 @@ SHORT = 0.4  # seconds of a call
 QUICK = 2.5  # seconds of a call that had to wake its model
 ABOUT = 0.5  # seconds by which what is foretold may be off
 
-Progress = Callable[[str, float], None]
 Warmth = Callable[[ModelState, float], float]
 
 
@@ -100,7 +99,7 @@ def lru(_: ModelState, __: float) -> float:
     return -math.inf
 
 
-async def _answered(site: Site, planned: Sequence[PlannedCall], label: str, progress: Progress) -> list[CallOutcome]:
+async def _answered(site: Site, planned: Sequence[PlannedCall], label: str, progress: OnProgress) -> list[CallOutcome]:
     begin, calls = site.now, []
     for call in planned:
         await asyncio.sleep(max(0.0, begin + call.at - site.now))
@@ -112,7 +111,7 @@ async def _answered(site: Site, planned: Sequence[PlannedCall], label: str, prog
 def run(
     planned: Sequence[PlannedCall],
     label: str,
-    progress: Progress,
+    progress: OnProgress,
     *,
     sleep: bool,
     hot: float = HOT,
@@ -135,7 +134,7 @@ def _loads(site: Site) -> int:
     return counted(site, "ready").total() + counted(site, "woken").total()
 
 
-def shares(seed: int, progress: Progress, scale: float) -> list[Row]:
+def shares(seed: int, progress: OnProgress, scale: float) -> list[Row]:
     """Calls that waited for their model, and how long; ours between LRU and Belady."""
     rows = []
     for sleep, what, rate in ((True, "with sleep", 0.5), (False, "without sleep", 0.05)):
@@ -169,7 +168,7 @@ def shares(seed: int, progress: Progress, scale: float) -> list[Row]:
     return rows
 
 
-async def _in_turn(count: int, label: str, progress: Progress, *, sleep: bool) -> tuple[ResidencyRun, Counter[bool]]:
+async def _in_turn(count: int, label: str, progress: OnProgress, *, sleep: bool) -> tuple[ResidencyRun, Counter[bool]]:
     """`count` calls, and of those that came back when they were told to, how many were served then."""
     back: Counter[bool] = Counter()
 
@@ -192,7 +191,7 @@ async def _in_turn(count: int, label: str, progress: Progress, *, sleep: bool) -
         return ResidencyRun(answers, _loads(site), site.now), back
 
 
-def turns(seed: int, progress: Progress, scale: float) -> list[Row]:
+def turns(seed: int, progress: OnProgress, scale: float) -> list[Row]:
     """Three models in turn, one call after the other, on memory for two: the worst there is for LRU."""
     rows = []
     for sleep, what in ((True, "with sleep"), (False, "without sleep")):
@@ -225,7 +224,7 @@ def turns(seed: int, progress: Progress, scale: float) -> list[Row]:
     return rows
 
 
-def rounds(seed: int, progress: Progress, scale: float) -> list[Row]:
+def rounds(seed: int, progress: OnProgress, scale: float) -> list[Row]:
     """Three models in turn on a GPU each for two of them, every call as soon as the last has ended: by one caller, who
     has loaded each once before; and whether what was foretold came true."""
     count = len(TURNS) * max(3, int(30 * scale))
@@ -267,7 +266,7 @@ def rounds(seed: int, progress: Progress, scale: float) -> list[Row]:
     ]
 
 
-def wakes(seed: int, progress: Progress, scale: float) -> list[Row]:
+def wakes(seed: int, progress: OnProgress, scale: float) -> list[Row]:
     """What the manager adds to an engine's own wake time, where there is room."""
 
     async def whole() -> list[float]:
@@ -299,7 +298,7 @@ def wakes(seed: int, progress: Progress, scale: float) -> list[Row]:
     ]
 
 
-def faults(seed: int, progress: Progress, scale: float) -> list[Row]:
+def faults(seed: int, progress: OnProgress, scale: float) -> list[Row]:
     """A hundred faults in ten minutes, several times over."""
     runs = max(1, round(5 * scale))
     ends: Counter[str] = Counter()

@@ -16,14 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.shared.protocol import REPORT_PATH, CapacityReport, ModelReport, encode
-from loadtest.lab.figures.table import Row
 from loadtest.lab.residency.site import GIB
+from loadtest.lab.rows import OnProgress, Row
 from loadtest.processes import Child, ChildError, Gateway, get, until
 from loadtest.report.stats import quantile
 from sidecar.gpus.simulated import lay_out
@@ -47,8 +46,6 @@ models:
 MODELS = b'{"data":[{"id":"m","object":"model","max_model_len":8192}]}'
 COMPLETION = b'{"object":"chat.completion","choices":[],"usage":{}}'
 AWAKE = re.compile(r"^.*\ba is awake after ([0-9.]+) s", re.MULTILINE)
-
-Progress = Callable[[str, float], None]
 
 
 class SidecarUnderTest:
@@ -123,7 +120,7 @@ def post(url: str, path: str, body: bytes, token: str = "") -> tuple[int, bytes]
         connection.close()
 
 
-def rows(progress: Progress) -> list[Row]:
+def rows(progress: OnProgress) -> list[Row]:
     """All of them. Raises ChildError."""
     with tempfile.TemporaryDirectory(prefix="weir-residency-") as folder:
         with SidecarUnderTest(Path(folder)) as machine:
@@ -132,7 +129,7 @@ def rows(progress: Progress) -> list[Row]:
     return found
 
 
-def _wakes(machine: SidecarUnderTest, progress: Progress) -> Row:
+def _wakes(machine: SidecarUnderTest, progress: OnProgress) -> Row:
     for number, name in enumerate(NAMES):
         machine.order(name, "ensure")
         machine.settled(name, "running")
@@ -158,7 +155,7 @@ def _wakes(machine: SidecarUnderTest, progress: Progress) -> Row:
     )
 
 
-def _idle(machine: SidecarUnderTest, progress: Progress) -> Row:
+def _idle(machine: SidecarUnderTest, progress: OnProgress) -> Row:
     if sorted(machine.models().values()) != ["running", "running", "sleeping", "sleeping"]:
         raise machine.sidecar.failure(f"has not two models awake and two asleep: {machine.models()}")
     began, used = time.monotonic(), machine.sidecar.cpu()
@@ -230,7 +227,7 @@ class InstantEngine:
         writer.write(lines.encode() + body)
 
 
-def _decision(folder: Path, progress: Progress) -> Row:
+def _decision(folder: Path, progress: OnProgress) -> Row:
     took = []
     with ExitStack() as stack:
         engine = stack.enter_context(InstantEngine())

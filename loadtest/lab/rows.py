@@ -1,9 +1,12 @@
-"""The table of figures: what a row says, how numbers are written in it, and how it comes to a terminal."""
+"""Rows of measured figures beside their bounds: the flags that choose them, their table, the exit status.
+
+Whatever measures figures of the design uses these: `figures`, `residency`, `realtime`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -11,11 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from loadtest.lab.figures.runs import Measured, Setting
-from loadtest.report.stats import quantile
-from loadtest.simulate.simulated_client import Try
-
 WIDTH = 180  # of a table that nobody looks at in a terminal
+
+OnProgress = Callable[[str, float], None]  # told a run's name and the share of it that is done
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,22 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     met: bool | None = None
 
 
+def add_arguments(parser: argparse.ArgumentParser, rows: Iterable[str], seeded: str) -> None:
+    """The flags of everything that measures such rows. `seeded`: what follows the seed."""
+    parser.add_argument("--rows", default=",".join(rows), help="which rows (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help=f"of {seeded} (default: 1)")
+
+
+def chosen(parser: argparse.ArgumentParser, text: str, rows: Iterable[str]) -> list[str]:
+    """The rows that `--rows` names. Exits with status 2 where there is no such row."""
+    known = list(rows)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        parser.error(f"--rows: there is no row {', '.join(unknown)}; one of {', '.join(known)}")
+    return names
+
+
 def table_of(rows: Iterable[Row]) -> Table:
     """The rows, one entry each."""
     table = Table("row", "what", "value", "baseline", "milestone", "target", "")
@@ -39,38 +56,9 @@ def table_of(rows: Iterable[Row]) -> Table:
     return table
 
 
-def details_of(setting: Setting) -> Table:
-    """Every class of every run: how its tries ended, how long those that were answered waited."""
-    table = Table("run", "class", "tries/s", "ended", "queue p50, p99", "ttft p50, p99")
-    for what, outcome in setting.known.items():
-        tries = measured(setting, outcome)
-        for name in sorted({tried.class_name for tried in tries}):
-            own = [tried for tried in tries if tried.class_name == name]
-            ends = Counter(tried.outcome for tried in own).most_common()
-            good = [tried for tried in own if tried.outcome == "ok"]
-            table.add_row(
-                what,
-                name,
-                f"{len(own) / setting.measured:.1f}",
-                ", ".join(f"{end} {percent(count / len(own))}" for end, count in ends),
-                _times([tried.queue for tried in good if tried.queue >= 0.0]),
-                _times([tried.first_byte - tried.sent for tried in good]),
-            )
-    return table
-
-
-def _times(values: list[float]) -> str:
-    return f"{quantile(values, 0.5):.2f}, {quantile(values, 0.99):.2f} s" if values else ""
-
-
 def percent(share: float) -> str:
     """Two decimals where they matter."""
     return f"{100 * share:.2f} %" if 0.9 < share < 1.0 or share < 0.1 else f"{100 * share:.1f} %"
-
-
-def measured(setting: Setting, outcome: Measured) -> list[Try]:
-    """The tries that ended in the measured part of a run."""
-    return [tried for tried in outcome.result.tries if setting.warm <= tried.finished < setting.ends]
 
 
 # -- a terminal -------------------------------------------------------------------------------------------------------
@@ -103,18 +91,18 @@ def bars(console: Console) -> Iterator[Bars]:
         yield Bars(progress)
 
 
-def report(console: Console, setting: Setting, rows: list[Row], summary: str, *, details: bool, gate: bool) -> int:
-    """Print what was measured, and what runs left over. The exit status: 1 where something was, and with a `gate` where
-    a milestone is missed."""
+def report(
+    console: Console, rows: Sequence[Row], summary: str, *, wrong: Sequence[str] = (), details: Table | None, gate: bool
+) -> int:
+    """Print what was measured, and what went `wrong` meanwhile. The exit status: 1 where something did, and with a
+    `gate` where a milestone is missed."""
     console.print(table_of(rows))
-    if details:
-        console.print(details_of(setting))
+    if details is not None:
+        console.print(details)
     console.print(summary)
-    for what, outcome in setting.known.items():
-        for wrong in outcome.left_over:
-            console.print(f"[red]{what}: {wrong}[/]")
+    for each in wrong:
+        console.print(f"[red]{each}[/]")
     missed = sum(row.met is False for row in rows)
     if missed and not gate:
         console.print(f"{missed} of {len(rows)} are below their milestone here; --gate makes that exit status 1")
-    left = any(outcome.left_over for outcome in setting.known.values())
-    return 1 if left or (gate and missed) else 0
+    return 1 if wrong or (gate and missed) else 0
