@@ -14,33 +14,30 @@ import asyncio
 import heapq
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 
 from gateway.core.admission import refusals
-from gateway.core.admission.deadline import too_late
+from gateway.core.admission.admission import NO_ENGINES, AdmissionControl
+from gateway.core.admission.decision import KEPT, Reason, Refuse
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
-from gateway.core.admission.refusals import Foretold
 from gateway.core.admission.retries import RetryBudget
-from gateway.core.admission.rules import AdmissionRules
-from gateway.core.engines.choice import LOOKED_AT, Choice, any_idle, choose, foreseen_ttft, least_ttft, usable_of
+from gateway.core.engines.choice import Choice, usable_of
 from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.sidecars.sidecar import Outlook
-from gateway.core.sidecars.sidecars import Registry
 from gateway.decider.grant import LocalGrant
 from gateway.decider.witness import DispatchWitness
 
-NOBODY: frozenset[str] = frozenset()
-LARGE = 1 / 8  # of what an engine can hold: to keep more than that free for one call would idle too much
+NOBODY = NO_ENGINES
 MOVED = 0.25  # seconds that a prediction must move for calls that are held to be looked at again
 
 
 class Dispatch:
-    """Queues per model over one fleet. `clock` gives monotonic seconds."""
+    """Obeys the decisions of `control` over one fleet. `clock` gives monotonic seconds."""
 
     def __init__(
         self,
@@ -51,42 +48,39 @@ class Dispatch:
         retries: RetryBudget,
         witness: DispatchWitness | None = None,
     ) -> None:
+        self.control = control = AdmissionControl(fleet, policy)
         self.fleet = fleet
-        self.policy = policy
         self.rng = rng
         self.clock = clock
         self.retries = retries
         self.witness = witness
         self.leaving = False  # balancers are told to go elsewhere; calls are still taken
-        self.draining = False
-        self.queues: dict[str, Queues] = {}
-        self.traffic: dict[str, ModelTraffic] = {}
-        self.running = dict.fromkeys(policy.classes, 0)
-        self._rules = AdmissionRules(policy)
+        self.queues = control.queues
+        self.traffic = control.traffic
+        self.running = control.running
+        self.sidecars = control.sidecars
         self._turns: dict[Ticket, asyncio.Future[LocalGrant]] = {}
         self._expiries: list[tuple[float, int, Ticket]] = []
         self._sequence = count()
         self._timer: asyncio.Handle | None = None
         self._rings_at = 0.0  # what it is set to: for a time that has passed, uvloop's handle does not say
-        self._late: list[tuple[Ticket, Choice]] = []  # met by the pump, to be shed
-        self.sidecars = Registry()
+        self._late: list[tuple[Ticket, Refuse]] = []  # met by the pump, to be shed
         self.wake: Callable[[str, float], None] = _ignored  # have a model made ready; for so long though nobody waits
         self.woken: Callable[[str, float], None] = _ignored  # told of each call that was held: its class, and how long
         self._awaiting_model: dict[Ticket, float] = {}  # those that wait for a model to be made ready, and since when
         self._foreseen: dict[str, float] = {}  # model -> when it will be ready, as calls that are held were told
 
+    @property
+    def policy(self) -> Policy:
+        return self.control.rules.policy
+
+    @property
+    def draining(self) -> bool:
+        return self.control.draining
+
     def apply(self, policy: Policy) -> None:
         """Go by `policy` from now on: what waits keeps its place under the new weights, what runs goes on."""
-        self.policy = policy
-        self._rules = AdmissionRules(policy)
-        for queues in self.queues.values():
-            queues.apply(policy.classes, self._rules.weights)
-        for traffic in self.traffic.values():
-            traffic.apply(policy)
-        for name in policy.classes:
-            self.running.setdefault(name, 0)
-        for name in [name for name, calls in self.running.items() if not calls and name not in policy.classes]:
-            del self.running[name]
+        self.control.apply(policy)
         self.pump()
 
     async def ask(self, call: Call) -> LocalGrant:
@@ -99,20 +93,24 @@ class Dispatch:
 
     def at_once(self, call: Call, exclude: frozenset[str] = NOBODY) -> LocalGrant | None:
         """A grant without waiting: nobody waits for this model, and an engine has room."""
-        if self.queues.get(call.model) or self.draining or call.class_name not in self.policy.classes:
-            return None
-        traffic = self.traffic.get(call.model)
-        if traffic is None:  # the first of its model
-            if not self.fleet.serving(call.model):
-                return None
-            traffic = self._state(call.model)[1]
-        if traffic.level and traffic.refuses(call):
-            return None  # enter() says why
         now = self.clock()
-        if now >= call.deadline:
-            return None  # its body took so long: enter() says so
-        choice = self._choose(call, now, exclude)
-        return None if choice is None else self._grant(call, choice, now, None)
+        choice = self.control.at_once(call, now, self.rng, exclude)
+        if choice is None:
+            if not self.queues.get(call.model):
+                self._press(call)
+            return None
+        if choice.others_full:
+            self._press(call)
+        if call.model not in self.traffic:
+            self._state(call.model)
+        return self._grant(call, choice, now, None)
+
+    def _press(self, call: Call) -> None:
+        """Engines learn that a call wanted more than they had room for."""
+        if self.control.may_run(call.class_name):
+            for engine in self.fleet.serving(call.model):
+                if engine.up and not engine.draining:
+                    engine.press(call.cost)
 
     async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> LocalGrant:
         """Wait in the class's line for a grant. Raises Refused; cancellation withdraws the call."""
@@ -137,121 +135,59 @@ class Dispatch:
             raise
 
     def _ticket(self, call: Call, exclude: frozenset[str], now: float, *, front: bool) -> Ticket:
-        """The call's place in the queue, or Refused. A call that had been granted (`front`) has its place already."""
-        if self.draining and not front:
-            raise refusals.draining()
-        if now >= call.deadline and not front:
-            raise refusals.too_slow(call, now - call.arrived)
-        engines = self.fleet.serving(call.model)
-        usable = usable_of(engines, now)
-        if not usable:
-            return self._await_model(call, exclude, engines, now, front=front)
-        largest = max(engine.largest for engine in engines)
-        if call.cost > largest:
-            raise refusals.too_large(call, largest)
-        large = call.cost > LARGE * largest
-        queues, traffic = self._state(call.model)
-        if front:
-            return Ticket(call, now, exclude, large=large)
-        traffic.advance(now)
-        why = traffic.refuses(call) if traffic.level else None
-        if why is not None:
-            raise refusals.refused_by_mode(call, why, self.wait_estimate(call.model))
-        booking = traffic.bookings[call.class_name].claim(call, now)
-        if booking is None:
-            self._in_time(call, queues, traffic, usable, now)
-        bound = queues.room(call)
-        if bound is not None:
-            self._make_room(call, queues, traffic, bound)
-        expires = min(call.deadline, call.ttft_by) if self.policy.deadlines.shed_late else call.deadline
-        if booking is None:
-            return Ticket(call, now, exclude, expires, large=large)
-        ticket = Ticket(call, now, exclude, expires, booking.since, booking.deadline, large=large)
-        call.predicted_wait = traffic.wait(queues, call, now, ticket)
-        return ticket
+        """The call's place in the queue. Raises Refused."""
+        known = self.traffic.get(call.model)
+        if known is not None:
+            known.advance(now)
+        decision = self.control.to_wait(call, now, exclude, front=front)
+        if decision.predicted is not None:
+            call.predicted_wait = decision.predicted
+        if decision.newcomer:
+            self._state(call.model)[1].offered(call, now)
+        if decision.booking is not None:
+            self.traffic[call.model].bookings[call.class_name].claim(call)
+        if decision.outlook is not None:
+            self.sidecars.wanted(decision.outlook, now)
+        if isinstance(decision, Refuse):
+            if decision.reason is Reason.NOT_READY:
+                self.wake(call.model, decision.foretold.ready)  # it is told when to come back
+            raise self._refused(call, decision, now)
+        self._state(call.model)
+        if decision.victim is not None:
+            self._refuse(decision.victim, Refuse(reason=Reason.DISPLACED, words=call.class_name), now)
+        if decision.outlook is not None:
+            self._await_model(decision.ticket, decision.outlook, now, front=front)
+        return decision.ticket
 
-    def _await_model(
-        self, call: Call, exclude: frozenset[str], engines: Sequence[Engine], now: float, *, front: bool
-    ) -> Ticket:
-        """A place in the queue of a model that no engine serves now, while a sidecar has it made ready; or Refused.
+    def _await_model(self, ticket: Ticket, outlook: Outlook, now: float, *, front: bool) -> None:
+        """A sidecar has the model made ready for the call."""
+        model = ticket.call.model
+        self.wake(model, 0.0)
+        if not front:
+            ready_at = now + (outlook.ready_in or 0.0)
+            self._foreseen[model] = min(ready_at, self._foreseen.get(model, math.inf))
+            self._awaiting_model[ticket] = now
 
-        A call that cannot wait so long still has it made ready, since it is told when to come back.
-        """
-        outlook = self.sidecars.outlook(call.model, now)
-        if outlook is None or outlook.ready_in is None:
-            if outlook is None and not engines and not self.sidecars.knows(call.model):
-                raise self.unknown(call.model)
-            raise _unserved(call, outlook, engines, now)
-        largest = self._largest(call.model, engines)
-        if call.cost > largest:
-            raise refusals.too_large(call, largest)
-        large = call.cost > LARGE * largest
-        self.sidecars.wanted(outlook, now)
-        queues, traffic = self._state(call.model)
-        if front:
-            self.wake(call.model, 0.0)
-            return Ticket(call, now, exclude, large=large)
-        traffic.advance(now)
-        ready_in = outlook.ready_in
-        call.predicted_wait = wait = ready_in + traffic.wait(queues, call, now, until=call.ttft_by, spare=largest)
-        times = foreseen_ttft(engines, call, now)
-        late = now + wait > call.ttft_by or too_late(call, now + wait, *times)
-        if late and self.policy.deadlines.predict:
-            self.wake(call.model, ready_in)
-            foretold = Foretold(ready=ready_in, wait=wait - ready_in, ttft=times[0], tpot=times[2])
-            raise refusals.not_ready(call, now, foretold)
-        bound = queues.room(call)
-        if bound is not None:
-            self._make_room(call, queues, traffic, bound)
-        self.wake(call.model, 0.0)
-        self._foreseen[call.model] = min(now + ready_in, self._foreseen.get(call.model, math.inf))
-        expires = min(call.deadline, call.ttft_by) if self.policy.deadlines.shed_late else call.deadline
-        ticket = Ticket(call, now, exclude, expires, large=large)
-        self._awaiting_model[ticket] = now
-        return ticket
+    def _refused(self, call: Call, why: Refuse, now: float) -> Refused:
+        """What the call is told; with a place booked for it, where one is."""
+        place = None
+        if why.reason in KEPT:
+            queues, traffic = self._state(call.model)
+            place = traffic.book(queues, call, now)
+        return refusals.refused(why, call, now, place)
 
     def unknown(self, model: str) -> Refused:
         """What is told of a model that neither an engine nor a sidecar has, as far as is known."""
-        return refusals.unknown_model(model, self.fleet, awaited=self.sidecars.awaited(self.clock()))
-
-    def _largest(self, model: str, engines: Sequence[Engine]) -> int:
-        """Tokens of the largest call that an engine of the model will take, as far as anybody knows."""
-        told = self.sidecars.kv_tokens(model)
-        if told is None and not engines:
-            told = self.policy.budget.capacity
-        return max([int((told or 0) * self.policy.budget.kv_target), *(engine.largest for engine in engines)])
+        why = self.control.unknown(self.clock())
+        return refusals.unknown_model(model, why.engines, awaited=why.reports_awaited)
 
     def _state(self, model: str) -> tuple[Queues, ModelTraffic]:
-        queues = self.queues.get(model)
-        if queues is None:
-            queues = self.queues[model] = Queues(self.policy.classes, self._rules.weights)
-            self.traffic[model] = ModelTraffic(self.policy, self.clock())
-        return queues, self.traffic[model]
-
-    def _in_time(self, call: Call, queues: Queues, traffic: ModelTraffic, usable: Sequence[Engine], now: float) -> None:
-        """Raises Refused if the call's turn will come too late. Fills in `predicted_wait`."""
-        traffic.offered(call, now)
-        spare = max(engine.budget - engine.load for engine in usable[:LOOKED_AT])
-        call.predicted_wait = wait = traffic.wait(queues, call, now, until=call.ttft_by, spare=spare)
-        if not self.policy.deadlines.predict or any_idle(usable, call):
-            return
-        ttft, reading, tpot = least_ttft(usable, call, now)
-        if now + wait > call.ttft_by or too_late(call, now + wait, ttft, reading, tpot):
-            foretold = Foretold(wait=wait, ttft=ttft, tpot=tpot)
-            raise refusals.hopeless(call, now, foretold, traffic.book(queues, call, now))
-
-    def _make_room(self, call: Call, queues: Queues, traffic: ModelTraffic, bound: str) -> None:
-        """A full queue refuses the newcomer, unless it outranks a call that waits."""
-        now = self.clock()
-        victim = queues.victim(call)
-        if victim is None:
-            raise refusals.queue_full(call, bound, traffic.book(queues, call, now))
-        self._refuse(victim, refusals.displaced(victim.call, call, traffic.book(queues, victim.call, now)))
+        return self.control.open(model, self.clock())
 
     # -- the pump -----------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """LocalGrant whatever may go now, everywhere."""
+        """Grant whatever may go now, everywhere."""
         for engine in self.fleet:
             self.changed(engine)
         self._pump_unserved()
@@ -294,15 +230,14 @@ class Dispatch:
             ready_at = now + outlook.ready_in
             if ready_at > self._foreseen.get(model, -math.inf) + MOVED:
                 self._foreseen[model] = ready_at
-                engines = self.fleet.serving(model)
                 for ticket in list(queues):
-                    if not ticket.paid and too_late(ticket.call, ready_at, *foreseen_ttft(engines, ticket.call, now)):
-                        self._refuse(ticket, _unserved(ticket.call, outlook, engines, now, now - ticket.pushed_at))
+                    if self.control.too_late_for_model(ticket, ready_at, now):
+                        self._refuse(ticket, self.control.unserved(ticket, now), now)
         self._pump(model, queues)
 
     def _served(self, model: str) -> bool:
         """Whether an engine may be given calls for the model, if its breaker allows."""
-        return any(engine.up and not engine.draining for engine in self.fleet.serving(model))
+        return self.control.served(model)
 
     def released(self, call: Call, hold: Hold, now: float) -> None:
         """A hold came back: account the drain and let the next calls of that engine's models go."""
@@ -311,7 +246,7 @@ class Dispatch:
         if not self._turns:
             return  # nobody waits
         # A class's own limit may bind a model that another engine serves.
-        for model in self.queues if call.class_name in self._rules.limited else hold.engine.models:
+        for model in self.queues if call.class_name in self.control.rules.limited else hold.engine.models:
             queues = self.queues.get(model)
             if queues:
                 self._pump(model, queues)
@@ -319,17 +254,16 @@ class Dispatch:
     def _pump(self, model: str, queues: Queues) -> None:
         now = self.clock()
         choices: list[Choice] = []
-        late, shed_late = self._late, self.policy.deadlines.shed_late
+        late, decide, rng = self._late, self.control.decide_waiting, self.rng
 
         def fits(ticket: Ticket) -> bool:
-            choice = self._choose(ticket.call, now, ticket.exclude)
-            if choice is None:
-                return False
-            # One that was granted before has only its deadline to keep: it is late for its engine's fault. A late one
-            # takes an idle engine from nobody, if nobody else can have it now.
-            weighed = shed_late and not ticket.paid and (choice.engine.in_flight or self._contended(queues))
-            if (weighed and self._is_late(ticket.call, choice, now)) or now >= ticket.call.deadline:
+            choice = decide(ticket, queues, now, rng)
+            if isinstance(choice, Refuse):
                 late.append((ticket, choice))
+                return False
+            if choice is None or choice.others_full:
+                self._press(ticket.call)
+            if choice is None:
                 return False
             choices.append(choice)
             return True
@@ -348,8 +282,8 @@ class Dispatch:
                     self._wait_for(model, queues, now)
                 break
             while late:
-                ticket, choice = late.pop()
-                self._shed(ticket, now, choice)
+                ticket, why = late.pop()
+                self._refuse(ticket, why, now)
         self._arm()
 
     def _wait_for(self, model: str, queues: Queues, now: float) -> None:
@@ -358,38 +292,17 @@ class Dispatch:
         if outlook is not None and outlook.ready_in is not None:
             self.wake(model, 0.0)
             return
-        engines = self.fleet.serving(model)
         for waiting in list(queues):
-            self._refuse(waiting, _unserved(waiting.call, outlook, engines, now, now - waiting.pushed_at))
-
-    def _choose(self, call: Call, now: float, exclude: frozenset[str]) -> Choice | None:
-        limit = self._rules.limited.get(call.class_name)
-        if limit is not None and self.running[call.class_name] >= limit:
-            return None
-        engines = self.fleet.serving(call.model)
-        choice = choose(engines, call, now, routing=self.policy.routing, rng=self.rng, exclude=exclude)
-        if choice is None or choice.others_full:
-            for engine in engines:
-                if engine.up and not engine.draining:
-                    engine.press(call.cost)
-        return choice
+            self._refuse(waiting, self.control.unserved(waiting, now), now)
 
     def _paused(self) -> list[str]:
-        """Classes that run as many calls as they may."""
-        return [name for name, limit in self._rules.limited.items() if self.running[name] >= limit]
+        return self.control.paused()
 
     def _contended(self, queues: Queues) -> bool:
-        """Whether several wait whose classes may start a call now."""
-        return len(queues) - sum([queues.length(name) for name in self._paused()]) > 1
-
-    def _is_late(self, call: Call, choice: Choice, now: float) -> bool:
-        engine = choice.engine
-        spread = engine.ttft_spread  # a promise is kept by those that are slower than usual too
-        reading = spread * choice.prefill / engine.prefill_rate
-        return too_late(call, now, spread * choice.ttft, reading, engine.tpot)
+        return self.control.contended(queues)
 
     def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> LocalGrant:
-        watermark, traffic, shaping = choice.engine.watermark(), self.traffic[call.model], self._rules.shaping
+        watermark, traffic, shaping = choice.engine.watermark(), self.traffic[call.model], self.control.rules.shaping
         if (watermark > shaping.above or traffic.level >= shaping.level) and call.route.generates:
             given = shaping.given(call.asked, call.class_name, watermark, traffic.mode)
             if given < call.asked:
@@ -397,14 +310,14 @@ class Dispatch:
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
         grant = LocalGrant(self, call, choice, now, ticket)
-        if self._turns and call.class_name in self._rules.limited:
+        if self._turns and call.class_name in self.control.rules.limited:
             self._pauses(call)
         return grant
 
     def _pauses(self, call: Call) -> None:
         """If its class has now all it may have, its heads hold up nobody any more, for other models either."""
         name = call.class_name
-        if self.running[name] >= self._rules.limited[name]:
+        if not self.control.may_run(name):
             for model, queues in self.queues.items():
                 if model != call.model and queues.length(name):
                     asyncio.get_running_loop().call_soon(self._pump, model, queues)
@@ -423,28 +336,13 @@ class Dispatch:
         if since is not None:
             self.woken(ticket.call.class_name, now - since)
 
-    def _refuse(self, ticket: Ticket, refused: Refused) -> None:
+    def _refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:
+        """A call that waits is told so."""
+        refused = self._refused(ticket.call, why, now)
         turn = self._turns[ticket]
         self._withdraw(ticket)
         if not turn.done():
             turn.set_exception(refused)
-
-    def _shed(self, ticket: Ticket, now: float, choice: Choice | None = None) -> None:
-        """Refuse what waited too long: for its deadline, or for a target, on the engine that it could have now."""
-        call, waited = ticket.call, now - ticket.pushed_at
-        if now >= call.deadline:
-            self._refuse(ticket, refusals.expired(call, waited))
-        elif not self._served(call.model):
-            outlook = self.sidecars.outlook(call.model, now)
-            self._refuse(ticket, _unserved(call, outlook, self.fleet.serving(call.model), now, waited))
-        else:
-            if choice is None:
-                ttft, _, tpot = least_ttft(self.fleet.serving(call.model), call, now)
-            else:
-                ttft, tpot = choice.engine.ttft_spread * choice.ttft, choice.engine.tpot  # as in _is_late
-            foretold = Foretold(waited=waited, ttft=ttft, tpot=tpot)
-            booking = self.traffic[call.model].book(self.queues[call.model], call, now)
-            self._refuse(ticket, refusals.shed_late(call, now, foretold, booking))
 
     def _arm(self) -> None:
         """One timer, on the earliest expiry of a call that still waits."""
@@ -471,34 +369,23 @@ class Dispatch:
         while expiries and (expiries[0][0] <= now or not expiries[0][2].waiting):
             ticket = heapq.heappop(expiries)[2]
             if ticket.waiting:
-                self._shed(ticket, now)
+                self._refuse(ticket, self.control.overdue(ticket, now), now)
         self._arm()
         self.pump()
 
     def refuse_waiting(self) -> None:
         """Drain: what waits is refused, what runs goes on."""
-        self.leaving = self.draining = True
+        self.leaving = self.control.draining = True
+        now = self.clock()
         for queues in self.queues.values():
             for ticket in list(queues):
-                self._refuse(ticket, refusals.draining())
+                self._refuse(ticket, Refuse(reason=Reason.DRAINING), now)
 
     # -- estimates ----------------------------------------------------------------------------------------------
 
     def wait_estimate(self, model: str) -> float:
-        """Seconds until what waits now has been served: queued tokens over the measured drain rate (Little's law)."""
-        return self.traffic[model].drain.wait(self.queues[model].total_tokens, self.clock()) or refusals.SOON
-
-
-def _unserved(
-    call: Call, outlook: Outlook | None, engines: Sequence[Engine], now: float, waited: float = 0.0
-) -> Refused:
-    """What a call is told that no engine can be had for, or not in time. `engines` serve its model."""
-    if outlook is None:
-        return refusals.no_engine(call.model, engines)
-    if outlook.ready_in is None:
-        return refusals.unavailable(call.model, outlook)
-    ttft, _, tpot = foreseen_ttft(engines, call, now)
-    return refusals.not_ready(call, now, Foretold(waited=waited, ready=outlook.ready_in, ttft=ttft, tpot=tpot))
+        """Seconds until what waits now has been served."""
+        return self.control.wait_estimate(model, self.clock())
 
 
 def _ignored(_: str, __: float) -> None:

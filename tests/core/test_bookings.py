@@ -8,13 +8,22 @@ import random
 import pytest
 
 from gateway.core.admission import bookings as module
-from gateway.core.admission.bookings import EARLY, HORIZON, LATE, SHOWS, SHOWS_WEIGHT, Bookings, fingerprint
+from gateway.core.admission.bookings import EARLY, HORIZON, LATE, SHOWS, SHOWS_WEIGHT, Booking, Bookings, fingerprint
 from gateway.core.request.call import Call
 from tests.calls import a_call
 
 
 def call(name: str = "a", at: float = 0.0, tokens: int = 100, tenant: str = "t", model: str = "m") -> Call:
     return a_call(body=name.encode(), arrived=at, deadline=at + 60.0, prompt_tokens=tokens, tenant=tenant, model=model)
+
+
+def claimed(places: Bookings, one: Call, now: float) -> Booking | None:
+    """The place that a call has come for; it is used up."""
+    place = places.due(one, now)
+    assert places.due(one, now) is place, "to ask uses up nothing"
+    if place is not None:
+        places.claim(one)
+    return place
 
 
 def test_a_call_is_known_by_what_a_retry_repeats() -> None:
@@ -25,33 +34,34 @@ def test_a_call_is_known_by_what_a_retry_repeats() -> None:
 
 def test_a_place_comes_true_once_and_keeps_the_first_arrival() -> None:
     places = Bookings()
-    assert places.claim(call(), 0.0) is None
+    assert claimed(places, call(), 0.0) is None
     assert places.book(call(at=1.0), 5.0, 1.0) == 5.0
     assert len(places) == 1
-    assert places.claim(call("other", at=6.0), 6.0) is None
-    place = places.claim(call(at=6.1), 6.1)
+    assert claimed(places, call("other", at=6.0), 6.0) is None
+    place = claimed(places, call(at=6.1), 6.1)
     assert place is not None
     assert (place.since, place.deadline, place.due, place.lapses) == (1.0, 61.0, 6.0, 6.0 + LATE)
     assert len(places) == 0
-    assert places.claim(call(at=6.2), 6.2) is None
+    assert claimed(places, call(at=6.2), 6.2) is None
     assert places.ahead(6.2) == 0.0
 
 
 def test_who_comes_too_early_keeps_the_place_and_is_told_what_is_left() -> None:
     places = Bookings()
     places.book(call(), 5.0, 0.0)
-    assert places.claim(call(at=5.0 - EARLY - 0.01), 5.0 - EARLY - 0.01) is None
+    assert claimed(places, call(at=5.0 - EARLY - 0.01), 5.0 - EARLY - 0.01) is None
     assert places.book(call(at=2.0), 30.0, 2.0) == 3.0, "a longer queue since then is not its concern"
     assert len(places) == 1
     assert places.book(call(at=6.0), 30.0, 6.0) == 0.0
-    assert places.claim(call(at=5.0 - EARLY), 5.0 - EARLY) is not None
+    assert claimed(places, call(at=5.0 - EARLY), 5.0 - EARLY) is not None
 
 
 def test_a_place_lapses() -> None:
     places = Bookings()
     places.book(call(), 5.0, 0.0)
     late = 5.0 + LATE
-    assert places.claim(call(at=late), late) is None
+    assert claimed(places, call(at=late), late) is None
+    places.advance(late)
     assert (len(places), places.ahead(late)) == (0, 0.0)
     places.book(call(), 5.0, 0.0)
     assert places.book(call(at=late), 7.0, late) == 7.0, "a new one, and only one"
@@ -68,7 +78,7 @@ def test_booked_work_counts_by_when_it_is_due_and_by_how_many_come_back() -> Non
     assert places.ahead(0.0, 2.0) == 200 * SHOWS, "to the second"
     assert places.ahead(0.0, 1.0) == 100 * SHOWS
     assert places.ahead(0.0, 0.0) == 0.0
-    assert places.claim(call("0"), 2.0) is not None
+    assert claimed(places, call("0"), 2.0) is not None
     shows = SHOWS + SHOWS_WEIGHT * (1.0 - SHOWS)
     assert places.shows == pytest.approx(shows)
     assert places.ahead(2.0) == pytest.approx(200 * shows)
@@ -96,7 +106,7 @@ def test_whatever_happens_the_sums_are_those_of_the_places_there_are() -> None:
         if rng.random() < 0.5:
             places.book(one, rng.uniform(0.0, 70.0), now)
         elif rng.random() < 0.8:
-            shown += places.claim(one, now) is not None
+            shown += claimed(places, one, now) is not None
         else:
             places.advance(now)
         left = places._places.values()

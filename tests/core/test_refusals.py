@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.core.admission import refusals
-from gateway.core.admission.refusals import Foretold
+from gateway.core.admission.decision import Foretold
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy
@@ -43,7 +43,7 @@ def engines(*seen: bool) -> list[Engine]:
         (refusals.draining(), Outcome.DRAINING, 503, "shutting down", 1.0),
         (refusals.queue_full(CALL, "64 calls", 3.0), Outcome.QUEUE_FULL, 503, "'batch' for 'm' is full: its lim", 3.0),
         (refusals.queue_full(CALL, "64 calls", None), Outcome.QUEUE_FULL, 503, "will not help", None),
-        (refusals.displaced(CALL, a_call(), 3.0), Outcome.SHED, 503, "a call of class 'default', which is more", 3.0),
+        (refusals.displaced(CALL, "default", 3.0), Outcome.SHED, 503, "a call of class 'default', which is more", 3.0),
         (refusals.refused_by_mode(CALL, "mode tight", 4.0), Outcome.SHED, 503, "under pressure: mode tight.", 4.0),
         (refusals.hopeless(CALL, 0.0, LONG, 3.0), Outcome.HOPELESS, 503, "would be too late: its", 3.0),
         (refusals.hopeless(CALL, 0.0, LONG, None), Outcome.HOPELESS, 503, "will not help", None),
@@ -62,7 +62,7 @@ def test_what_a_caller_is_told(
 @pytest.mark.parametrize(
     "made",
     [
-        lambda place: refusals.displaced(CALL, CALL, place),
+        lambda place: refusals.displaced(CALL, "batch", place),
         lambda place: refusals.hopeless(CALL, 0.0, LONG, place),
         lambda place: refusals.shed_late(CALL, 0.0, LONG, place),
         lambda place: refusals.queue_full(CALL, "1 calls", place),
@@ -126,7 +126,7 @@ def test_a_kept_place_is_told_to_the_millisecond_and_none_as_do_not_retry(
 def test_the_times_that_add_up_are_told_beside_the_target_they_break(
     call: Call, now: float, foretold: Foretold, says: str
 ) -> None:
-    assert foretold.late(call, now) == says or says in foretold.late(call, now)
+    assert says in refusals.lateness(foretold, call, now)
 
 
 def test_an_engine_that_may_be_given_no_calls_is_counted_by_why() -> None:

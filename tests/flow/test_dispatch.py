@@ -588,7 +588,7 @@ def test_a_call_that_comes_back_when_told_goes_before_those_who_came_meanwhile()
 
         block = asyncio.create_task(world.use(world.call(800), 0.5))
         await asyncio.sleep(0)
-        world.dispatch.policy = BLIND  # newcomers are not turned away
+        world.dispatch.control.apply(BLIND)  # newcomers are not turned away
         newcomers = [asyncio.create_task(one(f"new{number}", promised(world))) for number in range(2)]
         await asyncio.sleep(0)
         back = asyncio.create_task(one("back", promised(world, body=b"again")))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
 
+from gateway.core.admission.admission import AdmissionControl
 from gateway.core.admission.fairness import ClassQueue
 from gateway.core.engines.cache_age import Residency
 from gateway.decider.dispatch import Dispatch
@@ -48,17 +49,17 @@ LEAKED_HOLD = Mutant(Dispatch, "enter", "turn.result().close()", "pass")
 LOST_WAKE_UP = Mutant(
     Dispatch,
     "_pump",
-    "        while late:\n            ticket, choice = late.pop()\n            self._shed(ticket, now, choice)\n",
-    "        if late:\n            ticket, choice = late.pop()\n            self._shed(ticket, now, choice)\n"
+    "        while late:\n            ticket, why = late.pop()\n            self._refuse(ticket, why, now)\n",
+    "        if late:\n            ticket, why = late.pop()\n            self._refuse(ticket, why, now)\n"
     "            break\n",
 )
 
 # A call whose body took until its deadline goes at once all the same.
-LATE_AT_ONCE = Mutant(Dispatch, "at_once", "if now >= call.deadline:", "if False:")
+LATE_AT_ONCE = Mutant(AdmissionControl, "at_once", "now >= call.deadline", "False")
 
 # What will probably be late does not go at once, whatever engine is idle.
 PREDICTED_AT_ONCE = Mutant(
-    Dispatch, "at_once", "choice is None else", "choice is None or self._is_late(call, choice, now) else"
+    Dispatch, "at_once", "if choice is None:", "if choice is None or now + choice.ttft > call.ttft_by:"
 )
 
 # Nobody is charged for what waited: tenants go in turn by anything but what they were served.

@@ -91,16 +91,16 @@ class Bookings:
         self._due[second] = self._due.get(second, 0) + place.tokens
         return wait
 
-    def claim(self, call: Call, now: float) -> Booking | None:
-        """The place of a call that has come back when it was told to, if it has one; it is used up."""
+    def due(self, call: Call, now: float) -> Booking | None:
+        """The place of a call that has come back when it was told to, if it has one."""
         if not self._places:
             return None
-        key = fingerprint(call)
-        place = self._places.get(key)
-        if place is None or now < place.due - EARLY:
-            return None
-        self._drop(key, 1.0 if now < place.lapses else 0.0)
-        return place if now < place.lapses else None
+        place = self._places.get(fingerprint(call))
+        return place if place is not None and place.due - EARLY <= now < place.lapses else None
+
+    def claim(self, call: Call) -> None:
+        """Its call has come for its place, which is used up."""
+        self._drop(fingerprint(call), 1.0)
 
     def _drop(self, key: int, shown: float) -> None:
         place = self._places.pop(key)

@@ -125,6 +125,11 @@ def service(call: Call, ttft: float, tpot: float) -> float:
     return ttft + call.expected_tokens * tpot
 
 
+def breaks_a_promise(call: Call, start: float, ttft: float, reading: float, tpot: float) -> bool:
+    """Whether a call that would only start at `start` is hopeless: its wait alone, or wait and service, is too long."""
+    return start > call.ttft_by or too_late(call, start, ttft, reading, tpot)
+
+
 def too_late(call: Call, start: float, ttft: float, reading: float, tpot: float) -> bool:
     """Whether a call dispatched at `start` breaks a promise: `ttft` is its predicted time to first token, of which
     `reading` is for its own prompt.

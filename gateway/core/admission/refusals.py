@@ -9,49 +9,72 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
+from gateway.core.admission.admission import NO_MEMORY, SOON
+from gateway.core.admission.decision import Foretold, Reason, Refuse
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
-from gateway.core.sidecars.sidecar import Outlook
 
-SOON = 1.0  # seconds: nothing better is known
 UNKNOWN = 5.0  # seconds: what is in the way may take long, and nobody knows how long
-NO_MEMORY = "no_memory"  # the one reason of a sidecar's that callers are told as a word
 SHOWN = 0.05  # seconds; less is no cause
 
 
-class Foretold(msgspec.Struct, frozen=True, kw_only=True):
-    """The predicted times of a call from now on, in seconds. `waited`: in its queue already. `ready`: until its model
-    is ready; `wait`: then until its turn; `ttft`: then until its first token; `tpot`: for each token after it."""
+def refused(why: Refuse, call: Call, now: float, place: float | None = None) -> Refused:
+    """What the caller of a refused call is told. `place`: seconds after which a place is kept for it; None: none is."""
+    match why.reason:
+        case Reason.DRAINING:
+            return draining()
+        case Reason.OVERDUE:
+            return too_slow(call, why.waited)
+        case Reason.UNKNOWN_MODEL:
+            return unknown_model(call.model, why.engines, awaited=why.reports_awaited)
+        case Reason.NO_ENGINE:
+            return no_engine(call.model, why.engines)
+        case Reason.UNAVAILABLE:
+            return unavailable(call.model, why.words, why.retry_in, no_memory=why.no_memory)
+        case Reason.TOO_LARGE:
+            return too_large(call, why.largest)
+        case Reason.MODE:
+            return refused_by_mode(call, why.words, why.wait)
+        case Reason.NOT_READY:
+            return not_ready(call, now, why.foretold)
+        case Reason.EXPIRED:
+            return expired(call, why.waited)
+    return _with_place(why, call, now, place)
 
-    waited: float = 0.0
-    ready: float = 0.0
-    wait: float = 0.0
-    ttft: float
-    tpot: float
 
-    def late(self, call: Call, now: float) -> str:
-        """Which target of the call is missed, by which of these times, in a sentence."""
-        first = now - call.arrived + self.ready + self.wait + self.ttft
-        writing = call.expected_tokens * self.tpot
-        parts = [
-            (now - call.arrived - self.waited, "since it began to come in"),
-            (self.waited, "in the queue so far"),
-            (self.ready, "until its model is ready"),
-            (self.wait, "until its turn"),
-            (self.ttft, "from there to its first token"),
-        ]
-        if call.arrived + first <= call.ttft_by or first + writing > call.deadline - call.arrived:
-            parts.append((writing, f"to write the {call.expected_tokens} tokens that such answers have"))
-            what, target, sum_ = "last token", f"its deadline is {_s(call.deadline - call.arrived)}", first + writing
-        else:
-            target = f"class {call.class_name!r} allows {_s(call.ttft_by - call.arrived)}"
-            what, sum_ = "first token", first
-        causes = ", ".join([f"{_s(seconds)} {words}" for seconds, words in parts if seconds >= SHOWN])
-        return f"its {what} would come after {_s(sum_)}{f' ({causes})' if causes else ''}, and {target}"
+def _with_place(why: Refuse, call: Call, now: float, place: float | None) -> Refused:
+    """The reasons of KEPT."""
+    match why.reason:
+        case Reason.TOO_LATE:
+            return hopeless(call, now, why.foretold, place)
+        case Reason.QUEUE_FULL:
+            return queue_full(call, why.words, place)
+        case Reason.DISPLACED:
+            return displaced(call, why.words, place)
+    return shed_late(call, now, why.foretold, place)
+
+
+def lateness(foretold: Foretold, call: Call, now: float) -> str:
+    """Which target of the call is missed, by which of the predicted times, in a sentence."""
+    first = now - call.arrived + foretold.ready + foretold.wait + foretold.ttft
+    writing = call.expected_tokens * foretold.tpot
+    parts = [
+        (now - call.arrived - foretold.waited, "since it began to come in"),
+        (foretold.waited, "in the queue so far"),
+        (foretold.ready, "until its model is ready"),
+        (foretold.wait, "until its turn"),
+        (foretold.ttft, "from there to its first token"),
+    ]
+    if call.arrived + first <= call.ttft_by or first + writing > call.deadline - call.arrived:
+        parts.append((writing, f"to write the {call.expected_tokens} tokens that such answers have"))
+        what, target, sum_ = "last token", f"its deadline is {_s(call.deadline - call.arrived)}", first + writing
+    else:
+        target = f"class {call.class_name!r} allows {_s(call.ttft_by - call.arrived)}"
+        what, sum_ = "first token", first
+    causes = ", ".join([f"{_s(seconds)} {words}" for seconds, words in parts if seconds >= SHOWN])
+    return f"its {what} would come after {_s(sum_)}{f' ({causes})' if causes else ''}, and {target}"
 
 
 def _s(seconds: float) -> str:
@@ -90,13 +113,13 @@ def no_engine(model: str, engines: Sequence[Engine] = ()) -> Refused:
     return Refused(Outcome.NO_ENGINE, f"No engine that serves {model!r} can be given calls now{why}.", retry_after=2.0)
 
 
-def unavailable(model: str, outlook: Outlook) -> Refused:
+def unavailable(model: str, message: str, retry_in: float | None, *, no_memory: bool) -> Refused:
     """No sidecar can have it ready now, and the soonest says why."""
     return Refused(
         Outcome.MODEL_UNAVAILABLE,
-        f"The model {model!r} cannot be made ready at the moment: {outlook.message.rstrip('.') or 'nobody says why'}.",
-        retry_after=UNKNOWN if outlook.retry_in is None else outlook.retry_in,
-        reason=NO_MEMORY if outlook.why == NO_MEMORY else "",
+        f"The model {model!r} cannot be made ready at the moment: {message.rstrip('.') or 'nobody says why'}.",
+        retry_after=UNKNOWN if retry_in is None else retry_in,
+        reason=NO_MEMORY if no_memory else "",
     )
 
 
@@ -105,7 +128,7 @@ def not_ready(call: Call, now: float, foretold: Foretold) -> Refused:
     return Refused(
         Outcome.MODEL_UNAVAILABLE,
         f"The model {call.model!r} is being made ready. This call of class {call.class_name!r} cannot wait for it: "
-        f"{foretold.late(call, now)}.",
+        f"{lateness(foretold, call, now)}.",
         retry_after=foretold.ready,
     )
 
@@ -128,9 +151,9 @@ def queue_full(call: Call, bound: str, place: float | None) -> Refused:
     return _come_back(Outcome.QUEUE_FULL, message, place)
 
 
-def displaced(call: Call, by: Call, place: float | None) -> Refused:
+def displaced(call: Call, by_class: str, place: float | None) -> Refused:
     message = (
-        f"The queue for {call.model!r} was full, and a call of class {by.class_name!r}, which is more important, took "
+        f"The queue for {call.model!r} was full, and a call of class {by_class!r}, which is more important, took "
         f"the place of this one of class {call.class_name!r}."
     )
     return _come_back(Outcome.SHED, message, place)
@@ -141,12 +164,12 @@ def refused_by_mode(call: Call, why: str, wait: float) -> Refused:
 
 
 def hopeless(call: Call, now: float, foretold: Foretold, place: float | None) -> Refused:
-    message = f"This call of class {call.class_name!r} would be too late: {foretold.late(call, now)}."
+    message = f"This call of class {call.class_name!r} would be too late: {lateness(foretold, call, now)}."
     return _come_back(Outcome.HOPELESS, message, place)
 
 
 def shed_late(call: Call, now: float, foretold: Foretold, place: float | None) -> Refused:
-    message = f"This call of class {call.class_name!r} has become too late: {foretold.late(call, now)}."
+    message = f"This call of class {call.class_name!r} has become too late: {lateness(foretold, call, now)}."
     return _come_back(Outcome.SHED, message, place)
 
 

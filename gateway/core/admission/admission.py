@@ -1,0 +1,271 @@
+"""Admission control: may this call go now, must it wait, or is it refused.
+
+    decide = at_once, else to_wait          of a call that comes
+    decide_waiting, overdue                 of a call that waits
+
+Every method that decides is pure: it reads the state and changes nothing, so anybody may ask, a thousand times. Whoever
+obeys a decision moves the state: it takes holds and bookings, and pushes tickets. `decision.Reason` lists the reasons
+in the order in which they are weighed. Ties between engines are broken by the `rng` that is given; who only asks brings
+one of his own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from gateway.core.admission.deadline import breaks_a_promise, too_late
+from gateway.core.admission.decision import Decision, Foretold, Reason, Refuse, Wait
+from gateway.core.admission.model_traffic import ModelTraffic
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.admission.rules import AdmissionRules
+from gateway.core.engines.choice import LOOKED_AT, Choice, any_idle, choose, foreseen_ttft, least_ttft, usable_of
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.policy.policy import Policy
+from gateway.core.request.call import Call
+from gateway.core.sidecars.sidecar import Outlook
+from gateway.core.sidecars.sidecars import Registry
+
+NO_ENGINES: frozenset[str] = frozenset()
+LARGE = 1 / 8  # of what an engine can hold: to keep more than that free for one call would idle too much
+SOON = 1.0  # seconds: nothing better is known
+NO_MEMORY = "no_memory"  # the one reason of a sidecar's that callers are told as a word
+
+
+class AdmissionControl:
+    """What admission is decided by, and the decisions. `running`: calls that hold a grant, by class."""
+
+    __slots__ = ("draining", "fleet", "queues", "rules", "running", "sidecars", "traffic")
+
+    def __init__(self, fleet: Fleet, policy: Policy) -> None:
+        self.fleet = fleet
+        self.rules = AdmissionRules(policy)
+        self.sidecars = Registry()
+        self.queues: dict[str, Queues] = {}
+        self.traffic: dict[str, ModelTraffic] = {}
+        self.running = dict.fromkeys(policy.classes, 0)
+        self.draining = False
+
+    # -- steps that move the state ------------------------------------------------------------------------------
+
+    def apply(self, policy: Policy) -> None:
+        """Go by `policy` from now on: what waits keeps its place under the new weights, what runs goes on."""
+        self.rules = AdmissionRules(policy)
+        for queues in self.queues.values():
+            queues.apply(policy.classes, self.rules.weights)
+        for traffic in self.traffic.values():
+            traffic.apply(policy)
+        for name in policy.classes:
+            self.running.setdefault(name, 0)
+        for name in [name for name, calls in self.running.items() if not calls and name not in policy.classes]:
+            del self.running[name]
+
+    def open(self, model: str, now: float) -> tuple[Queues, ModelTraffic]:
+        """The queues and traffic of a model, from now on kept."""
+        if model not in self.queues:
+            self.queues[model], self.traffic[model] = self._of(model, now)
+        return self.queues[model], self.traffic[model]
+
+    def _of(self, model: str, now: float) -> tuple[Queues, ModelTraffic]:
+        """The queues and traffic of a model, or empty ones that nobody keeps."""
+        queues = self.queues.get(model)
+        if queues is None:
+            policy = self.rules.policy
+            return Queues(policy.classes, self.rules.weights), ModelTraffic(policy, now)
+        return queues, self.traffic[model]
+
+    # -- a call that comes --------------------------------------------------------------------------------------
+
+    def decide(self, call: Call, now: float, rng: random.Random, exclude: frozenset[str] = NO_ENGINES) -> Decision:
+        """Whether the call may go now, waits or is refused. Engines in `exclude` have failed it."""
+        return self.at_once(call, now, rng, exclude) or self.to_wait(call, now, exclude)
+
+    def at_once(self, call: Call, now: float, rng: random.Random, exclude: frozenset[str]) -> Choice | None:
+        """The engine that the call may go to now. None: it may not, and `to_wait` says why."""
+        model, name = call.model, call.class_name
+        if self.queues.get(model) or self.draining or now >= call.deadline:
+            return None
+        rules = self.rules
+        if name not in rules.bounds.classes:
+            return None  # a reload has done away with its class
+        traffic = self.traffic.get(model)
+        if traffic is not None and traffic.level and traffic.refuses(call):
+            return None
+        if rules.limited and not self.may_run(name):
+            return None
+        return choose(self.fleet.serving(model), call, now, routing=rules.policy.routing, rng=rng, exclude=exclude)
+
+    def to_wait(
+        self, call: Call, now: float, exclude: frozenset[str] = NO_ENGINES, *, front: bool = False
+    ) -> Wait | Refuse:
+        """The call's place in the queue, or why it is refused. A call that had been granted (`front`) has its place
+        already."""
+        if self.draining and not front:
+            return Refuse(reason=Reason.DRAINING)
+        if now >= call.deadline and not front:
+            return Refuse(reason=Reason.OVERDUE, waited=now - call.arrived)
+        engines = self.fleet.serving(call.model)
+        usable = usable_of(engines, now)
+        if not usable:
+            return self._to_wait_for_model(call, now, exclude, engines, front=front)
+        largest = max([engine.largest for engine in engines])
+        if call.cost > largest:
+            return Refuse(reason=Reason.TOO_LARGE, largest=largest)
+        large = call.cost > LARGE * largest
+        if front:
+            return Wait(ticket=Ticket(call, now, exclude, large=large))
+        queues, traffic = self._of(call.model, now)
+        words = traffic.refuses(call) if traffic.level else None
+        if words is not None:
+            return Refuse(reason=Reason.MODE, words=words, wait=self.wait_estimate(call.model, now))
+        booking = traffic.bookings[call.class_name].due(call, now)
+        wait: float | None = None
+        if booking is None:
+            spare = max([engine.budget - engine.load for engine in usable[:LOOKED_AT]])
+            wait = traffic.wait(queues, call, now, until=call.ttft_by, spare=spare)
+            if self.rules.predict and not any_idle(usable, call):
+                times = least_ttft(usable, call, now)
+                if breaks_a_promise(call, now + wait, *times):
+                    foretold = Foretold(wait=wait, ttft=times[0], tpot=times[2])
+                    return Refuse(reason=Reason.TOO_LATE, predicted=wait, foretold=foretold, newcomer=True)
+        victim = None
+        full = queues.room(call)
+        if full is not None:
+            victim = queues.victim(call)
+            if victim is None:
+                newcomer = booking is None
+                return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, booking=booking, newcomer=newcomer)
+        if booking is None:
+            ticket = Ticket(call, now, exclude, self._expires(call), large=large)
+            return Wait(ticket=ticket, predicted=wait, victim=victim, newcomer=True)
+        ticket = Ticket(call, now, exclude, self._expires(call), booking.since, booking.deadline, large=large)
+        wait = traffic.wait(queues, call, now, ticket)
+        return Wait(ticket=ticket, predicted=wait, victim=victim, booking=booking)
+
+    def _to_wait_for_model(
+        self, call: Call, now: float, exclude: frozenset[str], engines: Sequence[Engine], *, front: bool
+    ) -> Wait | Refuse:
+        """The same where no engine may be given calls for its model now, and a sidecar may have it made ready."""
+        outlook = self.sidecars.outlook(call.model, now)
+        if outlook is None and not engines and not self.sidecars.knows(call.model):
+            return self.unknown(now)
+        if outlook is None or outlook.ready_in is None:
+            return self._unserved(call, now, outlook, 0.0)
+        largest = self._largest(call.model, engines)
+        if call.cost > largest:
+            return Refuse(reason=Reason.TOO_LARGE, largest=largest)
+        large = call.cost > LARGE * largest
+        if front:
+            return Wait(ticket=Ticket(call, now, exclude, large=large), outlook=outlook)
+        queues, traffic = self._of(call.model, now)
+        ready_in = outlook.ready_in
+        wait = ready_in + traffic.wait(queues, call, now, until=call.ttft_by, spare=largest)
+        times = foreseen_ttft(engines, call, now)
+        if self.rules.predict and breaks_a_promise(call, now + wait, *times):
+            foretold = Foretold(ready=ready_in, wait=wait - ready_in, ttft=times[0], tpot=times[2])
+            return Refuse(reason=Reason.NOT_READY, predicted=wait, foretold=foretold, outlook=outlook)
+        full = queues.room(call)
+        victim = None if full is None else queues.victim(call)
+        if full is not None and victim is None:
+            return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, outlook=outlook)
+        ticket = Ticket(call, now, exclude, self._expires(call), large=large)
+        return Wait(ticket=ticket, predicted=wait, victim=victim, outlook=outlook)
+
+    def unknown(self, now: float) -> Refuse:
+        """Of a model that neither an engine nor a sidecar has, as far as is known."""
+        awaited = self.sidecars.awaited(now)
+        return Refuse(reason=Reason.UNKNOWN_MODEL, engines=tuple(self.fleet), reports_awaited=awaited)
+
+    def _expires(self, call: Call) -> float:
+        return min(call.deadline, call.ttft_by) if self.rules.shed_late else call.deadline
+
+    def _largest(self, model: str, engines: Sequence[Engine]) -> int:
+        """Tokens of the largest call that an engine of the model will take, as far as anybody knows."""
+        budget = self.rules.policy.budget
+        told = self.sidecars.kv_tokens(model)
+        if told is None and not engines:
+            told = budget.capacity
+        return max([int((told or 0) * budget.kv_target), *(engine.largest for engine in engines)])
+
+    # -- a call that waits --------------------------------------------------------------------------------------
+
+    def decide_waiting(self, ticket: Ticket, queues: Queues, now: float, rng: random.Random) -> Choice | Refuse | None:
+        """The engine that the call whose turn it is may go to, or why it is refused now; None: it goes on waiting."""
+        call, rules = ticket.call, self.rules
+        engines = self.fleet.serving(call.model)
+        if not self.may_run(call.class_name):
+            return None
+        choice = choose(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=ticket.exclude)
+        if choice is None:
+            return None
+        if now >= call.deadline:
+            return Refuse(reason=Reason.EXPIRED, waited=now - ticket.pushed_at)
+        # One that was granted before has only its deadline to keep: it is late for its engine's fault. A late one
+        # takes an idle engine from nobody, if nobody else can have it now.
+        engine = choice.engine
+        if rules.shed_late and not ticket.paid and (engine.in_flight or self.contended(queues)):
+            spread = engine.ttft_spread  # a promise is kept by those that are slower than usual too
+            ttft, tpot = spread * choice.ttft, engine.tpot
+            if too_late(call, now, ttft, spread * choice.prefill / engine.prefill_rate, tpot):
+                foretold = Foretold(waited=now - ticket.pushed_at, ttft=ttft, tpot=tpot)
+                return Refuse(reason=Reason.SHED_LATE, foretold=foretold)
+        return choice
+
+    def overdue(self, ticket: Ticket, now: float) -> Refuse:
+        """Why a call is refused whose time in the queue is up: for its deadline, or for a target."""
+        call, waited = ticket.call, now - ticket.pushed_at
+        if now >= call.deadline:
+            return Refuse(reason=Reason.EXPIRED, waited=waited)
+        if not self.served(call.model):
+            return self.unserved(ticket, now)
+        ttft, _, tpot = least_ttft(self.fleet.serving(call.model), call, now)
+        return Refuse(reason=Reason.SHED_LATE, foretold=Foretold(waited=waited, ttft=ttft, tpot=tpot))
+
+    def unserved(self, ticket: Ticket, now: float) -> Refuse:
+        """Why a call is refused that waits for a model that no engine may be given calls for."""
+        outlook = self.sidecars.outlook(ticket.call.model, now)
+        return self._unserved(ticket.call, now, outlook, now - ticket.pushed_at)
+
+    def _unserved(self, call: Call, now: float, outlook: Outlook | None, waited: float) -> Refuse:
+        engines = self.fleet.serving(call.model)
+        if outlook is None:
+            return Refuse(reason=Reason.NO_ENGINE, engines=engines)
+        if outlook.ready_in is None:
+            return Refuse(
+                reason=Reason.UNAVAILABLE,
+                words=outlook.message,
+                retry_in=outlook.retry_in,
+                no_memory=outlook.why == NO_MEMORY,
+            )
+        ttft, _, tpot = foreseen_ttft(engines, call, now)
+        foretold = Foretold(waited=waited, ready=outlook.ready_in, ttft=ttft, tpot=tpot)
+        return Refuse(reason=Reason.NOT_READY, outlook=outlook, foretold=foretold)
+
+    def too_late_for_model(self, ticket: Ticket, ready_at: float, now: float) -> bool:
+        """Whether a call that waits for its model breaks a promise if that is ready at `ready_at`."""
+        times = foreseen_ttft(self.fleet.serving(ticket.call.model), ticket.call, now)
+        return not ticket.paid and too_late(ticket.call, ready_at, *times)
+
+    # -- facts --------------------------------------------------------------------------------------------------
+
+    def may_run(self, class_name: str) -> bool:
+        """Whether the class may run one call more."""
+        limit = self.rules.limited.get(class_name)
+        return limit is None or self.running[class_name] < limit
+
+    def paused(self) -> list[str]:
+        """Classes that run as many calls as they may."""
+        return [name for name, limit in self.rules.limited.items() if self.running[name] >= limit]
+
+    def contended(self, queues: Queues) -> bool:
+        """Whether several wait whose classes may start a call now."""
+        return len(queues) - sum([queues.length(name) for name in self.paused()]) > 1
+
+    def served(self, model: str) -> bool:
+        """Whether an engine may be given calls for the model, if its breaker allows."""
+        return any(engine.up and not engine.draining for engine in self.fleet.serving(model))
+
+    def wait_estimate(self, model: str, now: float) -> float:
+        """Seconds until what waits now has been served: queued tokens over the measured drain rate (Little's law)."""
+        queues, traffic = self._of(model, now)
+        return traffic.drain.wait(queues.total_tokens, now) or SOON
