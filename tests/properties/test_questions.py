@@ -12,6 +12,7 @@ from msgspec import structs
 from gateway.control.view import fleet_view
 from gateway.core.admission.bucket import rate_lines
 from gateway.core.admission.limits import LimitBook
+from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.choice import any_idle, choose, foreseen_ttft, least_ttft, predicted_ttft, usable_of
 from gateway.core.engines.fleet import Engine, Fleet
@@ -55,7 +56,9 @@ class Run:
             self.fleet.add(engine)
             self.fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096), ModelCard(id=f"own{number}")])
             self.fleet.health(engine, True, self.loop.time())
-        self.dispatch = Dispatch(self.fleet, self.policy, random.Random(seed), self.loop.time)
+        self.dispatch = Dispatch(
+            self.fleet, self.policy, random.Random(seed), self.loop.time, RetryBudget(self.policy.retries)
+        )
 
     def call(self) -> Call:
         rng, now = self.rng, self.loop.time()
@@ -82,7 +85,7 @@ class Run:
                 call.tenant, call.class_name, call.model, call.cost, now, None, call.body
             ) as charge:
                 self.ends.append((now, call.tenant, charge.headers(now).decode()))
-                async with self.dispatch.admitted(call) as grant:
+                with await self.dispatch.ask(call) as grant:
                     grant.ending = ending
                     await asyncio.sleep(seconds)
                     if moves:
@@ -188,6 +191,16 @@ def limits_asked(run: Run, rng: random.Random, now: float) -> None:
 
 def dispatch_asked(run: Run, rng: random.Random, now: float) -> None:
     fleet_view(run.fleet, run.dispatch, now)
+    control = run.dispatch.control
+    control.decide(run.newcomer(rng), now, rng)
+    control.to_wait(run.newcomer(rng), now, front=True)
+    control.decide(structs.replace(run.newcomer(rng), model="nobody's"), now, rng)
+    for queues in run.dispatch.queues.values():
+        for ticket in queues:
+            control.decide_waiting(ticket, queues, now, rng)
+            control.overdue(ticket, now)
+            control.unserved(ticket, now)
+            control.too_late_for_model(ticket, now, now)
     run.dispatch.awaited("m")
     run.dispatch.waiting("own1")
 
