@@ -1,9 +1,9 @@
-"""Lines on their way to a file, a pipe or a terminal, which may be full, slow or gone: whoever writes one never waits.
+"""Non-blocking writer of lines to a file, a pipe or a terminal, which may be full, slow or gone: callers never wait.
 
-One daemon thread per output writes what has gathered. Memory is bounded: beyond `LIMIT` bytes lines are dropped. A line
-that cannot be written is lost, too. Both are counted (`lost`), and told in one line when writing works again. A line
-that a full disk has torn is ended first, so that the next one begins where readers expect it. The thread does not keep
-the process from ending: the last lines get `CLOSE_WITHIN` seconds.
+One daemon thread per output writes the lines that have gathered. Memory is bounded: beyond `LIMIT` bytes lines are
+dropped. A line that cannot be written is lost too. Both are counted (`lost`), and told in one line when writing works
+again. A line torn by a full disk is ended first, so that the next one begins where readers expect it. The thread does
+not keep the process from ending: the last lines get `CLOSE_WITHIN` seconds.
 
 A file that was moved or deleted, as log rotation does, is opened anew under its path.
 """

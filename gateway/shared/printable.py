@@ -1,4 +1,4 @@
-"""Text from elsewhere on its way to a terminal."""
+"""Sanitising of text from elsewhere before a terminal shows it."""
 
 from __future__ import annotations
 

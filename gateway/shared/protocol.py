@@ -1,13 +1,14 @@
-"""What sidecars and gateways tell each other: the one module of the sidecar that a gateway imports.
+"""Protocol between sidecars and gateways: reports, answers and orders, as JSON over HTTP.
 
-A sidecar POSTs a `CapacityReport` to `/sidecars/report` on the control port of each gateway, every second and at once
-when something changed; the answer is a `DemandReport`. A gateway that cannot wait for the next report (a call wants a
-model that is not awake) POSTs `/models/PROFILE/ensure` to the sidecar's `control` address. Both sides show the same
-token, and a sidecar's report its own `key`: who else has the token cannot speak for it. JSON, at most MAX_BYTES,
-unknown fields ignored, so that either side may be upgraded first.
+A sidecar POSTs a `CapacityReport` to `/sidecars/report` on the control port of each gateway, every second and at every
+change. The answer is a `DemandReport`. A gateway that cannot wait for the next report, since a call wants a model that
+is not awake, POSTs `/models/PROFILE/ensure` to the sidecar's `control` address.
 
-Nobody trusts a word of it: texts and lists are bounded here, and whether an engine's URL may be used at all is the
-gateway's to decide by its allowed networks.
+Both sides show the same token. A sidecar's report also shows its own `key`: another holder of the token cannot speak
+for it. A message has at most MAX_BYTES. Unknown fields are ignored, so that either side may be upgraded first.
+
+Neither side trusts the other: texts and lists are bounded here. Whether an engine's URL may be used at all is the
+gateway's decision, by its allowed networks.
 """
 
 from __future__ import annotations

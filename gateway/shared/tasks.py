@@ -1,4 +1,4 @@
-"""Tasks that are to run until they are cancelled: any other end of one is a bug, and must not pass in silence."""
+"""Background tasks that run until they are cancelled: any other end of one is a bug, and is reported."""
 
 from __future__ import annotations
 

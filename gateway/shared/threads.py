@@ -1,4 +1,4 @@
-"""Calls that may block, out of an event loop's way: a disk that hangs costs one thread, and holds up nothing else."""
+"""Blocking calls in threads, beside an event loop: a disk that hangs costs one thread and holds up nothing else."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The control API: what gateways and operators may see of this machine's models, and order.
+"""Control API of the sidecar: state of this machine's models, and orders for them.
 
-    GET  /healthz                                              for whoever watches the process
-    GET  /v1/models /gpu /status /metrics                      what there is, and how it is
+    GET  /healthz                                              for a supervisor of the process
+    GET  /v1/models /gpu /status /metrics                      models, GPUs, everything, for Prometheus
     GET  /models/{profile}/logs?lines=N  /models/{profile}/plan
-    POST /models/{profile}/{ensure|sleep|wake|stop|drain}      answered at once, with what becomes of it
+    POST /models/{profile}/{ensure|sleep|wake|stop|drain}      answered at once, with the model's report
     POST /stop  {"engines": true|false}                        ends the sidecar, and its engines too or not
 
-Callers name profiles and nothing else: an order with a query or a body that says more is refused whole, so that no
-path, flag, variable or URL of a caller's ever gets near an engine. Who may ask is guard.py's to say.
+Callers name profiles and nothing else. An order with a query or with more in its body is refused whole, so that no
+path, flag, variable or URL of a caller ever gets near an engine. Access rules are in guard.py.
 """
 
 from __future__ import annotations

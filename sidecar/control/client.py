@@ -1,4 +1,4 @@
-"""Asks the sidecar that runs on this machine, through its control API: for `sidecar status`, `plan`, `logs`, `stop`."""
+"""Client of the control API of the sidecar on this machine: for `sidecar status`, `plan`, `logs`, `stop`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Access rules of the control API. Every request passes them, in this order:
 
-- What a browser's page asks, as Origin and Sec-Fetch-Site tell, is answered 403: no page is ours, and an operator's
-  browser must not stop a model because of what it shows.
-- Without a token only this machine is answered: the peer's address must be loopback, and Host a loopback name, as a
-  page whose own name was made to point to this machine (DNS rebinding) sends another. Else 403 and 421.
+- A request of a browser's page, by its Origin or Sec-Fetch-Site, is answered 403. No page is ours, and an operator's
+  browser must not stop a model because of a page it shows.
+- Without a token only this machine is answered. The peer's address must be loopback, else 403. Host must be a loopback
+  name, else 421: a page whose own name was made to point to this machine (DNS rebinding) sends another.
 - With a token every path but /healthz demands it, as `Authorization: Bearer TOKEN`.
 
 Answers are never cached.

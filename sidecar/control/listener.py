@@ -1,7 +1,7 @@
-"""The control API's address, and who listens there.
+"""Listener of the control API.
 
-The socket is bound here and handed over listening, so that an address in use is an OSError of `start` and port 0 has a
-number to announce. What bounds its clients is the gateway's control port's. The sidecar decides when it ends: last.
+It binds the socket itself and hands it over listening. So an address in use is an OSError of `start`, and port 0 has a
+number to announce. The bounds on clients are those of the gateway's control port. The sidecar ends it last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The sidecar's /metrics: everything is read from the manager and the reporter when it is asked for.
+"""Prometheus metrics of the sidecar, read from the manager and the reporter at each scrape.
 
-Names that begin with `vllm_` are those that operators of vLLM proxies have dashboards for; memory there is in MiB,
-though the names say mb. Weir's own begin with `weir_sidecar_`. Labels come from the sidecar's file, never a caller.
+Names that begin with `vllm_` are those that operators of vLLM proxies have dashboards for. Memory there is in MiB,
+though the names say mb. Weir's own names begin with `weir_sidecar_`. Labels come from the sidecar's file, never from a
+caller.
 """
 
 from __future__ import annotations

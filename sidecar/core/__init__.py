@@ -1,1 +1,1 @@
-"""Every decision of the sidecar: synchronous, without a clock, I/O or logging."""
+"""Decisions of the sidecar: synchronous, without a clock, I/O or logging."""

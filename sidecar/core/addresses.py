@@ -1,6 +1,6 @@
-"""Where things listen: the control API, and the engines, each on a port or a socket of a pool.
+"""Addresses in the sidecar's file: the control API's, and the pool of ports or sockets for engines.
 
-The Structs with `parse` are how the file writes them; `parse` and `str` are each other's reverse.
+A Struct with `parse` is written as text in the file. `parse` and `str` are each other's reverse.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What starts an engine: its command line and environment, from a profile; and whether the installed vLLM knows them.
+"""Command line and environment of an engine, made from its profile; flags that the installed vLLM lacks.
 
-The profile's words are the same for every engine; vLLM's own are found here alone. A module is started, by the
-interpreter that the file names: the one behind the `vllm` script, or, where that does not run, the server's own, which
-newer versions warn of. A build for CPU has no metadata by the name of vllm, without which the script does not run.
+A profile's words are the same for every engine; only this module turns them into vLLM's own. The command starts a
+module with the interpreter that the file names: the module behind the `vllm` script, or, where that does not run, the
+API server's own, which newer versions warn of. A build for CPU has no metadata by the name of vllm, without which the
+script does not run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The sidecar's file as one frozen tree: its GPUs, whom it reports to, and the models it may run. YAML in, all of it or
-every problem found out.
+"""Configuration of a sidecar, as one frozen tree: its GPUs, its gateways, and the models it may run.
 
-The reader is the gateway's, so that both files answer mistakes alike. What is absent has its default; file names are
-relative to the file itself.
+Reading YAML gives all of it, or every problem. The reader is the gateway's, so that both files answer mistakes alike.
+An absent field has its default. File names are relative to the file itself.
 """
 
 from __future__ import annotations

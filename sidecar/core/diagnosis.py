@@ -1,9 +1,9 @@
 """Diagnosis of an engine's output: the kind of failure, the line that tells it, the numbers in it, and advice.
 
-vLLM tells a failed start twice: the engine's process with the cause, then the API server, last and at length, that
-there was one. The cause wins. Among causes want of memory wins, since other errors follow from it. What stands before
-the last complete start is over, so a healthy or unfinished log has no failure. Lines are as vLLM 0.5 to 0.33, torch,
-transformers and huggingface_hub write them.
+vLLM tells a failed start twice. The engine's process tells the cause, then the API server tells, last and at length,
+that there was one. The cause wins. Among causes, want of memory wins, since other errors follow from it. Lines before
+the last complete start do not count, so a healthy or unfinished log has no failure. Lines are as vLLM 0.5 to 0.33,
+torch, transformers and huggingface_hub write them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which of vLLM's flags and environment variables a profile may give, and which are the sidecar's to give.
+"""Allowlist of vLLM's flags and environment variables that a profile may give, and those that the sidecar gives.
 
-A list of what is allowed, since vLLM gets new flags with every release, and one that moves an engine's socket, takes
-another GPU or loads code would make what the sidecar knows of it untrue. The flags are those in the help of vLLM 0.32
-that an operator may want, and a few that only older versions have; whether the installed one has a flag is what
-arguments.py finds in its help.
+vLLM gets new flags with every release. One that moves an engine's socket, takes another GPU or loads code would make
+the sidecar's knowledge of it untrue; so flags are allowed by name. The list has the flags in the help of vLLM 0.32 that
+an operator may want, and a few that only older versions have. arguments.py finds in its help whether the installed vLLM
+has a flag.
 """
 
 from __future__ import annotations

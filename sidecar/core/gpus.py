@@ -1,8 +1,9 @@
-"""GPUs as the sidecar sees them: what one is, which of them it may use, whether memory given up has come back.
+"""GPUs as the sidecar sees them: the reading of one, the selection of those it may use, and the return of memory.
 
 A GPU's number is NVML's, which is nvidia-smi's: the order of the PCI bus. CUDA numbers the fastest first unless told
-otherwise, so whoever starts an engine sets `CUDA_DEVICE_ORDER=PCI_BUS_ID` beside `CUDA_VISIBLE_DEVICES`, with these
-numbers (not every vLLM takes UUIDs there). Memory is in bytes, and signed: differences of two readings may be negative.
+otherwise. So an engine's environment has `CUDA_DEVICE_ORDER=PCI_BUS_ID` beside `CUDA_VISIBLE_DEVICES`, with these
+numbers; not every vLLM takes UUIDs there. Memory is in bytes, and signed: the difference of two readings may be
+negative.
 """
 
 from __future__ import annotations

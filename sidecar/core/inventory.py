@@ -1,6 +1,6 @@
-"""What the plan is made from: the machine's GPUs, who holds memory on them, who wants some, and by what rules.
+"""Inputs of the plan: the machine's GPUs, the residents of their memory, the target that wants some, and the settings.
 
-Bytes are per GPU unless a field says otherwise; times are monotonic seconds.
+Bytes are per GPU unless a field says otherwise. Times are monotonic seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What an engine was seen to take, which is kept from one run of the sidecar to the next.
+"""Measured GPU memory of an engine, kept from one run of the sidecar to the next.
 
-An estimate is replaced by what was measured while the profile's settings are what they were. A measurement can be of
-the wrong thing (an engine that was asleep, or gone), so memory.py bounds how far below the weights it may lead.
+A measurement replaces the estimate while the profile's settings stay as they were. It can be of the wrong thing (an
+engine that was asleep, or gone), so memory.py bounds how far below the weights it may lead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is known of each profile, and what follows from it for the plan and for whoever asks.
+"""State of one model: its lifecycle, its demand, its memory, and the times that its steps take.
 
-An Entry is the one place for a profile's figures: the manager and its operations write them, the plan reads them as a
-Resident or a Target. Bytes are per GPU, times are monotonic seconds.
+`ModelState` is the one place for a profile's figures. The scheduler and the engine's steps write them; the plan reads
+them as a Resident or a Target. Bytes are per GPU, times are monotonic seconds.
 """
 
 from __future__ import annotations

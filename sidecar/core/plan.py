@@ -1,24 +1,23 @@
-"""How a model gets its memory: what is put to sleep, what is stopped, on which GPUs it is then started or woken.
+"""Placement and eviction: the GPUs on which a model is started or woken, and the models that make room for it.
 
-Room on a GPU is min(free by NVML - what NVML does not show yet, total - everything held): a resident holds its claim,
-asleep its residue, and one that is starting or waking its whole claim already. A model fits where each of its GPUs has
-room for its claim. Nothing is ever planned on hope: what is being stopped or put to sleep holds its claim until it is.
+Room on a GPU is min(free by NVML - bytes that NVML does not show yet, total - bytes held). A resident holds its claim;
+asleep, its residue; starting or waking, already its whole claim. A model fits where each of its GPUs has room for its
+claim. Nothing is planned on hope: a resident that is being stopped or put to sleep holds its claim until it is.
 
-Idle residents (no call in flight, not pinned, nothing pending) may be evicted, and are ordered from cold to hot, least
+Idle residents (no call in flight, not pinned, nothing pending) may be evicted. They are ordered from cold to hot, least
 recently used first: by the last use but two (LRU-K, see `ModelState.warmth`), then by the last; or, cost-aware, by idle
 seconds per second to have it back. On one set of GPUs **the hottest is spared first**: start with all of them evicted,
-and from hot to cold take back each that the target can spare. That is LRU, and what LRU took for nothing is spared.
-Among the sets of GPUs the best is the one with the fewest victims, then the one whose victims are colder, then the one
-with the least left over (best fit). A tensor parallel engine gets all its GPUs at once or none.
+and from hot to cold take back each that the target can spare. That is LRU, and spares whatever LRU evicts needlessly.
+Among the sets of GPUs the best has the fewest victims, then the colder victims, then the least left over (best fit). A
+tensor parallel engine gets all its GPUs at once or none.
 
 A model used within `hot` x the time to have it back does not make way for a colder one, unless that has waited
-`max_starvation`.
-A target that sleeps is woken where it does. If room for that comes so soon that it is back before it could be started
-elsewhere, it waits for that: for residents to cool, and for their calls to end. Calls that have run for t seconds are
-taken to run for t more, so the wait in vain is never longer than the start that was put off for it.
+`max_starvation`. A target that sleeps is woken where it sleeps. It waits for room there, for residents to cool and for
+their calls to end, if it is then back sooner than a start elsewhere. Calls that have run for t seconds are taken to run
+for t more, so a wait in vain is never longer than the start it has put off.
 
 A victim is put to sleep rather than stopped where that is the quicker way back and its residue still leaves room; the
-hottest first. Pure and deterministic; bytes are per GPU, times are monotonic seconds.
+hottest first. The plan is pure and deterministic. Bytes are per GPU, times are monotonic seconds.
 """
 
 from __future__ import annotations

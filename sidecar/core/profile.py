@@ -1,7 +1,7 @@
-"""A profile: one model that the sidecar may run, and how. Whoever asks for a model names its profile, nothing else.
+"""Profile: one model that the sidecar may run, and its settings. A caller names a profile and nothing else.
 
-Times are seconds, sizes bytes, shares 0..1, whatever units the file used. `faults` says what no single field can tell;
-flags.py, what may be handed on to vLLM.
+Times are seconds, sizes bytes, shares 0..1, whatever units the file used. `faults` finds mistakes that no single field
+shows. flags.py has the flags that may be handed on to vLLM.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What vLLM answers, read strictly: the only file of the sidecar that knows its metrics' names and its answers' shapes.
+"""Reader of vLLM's answers and metrics. In the sidecar only this module knows their names and shapes.
 
-vLLM 0.9 up to 0.33. Every reader raises AnswerError, saying what was found. A /metrics that is cut off, lacks what is
-acted on or holds a number that cannot be is refused as a whole: an engine half read looks idle, and is put to sleep.
-The lines of metrics, and of lists of models, are read by the gateway's reader of the same engines.
+Versions are vLLM 0.9 up to 0.33. Every reader raises AnswerError, with the text that was found. A /metrics that is cut
+off, lacks a figure that is acted on, or holds a number that cannot be is refused as a whole: an engine half read looks
+idle, and is put to sleep. The gateway's reader of the same engines reads the lines of metrics and the lists of models.
 """
 
 from __future__ import annotations

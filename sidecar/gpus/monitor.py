@@ -1,6 +1,7 @@
-"""The machine's GPUs as last seen, and which of them are in quarantine since memory given up there did not come back.
+"""Monitor of the machine's GPUs: the last reading of each, and quarantine.
 
-Where they cannot be read, what was seen last stays, and nothing of it counts as free.
+A GPU is in quarantine while memory that an engine gave up there has not come back. Where the GPUs cannot be read, the
+last reading stays, and none of its memory counts as free.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The GPUs of this machine, by NVML: the one file that imports `pynvml` (`nvidia-ml-py`; importing it needs no GPU).
+"""GPUs of this machine, by NVML: the one file that imports `pynvml` (`nvidia-ml-py`; importing it needs no GPU).
 
-NVML's calls block for as long as the driver does and cannot be interrupted: inside an event loop only `Sampler` calls
+NVML's calls block for as long as the driver does and cannot be interrupted. Inside an event loop only `Sampler` calls
 `snapshot`. A missing library, a driver loaded anew, a GPU that fell off the bus are put in words (`_HERE`, `_GPU`). A
 session with NVML that has seen one of them is ended, so that the next snapshot begins a new one. A field that the GPU
 does not report is None.

@@ -1,7 +1,8 @@
-"""Reading GPUs from an event loop: in a thread, within a time limit, one call at a time; and waiting for memory.
+"""Sampling of GPUs beside an event loop: in a thread, within a time limit, one call at a time.
 
-A driver that hangs (a GPU with a hardware fault does that) hangs whoever calls it, and nothing can interrupt the call.
-Here it costs one thread, which keeps neither the loop nor the process's exit waiting.
+A driver that hangs (a GPU with a hardware fault does that) hangs its caller, and nothing can interrupt the call. Here
+it costs one thread, which keeps neither the loop nor the process's exit waiting. `memory_back` samples until memory has
+come back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an earlier sidecar left: engines to adopt, by their records, and orphans to end, by their markers."""
+"""Adoption of engines that an earlier sidecar left, by their records; end of its orphans, by their markers."""
 
 from __future__ import annotations
 

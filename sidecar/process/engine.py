@@ -1,6 +1,6 @@
-"""Makes engines (effects.Engines): real processes, each at a place of its own, by what the sidecar's file says of them.
+"""Factory of engines (`effects.Engines`): real vLLM processes, each at an address of its own, by the sidecar's file.
 
-What a model will take of a GPU is in sizing.py, what is done to an engine in vllm_engine.py.
+The memory that a model takes is estimated in `sidecar.sizing`. One engine is vllm_engine.py.
 """
 
 from __future__ import annotations

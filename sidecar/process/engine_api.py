@@ -1,8 +1,8 @@
-"""What the sidecar asks of one vLLM over HTTP: TCP on loopback, or a unix socket. It asks, and decides nothing.
+"""HTTP client of one vLLM, over TCP on loopback or a unix socket. It asks, and decides nothing.
 
 Every question ends within its time, reads at most its limit of bytes, and fails with `ApiError` alone. Each has a
-connection of its own: vLLM closes idle ones after 5 s, which is the interval of the watch, so a kept one would be
-stale when it is wanted. An EngineApi belongs to one process: a restarted engine gets a new one.
+connection of its own: vLLM closes idle ones after 5 s, which is the interval of the liveness probe, so a kept one would
+be stale when it is wanted. An EngineApi belongs to one process; a restarted engine gets a new one.
 """
 
 from __future__ import annotations

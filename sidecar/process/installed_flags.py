@@ -1,7 +1,7 @@
-"""Whether the vLLM that is installed knows the flags it is about to be told, by its own --help.
+"""Flags of the installed vLLM, by its own --help, compared with those that an engine is about to get.
 
-It would refuse them itself, one at a time and 20 s later. Its help is asked for once per interpreter; where it cannot
-be had, nothing is refused.
+vLLM would refuse unknown flags itself, one at a time and 20 s later. Its help is asked for once per interpreter. Where
+the help cannot be had, nothing is refused.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What an engine writes: into a file of bounded size, and its last lines into a ring.
+"""Output of an engine: a file of bounded size, and its last lines in a ring buffer.
 
-The engine has the file itself as its stdout and stderr, not a pipe to us, which this module then follows. So it never
-waits for us, however fast it writes or slow we are, and it goes on writing while no sidecar runs; a pipe would block
-it or kill it by EPIPE. What is read in one turn is bounded by the ring's size: whatever is further back than that
-would have left the ring anyway. It is passed over and counted, `dropped_bytes` of the ring; the file still has it.
+The engine's stdout and stderr are the file itself, and this module follows the file. A pipe to us would block the
+engine or kill it by EPIPE; a file never does, however fast it writes, and also while no sidecar runs. The ring's size
+bounds what is read in one turn. Bytes further back than that would have left the ring anyway: they are passed over and
+counted, in `dropped_bytes` of the ring, and the file still has them.
 
-Past `most` bytes the file's end is copied to `PATH.1` and the file is cut to nothing, in place, since the engine holds
-it open. That bound is looked at every POLL seconds, or QUIET where nothing is written: a flood overshoots it by what it
-writes meanwhile, and nobody cuts the file while no sidecar runs. Bytes that come to neither file are counted in
+Past `most` bytes the file's end is copied to `PATH.1` and the file is truncated in place, since the engine holds it
+open. That bound is checked every POLL seconds, or QUIET where nothing is written. A flood overshoots it by the bytes
+written meanwhile, and nobody truncates the file while no sidecar runs. Bytes that come to neither file are counted in
 `lost_bytes`.
 
 The file's room is reserved beforehand, so that a disk that others fill up does not make the engine's writes fail. Where
 the file cannot be had (no such folder, a read-only one, a full disk, no regular file), memory takes its place, with
-the same bound on a smaller size and without a `.1`: `error` says why, and the engine runs as it would have.
+the same bound on a smaller size and without a `.1`. `error` then says why, and the engine runs as it would have.
 """
 
 from __future__ import annotations

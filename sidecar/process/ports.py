@@ -1,7 +1,7 @@
-"""Where a new engine can listen: a free port, a path for its socket that nobody holds.
+"""Free addresses for a new engine: a port, or a socket path that nobody holds.
 
-Both are looks, not reservations: between the look and the engine's own bind another process may be faster, and then
-the engine exits as it does for any port in use. What the sidecar itself has given away, the caller passes as `taken`.
+Both are looks, not reservations. Between the look and the engine's own bind another process may be faster, and the
+engine then exits as it does for any port in use. The caller passes the addresses it has given away itself as `taken`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Owns one engine: its leader, the process group and session it leads, and what has left these.
+"""Process of one engine: its leader, the process group and session it leads, and descendants that have left these.
 
-The engine is started in a session of its own and outlives the sidecar; another sidecar adopts it by its record. Both
-kinds are one class: what differs is only who may reap the leader and learn its exit status.
+The engine is started in a session of its own and outlives the sidecar; another sidecar adopts it by its record. One
+class serves both: they differ only in who may reap the leader and learn its exit status.
 
 When the leader has ended, for whatever reason, the rest of its family gets SIGKILL: the EngineCore of an API server
 that was killed would hold its GPU for ever. A leader of ours stays a zombie until that is done, since its number is
 also that of its session and group, and must not pass to a stranger meanwhile.
 
-Cancelled in the middle, an ending hurries: SIGKILL at once, and the cancellation ends when nothing is left. If the loop
-ends while nobody has asked for the engine's end, the engine runs on.
+An ending that is cancelled in the middle hurries: SIGKILL at once, and the cancellation ends when nothing is left. If
+the loop ends while nobody has asked for the engine's end, the engine runs on.
 """
 
 from __future__ import annotations

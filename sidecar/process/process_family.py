@@ -1,9 +1,9 @@
-"""Who belongs to an engine, as /proc tells it, and signals that cannot reach a stranger.
+"""Process family of an engine, by /proc, and signals that cannot reach a stranger.
 
 A process is known by its number *and* its start time, since numbers are used again. An engine's family is its leader's
-session and process group, whatever carries its marker in the environment (a child that left the session), and the
+session and process group, every process with its marker in the environment (a child that left the session), and the
 descendants of all these. A session or group counts only while its number cannot have passed to a stranger: as long as
-the leader lives, or is a zombie of ours; a number is not given out again while either holds it.
+the leader lives, or is a zombie of ours. A number is not given out again while either holds it.
 
 vLLM names its processes by setproctitle, which writes over the environment that /proc shows: measured, the marker of
 `VLLM::EngineCore` was gone. SPT_NOENV=1 keeps it, at the price of a shorter title, so `marked` sets both.

@@ -1,8 +1,8 @@
-"""From a process that was started to an engine that serves: the only waiting there is, and its ends.
+"""Readiness of an engine: polling from the start of its process until it serves, with deadlines.
 
-No time is ever waited for as such: what is not so yet is looked at again, soon at first, every second at last. The
-deadline moves with the start's progress, as how long a start takes depends on model, disk and compilation; that it
-goes on does not. A process that has ended is given up at once.
+There are no fixed pauses. A look that fails is repeated, soon at first, every second at last. The deadline moves with
+the start's progress: the duration of a start depends on model, disk and compilation, but a start that works goes on. A
+process that has ended is given up at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The last lines that an engine wrote, bounded in lines and bytes."""
+"""Ring buffer of an engine's last lines, bounded in lines and bytes."""
 
 from __future__ import annotations
 

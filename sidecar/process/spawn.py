@@ -1,4 +1,4 @@
-"""Starts a program in a session of its own, with what it is given and nothing else of ours."""
+"""Spawning of a program in a session of its own, with the given environment and descriptors and no others."""
 
 from __future__ import annotations
 

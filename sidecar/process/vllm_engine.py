@@ -1,8 +1,8 @@
-"""A real engine: the vLLM process that the sidecar has started, or taken over, and what is done to it.
+"""Engine (`effects.Engine`): one vLLM process, started or adopted, and the steps it is put through.
 
-What goes wrong with a process, an address or an answer comes out as EngineFailed, in words for an operator: with the
-line of the engine's output that tells most, since "exit status 1" tells nothing. After one the process may still run;
-`stop` ends it.
+A failure of the process, an address or an answer comes out as EngineFailed, in words for an operator. The words quote
+the line of the engine's output that tells most, since "exit status 1" tells nothing. After a failure the process may
+still run; `stop` ends it.
 """
 
 from __future__ import annotations

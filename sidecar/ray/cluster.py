@@ -1,10 +1,9 @@
-"""The door to Ray: a sidecar on every node of a cluster, for as long as the node is there.
+"""Pool of sidecars on a Ray cluster, one on every node for as long as the node is there. Only this file imports Ray.
 
-A controller, a detached actor that Ray starts again wherever it ends, compares the nodes that are alive with the actors
-that are there, by their names alone: a node without one gets one, on that node and no other, with all GPUs that Ray
-counts there; one whose file is no longer the pool's makes way for another. So nothing has to be remembered, a
-controller that was killed goes on, and an actor that was killed is replaced. The next sidecar of a node takes over the
-engines that the one before has left.
+A controller, a detached actor that Ray starts again wherever it ends, compares the live nodes with the actors by name.
+A node without an actor gets one, on that node and no other, with all GPUs that Ray counts there. An actor whose file is
+no longer the pool's makes way for another. So nothing has to be remembered: a killed controller goes on, and a killed
+actor is replaced. The next sidecar of a node takes over the engines that the one before has left.
 """
 
 from __future__ import annotations

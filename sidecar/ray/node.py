@@ -1,10 +1,10 @@
-"""The sidecar of one node of a cluster: a process of its own that is started, started again, and given its files.
+"""Supervisor of the sidecar of one Ray node: starts it, restarts it, and writes its files.
 
-It ends with whoever has the Node, since its standard input does, and leaves its engines to the next. That is so even
-where the Node is killed, and where Ray kills the processes of a worker that has ended: engines have sessions of
-their own. Nothing of Ray is imported here.
+The sidecar is a process of its own. It ends with the holder of the Node, since its standard input does, and leaves its
+engines to the next. That is so even where the Node is killed, and where Ray kills the processes of a worker that has
+ended: engines have sessions of their own. Nothing of Ray is imported here.
 
-Every engine is made once and put to sleep, so that the first call waits for a wake and not for a load.
+Every engine is started once and put to sleep, so that the first call waits for a wake and not for a load.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A pool's file: one sidecar's file for every node of a Ray cluster, and what makes it each node's own.
+"""Configuration of a pool: one sidecar's file for every node of a Ray cluster.
 
-What the nodes have in common is written under `sidecar` as in a sidecar's file; names of files there are of each node,
-relative to `folder`. A node's own are its id, its address and where its files are: those are Ray's to say, and refused
-where they are written. `for_node` makes the one file of the other.
+The part that the nodes share is written under `sidecar`, as in a sidecar's file. File names there are relative to
+`folder` on each node. A node's id, its address and the places of its files are Ray's to say, and refused where they are
+written. `for_node` makes the file of one node.
 """
 
 from __future__ import annotations

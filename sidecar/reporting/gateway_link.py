@@ -1,8 +1,8 @@
-"""The way to one gateway: one report at a time, its answer, and what is said where it takes none.
+"""Link to one gateway: one report at a time, its answer, and a log line when the gateway stops taking them.
 
 A report goes EVERY second, and at once where something has changed, but not sooner than GAP after the one before. A
-gateway that does not take reports is tried again after FIRST_PAUSE, then ever more rarely, up to LAST_PAUSE; changes
-hurry none of these tries, as each carries whatever is true by then. The log has a line where its fortune changes, not
+gateway that does not take reports is tried again after FIRST_PAUSE, then ever more rarely, up to LAST_PAUSE. Changes do
+not hurry these tries, as each carries the state of its moment. The log has a line at each change between the two, not
 one for every try.
 """
 

@@ -1,6 +1,6 @@
-"""Tells every gateway what there is, each second and at once at every change, and hands its answer to the manager.
+"""Reporter to every gateway: a report each second and at every change; its answers go to the manager.
 
-One task a gateway (gateway_link.py): one that is slow or gone delays no other.
+Each gateway has a task of its own (gateway_link.py), so one that is slow or gone delays no other.
 """
 
 from __future__ import annotations

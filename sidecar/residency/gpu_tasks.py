@@ -1,7 +1,7 @@
-"""The tasks of the manager: operations, each with entries and GPUs to itself, and what goes on beside them.
+"""Tasks of the manager: operations, each with exclusive models and GPUs, and background work beside them.
 
-vLLM measures how much memory its GPU has while it starts and sleeps, so a neighbour must not change that meanwhile: one
-operation at a time on each GPU. A task that fails by a bug is not hidden: `reap` raises what it raised.
+vLLM measures the memory of its GPU while it starts and sleeps, so a neighbour must not change it meanwhile: one
+operation at a time on each GPU. A task that fails by a bug is not hidden: `reap` raises its error.
 """
 
 from __future__ import annotations

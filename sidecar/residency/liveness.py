@@ -1,8 +1,7 @@
-"""Looks at engines that are ready, for as long as they are: whether they live, answer, and have something to do.
+"""Liveness probes of engines that are ready: whether they live, answer, and have something to do.
 
-A process that ends is noticed at once, one that hangs at the next look: /health says 200 while EngineCore hangs, so
-EngineCore itself is asked. What is found out while an operation on the engine is under way is that operation's to
-deal with.
+The end of a process is noticed at once, a hang at the next probe. /health says 200 while EngineCore hangs, so the probe
+asks EngineCore itself. Findings during an operation on the engine are left to that operation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the sidecar tells of a GPU and of a model: to gateways, and to a person who asks what would be done."""
+"""Report of a GPU and of a model, for gateways; explanation of a plan, for a person."""
 
 from __future__ import annotations
 

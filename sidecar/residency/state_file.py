@@ -1,11 +1,11 @@
-"""What a sidecar must know after a restart: which engines are its own, and what each model was measured to take.
+"""State file: the engines, measurements and times that a sidecar must know after a restart.
 
-One small JSON file, which is replaced as a whole, so that a sidecar that is killed leaves the old one or the new one.
-Losing it loses engines that could have been adopted, and measurements: so nothing that goes wrong with it keeps
-anything from being served. It is said once, and once more when it is over.
+It is one small JSON file, replaced as a whole, so that a sidecar that is killed leaves the old one or the new one.
+Losing it loses engines that could have been adopted, and measurements. So no trouble with it keeps a model from being
+served: the trouble is said once, and its end once.
 
-A lock on `PATH.lock` keeps two sidecars from sharing a file, as they would end each other's engines. It goes with its
-process, however that ends.
+A lock on `PATH.lock` keeps two sidecars from sharing a file, as they would end each other's engines. The lock goes with
+its process, however that ends.
 """
 
 from __future__ import annotations

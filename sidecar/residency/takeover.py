@@ -1,4 +1,4 @@
-"""Takes over the engines that an earlier sidecar has left running, or sees to it that they end."""
+"""Takeover of the engines that an earlier sidecar has left running; one that cannot be taken over is ended."""
 
 from __future__ import annotations
 

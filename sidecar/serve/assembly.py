@@ -1,4 +1,4 @@
-"""Makes what a sidecar's process and the commands beside it have in common, from the file of one machine."""
+"""Assembly of the objects that `sidecar serve` and the commands beside it share, from the file of one machine."""
 
 from __future__ import annotations
 

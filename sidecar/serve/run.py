@@ -1,8 +1,8 @@
-"""`sidecar serve`: builds every object once, runs the manager, and ends without its engines or with them.
+"""Life of a sidecar's process (`sidecar serve`): builds every object, runs the manager, ends with or without engines.
 
-Start: GPUs, the lock on the state file, the control API's socket, the manager (which adopts what runs), reports. End:
-orders are refused; engines go on, or end while gateways are still told; a last report; the control API goes last. A
-second signal cuts the ending of engines short.
+Start: GPUs, the lock on the state file, the control API's socket, the manager (which adopts running engines), reports.
+End: orders are refused; engines go on, or end while gateways are still told; a last report; the control API goes last.
+A second signal cuts the ending of engines short.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What vLLM will take of a GPU for a model: not what it needs, but a share of the GPU, in bytes on each of its GPUs.
+"""Claim: the bytes of each GPU that vLLM takes for a model, which is a share of the GPU and not the model's need.
 
-`--gpu-memory-utilization` is that share; what of it the model leaves becomes KV cache, unless
+`--gpu-memory-utilization` is that share. The part that the model leaves becomes KV cache, unless
 `--kv-cache-memory-bytes` (vLLM 0.10.2) caps that. A ledger of the GPU must hold the claim, and vLLM does not start
 unless the whole share is free, capped or not.
 """

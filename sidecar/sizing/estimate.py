@@ -1,6 +1,6 @@
-"""What a profile's engine will take of a GPU, from its files, its settings and what was measured of it before.
+"""Estimate of a profile's claim, from its files, its settings and earlier measurements.
 
-Of models that nothing is known of, and of simulated ones, it is a share of the GPU.
+A model whose files are unknown, or that is simulated, gets a share of the GPU.
 """
 
 from __future__ import annotations

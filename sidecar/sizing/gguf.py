@@ -1,7 +1,7 @@
-"""The shape of a model in a GGUF file, from the metadata that the file begins with.
+"""Reader of a model's shape from a GGUF file's metadata, with which the file begins.
 
-github.com/ggml-org/ggml, docs/gguf.md: magic, version, counts, then keys with typed values, little-endian. The keys
-of an architecture have config.json's fields under other names, and are read as those.
+Format: github.com/ggml-org/ggml, docs/gguf.md: magic, version, counts, then keys with typed values, little-endian. The
+keys of an architecture are config.json's fields under other names, and are read as those.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How much GPU memory a model needs: weights + KV cache + activations + overhead, in bytes on each GPU.
+"""GPU memory that a model needs: weights + KV cache + activations + overhead, in bytes on each GPU.
 
-What vLLM will take of the GPU is another figure, and the one for a ledger: claim.py. What was measured of a profile
-replaces its estimate: measured.py.
+The bytes that vLLM takes of the GPU are another figure, the one for a ledger: claim.py. A measurement of a profile
+replaces its estimate: `core.measured`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The shape of a model, read from its config.json: what of it costs GPU memory, and nothing else.
+"""Reader of a model's shape from its config.json: the fields that cost GPU memory, and no others.
 
-The names are those of Hugging Face's configuration classes, older and newer; what a layer keeps is in model_layers.
+The names are those of Hugging Face's configuration classes, older and newer. The memory of a layer is in model_layers.
 """
 
 from __future__ import annotations

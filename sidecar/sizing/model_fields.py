@@ -1,4 +1,4 @@
-"""Reading a model's JSON files, which anybody may have written: bounded, and every mistake said with its field.
+"""Fields of a model's JSON files, which anybody may have written: reading is bounded, and a mistake names its field.
 
 A field that is absent, null or 0 is not used: files write all three for the same.
 """

@@ -1,8 +1,8 @@
-"""A model's files: what shape it has and how many bytes of weights, from wherever vLLM would read them.
+"""Files of a model: its shape and the bytes of its weights, from wherever vLLM would read them.
 
-A folder, a GGUF file, or an id on a hub whose files are in the local Hugging Face cache; nothing is ever downloaded.
-Files are anybody's: every read is bounded, nothing but plain files is opened, links are followed as the cache is made
-of them. These functions block; `gateway.shared.threads` is the way to call them.
+A model is a folder, a GGUF file, or an id on a hub whose files are in the local Hugging Face cache. Nothing is ever
+downloaded. Anybody may have written the files: every read is bounded, only plain files are opened, and links are
+followed as the cache is made of them. These functions block; `gateway.shared.threads` is the way to call them.
 """
 
 from __future__ import annotations

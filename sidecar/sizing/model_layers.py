@@ -1,8 +1,8 @@
-"""What each layer of a model keeps of a sequence, from the fields of its config.json.
+"""Cache of each layer of a model per token and per sequence, from the fields of its config.json.
 
-As vLLM 0.32 allocates it (`v1/kv_cache_interface.py`, `layers/mamba/mamba_utils.py`): so much per token in attention
-layers, so much per sequence in Mamba and linear attention. A kind of layer that is not known here counts as full
-attention, which keeps most: an estimate too high is corrected by what is measured, one too low fails an engine's start.
+As vLLM 0.32 allocates it (`v1/kv_cache_interface.py`, `layers/mamba/mamba_utils.py`): bytes per token in attention
+layers, bytes per sequence in Mamba and linear attention. An unknown kind of layer counts as full attention, which keeps
+most. A measurement corrects an estimate that is too high; one that is too low fails an engine's start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many bytes a model's weights are: in its files, and on each GPU.
+"""Bytes of a model's weights: in its files, and on each GPU.
 
 Safetensors: the index beside several files, or the header of one (github.com/huggingface/safetensors, "Format": 8
 bytes, little-endian, the length of a JSON object that gives each tensor's offsets). GGUF and everything else: the size

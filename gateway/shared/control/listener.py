@@ -1,7 +1,7 @@
 """Listener of the gateway's control port.
 
-The socket is bound here and handed over listening, so that an address in use is an OSError of `start` and port 0 has
-a number to announce. What bounds its clients is in http1.py. The gateway's drain decides when it ends, which is last.
+It binds the socket itself and hands it over listening. So an address in use is an OSError of `start`, and port 0 has a
+number to announce. The bounds on clients are in http1.py. The gateway's drain decides when the listener ends: last.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""From a plain tree of text to a tree of frozen Structs, saying of every mistake where it is and what was expected.
+"""Checked reading: a plain tree of text becomes a tree of frozen Structs, and every mistake tells its place.
 
-The Struct's annotations are the only description of the format: unknown fields, wrong kinds and values out of bounds
-follow from them. All problems of a file are found in one reading, since an operator wants to fix them in one edit: a
-field that cannot be read is UNREAD in the tree of Structs, and a rule over several fields ends without a word where it
-touches one. A scalar is text until a field says what it is, so `on`, `no` and `0x10` mean nothing by themselves.
+The Struct's annotations are the only description of the format. Unknown fields, wrong kinds and values out of bounds
+follow from them. One reading finds all problems of a file, since an operator wants to mend them in one edit. A field
+that cannot be read is UNREAD in the tree of Structs; a rule over several fields ends silently where it touches one. A
+scalar is text until a field gives it a meaning, so `on`, `no` and `0x10` mean nothing by themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is wrong or unwise in a file, for people, for programs, and as annotations of a pull request.
+"""Findings in a file, errors and warnings: as text for people, as JSON for programs, as annotations of a pull request.
 
-Text is `FILE:LINE:COLUMN: field: message`, then the line of the file with a caret under what is meant. What may be a
-secret is not shown; nor is what follows on its line.
+Text is `FILE:LINE:COLUMN: field: message`, then the line of the file with a caret under the place. A value that may be
+a secret is not shown, nor the rest of its line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a file's fields may hold, read from their annotations: what the reader, the printer and the schema share.
+"""Kinds of values that a file's fields may hold, read from annotations; reader, printer and schema share them.
 
 A kind is a union of options. An option is a mapping (a Struct, or `Mapping[K, V]`), a list (`tuple[T, ...]`), nothing
 (`None`), JSON (`Any`) or a scalar. A scalar has a form: how its text becomes a value, and how to say so. Forms are the

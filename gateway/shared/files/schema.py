@@ -1,7 +1,8 @@
-"""Files that operators write as a JSON Schema (2020-12), so that editors complete, explain and check them meanwhile.
+"""JSON Schema (2020-12) of the files that operators write, so that editors complete, explain and check them.
 
-Made of the same annotations as the reader, and of the Structs' docstrings: what stands there after a field's name and
-a colon describes that field. What takes the whole file to see, as whether a class exists, only `gateway check` finds.
+It is made of the reader's own annotations and of the Structs' docstrings: the text after a field's name and a colon
+describes that field. A mistake that takes the whole file to see, such as a class that does not exist, only
+`gateway check` finds.
 """
 
 from __future__ import annotations

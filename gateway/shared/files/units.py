@@ -1,7 +1,7 @@
-"""Numbers as people write them: `250ms`, `16MiB`, `200k`, `80%`. The one place that knows their suffixes.
+"""Units of numbers as people write them: `250ms`, `16MiB`, `200k`, `80%`. Only this module knows their suffixes.
 
-A `Unit` rides in a type (`Annotated[float, SECONDS]`), so a field says in one line what it holds and how it is written.
-Text that is not exactly a number with a known suffix is refused; nothing is guessed, and signs do not exist.
+A `Unit` is metadata of a type (`Annotated[float, SECONDS]`), so a field says in one line what it holds and how it is
+written. A text that is not exactly a number with a known suffix is refused. Nothing is guessed, and signs do not exist.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """YAML in and out, for every file that an operator writes: a plain tree of text that knows its lines, and back.
 
-Reading is bounded (bytes, depth, nodes after aliases) and refuses tags and duplicate keys. All is text here; what it
-means is said by the Structs that checked.py reads the tree into.
+Reading is bounded (bytes, depth, nodes after aliases) and refuses tags and duplicate keys. Every value is text here.
+Its meaning comes from the Structs that checked.py reads the tree into.
 """
 
 from __future__ import annotations

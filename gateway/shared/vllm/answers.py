@@ -1,8 +1,8 @@
-"""What vLLM says of itself, read strictly. The only file of the gateway that knows its metrics' names and its answers'
-shapes; the sidecar's builds on it.
+"""Reader of vLLM's answers and metrics, by name and shape. In the gateway only this module knows them.
 
-Names of vLLM 0.9 up to 0.33. A text that is cut off, lacks what admission depends on, or holds a number that cannot
-be, raises AnswerError as a whole: a partial sample would look plausible and be believed.
+Names are those of vLLM 0.9 up to 0.33. The sidecar's reader builds on this one. A text that is cut off, lacks a figure
+that admission depends on, or holds a number that cannot be, raises AnswerError as a whole: a partial sample would look
+plausible and be believed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The messages in which vLLM tells what becomes of its prefix cache (`--kv-events-config`), in all their shapes.
+"""Decoder of vLLM's KV cache events (`--kv-events-config`), in all their shapes.
 
-Only what `core.residency` needs is decoded: tokens, by far the most of it, are skipped.
+Only the fields that `core.engines` needs are decoded. Tokens, by far the most of a message, are skipped.
 """
 
 from __future__ import annotations
