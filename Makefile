@@ -98,7 +98,7 @@ instructions: $(STAMP) ## user-space instructions per request and per SSE event,
 	$(BIN)/python -m loadtest.lab.cost.instructions $(INSTRUCTIONS)
 
 compare-vllm: vllm ## one overloaded vLLM on CPU: direct, vllm-router, and the gateway; six minutes; COMPARE=--help tells
-	$(BIN)/python -m loadtest.lab.vllm.compare_vllm $(COMPARE)
+	$(BIN)/python -m loadtest.lab.vllm.comparison $(COMPARE)
 
 agreement: vllm ## the bench's latencies beside those of vLLM's own, for the same requests; AGREEMENT=--help tells how
 	$(BIN)/python -m loadtest.lab.vllm.agreement $(AGREEMENT)

@@ -335,7 +335,7 @@ DOC = '"""Doc."""\n'
         ("gateway/control/x.py", "from ..serve import run", "control is not above serve"),
         ("gateway/upstream/x.py", "import gateway.decider.dispatch", "upstream is not above decider"),
         ("gateway/shared/x.py", "import gateway.core.request.call", "shared is not above core"),
-        ("loadtest/report/x.py", "from loadtest.simulate.pace import Pace", "report is not above simulate"),
+        ("loadtest/report/x.py", "from loadtest.simulate.step_times import Pace", "report is not above simulate"),
         ("loadtest/simulate/x.py", "from loadtest.bench.options import Bench", "simulate is not above bench"),
         ("gateway/serve/run.py", "from sidecar.residency.manager import M", "gateway knows nothing of sidecar"),
         ("gateway/cli/check.py", "import loadtest.engine", "gateway knows nothing of loadtest"),

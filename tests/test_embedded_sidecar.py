@@ -14,8 +14,8 @@ from gateway.serve import embedded_sidecar, sidecar_process
 from gateway.serve.embedded_sidecar import CONFIG, GPUS, MODELS, EmbeddedSidecar
 from gateway.serve.own_token import OwnToken
 from gateway.serve.run import _configuration
+from loadtest.engine.memory_stages import RESIDUE, start_seconds, wake_seconds
 from loadtest.engine.profile_file import profiles
-from loadtest.engine.residency import RESIDUE, start_seconds, wake_seconds
 from sidecar.core.config import SidecarConfig, decode
 from sidecar.residency.state_file import Times
 from sidecar.residency.state_file import decode as known

@@ -15,7 +15,7 @@ import msgspec
 from gateway.core.policy.file import decode
 from gateway.shared.files.checked import InvalidFile
 from loadtest.bench.fleet import Fleet
-from loadtest.clients.drive import Load
+from loadtest.clients.driver import Load
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target, parse_url, tls_of
 from loadtest.load.scenario import (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from loadtest.clients.drive import LoadProgress
+from loadtest.clients.driver import LoadProgress
 from loadtest.report.delivery import Say
 from loadtest.report.number_format import seconds
 

@@ -15,7 +15,7 @@ import msgspec
 import uvloop
 
 from loadtest.clients.answer import Answer
-from loadtest.clients.drive import Driver, Load, LoadProgress
+from loadtest.clients.driver import Driver, Load, LoadProgress
 from loadtest.clients.target_metrics import page, watch
 from loadtest.clients.targets import Server, Servers, Target
 from loadtest.report.records import EngineSample, RequestResult

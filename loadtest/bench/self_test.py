@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import msgspec
 
 from loadtest.bench.run import Ran, TargetRun, run
-from loadtest.clients.drive import Load
+from loadtest.clients.driver import Load
 from loadtest.clients.stub import INTERVAL, serve_stub
 from loadtest.clients.targets import Address, Target
 from loadtest.load.arrivals import Arrivals, Rate

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from loadtest.calibrate.fit import Fit, Unfit, fit, with_front
 from loadtest.calibrate.fit_table import quality, table
 from loadtest.calibrate.help_text import DESCRIPTION, EXAMPLES, LIMITS
-from loadtest.calibrate.live import CalibrateError, Live
+from loadtest.calibrate.live_engine import CalibrateError, Live
 from loadtest.calibrate.observations import EngineLimits, Observed, Tell
 from loadtest.calibrate.probe import SPREAD, Probe
 from loadtest.clients.targets import parse_url, tls_of

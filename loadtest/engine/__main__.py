@@ -19,9 +19,9 @@ from typing import get_args
 import uvloop
 
 from loadtest.engine.config import SimConfig, sim_config
+from loadtest.engine.engine_memory import GpuShare, StartFailed
 from loadtest.engine.metrics import Version
 from loadtest.engine.profile_file import profiles
-from loadtest.engine.resident import GpuShare, StartFailed
 from loadtest.engine.scheduler import Policy
 from loadtest.engine.server import SimServer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from loadtest.engine.engine import EngineConfig, engine_config
+from loadtest.engine.engine_memory import GpuShare
 from loadtest.engine.metrics import Version
 from loadtest.engine.profile_file import profile_of
-from loadtest.engine.resident import GpuShare
 from loadtest.engine.scheduler import Policy
 
 

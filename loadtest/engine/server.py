@@ -22,9 +22,9 @@ from loadtest.engine.api.routes import Routes
 from loadtest.engine.config import SimConfig
 from loadtest.engine.core_calls import CoreCalls
 from loadtest.engine.engine import Engine, StepResult
+from loadtest.engine.engine_memory import Resident
 from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.latency import Front
-from loadtest.engine.resident import Resident
 from loadtest.engine.sequence import Sequence, SequenceState
 from loadtest.engine.sleeping import Sleeping
 

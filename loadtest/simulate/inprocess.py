@@ -32,8 +32,8 @@ from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.memory_wire import MemoryClient, MemoryReply, Sends, Wire
-from loadtest.simulate.pace import Gaps
 from loadtest.simulate.simulated_client import Life, Try
+from loadtest.simulate.step_times import Gaps
 
 HEALTH_WITHIN = (
     0.25  # of the health interval: when a check that hangs counts as failed, as in gateway.decider.telemetry

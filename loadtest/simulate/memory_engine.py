@@ -19,7 +19,7 @@ from loadtest.engine.api.checks import ApiError, Limits
 from loadtest.engine.engine import LEAST_AHEAD, Engine, EngineConfig, StepResult
 from loadtest.engine.latency import Front
 from loadtest.simulate.memory_requests import JSON, Taker, Work, read
-from loadtest.simulate.pace import Pace
+from loadtest.simulate.step_times import Pace
 
 MOST_AHEAD = 64  # steps that are made with one timer where nothing but decoding is to be done
 Condition = Literal["up", "dead", "stopped"]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
-from loadtest.simulate.pace import Gaps
 from loadtest.simulate.simulated_client import Life, Try
+from loadtest.simulate.step_times import Gaps
 
 
 class RoundRobin:

@@ -26,10 +26,10 @@ from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
-from loadtest.simulate.pace import Gaps, Pace
 from loadtest.simulate.round_robin import Direct, RoundRobin, paced
 from loadtest.simulate.simulated_client import Life
 from loadtest.simulate.simulation import FleetSample, SimulationRun
+from loadtest.simulate.step_times import Gaps, Pace
 
 Before = Literal["gateway", "round_robin", "direct"]
 

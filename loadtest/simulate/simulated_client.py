@@ -17,7 +17,7 @@ import msgspec
 
 from loadtest.clients.retries import Clients, advice
 from loadtest.load.workload import Planned
-from loadtest.simulate.pace import Gaps
+from loadtest.simulate.step_times import Gaps
 
 ERROR = b'data: {"error"'
 DONE = b"data: [DONE]"

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from loadtest.engine import residency
+from loadtest.engine import memory_stages
+from loadtest.engine.engine_memory import GpuShare
 from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.gpu_memory import GpuMemory, OutOfMemory
 from loadtest.engine.profile_file import profiles
-from loadtest.engine.resident import GpuShare
 from loadtest.processes import Child, answers, get, until
 from sidecar.core.diagnosis import diagnosis
 from sidecar.gpus.simulated import SimulatedGPUs, lay_out
@@ -64,10 +64,10 @@ def engine(gpus: Path, *more: str) -> Child:
 
 
 def test_a_start_takes_the_sum_of_its_stages_and_memory_step_by_step() -> None:
-    stages = list(residency.start(WEIGHTS, HALF))
-    assert sum(stage.seconds for stage in stages) == pytest.approx(residency.start_seconds(WEIGHTS)) == 14.55
+    stages = list(memory_stages.start(WEIGHTS, HALF))
+    assert sum(stage.seconds for stage in stages) == pytest.approx(memory_stages.start_seconds(WEIGHTS)) == 14.55
     sizes = [
-        residency.held(WEIGHTS, HALF, loaded=stage.loaded, cache=stage.cache)
+        memory_stages.held(WEIGHTS, HALF, loaded=stage.loaded, cache=stage.cache)
         for stage in stages
         if stage.loaded is not None
     ]
@@ -79,8 +79,10 @@ def test_a_start_takes_the_sum_of_its_stages_and_memory_step_by_step() -> None:
 @pytest.mark.parametrize("weights", [0, 1, GIB, WEIGHTS, TOTAL])
 @pytest.mark.parametrize("claim", [0, 1, GIB, HALF, HALF + 1])
 def test_what_is_held_is_the_claim_awake_and_the_residue_asleep(weights: int, claim: int) -> None:
-    assert residency.held(weights, claim, loaded=1.0, cache=True) == claim
-    assert residency.held(weights, claim, loaded=0.0, cache=False) == residency.residue(claim) == min(claim, GIB)
+    assert memory_stages.held(weights, claim, loaded=1.0, cache=True) == claim
+    assert (
+        memory_stages.held(weights, claim, loaded=0.0, cache=False) == memory_stages.residue(claim) == min(claim, GIB)
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,9 +91,9 @@ def test_what_is_held_is_the_claim_awake_and_the_residue_asleep(weights: int, cl
 )
 def test_waking_is_quicker_than_starting(profile: str, slow: float, fast: float, again: float) -> None:
     weights = profiles()[profile].weights
-    assert residency.start_seconds(weights) == pytest.approx(slow, abs=0.5)
-    assert residency.wake_seconds(weights, 1) == pytest.approx(fast, abs=0.1)
-    assert residency.wake_seconds(weights, 2) == pytest.approx(again, abs=0.1)
+    assert memory_stages.start_seconds(weights) == pytest.approx(slow, abs=0.5)
+    assert memory_stages.wake_seconds(weights, 1) == pytest.approx(fast, abs=0.1)
+    assert memory_stages.wake_seconds(weights, 2) == pytest.approx(again, abs=0.1)
 
 
 # -- start ------------------------------------------------------------------------------------------------------------
@@ -215,14 +217,14 @@ def test_while_it_falls_asleep_everything_else_waits(sim: Start, gpus: Path) -> 
         server.until(lambda it: it.engine.asleep == 1)
         assert used(gpus) == (HALF, 0), "given back at the end"
         assert ask(server, "GET", "/health")[0] == 200
-        assert time.monotonic() - began < residency.sleep_seconds(WEIGHTS, 1) / 5.0
+        assert time.monotonic() - began < memory_stages.sleep_seconds(WEIGHTS, 1) / 5.0
         assert ask(server, "GET", "/is_sleeping")[1] == {"is_sleeping": True}
-        assert time.monotonic() - began >= residency.sleep_seconds(WEIGHTS, 1) / 5.0
+        assert time.monotonic() - began >= memory_stages.sleep_seconds(WEIGHTS, 1) / 5.0
         assert used(gpus) == (GIB, 0)
         assert sleep.recv(100).startswith(b"HTTP/1.1 200 OK")
     began = time.monotonic()
     assert ask(server, "POST", "/wake_up")[1]["status"] == "awake"
-    assert time.monotonic() - began >= residency.wake_seconds(WEIGHTS, 1) / 5.0
+    assert time.monotonic() - began >= memory_stages.wake_seconds(WEIGHTS, 1) / 5.0
 
 
 def test_one_that_cannot_have_its_memory_back_dies(sim: Start, gpus: Path) -> None:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from loadtest.bench.run import Ran, TargetRun, run
-from loadtest.clients.drive import Load
+from loadtest.clients.driver import Load
 from loadtest.clients.retries import Clients
 from loadtest.clients.targets import Address, Target
 from loadtest.load.arrivals import Arrivals, Rate

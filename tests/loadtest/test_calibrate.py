@@ -25,7 +25,7 @@ from loadtest.load.prompts import Text, completion_of
 from loadtest.simulate import vtime
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
-from loadtest.simulate.pace import Gaps, Pace
+from loadtest.simulate.step_times import Gaps, Pace
 
 TIMES = ("base", "prefill", "decode", "context", "front", "delay")
 WORK = [  # of a step: prompt tokens, sequences that decode, KV tokens they read, pairs of tokens

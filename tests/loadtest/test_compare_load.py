@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.clients.client import Answer
-from loadtest.lab.vllm.compare_load import (
+from loadtest.lab.vllm.comparison import arguments
+from loadtest.lab.vllm.comparison_load import (
     BATCH,
     INTERACTIVE,
     KINDS,
@@ -22,8 +23,7 @@ from loadtest.lab.vllm.compare_load import (
     side,
     together,
 )
-from loadtest.lab.vllm.compare_table import ends_of, misses
-from loadtest.lab.vllm.compare_vllm import arguments
+from loadtest.lab.vllm.comparison_table import ends_of, misses
 
 
 def an_answer(first: float, last: float, **other: object) -> Answer:

@@ -29,8 +29,8 @@ from loadtest.report.stats import latency_of
 from loadtest.simulate import vtime
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.options import about
-from loadtest.simulate.pace import Pace
 from loadtest.simulate.run import Before, Cell, Progress, Simulated, simulate
+from loadtest.simulate.step_times import Pace
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 

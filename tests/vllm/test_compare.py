@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from loadtest.lab.vllm.compare_vllm import Comparison, arguments
+from loadtest.lab.vllm.comparison import Comparison, arguments
 from tests.vllm.conftest import Place
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.engine import residency
+from loadtest.engine import memory_stages
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level, ProcessRecord, Unusable
 from sidecar.core.gpus import GPU, GPUError
@@ -163,9 +163,9 @@ class ResidentEngine:
 
     async def _started(self) -> EngineFacts:
         faults = self._machine.faults
-        for stage in residency.start(self._model.weights, self._size.claim):
+        for stage in memory_stages.start(self._model.weights, self._size.claim):
             if stage.loaded is not None:
-                size = residency.held(self._model.weights, self._size.claim, loaded=stage.loaded, cache=stage.cache)
+                size = memory_stages.held(self._model.weights, self._size.claim, loaded=stage.loaded, cache=stage.cache)
                 if faults.oom:
                     faults.oom -= 1
                     self.kill("exit 1")
@@ -199,7 +199,7 @@ class ResidentEngine:
         faults = self._machine.faults
         with self._machine.alone(self.gpus, f"sleep of {self.pid}"):
             self.serves = False
-            await self._takes(residency.sleep_seconds(self._model.weights, level))
+            await self._takes(memory_stages.sleep_seconds(self._model.weights, level))
             if faults.fail_sleep:
                 faults.fail_sleep -= 1
                 raise EngineFailed("/sleep: it answered 500")
@@ -207,14 +207,14 @@ class ResidentEngine:
             if faults.keep_asleep:
                 faults.keep_asleep -= 1
             else:
-                self._machine.take(self.pid, self.gpus, residency.residue(self._size.claim))
+                self._machine.take(self.pid, self.gpus, memory_stages.residue(self._size.claim))
 
     async def wake(self, level: Level, told: EngineFacts) -> None:
         with self._machine.alone(self.gpus, f"wake of {self.pid}"):
             self._check()
             self.woken_at = began = asyncio.get_running_loop().time()
             self._machine.take(self.pid, self.gpus, self._size.claim)
-            await self._takes(residency.wake_seconds(self._model.weights, level))
+            await self._takes(memory_stages.wake_seconds(self._model.weights, level))
             if self._machine.faults.fail_wake:
                 self._machine.faults.fail_wake -= 1
                 raise EngineFailed("its answers are not what they were before it slept")
@@ -252,7 +252,7 @@ class ResidentEngines:
             raise Unusable(model.broken)
         if model.claim > total:
             raise Unusable(f"needs {model.claim} bytes, the GPU has {total}")
-        residue = residency.residue(model.claim)
+        residue = memory_stages.residue(model.claim)
         return Size(claim=model.claim, start_needs=model.claim, residue=residue, host=model.weights, arithmetic="sim")
 
     def settings(self, profile: str) -> str:

@@ -23,7 +23,7 @@ from rich.table import Table
 from loadtest.calibrate.command import add_arguments, observe, profile_from
 from loadtest.calibrate.fit import Unfit, fit
 from loadtest.calibrate.fit_table import table
-from loadtest.calibrate.live import CalibrateError
+from loadtest.calibrate.live_engine import CalibrateError
 from loadtest.calibrate.observations import EngineLimits, Observed
 from loadtest.engine.latency import Profile
 from loadtest.lab.vllm.fidelity_load import (

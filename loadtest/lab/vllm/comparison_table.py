@@ -1,4 +1,4 @@
-"""The table of `loadtest.lab.vllm.compare_vllm`, and whether its targets are met."""
+"""The table of `loadtest.lab.vllm.comparison`, and whether its targets are met."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from loadtest.lab.vllm.compare_load import BATCH, INTERACTIVE, KindOutcomes, Side
+from loadtest.lab.vllm.comparison_load import BATCH, INTERACTIVE, KindOutcomes, Side
 from loadtest.report.stats import quantile
 
 TARGET = 0.97  # of Weir's interactive calls in time

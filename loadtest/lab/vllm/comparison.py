@@ -20,8 +20,8 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest.lab.vllm import compare_load
-from loadtest.lab.vllm.compare_load import (
+from loadtest.lab.vllm import comparison_load
+from loadtest.lab.vllm.comparison_load import (
     BATCH,
     INTERACTIVE,
     KINDS,
@@ -34,8 +34,8 @@ from loadtest.lab.vllm.compare_load import (
     save,
     side,
 )
-from loadtest.lab.vllm.compare_sides import ENGINE, POLICY, SIDES, access, router, settle
-from loadtest.lab.vllm.compare_table import ends_of, misses, table_of
+from loadtest.lab.vllm.comparison_sides import ENGINE, POLICY, SIDES, access, router, settle
+from loadtest.lab.vllm.comparison_table import ends_of, misses, table_of
 from loadtest.lab.vllm.real_vllm import Vllm, absent, free_port
 from loadtest.processes import ChildError
 
@@ -62,12 +62,12 @@ through Weir. The same calls at the same times each time, one half of each kind:
 Times count from when a call was to be sent; a call that is refused is not in time. Targets: at least 97 % of Weir's
 interactive calls in time, and tokens of calls in time (read and written, a second) not below direct access.
 
-  python -m loadtest.lab.vllm.compare_vllm                        all three, six minutes
-  python -m loadtest.lab.vllm.compare_vllm --sides direct,weir    without the router
-  python -m loadtest.lab.vllm.compare_vllm --rounds 3             taking turns three times, on a noisy machine
-  python -m loadtest.lab.vllm.compare_vllm --policy mine.yaml     what another policy does; an engine {ENGINE} in it
+  python -m loadtest.lab.vllm.comparison                        all three, six minutes
+  python -m loadtest.lab.vllm.comparison --sides direct,weir    without the router
+  python -m loadtest.lab.vllm.comparison --rounds 3             taking turns three times, on a noisy machine
+  python -m loadtest.lab.vllm.comparison --policy mine.yaml     what another policy does; an engine {ENGINE} in it
                                                          stands for the one that is started here
-  python -m loadtest.lab.vllm.compare_vllm --keep /tmp/run        leave every call, the logs and the policy there
+  python -m loadtest.lab.vllm.comparison --keep /tmp/run        leave every call, the logs and the policy there
 
 Needs: `make vllm` once; vllm-router on the PATH or named by $VLLM_ROUTER, else it is left out. Everything runs on the
 same cores, sender included: an otherwise idle machine, and a sender's lag of some milliseconds in the table's last
@@ -78,7 +78,7 @@ column, make it a measurement.
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line. Exits with status 2 where it cannot be understood."""
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.lab.vllm.compare_vllm",
+        prog="python -m loadtest.lab.vllm.comparison",
         description=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -197,7 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     given = arguments(argv)
     reason = absent()
     if reason:
-        print(f"loadtest.lab.vllm.compare_vllm: {reason}", file=sys.stderr)
+        print(f"loadtest.lab.vllm.comparison: {reason}", file=sys.stderr)
         return 2
     console = Console()
     if not console.is_terminal:
@@ -216,9 +216,9 @@ def main(argv: list[str] | None = None) -> int:
         try:
             sides = Comparison(given, folder, console, bars).run()
         except ChildError as error:
-            print(f"loadtest.lab.vllm.compare_vllm: {error}", file=sys.stderr)
+            print(f"loadtest.lab.vllm.comparison: {error}", file=sys.stderr)
             return 1
-    totals = compare_load.together(sides)
+    totals = comparison_load.together(sides)
     console.print(table_of(totals))
     for line in ends_of(totals):
         console.print(line, highlight=False)

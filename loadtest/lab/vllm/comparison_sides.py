@@ -1,4 +1,4 @@
-"""The ways to the engine that `loadtest.lab.vllm.compare_vllm` compares: nothing, vllm-router, the gateway."""
+"""The ways to the engine that `loadtest.lab.vllm.comparison` compares: nothing, vllm-router, the gateway."""
 
 from __future__ import annotations
 

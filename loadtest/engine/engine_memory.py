@@ -13,7 +13,7 @@ import msgspec
 
 from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.gpu_memory import GIB, GpuMemory, OutOfMemory
-from loadtest.engine.residency import RESIDUE, held, start
+from loadtest.engine.memory_stages import RESIDUE, held, start
 
 
 class StartFailed(Exception):
