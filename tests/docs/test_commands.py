@@ -103,10 +103,17 @@ def _of_module(module: str, words: list[str]) -> Iterator[str]:
 
 @cache
 def _added(file: Path) -> frozenset[str]:
-    """The flags that a file's code adds to a parser."""
-    calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    """The flags that a file's code adds to a parser, or has another file add by its `add_arguments`."""
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     added = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"]
-    return frozenset(arg.value for call in added for arg in call.args if isinstance(arg, ast.Constant))
+    shared = [
+        (ROOT / node.module.replace(".", "/")).with_suffix(".py")
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module and "add_arguments" in [name.name for name in node.names]
+    ]
+    own = {str(arg.value) for call in added for arg in call.args if isinstance(arg, ast.Constant)}
+    return frozenset(own.union(*map(_added, shared)))
 
 
 def _flags(words: list[str]) -> list[str]:
