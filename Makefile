@@ -56,7 +56,7 @@ slow: $(STAMP)
 
 # Of the cores alone: they are where every branch is a decision, and few of their tests need sockets.
 coverage: $(STAMP)
-	$(PYTEST) -n $(WORKERS) tests/core tests/docs tests/properties tests/sidecar tests/flow tests/test_metrics.py -m 'not vllm and not slow' \
+	$(PYTEST) -n $(WORKERS) tests/core tests/shared tests/docs tests/properties tests/sidecar tests/flow tests/decider/test_metrics.py -m 'not vllm and not slow' \
 		--cov=gateway.core --cov=gateway.shared.files --cov=gateway.shared.vllm --cov=sidecar.core --cov=sidecar.sizing --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 generate: $(STAMP) ## write the schemas and reference pages that are made of the code

@@ -63,7 +63,7 @@ def measures() -> list[Measure]:
         Measure("files in one folder, at most", MOST_FILES, max(folder_sizes([*code, *tests]).values()), full),
         Measure("modules of loadtest that `gateway serve` imports", 0, len(foreign), foreign),
         Measure("words of the README", 1200, words),
-        Measure("docstrings of modules that begin with What, How, Which ...", 0, len(riddles), riddles),
+        Measure("docstrings that begin with What, How, Which, Who", 0, len(riddles), riddles),
     ]
 
 

@@ -32,7 +32,7 @@ from loadtest.lab.house import loaded
 from loadtest.load.scenario import SHIPPED, load
 from loadtest.load.scenario import decode as decode_scenario
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef"  # noqa: S105 # a test's own
 ENGINE = ("--engine", "http://127.0.0.1:9")
 

@@ -19,7 +19,7 @@ from gateway.cli.key_file import KeysError, add, digest_of, entries, revoke
 from gateway.core.request.tenants import keys_from
 from gateway.shared.files.checked import InvalidFile
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 POLICY = "keys_file: keys.txt\ntenants: {acme: {}, zoo: {}}\n"
 TODAY = "2026-01-31"
 A, B = "a" * 64, "b" * 64

@@ -13,7 +13,7 @@ from gateway.core.request.outcome import STATUS, Outcome
 from gateway.relay.outcome_help import outcome_help
 
 HELP = outcome_help()
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OF_THE_WIRE = ("connections", "bodies")
 SOURCES = [file.read_text() for file in (ROOT / "gateway").rglob("*.py")]
 LITERAL = re.compile(r"x-weir-reason: ([a-z_]+)")

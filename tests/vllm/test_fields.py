@@ -22,7 +22,7 @@ from gateway.core.request.outcome import Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 from loadtest.lab.vllm.real_vllm import venv
-from tests.core.test_allowed_fields import BODIES
+from tests.core.request.test_allowed_fields import BODIES
 from tests.vllm import install
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

@@ -13,7 +13,7 @@ from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import TrafficClass
 from gateway.shared.files.checked import Mark
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOP = "classes: {top: {}, default: {}, low: {}}\nservice_tiers: {}\n"
 
 

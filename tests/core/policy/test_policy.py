@@ -41,7 +41,7 @@ from gateway.shared.files.units import ABOVE, BYTES, COUNT, FACTOR, SAMPLE, SECO
 from gateway.shared.files.yaml_file import MAX_BYTES
 from tests.config_files import problems_of, structs_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SLOWER = 4 if sys.gettrace() else 1  # coverage looks at every line
 BAD = sorted((ROOT / "tests" / "policies_bad").glob("*.yaml"))
 

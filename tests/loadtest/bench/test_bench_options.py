@@ -13,7 +13,7 @@ from loadtest.bench.options import Bench, BenchError, bench_of
 from loadtest.clients.targets import Address, parse_url
 from loadtest.report.records import Window
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Wrong(Exception):

@@ -16,7 +16,7 @@ from loadtest.simulate.inprocess import ClassTarget
 from loadtest.simulate.simulated_client import Try
 from loadtest.simulate.simulation import RunResult
 
-FIGURES = Path(__file__).parents[2] / "docs" / "figures.md"
+FIGURES = Path(__file__).parents[3] / "docs" / "figures.md"
 
 
 @pytest.fixture

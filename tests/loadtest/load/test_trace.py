@@ -18,7 +18,7 @@ ROWS = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:48.1805900,396,109\
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 MOONCAKE = '{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": %s}\n'
 # Recorded traces are large and not part of the project: `WEIR_TRACES=DIR pytest` reads them where they are.
-RECORDED = Path(os.environ.get("WEIR_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
+RECORDED = Path(os.environ.get("WEIR_TRACES", Path(__file__).parents[4] / "shared" / "traces"))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from sidecar.core.config import decode
 from sidecar.core.flags import FLAGS
 
 COMMANDS = " | ".join(TABLE)
-EXAMPLE = Path(__file__).parents[2] / "sidecar" / "cli" / "example.yaml"
+EXAMPLE = Path(__file__).parents[3] / "sidecar" / "cli" / "example.yaml"
 
 
 class Ran:

@@ -11,7 +11,7 @@ import pytest
 from gateway.shared.files.units import GIB
 from sidecar.cli import main
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parents[1] / "configs"
 WEIGHTS = 16_060_522_496
 
 

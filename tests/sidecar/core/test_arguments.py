@@ -18,7 +18,7 @@ from sidecar.core.arguments import CLI, SERVER, command, environment, help_comma
 from sidecar.core.flags import FLAGS
 from sidecar.core.profile import EngineSettings, KvMemory, Profile
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 START = ("/v/python", "-m", "vllm.entrypoints.cli.main", "serve")
 SIMULATED = ("py", "-m", "loadtest.engine", "--profile", "h100-8b", "--model", "m")
 HALF = ("--gpu-memory-utilization", "0.5")

@@ -14,7 +14,7 @@ from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, Sleep, Warmup
 from tests.config_files import problems_of, structs_of
 
-EXAMPLE = Path(__file__).parents[2] / "sidecar" / "cli" / "example.yaml"
+EXAMPLE = Path(__file__).parents[3] / "sidecar" / "cli" / "example.yaml"
 A = "models: {a: {model_path: /m}}\n"
 ANOTHER = "expected another than models.a has, or its model_path, tokenizer_path and context_length"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sidecar.core.diagnosis import KINDS, LOOKED_AT, READ, SECOND_HAND, SHOWN, UNKNOWN, diagnosis
 
 PUBLISHED = [
-    json.loads(line) for line in (Path(__file__).parent / "corpus" / "log_lines.jsonl").read_text().splitlines()
+    json.loads(line) for line in (Path(__file__).parents[1] / "corpus" / "log_lines.jsonl").read_text().splitlines()
 ]
 FAILURES = {SECOND_HAND, *(kind.name for kind in KINDS)}
 READY = "(APIServer pid=1) INFO:     Application startup complete."

@@ -222,7 +222,7 @@ SMALL_DISK = """
 import asyncio, os, sys
 from pathlib import Path
 from sidecar.process.output import Output
-from tests.sidecar.test_output import followed
+from tests.sidecar.process.test_output import followed
 folder, when = Path(sys.argv[1]), sys.argv[2]
 rest = lambda: os.statvfs(folder).f_bavail * 4096
 if when == "before":

@@ -24,7 +24,7 @@ from sidecar.serve.assembly import owner
 from sidecar.serve.operator_log import say
 from tests.config_files import problems_of, structs_of
 
-EXAMPLE = Path(__file__).parents[2] / "sidecar" / "cli" / "pool.yaml"
+EXAMPLE = Path(__file__).parents[3] / "sidecar" / "cli" / "pool.yaml"
 TOKEN = "of-sixteen-characters"  # noqa: S105 # a test's own
 S = "sidecar: {token_file: t, models: {a: {model_path: /m}}}\n"
 

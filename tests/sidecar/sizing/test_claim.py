@@ -14,7 +14,7 @@ from sidecar.sizing.claim import MOST, Claim, can_start, claim, cuda_total, refu
 from sidecar.sizing.memory import FLOOR, Need
 from sidecar.sizing.model_config import ModelShape, shape_from
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def shape(name: str) -> ModelShape:

@@ -43,7 +43,7 @@ from sidecar.sizing.working_memory import (
     overhead,
 )
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parents[1] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
 
 

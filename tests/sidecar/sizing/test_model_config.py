@@ -25,7 +25,7 @@ from sidecar.sizing.weights import (
     stored_of,
 )
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parents[1] / "configs"
 # Six layers, KV heads of 2 x 64 elements.
 PLAIN = {
     "model_type": "llama",

@@ -23,7 +23,7 @@ from sidecar.sizing.memory import RESIDUE
 from sidecar.sizing.model_files import ModelLocation, NotKnown, cache_folder, read_model
 from sidecar.sizing.weights import StoredWeights
 
-LLAMA = (Path(__file__).parent / "configs" / "llama-3-8b.json").read_bytes()
+LLAMA = (Path(__file__).parents[1] / "configs" / "llama-3-8b.json").read_bytes()
 EIGHT_B = 16_060_522_496  # bytes of its weights
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -356,7 +356,7 @@ def test_how_large_a_cache_is(tmp_path: Path, profile: str, told: EngineFacts, k
 
 def test_of_windows_nothing_is_concluded_from_tokens(tmp_path: Path) -> None:
     folder = sharded(tmp_path / "m")
-    (folder / "config.json").write_bytes((Path(__file__).parent / "configs" / "gemma-3-27b.json").read_bytes())
+    (folder / "config.json").write_bytes((Path(__file__).parents[1] / "configs" / "gemma-3-27b.json").read_bytes())
     made = engines(tmp_path, "model_path: m, context_length: 8192")
     size(made)
     assert made.measurement("m", EngineFacts(kv_tokens=10), peak=28 * GIB, settled=27 * GIB) is None
