@@ -56,7 +56,7 @@ def test_its_first_lines_say_what_it_is_for_and_how_to_try_it(
             continue
         given = parser_for(words).parse_args(words)
         if words[0] == "check":
-            assert given.command(given) == 0
+            assert given.module.command(given) == 0
             assert capsys.readouterr().out.startswith("tenant ")
 
 
