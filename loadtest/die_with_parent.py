@@ -1,7 +1,9 @@
-"""Ends a process with its parent, however that ends: `python -IS tied.py PARENT PROGRAM ...` becomes the program then.
+"""Parent-death signal: ends a process when its parent ends, in whatever way.
 
-The kernel does it, by SIGTERM: SIGKILL would leave a sidecar or a vLLM no time to end children of its own. A program of
-its own rather than Popen's preexec_fn, which is not safe beside threads.
+    python -IS die_with_parent.py PARENT PROGRAM ...
+
+This program arms the signal and then becomes PROGRAM. The kernel sends SIGTERM: SIGKILL would leave a sidecar or a vLLM
+no time to end children of its own. A program does it rather than Popen's preexec_fn, which is not safe beside threads.
 """
 
 from __future__ import annotations

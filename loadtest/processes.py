@@ -1,5 +1,6 @@
-"""Child processes of a load test: a gateway, an engine, each in a process group of its own, none left behind: what our
-own end leaves no time for, SIGKILL that is, the kernel does.
+"""Child processes of a load test: a gateway, an engine, each in a process group of its own.
+
+No child is left behind. Where SIGKILL leaves this process no time to end them, the kernel does.
 
 Synchronous, for the process that drives a run. Output goes to a file, so a child can never block on a pipe that nobody
 reads, and is quoted when something goes wrong. Every wait has an end and is given up at once when the child dies.

@@ -1,4 +1,4 @@
-"""`python -m loadtest.bench`: the same as `gateway bench`."""
+"""Command `python -m loadtest.bench`, the same as `gateway bench`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Simulated engines of the bench's own, and what stands before them: a gateway with a policy, or nothing.
+"""Simulated engines that the bench starts, behind a gateway with a policy or behind nothing.
 
-Every run gets engines that nobody has used: a second run would find the prefixes of the first in their caches. They
-and the gateway are child processes with their output in files, and end with the run.
+Every run gets fresh engines: a second run would find the prefixes of the first in their caches. Engines and gateway are
+child processes with their output in files. They end with the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `gateway bench --help` says."""
+"""Help text of `gateway bench`, and its advice where a target cannot be measured."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What the flags of `gateway bench` and a scenario file come to together: every mistake in either is found before
-anything starts."""
+"""Options of `gateway bench`: the flags and the scenario file together.
+
+Every mistake in either is found before anything starts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a bench is, while it runs: a line that changes on a terminal, a line every few seconds elsewhere."""
+"""Progress of a bench while it runs: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 

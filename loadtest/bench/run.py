@@ -1,4 +1,7 @@
-"""One run of the bench: one target, one repeat, in an event loop of its own, with its samples and its end by Ctrl-C."""
+"""One run of the bench: one target and one repeat, in an event loop of its own.
+
+The run samples the target's metrics meanwhile. Ctrl-C ends it.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What the bench's own client can do on one core, against an engine that costs almost nothing on another.
+"""Capacity and lag of the bench's own client on one core.
 
     python -m loadtest.bench --self-test
 
-Requests and events are each sent at more than the client can take, and what it takes of a core's time is counted, which
-survives a busy machine better than what it achieved there; then each at half of what is asked of it, for its lag.
+The engine costs almost nothing and runs on another core. The test first sends more requests, then more events, than the
+client can take. It counts the client's CPU time, which survives a busy machine better than a throughput does. Then it
+sends half of what is asked of the client, and measures the lag.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All the runs of one bench, in their order, and what reports are made of."""
+"""Sequence of all runs of one bench, and the data of its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m loadtest.calibrate`: the same as `gateway calibrate`."""
+"""Command `python -m loadtest.calibrate`, the same as `gateway calibrate`."""
 
 import sys
 

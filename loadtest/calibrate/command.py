@@ -1,6 +1,6 @@
-"""`gateway calibrate`: a latency profile fitted to a live engine, from outside.
+"""Command `gateway calibrate`: fits a latency profile to a live engine, from outside.
 
-`calibrate_probe.py` says what is sent and seen, `calibrate_live.py` how, `calibrate_fit.py` what is made of it; the
+`probe.py` chooses what is sent, `live_engine.py` sends it and times the answers, `fit.py` makes a profile of them. The
 profile's terms are explained in `engine/latency.py`, its file in `engine/profile_file.py`.
 """
 

@@ -1,17 +1,17 @@
-"""From what was seen of an engine to its latency profile.
+"""Least-squares fit of a latency profile to an engine's observed step times.
 
-Of every observation it is known which work it was, so each is one line of a linear system: so many steps, prompt
-tokens (and pairs of them), decoding sequences, KV tokens read, and ways through the server around the engine, in so
-many seconds. It is solved by weighted least squares: the normal equations (Gauss, 1809), exactly, for there are six
-unknowns. Errors count as a share of the time that is fitted, for a tenth is as bad in a short step as in a long one
-(not of the time that was seen: where that varies by 20 %, constants come out 8 % too small, as what was quick by chance
-counts more), and by Huber's weights (1964), for a machine that pauses now and then; both are found by reweighting until
-nothing changes (Holland and Welsch, 1977). A constant that comes out below 0 is 0, and the others are fitted again
-without it.
+Each observation is one line of a linear system: a number of steps, prompt tokens (and pairs of them), decoding
+sequences, KV tokens read, and ways through the server around the engine took so many seconds. The system is solved by
+weighted least squares: the normal equations (Gauss, 1809), exactly, since there are six unknowns.
 
-What no line can say, how much of a request's way into the engine it has for itself, and how long the rest of it is when
-others are under way, is fitted by the simulated engine: bursts and traffic are played to it until it has the first
-tokens when the real one had them.
+Errors count as a share of the fitted time: a tenth is as bad in a short step as in a long one. A share of the observed
+time would not do: where that varies by 20 %, constants come out 8 % too small, since steps that were quick by chance
+count more. Errors are also weighted by Huber (1964), since a machine pauses now and then. Reweighting goes on until
+nothing changes (Holland and Welsch, 1977). A constant below 0 becomes 0, and the others are fitted again without it.
+
+Two constants are not linear: the part of the way into an engine that requests take in turn (`front`), and the part
+that they share (`delay`). The simulated engine fits these: it plays bursts and traffic until its first tokens come when
+those of the real engine came.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A live engine as calibration sees it: over its API alone, each request a stream whose tokens are timed.
+"""Client of a live engine that is calibrated: over its API alone, each request a stream whose tokens are timed.
 
 Everything it can do wrong ends here, in one line that says whose fault it is and what to do.
 """

@@ -1,4 +1,4 @@
-"""What calibration asks of an engine and what it is told: the words its parts speak to each other."""
+"""Observations of an engine under calibration: requests, their tokens' times, limits, rows of the fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calibration sends to an engine, in what order, and the observations that come of it.
+"""Requests that calibration sends to an engine, in their order, and the observations they give.
 
 1. Lone requests of several lengths, for the way in and the prompt: only their first tokens count.
 2. So many at once, 1, 2, 4 ..., short and long ones, for a step with so many sequences and so much KV cache. Steps are

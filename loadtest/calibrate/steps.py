@@ -1,4 +1,4 @@
-"""What the tokens of several streams tell of the steps that wrote them."""
+"""Step times of an engine, derived from the token times of several streams."""
 
 from __future__ import annotations
 

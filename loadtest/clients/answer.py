@@ -1,7 +1,8 @@
-"""What came back for one request: the framing is the client's business, what it says is read here.
+"""Answer to one request: its times, its outcome, its tokens.
 
-Events are looked into only where it must be: a read that carries one token costs three searches of its bytes. Servers
-differ in how they space JSON, and in the ends of lines; what is searched for allows for both.
+The client does the framing. This module reads the body. It looks into an event only where it must: a read that carries
+one token costs three searches of its bytes. Servers differ in their spaces in JSON and in their line ends; the patterns
+allow for both.
 """
 
 from __future__ import annotations

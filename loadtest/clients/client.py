@@ -1,8 +1,8 @@
-"""A client cheap enough not to be the bottleneck: one call, one `Answer`, on a connection of its own or a kept one.
+"""HTTP client for load: one request and one `Answer`, on a connection of its own or a kept one.
 
-An asyncio protocol that reads heads and chunks itself and only looks into an event where it has to: about 10 us for a
-read that carries one event. It is as strict as a load test needs: an answer counts as complete only if its framing
-says so, and a stream as ok only if it ended with `[DONE]` and carried no error.
+It is cheap enough not to be the bottleneck. An asyncio protocol reads heads and chunks itself and looks into an event
+only where it has to: about 10 us for a read that carries one event. It is as strict as a load test needs: an answer
+is complete only if its framing says so, and a stream is ok only if it ended with `[DONE]` and carried no error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Drives one run: sends each request at its intended time, or as clients of a closed loop get answers; ends it.
+"""Driver of one run: sends each request at its intended time, or closed-loop clients' next ones; ends the run.
 
-An open loop never waits for an answer: times were fixed before the run, and a sender that is late sends at once what is
-due and says how late it was. It gives way to answers after every BURST, so that being late costs lateness alone.
+An open loop never waits for an answer: times were fixed before the run. A sender that is late sends at once what is due
+and reports its lag. It gives way to answers after every BURST, so that being late costs lateness alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Clients on sockets: a `SocketCall` over all its tries, as callbacks and timers without a coroutine, and its result.
+"""Sender of calls on sockets: each `SocketCall` over all its tries, as callbacks and timers without a coroutine.
 
-The counterpart of `simulated_client.py`: a call is sent, answered, and tried again by the same rules (`retrying.py`).
-Times are taken when a thing happens and not when somebody gets to hear of it.
+The counterpart in virtual time is `simulate/simulated_client.py`. `retries.py` has the rules of both. Times are taken
+when a thing happens, not when somebody hears of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An engine and a load that cost almost nothing, to measure what stands between them.
+"""Stub engine and stub load, which cost almost nothing, to measure what stands between them.
 
 The engine simulates no scheduling: a streamed answer is `max_tokens` SSE events, one every 20 ms; a plain one is a
 fixed JSON body. The load is a closed loop on raw protocols. Both speak just enough HTTP for each other.

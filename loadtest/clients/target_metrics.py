@@ -1,8 +1,8 @@
-"""What targets tell of themselves while a run goes on: /metrics, once a second, of engines or of a gateway before them.
+"""Samples of targets' /metrics, once a second during a run: of engines, or of a gateway before them.
 
 Only gauges that reports draw are looked for, under vLLM's names (also those before 0.10) and the gateway's. A server
-that tells nothing, or cannot be reached, has no series: that is all. It is asked by the client that sends the load, so
-asking costs a millisecond of a core a second and no thread.
+without metrics, or one that cannot be reached, has no series. The client that sends the load asks for them: that costs
+a millisecond of a core a second and no thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where requests go: targets by name, each one or several servers, and the connections that are kept to them.
+"""Targets of a load: their servers, and a connection pool for each server.
 
-A connection that has carried a whole answer waits for the next request, the last used first, so that a load keeps no
-more of them busy than it needs. One that was idle for IDLE seconds is closed rather than used: servers close theirs
+A connection that has carried a whole answer waits for the next request. The last used goes first, so that a load keeps
+no more of them busy than it needs. A connection idle for IDLE seconds is closed rather than used: servers close theirs
 after a few seconds (uvicorn, and vLLM with it, after 5), and a request must not meet that.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m loadtest.engine`: one simulated vLLM.
+"""Command `python -m loadtest.engine`: one simulated vLLM.
 
 Prints `ready URL` once it listens. A bad argument is one line on stderr and exit status 2.
 """

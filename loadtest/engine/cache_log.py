@@ -1,8 +1,8 @@
-"""What the prefix cache stores, evicts and drops, told as vLLM tells it: `--kv-events-config`, publisher `zmq`.
+"""KV cache events of the prefix cache, as vLLM publishes them: `--kv-events-config`, publisher `zmq`.
 
-A batch is msgpack, `[time, events, data-parallel rank]`. Events are maps with their `type` since vLLM 0.24, arrays that
-begin with it before. Hashes are unsigned and have 64 bits. The simulated cache knows no tokens, so token ids are
-invented, as many as a block has.
+Blocks are stored, evicted and dropped. A batch is msgpack, `[time, events, data-parallel rank]`. Events are maps with
+their `type` since vLLM 0.24, arrays that begin with it before. Hashes are unsigned and have 64 bits. The simulated
+cache knows no tokens, so token ids are invented, as many as a block has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one simulated engine is: its limits, its names, where it listens."""
+"""Configuration of one simulated engine: its limits, its names, its address."""
 
 from __future__ import annotations
 

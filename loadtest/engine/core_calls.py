@@ -1,4 +1,4 @@
-"""What the API server asks EngineCore, which does one thing after the other, and nothing while it hangs."""
+"""Calls of the API server to EngineCore, which does one thing after the other, and nothing while it hangs."""
 
 from __future__ import annotations
 

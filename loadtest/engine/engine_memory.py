@@ -1,4 +1,4 @@
-"""One engine on simulated GPUs: what it holds of them in every state, and its start, which takes as long as a real one.
+"""Memory of one engine on simulated GPUs in each of its states, and its start, which takes as long as a real one.
 
 Where no GPUs are simulated an engine holds nothing and needs no time to start, sleep or wake.
 """

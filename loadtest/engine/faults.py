@@ -1,9 +1,9 @@
-"""What can be made to go wrong while the engine runs: `POST /_faults` with the fields below, `{}` heals everything.
+"""Fault injection while the engine runs: `POST /_faults` with the fields below; `{}` heals everything.
 
-A fault with a share (0..1) strikes that share of the generating and pooling requests, drawn from the seed. What does
-not concern requests (hang, refuse, metrics, memory) holds until it is taken back.
+A fault with a share (0..1) strikes that share of the generating and pooling requests, drawn from the seed. A fault that
+does not concern requests (hang, refuse, metrics, memory) holds until it is taken back.
 
-An engine on simulated GPUs finds those of its start, and all others, in a file of their folder: `faults_of`.
+An engine on simulated GPUs finds the faults of its start, and all others, in a file of their folder: `faults_of`.
 """
 
 from __future__ import annotations

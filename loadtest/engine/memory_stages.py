@@ -1,10 +1,10 @@
-"""What GPU memory an engine holds from its start to its end, and how long it takes to start, sleep and wake.
+"""GPU memory of an engine from its start to its end, and the durations of start, sleep and wake.
 
 Pure numbers, for a process in real time and for a simulation in virtual time alike. Bytes are on each of the engine's
-GPUs, times are seconds at speed 1. A start is reading the weights from disk and INIT; that is what vLLM needs for a
-model of 8B with its compiled graphs in a cache (without one: a minute more). The others are in the ranges of vLLM's
-own blog on sleep mode: awake again 0.3 to 0.8 s after level 1 for small models, 3 to 6 s for large ones, and 0.9 to
-2.6 s after level 2, whose weights come from the page cache.
+GPUs, times are seconds at speed 1. A start is reading the weights from disk and INIT: vLLM needs that for a model of 8B
+with its compiled graphs in a cache (without one: a minute more). The others are in the ranges of vLLM's own blog on
+sleep mode: awake again 0.3 to 0.8 s after level 1 for small models, 3 to 6 s for large ones, and 0.9 to 2.6 s after
+level 2, whose weights come from the page cache.
 """
 
 from __future__ import annotations

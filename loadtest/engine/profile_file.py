@@ -1,8 +1,7 @@
-"""Latency profiles in files: the known engines (`profiles.yaml`), and one of yours, as `gateway calibrate` writes it.
+"""Latency profiles in files: the known engines (`profiles.yaml`), and files that `gateway calibrate` writes.
 
-Wherever a profile is named, a file may be.
-Read by the gateway's reader, so that every mistake names its line and what was probably meant. Times have a unit:
-`7.4ms`, `32.5us`, `86ns`.
+A flag that takes a profile's name takes the path of a file, too. The gateway's reader reads both, so that every mistake
+names its line and what was probably meant. Times have a unit: `7.4ms`, `32.5us`, `86ns`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs in the next step: vLLM V1's rules, at a cost that does not grow with the number of running sequences.
+"""Continuous batching by vLLM V1's rules, at a cost that does not grow with the number of running sequences.
 
 Running sequences come first: one token for each that decodes, then the rest of the token budget for the one whose
 prompt is partly read (there is at most one, the last admitted: a prompt is cut only where the budget ends). When the
@@ -7,8 +7,8 @@ front, to be computed again. Then, unless somebody was preempted, the waiting ar
 budget, a place, and room for the whole prompt (`scheduler_reserve_full_isl`); the first that does not fit stops it.
 
 Decoding is arithmetic. A decoding sequence writes a token in every step, so the step of its last token and the steps
-at which it needs another block are known when it starts: `_endings` and `_boundary` hold them, and a step touches
-only the sequences that are admitted, end, or are preempted.
+at which it needs another block are known when it starts: `_endings` and `_boundary` hold them. A step touches only the
+sequences that are admitted, end, or are preempted.
 """
 
 from __future__ import annotations

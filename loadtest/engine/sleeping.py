@@ -1,7 +1,7 @@
-"""How an engine that serves is put to sleep, woken, and given its weights again: EngineCore's side of these routes.
+"""Sleep, wake-up and reload of weights of an engine that serves: EngineCore's side of these routes.
 
-On simulated GPUs each takes the time and gives back or takes the memory that `residency` says; without them it is done
-at once. What is done is always heard of by a callback, since the connection that asked has no coroutine.
+On simulated GPUs each takes the time, and gives back or takes the memory, that `memory_stages` says. Without them it is
+done at once. A callback hears of the end, since the connection that asked has no coroutine.
 """
 
 from __future__ import annotations

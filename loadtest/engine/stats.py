@@ -1,4 +1,4 @@
-"""What the engine counts, in the shape its /metrics shows: counters and fixed-bucket histograms.
+"""Statistics of the engine in the shape of its /metrics: counters and fixed-bucket histograms.
 
 Times are seconds of the driver's clock. `Histogram.observe` is on the path of every request and is one bisection.
 """

@@ -1,4 +1,4 @@
-"""What one tenant can tell of another's prompts by the time to a first token, with and without cache salts.
+"""Timing side channel between tenants: guesses at another's prompts by the time to first token, with salts or not.
 
     python -m loadtest.lab.isolation [--seed N]
 

@@ -1,4 +1,4 @@
-"""When requests are sent: seconds from the start of a run, in order, fixed by a seed before anything is sent.
+"""Arrival times of requests: seconds from the start of a run, in order, fixed by a seed before anything is sent.
 
 Every generator is lazy and keeps nothing, so a run of any length takes no memory for its times. The Structs are
 sections of scenario files (`scenario.py`), so their annotations are the gateway's kinds of values.

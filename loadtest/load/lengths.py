@@ -1,4 +1,4 @@
-"""How long things are: prompts and answers in tokens, sessions in turns. Each a distribution that a scenario names.
+"""Length distributions that a scenario names: prompts and answers in tokens, sessions in turns.
 
 The Structs are sections of scenario files (`scenario.py`), so their annotations are the gateway's kinds of values.
 """

@@ -1,8 +1,8 @@
-"""From a workload and a list of times to the requests: all that is sent, and when, follows from the seed.
+"""Plan of a run: the requests of a workload at a list of times. All of it follows from the seed.
 
-Times, texts and requests have a stream of random numbers each, so that a change of one leaves the others alone; each
-conversation has one more, since what it says must not depend on the answers of others. Nothing is kept of a request
-that has been handed out, but for what conversations under way have said.
+Times, texts and requests have a stream of random numbers each, so that a change of one leaves the others alone. Each
+conversation has one more, since its turns must not depend on the answers of others. A request that has been handed out
+is forgotten, but for what conversations under way have said.
 """
 
 from __future__ import annotations

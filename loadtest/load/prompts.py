@@ -1,4 +1,4 @@
-"""The texts and bodies of requests. Text is cut by the token, of words that real tokenizers count as one token each.
+"""Texts and bodies of requests.
 
 A token of the simulated tokenizer is four bytes (`engine/tokens.py`), and so is a word here, with the space before it.
 Large vocabularies have each as one token (looked up: Mistral's Tekken of 131,072, and SentencePiece of 32,000, which is

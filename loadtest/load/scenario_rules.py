@@ -1,4 +1,4 @@
-"""What keeps a well-formed scenario from being run: rules over several fields, each with the field at fault."""
+"""Rules over several fields of a scenario, each with the field at fault: a well-formed file that cannot be run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a run is measured against, as people write it: `interactive.ttft.p99<2s, goodput>=0.95`.
+"""Service level objectives as people write them: `interactive.ttft.p99<2s, goodput>=0.95`.
 
-One language for scenario files and command lines. What an SLO means is said where it is counted: `records.py`.
+One language for scenario files and command lines. `report/records.py` defines what an SLO means, where it is counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What clients send: kinds of requests in a mix, by whom, alone or in conversations. `plan.py` makes requests of it.
+"""Workload: kinds of requests in a mix, their tenants, alone or in conversations.
 
-Lengths are tokens of the simulated tokenizer (four bytes each). How long an answer really gets is the engine's
-business (`tokens.natural_length`, log-normal with a median of 129); clients only say how much they would take. The
-Structs are sections of scenario files (`scenario.py`), so their annotations are the gateway's kinds of values.
+`plan.py` makes requests of it. Lengths are tokens of the simulated tokenizer (four bytes each). The engine decides how
+long an answer gets (`tokens.natural_length`, log-normal with a median of 129); clients only say how much they would
+take. The Structs are sections of scenario files (`scenario.py`), so their annotations are the gateway's kinds of
+values.
 """
 
 from __future__ import annotations

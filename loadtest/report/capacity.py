@@ -1,10 +1,11 @@
-"""The highest rate at which an SLO still holds, by a rule that is stated before the search.
+"""Capacity search: the highest rate at which an SLO still holds, by a rule that is stated before the search.
 
-From the first rate on it is doubled while the SLO is kept, or halved while it is missed, at most REACH times; between
+From the first rate on it is doubled while the SLO is kept, or halved while it is missed, at most REACH times. Between
 the highest that was kept and the lowest that was missed it is then bisected at the geometric middle until they are
-less than PRECISION apart. A rate is kept if all its repeats together keep every SLO and the sender was in time. Where
-it was late the rate is tried once more, for something else may have kept it; then the search ends, since what the
-sender cannot do says nothing of the target. It ends too where fewer requests were measured than an SLO's share can be
+less than PRECISION apart. A rate is kept if all its repeats together keep every SLO and the sender was in time.
+
+Where the sender was late the rate is tried once more, for something else may have kept it. Then the search ends, since
+the sender's limit says nothing of the target. It ends too where fewer requests were measured than an SLO's share can be
 told of: of the best 99 % nothing is known before there are 100.
 """
 

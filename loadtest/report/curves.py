@@ -1,4 +1,4 @@
-"""What the page draws: runs and their tallies as charts."""
+"""Charts of the page: runs and their tallies as series of points."""
 
 from __future__ import annotations
 

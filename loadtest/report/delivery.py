@@ -1,5 +1,7 @@
-"""How a command ends that has a report: first on the disk, then on standard output, and nothing of it is lost by what
-becomes of the other, of a terminal or of a pipe, or because somebody presses Ctrl-C twice."""
+"""Delivery of a report at the end of a command: first to the disk, then to standard output.
+
+A failure of the one, of a terminal or of a pipe, loses nothing of the other. Nor does a second Ctrl-C.
+"""
 
 from __future__ import annotations
 

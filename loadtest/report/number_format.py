@@ -1,4 +1,4 @@
-"""Figures as a person reads them, the same in a terminal and on a page."""
+"""Number formats for people, the same in a terminal and on a page."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a run leaves behind: the requests as they were planned, what became of each, what the targets told meanwhile.
+"""Records of a run: the requests as planned, the result of each, the targets' samples.
 
-Whoever sends (`gateway bench`, over sockets) or simulates (`gateway simulate`, in virtual time) makes these records;
-whoever counts and draws reads them and knows nothing else of a run. Times are seconds from the start of the run (of
-its repeat), lengths are tokens, shares lie between 0 and 1.
+`gateway bench` makes them over sockets, `gateway simulate` in virtual time. The modules that count and draw read them
+and know nothing else of a run. Times are seconds from the start of the run (of its repeat), lengths are tokens, shares
+lie between 0 and 1.
 """
 
 from __future__ import annotations

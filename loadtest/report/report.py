@@ -1,4 +1,4 @@
-"""What a run is reported as: a table for a terminal (`report_table`), and a folder for whoever comes later.
+"""Report of a run: a table for a terminal (`report_table`), and a folder to keep.
 
 The folder gets `report.html` (a page that needs nothing else), `requests.csv` (a row for every request) and
 `report.json` (SCHEMA, every summary, every request with its inter-token latencies). Each is written beside its place

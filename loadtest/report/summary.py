@@ -1,4 +1,4 @@
-"""One run in figures: what the table prints, the page draws and `report.json` says of it.
+"""Summary of one run in figures, for the table, the page and `report.json`.
 
 All repeats of a run are one sample here, except in `intervals`, where each is one observation. Latencies are seconds,
 of requests that were ok; `goodput` is the share of the *offered* requests that met their SLO: what was refused, failed,

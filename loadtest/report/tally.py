@@ -1,7 +1,7 @@
-"""Counts what became of requests as they come, one result at a time and in bounded memory.
+"""Tally of results, one at a time as they come, in bounded memory.
 
-A `Tally` is of one repeat of one target. What it keeps grows with classes, tenants and seconds, not with requests: ten
-million results need no more than a hundred thousand do. What they hold can be merged, in any order.
+A `Tally` is of one repeat of one target. Its size grows with classes, tenants and seconds, not with requests: ten
+million results need no more than a hundred thousand do. Tallies can be merged, in any order.
 """
 
 from __future__ import annotations

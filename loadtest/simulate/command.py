@@ -1,4 +1,4 @@
-"""`gateway simulate`: what a policy would do to a load, in virtual time, and how many engines it needs.
+"""Command `gateway simulate`: a policy's effect on a load, in virtual time, and the number of engines it needs.
 
 `options.py` reads the flags, `help_text.py` has their texts, `run.py` makes one run and `jobs.py` several at once;
 `findings.py` puts the results into sentences. The report is that of the bench.

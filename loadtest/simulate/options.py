@@ -1,5 +1,7 @@
-"""The command line of `gateway simulate`: its flags, and the simulations they come to. Every mistake is found here,
-before anything starts, but for the rows of a trace, which are read as they are sent."""
+"""Options of `gateway simulate`: its flags, and the simulations they ask for.
+
+Every mistake is found here, before anything starts, but for the rows of a trace, which are read as they are sent.
+"""
 
 from __future__ import annotations
 

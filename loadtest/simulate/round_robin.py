@@ -1,4 +1,4 @@
-"""What the gateway is compared with: the same engines and clients, and nothing between them that waits or refuses."""
+"""Baselines of a simulation, round robin and direct: the same engines and clients, and nothing between them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Clients in virtual time: one `Life` per call, over all its tries, as callbacks and timers without a coroutine.
+"""Client in virtual time: one `Life` per call over all its tries, as callbacks and timers without a coroutine.
 
-A client sends, hears back, and tries again as openai-python does (`retrying.py`); after the first byte of an answer
+A client sends, hears back, and tries again by the rules of `clients/retries.py`; after the first byte of an answer
 never.
 """
 

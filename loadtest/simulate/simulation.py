@@ -1,7 +1,7 @@
-"""One run: calls go out when they were meant to, engines work, faults strike, samples are taken.
+"""One run of a simulation: calls go out when they are due, engines work, faults strike, samples are taken.
 
-In virtual time or in real time, as the event loop has it. What stands between clients and engines is a `Transport`:
-a gateway (`inprocess.py`), nothing (`round_robin.py`), or real sockets and processes (`realtime.py`).
+The event loop decides between virtual and real time. A `Transport` stands between clients and engines: a gateway
+(`inprocess.py`), nothing (`round_robin.py`), or real sockets and processes (`lab/realtime.py`).
 """
 
 from __future__ import annotations

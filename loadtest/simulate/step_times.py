@@ -1,8 +1,9 @@
-"""When the tokens of an answer in memory were written: its inter-token latencies, without a timer for each token.
+"""Inter-token latencies of answers in memory, counted by engine step, without a timer for each token.
 
-Whatever decodes writes a token in every step of its engine, so the steps of an engine are the inter-token latencies of
-all its answers, and an answer's are a stretch of them, or several where it was preempted between. A hundred answers run
-at once: so their latencies are not copied for each, but each step counted once, as often as a stretch contains it.
+A sequence that decodes writes a token in every step of its engine. So the steps of an engine are the inter-token
+latencies of all its answers: those of an answer are a stretch of steps, or several where it was preempted between. A
+hundred answers run at once. Their latencies are not copied for each; a step is counted once, as often as a stretch
+contains it.
 """
 
 from __future__ import annotations

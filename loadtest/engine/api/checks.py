@@ -1,4 +1,4 @@
-"""What a request is held against before it runs: its JSON, its model, the context length. And vLLM's error object."""
+"""Checks of a request before it runs: its JSON, its model, the context length. And vLLM's error object."""
 
 from __future__ import annotations
 

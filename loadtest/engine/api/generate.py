@@ -1,7 +1,7 @@
-"""From a prompt to an answer: the sequences of one request, and what is sent when they get on.
+"""Generation under way: the sequences of one request, and the pieces of its answer as they get on.
 
-An API module parses its body and builds the prompt (`tokens.py`), `Generation` owns the sequences and the connection,
-and a `Form` says how the API writes it down. The server's driver tells each `Choice` when its sequence wrote a token.
+An API module parses its body and builds the prompt (`tokens.py`). `Generation` owns the sequences and the connection. A
+`Form` writes the answer as the API has it. The server's driver tells each `Choice` when its sequence wrote a token.
 """
 
 from __future__ import annotations

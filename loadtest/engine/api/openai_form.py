@@ -1,4 +1,4 @@
-"""How `/v1/chat/completions` and `/v1/completions` write an answer, in vLLM's order and shape.
+"""Answers of `/v1/chat/completions` and `/v1/completions`, in vLLM's order and shape.
 
 A chat stream: for each choice a chunk with the role at the first token, one chunk per token, the last of them with the
 finish reason, a usage chunk with `choices: []` where it was asked for, `[DONE]`. Everything that does not change

@@ -1,9 +1,9 @@
-"""What large or unfinished bodies cost others: the event loop's stall, another tenant's latency, and memory.
+"""Cost of large or unfinished bodies to others: the event loop's stall, another tenant's latency, memory.
 
     python -m loadtest.lab.cost.bodies [--tree FOLDER] [--connections 1000]
 
 One `gateway serve` over an engine that costs almost nothing. *Stall*: while a client sends bodies of 1 MiB of one kind,
-another asks for /health all the time; what it waits longest is how long nothing else ran. *Flood*: one tenant sends
+another asks for /health all the time; its longest wait is the time in which nothing else ran. *Flood*: one tenant sends
 bodies of 16 MiB that are refused, as fast as it can, beside the small calls of another. *Memory*: connections that send
 1 MiB of a body and no end, from many addresses; the process's resident memory before and with them. Each has an idle
 gateway as its baseline. With `--tree` another checkout's gateway is measured in the same run, too.

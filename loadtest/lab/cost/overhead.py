@@ -1,4 +1,4 @@
-"""What the gateway itself costs: CPU per request and per SSE event, memory per open stream, refusals per second.
+"""Overhead of the gateway: CPU per request and per SSE event, memory per open stream, refusals per second.
 
     python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,vllm-router]
 

@@ -1,4 +1,4 @@
-"""`python -m loadtest.lab.figures`: the figures in virtual time."""
+"""Command `python -m loadtest.lab.figures`: the figures in virtual time."""
 
 import sys
 

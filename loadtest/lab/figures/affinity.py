@@ -1,10 +1,11 @@
-"""What cache events are worth: conversations that outgrow the engines' caches, routed with and without them.
+"""Value of cache events: conversations that outgrow the engines' caches, routed with and without them.
 
     python -m loadtest.lab.figures.affinity --help
 
-The whole gateway over simulated engines, in virtual time. Without events it believes that what an engine has read is
-still cached for `routing.affinity_ttl`; with them it knows since when. No one time is right: it depends on the traffic
-of the hour and on each engine's memory. Events are handed over every EVERY seconds, as vLLM's come with its steps.
+The whole gateway over simulated engines, in virtual time. Without events the gateway believes that what an engine has
+read is still cached for `routing.affinity_ttl`. With events it knows since when. No one time is right: it depends on
+the traffic of the hour and on each engine's memory. Events are handed over every EVERY seconds, as vLLM's come with its
+steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows about engines: prefix hits, clients that leave, engines that fail; and the speed of the simulation."""
+"""Rows about engines: prefix hits, clients that leave, engines that fail; and the speed of the simulation."""
 
 from __future__ import annotations
 

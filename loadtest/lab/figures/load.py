@@ -1,4 +1,4 @@
-"""The rows about load: goodput, the interactive class, lateness, the KV watermark, Retry-After, predicted waits.
+"""Rows about load: goodput, the interactive class, lateness, the KV watermark, Retry-After, predicted waits.
 
 One function per row: it makes its runs and says what was found. A try counts as *in time* if it was answered well
 within its class's two targets (first token, last token), counted from the sending of that try: a client that was

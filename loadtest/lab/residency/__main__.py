@@ -1,4 +1,4 @@
-"""`python -m loadtest.lab.residency`: the figures of residency."""
+"""Command `python -m loadtest.lab.residency`: the figures of residency."""
 
 import sys
 

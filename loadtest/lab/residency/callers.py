@@ -1,9 +1,9 @@
-"""Calls to the models of a sidecar, as they come through one gateway: in virtual time, and with nothing of a gateway
-but what its sidecar sees and what its callers feel.
+"""Callers of a sidecar's models through one gateway, in virtual time.
 
-As a gateway does, it knows what the last report says and no more: it sends a call where the model is reported to run,
-holds it while the model can be had in time, and refuses it otherwise, with the time that the sidecar foresees as
-Retry-After. A call that is refused only because it cannot wait so long has the model made ready all the same.
+Of a gateway there is only what its sidecar sees and what its callers feel. As a gateway does, it knows the last report
+and no more. It sends a call where the model is reported to run, and holds it while the model can be had in time. Else
+it refuses the call, with the time that the sidecar foresees as Retry-After. A call that is refused only because it
+cannot wait so long has the model made ready all the same.
 """
 
 from __future__ import annotations

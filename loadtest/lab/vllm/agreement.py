@@ -1,5 +1,6 @@
-"""The bench beside vLLM's own, `vllm bench serve`: the same requests at the same times to one simulated engine, and how
-far the latencies that both tell are apart. `--help` tells.
+"""Agreement of the bench with vLLM's own, `vllm bench serve`: the same requests at the same times to one engine.
+
+The table has the difference of the latencies that both report. `--help` tells more.
 
 Exit status 0: within the bounds; 1: not; 2: bad arguments, there is no vLLM here, or a process did not end well.
 """

@@ -1,4 +1,4 @@
-"""One real vLLM on CPU at twice its capacity: direct, behind vllm-router, behind Weir. `--help` tells.
+"""Comparison on one real vLLM on CPU at twice its capacity: direct, behind vllm-router, behind Weir. `--help` tells.
 
 Exit status 0: Weir reaches its targets; 1: it misses one, or a server under test failed; 2: bad arguments, or there is
 no vLLM to start here.

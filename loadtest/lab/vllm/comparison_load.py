@@ -1,4 +1,4 @@
-"""The load of `loadtest.lab.vllm.comparison` and what is counted of it: two kinds of call, one target each.
+"""Load of the comparison, and the counts of its outcomes: two kinds of call, one target each.
 
 Open loop: every side gets the same list of calls at the same intended times, whatever it answers; a call is in time
 from its *intended* time, and one that is refused or never answered is not. Calls that are still open when none of them

@@ -1,4 +1,4 @@
-"""The ways to the engine that `loadtest.lab.vllm.comparison` compares: nothing, vllm-router, the gateway."""
+"""Sides of the comparison: nothing, vllm-router or the gateway before the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of `loadtest.lab.vllm.comparison`, and whether its targets are met."""
+"""Table of the comparison, and its targets."""
 
 from __future__ import annotations
 

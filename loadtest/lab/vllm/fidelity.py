@@ -1,4 +1,4 @@
-"""How far the simulated engine is from a real one: calibrated on it, and then asked for another load. `--help` tells.
+"""Fidelity of the simulated engine: calibrated on a real one, then compared under another load. `--help` tells.
 
 Exit status 0: within the bounds; 1: not; 2: bad arguments, there is no vLLM here, or a process did not end well.
 """

@@ -1,4 +1,4 @@
-"""What the fidelity of the simulated engine is measured with: two loads, sent to a real engine, and simulated."""
+"""Loads of the fidelity figures: two of them, sent to a real engine, and simulated."""
 
 from __future__ import annotations
 

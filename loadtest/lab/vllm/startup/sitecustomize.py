@@ -1,4 +1,4 @@
-"""On vLLM's PYTHONPATH, imported by every Python it starts: waiting gives the processor away.
+"""Patch for vLLM's waits, imported by every Python it starts from its PYTHONPATH: waiting gives the processor away.
 
 On CPU vLLM always runs a worker process, and for a second after each message both ends of their queue wait in a loop
 around `os.sched_yield()`. Where there are as many cores as spinning processes this starves everything else on them: on
