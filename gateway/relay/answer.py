@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.core.admission import refusals
 from gateway.core.answer.engine_error import engine_error
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.request.call import Call
-from gateway.core.request.outcome import STATUS, Outcome, Refused, error_body
+from gateway.core.request.outcome import STATUS, Outcome, error_body
 from gateway.relay.wire.server import Responder
 from gateway.upstream.client import EngineError, Reply
 
@@ -149,7 +150,7 @@ class Relay:
             body = await self._reply.read(ERROR_BODY_AT_MOST)
         except EngineError as error:
             message = f"The engine answered {self.status} and failed in the middle of saying why: {error}."
-            raise Refused(Outcome.UPSTREAM, message, retry_after=1.0) from error
+            raise refusals.wrong_answer(message) from error
         body, self.detail = engine_error(self.status, body)
         self._responder.send(self.status, self._headers, body)
         self.outcome = Outcome.ENGINE_REFUSED if self.status < 500 else Outcome.UPSTREAM

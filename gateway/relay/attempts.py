@@ -13,12 +13,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
+from gateway.core.admission import refusals
 from gateway.core.admission.decider import SLOWER, Grant, GrantedEngine
 from gateway.core.admission.shaping import shape_body
 from gateway.core.engines.breaker import Ending, ending_of
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
-from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
 from gateway.upstream.client import Client, EngineError, Reply
 
@@ -74,7 +75,7 @@ class Attempts:
                 reply.close()
             if pause is None:
                 if self._over(call):
-                    raise Refused(Outcome.EXPIRED, "The deadline passed before the engine's first byte.")
+                    raise refusals.no_first_byte()
                 raise failure(grant.engine, message, "it cannot be reached" if kind == "connect" else message)
             failed.add(grant.engine.id)
             if pause:
@@ -103,9 +104,8 @@ class Attempts:
 
 
 def failure(engine: GrantedEngine, message: str, told: str) -> Refused:
-    """The refusal after an engine's failure. Its address, and `message` where that may hold one, are for the log."""
-    detail = f"Engine {engine.id} failed: {message}."
-    return Refused(Outcome.UPSTREAM, f"Engine {engine.name} failed: {told}.", retry_after=1.0, detail=detail)
+    """The refusal after an engine's failure."""
+    return refusals.engine_failed(engine.name, engine.id, message, told)
 
 
 async def hedged(

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Hashable
 
 import msgspec
 
+from gateway.core.admission import refusals
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.batching.batch_window import BatchWindow
 from gateway.core.batching.merge_pieces import Piece, piece_of, rule_of
@@ -290,7 +291,7 @@ class Batcher:
             merged.sent_at = None  # the engine has failed it
             message = f"An engine was asked for {calls} merged calls, and {error}."
             detail = f"{exchanged.engine}: {message}"
-            raise Refused(Outcome.UPSTREAM, message, retry_after=1.0, detail=detail) from error
+            raise refusals.wrong_answer(message, detail) from error
         self.merged += calls
         return [Part(exchanged=exchanged, body=body, prompt_tokens=told, calls=calls) for body, told in parts]
 

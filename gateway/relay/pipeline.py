@@ -22,6 +22,7 @@ from itertools import count
 
 from msgspec import UNSET
 
+from gateway.core.admission import refusals
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.shaping import shaped_header
 from gateway.core.answer.engine_error import engine_error
@@ -223,8 +224,7 @@ class Pipeline:
                 raise
             self._left(responder, record)
         except Exception:
-            message = f"This is a bug in the gateway. Please report request id {record.request_id}."
-            self._refuse(Refused(Outcome.BUG, message), responder, record)
+            self._refuse(refusals.bug(record.request_id), responder, record)
             raise
         finally:
             if live.admission is not None:
@@ -458,9 +458,9 @@ class Pipeline:
     def _left(self, responder: Responder, record: Record) -> None:
         """The task was cancelled: by the client's leaving or reading too slowly, by its deadline, or by the drain."""
         if record.reason == "drain":
-            refused = Refused(Outcome.DRAINING, "This gateway is shutting down.", retry_after=1.0)
+            refused = refusals.cut_by_drain()
         elif record.reason == "deadline":
-            refused = Refused(Outcome.EXPIRED, "The deadline passed before the end of the answer.")
+            refused = refusals.cut_by_deadline()
         else:
             record.outcome = Outcome.SLOW_CLIENT if record.reason == "slow_client" else Outcome.CLIENT_GONE
             record.status = 499

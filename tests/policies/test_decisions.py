@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.admission.limits import LimitBook, refusal_body
+from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.mode import Mode, ModelMode, Signals
+from gateway.core.admission.own_words import refusal_body
 from gateway.core.admission.shaping import cap
 from gateway.core.batching.merge_pieces import rule_of
 from gateway.core.engines.fleet import Engine

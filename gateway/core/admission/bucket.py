@@ -13,7 +13,6 @@ import math
 from gateway.core.admission.levels import Kind
 from gateway.core.admission.limit_bookings import Booked
 from gateway.core.policy.traffic import Quota
-from gateway.core.request.outcome import Outcome, Refused
 
 # Whose bucket it is: kind, tenant, class, model; "" where its level does not ask. All of them "": the whole gateway's.
 Key = tuple[Kind, str, str, str]
@@ -116,22 +115,10 @@ class Bucket:
 Buckets = tuple[Bucket, ...]
 
 
-def refusal(by_request: Buckets, by_token: Buckets, tokens: int, now: float) -> Refused:
-    """Why these buckets do not allow a call of `tokens`: the one to wait for longest, and how long."""
+def longest_wait(by_request: Buckets, by_token: Buckets, tokens: int, now: float) -> tuple[float, Bucket, int]:
+    """Of these buckets the one that a call of `tokens` has to wait for longest: how long, which, and for how much."""
     takes = [*((bucket, 1) for bucket in by_request), *((bucket, tokens) for bucket in by_token)]
-    seconds, bucket, amount = max(
-        ((bucket.place(amount, now), bucket, amount) for bucket, amount in takes), key=lambda wait: wait[0]
-    )
-    limit = f"{bucket.quota.rate} {bucket.key[0]}"
-    lines = rate_lines(by_request, by_token, now)
-    if seconds == math.inf:
-        message = (
-            f"This call needs {amount} tokens, and the limit of {bucket.owner} ({limit}) never lets more than "
-            f"{bucket.burst} through at once: make the prompt or max_tokens smaller."
-        )
-        return Refused(Outcome.RATE_LIMITED, message, headers=lines, retry=False, limit=limit)
-    message = f"The limit of {bucket.owner} is {limit}: this call needs {amount}, {bucket.left(now)} are left."
-    return Refused(Outcome.RATE_LIMITED, message, retry_after=seconds, headers=lines, limit=limit)
+    return max(((bucket.place(amount, now), bucket, amount) for bucket, amount in takes), key=lambda wait: wait[0])
 
 
 def rate_lines(by_request: Buckets, by_token: Buckets, now: float) -> bytes:

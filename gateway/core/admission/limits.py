@@ -13,17 +13,14 @@ Synchronous, no I/O; `now` is monotonic seconds.
 from __future__ import annotations
 
 import math
-import re
 from itertools import chain
-from typing import Any
 
-import msgspec
-
-from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, rate_lines, refusal
+from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, longest_wait, rate_lines
 from gateway.core.admission.levels import Kind, Level, counted
 from gateway.core.admission.limit_bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, LimitBookings
+from gateway.core.admission.refusals import rate_limited
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Limit, Quota, Refusal, TenantLimits
+from gateway.core.policy.traffic import Limit, Quota, TenantLimits
 from gateway.core.request.outcome import Refused
 
 ROUTES_REMEMBERED = 4096  # (tenant, class, model) whose buckets are at hand
@@ -222,10 +219,18 @@ class LimitBook:
         body: bytes | None,
     ) -> Refused:  # fmt: skip
         """What a call is told that is not let in; with a place for it, if its client can repeat it."""
-        refused = refusal(by_request, by_token, tokens, now)
-        if body is None or refused.retry_after is None:
-            return refused
-        key, after = hash((tenant, body)), max(SOON, refused.retry_after)
+        seconds, bucket, amount = longest_wait(by_request, by_token, tokens, now)
+        lines = rate_lines(by_request, by_token, now)
+        kept: bool | None = None
+        if body is not None and seconds < math.inf:
+            key, after = hash((tenant, body)), max(SOON, seconds)
+            kept = self._book(key, after, left, by_token, tokens, now)
+            seconds = after if kept else seconds
+        return rate_limited(bucket, amount, seconds, now, lines, kept=kept)
+
+    def _book(self, key: int, after: float, left: Buckets, by_token: Buckets, tokens: int, now: float) -> bool | None:
+        """Keep a place for a refused call. False: none can be kept, and coming back will not help; None: nothing is
+        promised."""
         place = self._places.due(key, now)
         if place is not None:  # it has come for its place, and there was no room yet
             self._places.claim(place)
@@ -233,15 +238,13 @@ class LimitBook:
         for bucket, amount in [*((bucket, 1) for bucket in left), *((bucket, tokens) for bucket in by_token)]:
             if not bucket.admits(amount, now):
                 if bucket.burst < CALLS[bucket.key[0]] * amount:
-                    return refused
+                    return None
                 if bucket.booked is None:
                     bucket.booked = Booked(max(SLOT_LEAST, min(SLOT, bucket.burst / bucket.rate / 2)))
                 parts.append((bucket.booked, amount))
         if parts and self._places.book(key, after, now, parts):
-            refused.retry_after, refused.kept = after, True
-        elif after <= HORIZON:
-            refused.retry = False
-        return refused
+            return True
+        return False if after <= HORIZON else None
 
     def _arrival(self, tenant: str) -> Route:
         if len(self._arrivals) >= ROUTES_REMEMBERED:
@@ -316,30 +319,3 @@ def _limits(limit: Limit | TenantLimits) -> bool:
 
 def _counts_tokens(limit: Limit | TenantLimits) -> bool:
     return isinstance(limit.tokens, Quota)
-
-
-# -- a tenant's own words -------------------------------------------------------------------------------------------
-
-_PLACE = re.compile(r"\{(tenant|class|model|limit|retry_after|request_id)\}")
-
-
-def refusal_body(
-    template: Refusal, refused: Refused, *, tenant: str, class_name: str, model: str, request_id: str
-) -> bytes:
-    """The JSON a tenant's callers receive instead of OpenAI's error object: the template with its places filled in.
-
-    Only text is filled in, in one pass: what a client put into a name is data, also where it looks like a place.
-    `{retry_after}` is whole seconds, `-` where a retry cannot help.
-    """
-    seconds = "-" if refused.retry_after is None else str(math.ceil(refused.retry_after))
-    words = {"tenant": tenant, "class": class_name, "model": model, "limit": refused.limit}
-    words |= {"retry_after": seconds, "request_id": request_id}
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, str):
-            return _PLACE.sub(lambda place: words[place[1]], value)
-        if isinstance(value, dict):
-            return {name: filled(item) for name, item in value.items()}
-        return [filled(item) for item in value] if isinstance(value, list) else value
-
-    return msgspec.json.encode(filled(template.body))

@@ -1,7 +1,8 @@
-"""What a call is told that dispatch does not take, or no longer keeps.
+"""Refusals: status, words and Retry-After of every reason for which a call gets no answer of an engine.
 
-Each says whose limit it was, which of the times that add up broke which target, and what to do. When to come back is
-added by `Refused.full_message`.
+Whoever decides names a reason and numbers. Each message says whose limit it was, which of the times that add up broke
+which target, and what to do; `Refused.full_message` adds when to come back. Refusals of requests that cannot be
+parsed, or that nobody may send, are beside their parsers in `core/request`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from gateway.core.admission.admission import NO_MEMORY, SOON
+from gateway.core.admission.bucket import Bucket
 from gateway.core.admission.decision import Foretold, Reason, Refuse
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine
@@ -54,6 +56,25 @@ def _with_place(why: Refuse, call: Call, now: float, place: float | None) -> Ref
         case Reason.DISPLACED:
             return displaced(call, why.words, place)
     return shed_late(call, now, why.foretold, place)
+
+
+def rate_limited(
+    bucket: Bucket, amount: int, seconds: float, now: float, lines: bytes, *, kept: bool | None
+) -> Refused:
+    """The limit that a call has to wait for longest. `seconds`: until it is allowed, infinite where it never is.
+    `kept`: whether a place is; None: nothing is promised. `lines`: what is left of the limits, for its headers."""
+    limit = f"{bucket.quota.rate} {bucket.key[0]}"
+    if seconds == math.inf:
+        message = (
+            f"This call needs {amount} tokens, and the limit of {bucket.owner} ({limit}) never lets more than "
+            f"{bucket.burst} through at once: make the prompt or max_tokens smaller."
+        )
+        return Refused(Outcome.RATE_LIMITED, message, headers=lines, retry=False, limit=limit)
+    message = f"The limit of {bucket.owner} is {limit}: this call needs {amount}, {bucket.left(now)} are left."
+    retry = kept is not False
+    return Refused(
+        Outcome.RATE_LIMITED, message, retry_after=seconds, headers=lines, retry=retry, kept=bool(kept), limit=limit
+    )
 
 
 def lateness(foretold: Foretold, call: Call, now: float) -> str:
@@ -195,3 +216,33 @@ def expired(call: Call, waited: float) -> Refused:
         f"The deadline passed after {waited:.1f} s in the queue of class {call.class_name!r}.",
         retry_after=SOON,
     )
+
+
+# -- calls that an engine was given ------------------------------------------------------------------------------------
+
+
+def engine_failed(name: str, id: str, message: str, told: str) -> Refused:
+    """An engine's failure. Its address, and `message` where that may hold one, are for the log."""
+    detail = f"Engine {id} failed: {message}."
+    return Refused(Outcome.UPSTREAM, f"Engine {name} failed: {told}.", retry_after=SOON, detail=detail)
+
+
+def wrong_answer(message: str, detail: str = "") -> Refused:
+    """An engine's answer that cannot be passed on."""
+    return Refused(Outcome.UPSTREAM, message, retry_after=SOON, detail=detail)
+
+
+def no_first_byte() -> Refused:
+    return Refused(Outcome.EXPIRED, "The deadline passed before the engine's first byte.")
+
+
+def cut_by_deadline() -> Refused:
+    return Refused(Outcome.EXPIRED, "The deadline passed before the end of the answer.")
+
+
+def cut_by_drain() -> Refused:
+    return Refused(Outcome.DRAINING, "This gateway is shutting down.", retry_after=SOON)
+
+
+def bug(request_id: str) -> Refused:
+    return Refused(Outcome.BUG, f"This is a bug in the gateway. Please report request id {request_id}.")
