@@ -17,14 +17,18 @@ class Command(Protocol):
     DESCRIPTION: str
     EXAMPLES: str
 
-    def add_arguments(self, parser: Any) -> None: ...
-    def command(self, given: argparse.Namespace) -> int: ...
+    def add_arguments(self, parser: Any) -> None:
+        """Declare the command's arguments."""
+
+    def command(self, given: argparse.Namespace) -> int:
+        """Carry it out; the exit status."""
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with one line for a mistake, where it has a paragraph."""
 
     def error(self, message: str) -> NoReturn:
+        """Print the mistake in one line and exit with status 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 

@@ -208,9 +208,11 @@ class ErrorOutput:
         """Nothing to do: the thread writes at once."""
 
     def isatty(self) -> bool:
+        """Whether standard error is a terminal."""
         return os.isatty(self.fileno())
 
     def fileno(self) -> int:
+        """Of standard error."""
         return 2
 
 

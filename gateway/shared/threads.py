@@ -14,14 +14,22 @@ T = TypeVar("T")
 async def in_thread(
     call: Callable[[], T], *, within: float | None = None, raises: tuple[type[Exception], ...] = (OSError,)
 ) -> T:
-    """What `call` returns, or raises of `raises`. Raises TimeoutError after `within` seconds; it is not ended then,
-    since nothing can end it, but nobody waits for it, not even the end of the process."""
+    """The value that `call` returns. Raises the errors of `raises` that it raises, and TimeoutError after `within`
+    seconds. The call is not ended then, since nothing can end it, but nobody waits for it, not even the end of the
+    process."""
+    answer = begin_in_thread(call, raises)
+    async with asyncio.timeout(within):
+        return await asyncio.wrap_future(answer)
+
+
+def begin_in_thread(call: Callable[[], T], raises: tuple[type[Exception], ...]) -> concurrent.futures.Future[T]:
+    """Begin the call; its value or error comes in the future. An error that is not of `raises` is a bug: it is also
+    raised in the thread, so that the thread's end shows the place."""
     answer: concurrent.futures.Future[T] = concurrent.futures.Future()
     answer.set_running_or_notify_cancel()  # from now on no waiter's cancellation touches it
     # A daemon, not an executor's thread: those are joined when the process ends.
     threading.Thread(target=_answer, args=(call, answer, raises), name="blocking-call", daemon=True).start()
-    async with asyncio.timeout(within):
-        return await asyncio.wrap_future(answer)
+    return answer
 
 
 def _answer(call: Callable[[], T], answer: concurrent.futures.Future[T], raises: tuple[type[Exception], ...]) -> None:

@@ -17,7 +17,7 @@ import difflib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 from starlette.applications import Starlette
@@ -32,7 +32,7 @@ from gateway.shared.protocol import Ensured, ModelReport, encode
 from sidecar.control.guard import HEADERS, HEALTH, ControlApiRules, error
 from sidecar.core.status import Status
 from sidecar.residency.manager import Manager
-from sidecar.residency.orders import Refused
+from sidecar.residency.orders import Order, Refused
 
 BODY = 64 * 1024  # bytes of a request
 BODY_WITHIN = 10.0  # seconds for all of it
@@ -42,8 +42,6 @@ NAMES_ONLY = (
     "Callers name profiles only: an order has no query and no body (or {}). What an engine is started with is in the "
     "sidecar's own file."
 )
-
-Order = Literal["sleep", "wake", "stop", "drain"]
 
 
 class _Bad(Exception):
@@ -126,9 +124,11 @@ class Api:
     # -- what there is to see -----------------------------------------------------------------------------------
 
     async def healthz(self, _: Request) -> Response:
+        """200 while the sidecar serves, 503 once it ends."""
         return _text("the sidecar is ending\n", 503) if self._leaving() else _text("ok\n")
 
     async def metrics(self, _: Request) -> Response:
+        """Prometheus' text format."""
         return Response(self._exposition(), media_type=None, headers={"content-type": EXPOSITION})
 
     async def models(self, _: Request) -> Response:
@@ -146,12 +146,15 @@ class Api:
         }
 
     async def gpu(self, _: Request) -> Response:
+        """All GPUs, as in reports to gateways."""
         return _json({"gpus": self._manager.gpus()})
 
     async def status(self, _: Request) -> Response:
+        """A `Status`."""
         return _json(self._status())
 
     async def logs(self, request: Request) -> Response:
+        """The last lines of a model's engine, as text. 400 for another query, 404 for an unknown profile."""
         query = request.query_params.multi_items()
         if [name for name, _ in query if name != "lines"] or len(query) > 1:
             return error(400, "bad_query", "The one query of logs is lines=N.")
@@ -162,6 +165,7 @@ class Api:
         return _text("".join(f"{line}\n" for line in lines))
 
     async def plan(self, request: Request) -> Response:
+        """The plan for a model, in words. 409 for one that cannot be run, 404 for an unknown profile."""
         self._no_query(request)
         profile = self._profile(request)
         text = self._manager.planner.explain(profile)
@@ -177,6 +181,7 @@ class Api:
         return Response(encode(Ensured(model=self._manager.orders.ensure(profile))), media_type="application/json")
 
     async def order(self, what: Order, request: Request) -> Response:
+        """The model after the order. 409 for one that cannot be obeyed, 503 with Retry-After for one too early."""
         profile = await self._ordered(request)
         try:
             report = self._manager.orders.give(profile, what)
@@ -187,6 +192,7 @@ class Api:
         return Response(encode(Ensured(model=report)), media_type="application/json")
 
     async def stop(self, request: Request) -> Response:
+        """Begin the end of the sidecar; a `Stopping`."""
         self._no_query(request)
         wanted = _read(await _body(request), _Stop)
         if wanted is None:

@@ -117,6 +117,7 @@ def _engine(profile: Profile, at: Path) -> Iterator[Fault]:
 
 
 def engine_faults(engine: EngineSettings | None, at: Path) -> Iterator[Fault]:
+    """Mistakes in how the engine is started that no single field shows."""
     if engine is not None and engine.simulated is not None and engine.python is not None:
         yield Fault((*at, "simulated"), "python as well", "one of them: a simulated engine is no vLLM")
 

@@ -53,6 +53,7 @@ class GpuMonitor:
 
     @property
     def quarantined(self) -> frozenset[int]:
+        """Numbers of the GPUs in quarantine."""
         return frozenset(self._quarantined)
 
     def devices(self) -> list[Device]:

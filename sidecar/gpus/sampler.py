@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeAlias
 
+from gateway.shared.threads import begin_in_thread
 from sidecar.core.gpus import GPU, SHARE, GPUError, GPUs, Unselectable, returned
 
 LIMIT = 5.0  # seconds a snapshot may take; NVML needs milliseconds, tens where it begins a session
@@ -61,10 +61,7 @@ class Sampler:
 
     def _begin(self, read: Callable[[], tuple[GPU, ...]]) -> None:
         self._began = asyncio.get_running_loop().time()
-        self._call = concurrent.futures.Future()
-        self._call.set_running_or_notify_cancel()  # from now on no waiter's cancellation touches it
-        # A daemon, not an executor's thread: those are joined when the process ends.
-        threading.Thread(target=_answer, args=(read, self._call), name="gpu-sample", daemon=True).start()
+        self._call = begin_in_thread(read, (GPUError, Unselectable))
 
     async def _answer(self) -> tuple[GPU, ...]:
         assert self._call is not None  # noqa: S101 - both callers have just looked
@@ -74,16 +71,6 @@ class Sampler:
         except TimeoutError:
             waited = asyncio.get_running_loop().time() - self._began
             raise GPUError(f"the GPU driver hangs: no answer for {waited:.1f} s; see dmesg, a reset may help") from None
-
-
-def _answer(read: Callable[[], tuple[GPU, ...]], answer: Answer) -> None:
-    try:
-        answer.set_result(read())
-    except (GPUError, Unselectable) as error:
-        answer.set_exception(error)
-    except BaseException as error:  # a bug: whoever waits is told, and the thread's end shows where
-        answer.set_exception(error)
-        raise
 
 
 async def memory_back(

@@ -83,6 +83,7 @@ class GatewayLink:
         return self._error == ""
 
     def status(self) -> GatewayStatus:
+        """Whether the gateway takes reports, why not, and for how many seconds."""
         return GatewayStatus(
             url=self.url,
             taken=None if self._error is None else not self._error,

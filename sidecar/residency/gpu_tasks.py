@@ -68,6 +68,7 @@ class GpuTasks:
                 task.result()
 
     async def aclose(self) -> None:
+        """Cancel all tasks and wait for their ends."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -209,9 +209,11 @@ class Manager:
         )
 
     def gpus(self) -> tuple[GPUReport, ...]:
+        """Each GPU as last read, and why it is refused, if it is."""
         return tuple(gpu_report(gpu, self.monitor.refused(gpu)) for gpu in self.monitor.gpus)
 
     def models(self) -> tuple[ModelReport, ...]:
+        """A report of each model."""
         return tuple(self.model(name) for name in self.entries)
 
     def model(self, profile: str) -> ModelReport:

@@ -18,6 +18,7 @@ LONGEST = 2000  # characters of a sentence, as the wire has it
 
 
 def gpu_report(gpu: GPU, refused: str) -> GPUReport:
+    """One GPU; `refused`: why nothing is started on it, empty where it is used."""
     return GPUReport(
         index=gpu.index,
         total=gpu.total,

@@ -223,6 +223,7 @@ class Shutdown:
         asked.cancel()
 
     def close(self) -> None:
+        """Give the signals back to their defaults."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.remove_signal_handler(number)
 

@@ -54,10 +54,12 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
+        """Bytes on each GPU, all parts together."""
         return sum(size for _, size in self.parts)
 
     @property
     def without_kv(self) -> int:
+        """Bytes on each GPU beside the KV cache."""
         return self.total - self.kv
 
     @property

@@ -127,9 +127,11 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
+        """Whether nothing is written there."""
         return self.text is None and self.items is None and self.fields is None
 
     def describe(self) -> str:
+        """The value in words, for a message."""
         if self.fields is not None:
             return "a mapping"
         if self.items is not None:
@@ -166,6 +168,7 @@ class Reader:
     def problem(
         self, at: Mark, path: str, found: str, expected: str, nearest: str | None = None, *, secret: bool = False
     ) -> None:
+        """Note a mistake at a place: the text that was found and the text that was expected."""
         self.problems.append(
             Problem(
                 file=self.file,
@@ -274,6 +277,7 @@ class Reading(Generic[T]):
 
     @property
     def problems(self) -> list[Problem]:
+        """All mistakes found so far, in the order of reading."""
         return self._reader.problems
 
     def judge(self, faults: Iterable[Fault]) -> None:
@@ -326,6 +330,7 @@ def spelled(path: Path) -> str:
 
 
 def dotted(path: str, name: str) -> str:
+    """The path of a field below another; the path is empty at the top."""
     return f"{path}.{name}" if path else name
 
 

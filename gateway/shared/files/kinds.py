@@ -28,11 +28,13 @@ class Text(msgspec.Struct, frozen=True):
     mend: Callable[[str], str | None] | None = None
 
     def meant(self, text: str) -> Iterator[str]:
+        """Texts of this form that a person probably meant by another."""
         mended = None if self.mend is None else self.mend(text)
         if mended is not None:
             yield mended
 
     def parse(self, text: str) -> str | None:
+        """The text, if the pattern matches all of it; else None."""
         return text if re.fullmatch(self.pattern, text) else None
 
 
@@ -43,9 +45,11 @@ class Words(msgspec.Struct, frozen=True):
 
     @property
     def what(self) -> str:
+        """The words, for a message."""
         return " or ".join(self.values)
 
     def parse(self, text: str) -> Any:
+        """The value of a word; None where the text is none of them."""
         return self.values.get(text)
 
 
@@ -56,6 +60,7 @@ class Structs:
         self._known: dict[Any, dict[str, msgspec.structs.FieldInfo]] = {}
 
     def fields(self, struct: Any) -> dict[str, msgspec.structs.FieldInfo]:
+        """The fields of a Struct by their names in the file."""
         known = self._known.get(struct)
         if known is None:
             known = self._known[struct] = {field.encode_name: field for field in msgspec.structs.fields(struct)}
@@ -63,6 +68,7 @@ class Structs:
 
 
 def options_of(kind: Any) -> tuple[Any, ...]:
+    """The options of a union; a kind that is no union is its only option."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 

@@ -20,6 +20,8 @@ class AnswerError(ValueError):
 
 
 class ModelLoad(msgspec.Struct, frozen=True):
+    """Requests of one model in an engine."""
+
     running: int
     waiting: int
 
@@ -216,6 +218,8 @@ def models_from(body: bytes) -> list[ModelCard]:
 
 
 class EngineFault(msgspec.Struct):
+    """The fields of an error, as OpenAI's API names them."""
+
     message: str | None = None
     type: str | None = None
     param: str | None = None

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def calls() -> int:
-    return sum(thread.name == "gpu-sample" for thread in threading.enumerate())
+    return sum(thread.name == "blocking-call" for thread in threading.enumerate())
 
 
 async def until(condition: Callable[[], bool]) -> None:
