@@ -133,8 +133,8 @@ def command(given: argparse.Namespace) -> int:
 
 
 class Report:
-    """Says what is found, in one of FORMATS: text on standard error and what is good on standard output; else findings
-    alone on standard output."""
+    """Findings, printed in one of FORMATS. As text they go to standard error, and good files to standard output; in the
+    other formats findings alone go to standard output."""
 
     def __init__(self, form: str) -> None:
         self.mistakes = self.warnings = 0

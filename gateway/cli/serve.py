@@ -166,7 +166,7 @@ def _certificate(given: argparse.Namespace) -> Certificate | None:
 
 
 def _warn_of_modes(given: argparse.Namespace, policy: Policy, certificate: Certificate | None) -> None:
-    """Tell whose eyes and hands the secrets' files are open to."""
+    """Warn of files with secrets that others may read or change."""
     found = unwise_of(policy, Path(given.policy).parent) if given.policy else []
     told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in found]
     flags = [("--admin-token-file", Path(given.admin_token_file))] if given.admin_token_file else []

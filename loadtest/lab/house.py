@@ -23,11 +23,11 @@ from loadtest.lab.layout import MOST_FILES, ORDER, ROOT, arrows_up, defined_twic
 SPINE = re.compile(r"^\| \d+ \| `([^`]+)`", re.MULTILINE)
 LONG = 250  # lines; most files have fewer
 INSTRUCTIONS = 492_000  # for each JSON request, before the files moved
-# Prints the modules that a command of the gateway has imported when it ends.
+# Prints the modules that a command has imported when it ends.
 LISTING = """\
 import atexit, sys
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
-from gateway.cli import main
+from {program}.cli import main
 sys.exit(main())
 """
 SERVE = ("serve", "--engine", "http://127.0.0.1:9", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
@@ -75,10 +75,14 @@ def spine() -> list[str]:
     return files
 
 
-def loaded(*argv: str) -> set[str]:
-    """Our modules that a command of the gateway has imported at its end; a gateway that serves is ended."""
+def loaded(*argv: str, program: str = "gateway") -> set[str]:
+    """Our modules that a command has imported at its end; a gateway that serves is ended."""
     process = subprocess.Popen(
-        [sys.executable, "-c", LISTING, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", LISTING.format(program=program), *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     try:
         if argv[0] == "serve":
@@ -90,7 +94,7 @@ def loaded(*argv: str) -> set[str]:
         process.kill()
         process.communicate()
     if process.returncode:
-        raise RuntimeError(f"gateway {' '.join(argv)}: {listed}")
+        raise RuntimeError(f"{program} {' '.join(argv)}: {listed}")
     return {name for name in listed.split() if name.split(".")[0] in ORDER}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.lab.house import loaded
 from sidecar import cli
 from sidecar.cli.commands import parser_for
 from sidecar.core.formatting import columns, seconds
@@ -164,3 +165,13 @@ def test_stop_ends_engines_with_the_sidecar_or_after_it(tmp_path: Path) -> None:
             machine.awake("a")
             assert machine.run("stop", "--all") == (0, "the sidecar has ended with its engines: a\n", "")
         assert machine.engines() == []
+
+
+def test_help_imports_no_command() -> None:
+    table = {"gateway", "gateway.shared", "gateway.shared.command_line"}
+    assert loaded("--help", program="sidecar") == table | {
+        "sidecar",
+        "sidecar.cli",
+        "sidecar.cli.commands",
+        "sidecar.cli.errors",
+    }
