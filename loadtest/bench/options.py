@@ -38,7 +38,7 @@ class BenchError(Exception):
 
 
 class Contender(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is measured: `fixed`, a target that is there already, or engines of our own behind a `gateway` with `policy`
+    """One side of a bench: `fixed`, a target that is there already, or our own engines behind a `gateway` with `policy`
     or behind nothing. `compared`: a baseline, which SLOs are not held against."""
 
     name: str

@@ -29,7 +29,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Ran(msgspec.Struct, kw_only=True):
-    """What one run left. `stopped`: by a signal; `seconds` it took; `problem`: why it ended before its time; `cpu`:
+    """Outcome of one run. `stopped`: by a signal; `seconds` it took; `problem`: why it ended before its time; `cpu`:
     seconds of processor time of ours."""
 
     results: list[RequestResult]
@@ -132,7 +132,7 @@ def header_lines(target: Target) -> bytes:
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """What a target said when it was asked for its models: their names, or why there are none. `status`: of its answer;
+    """A target's answer when it was asked for its models: their names, or why there are none. `status`: of its answer;
     0: none came. `reached`: whether there is one at all who answers by HTTP, or may yet."""
 
     models: tuple[str, ...]

@@ -39,7 +39,7 @@ SURE = 3.0  # standard errors, beyond which it is hardly chance
 
 
 class Unfit(Exception):
-    """What was seen does not say what was to be found; says why."""
+    """The observations do not determine the constants; says why."""
 
 
 class Constant(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Constant(msgspec.Struct, frozen=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """What was fitted to `rows` observations. `explained`: R^2, weighted as the fit is; `residual`: the median of the
+    """Result of a fit to `rows` observations. `explained`: R^2, weighted as the fit is; `residual`: the median of the
     relative errors, `worst`: nine of ten are smaller."""
 
     constants: dict[str, Constant]

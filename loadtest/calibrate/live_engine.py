@@ -39,7 +39,7 @@ class CalibrateError(Exception):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What an engine says of itself; 0: nothing. `blocks`: of 16 tokens."""
+    """An engine's own account of its models and limits; 0: unknown. `blocks`: of 16 tokens."""
 
     models: tuple[str, ...]
     max_model_len: int

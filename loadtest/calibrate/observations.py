@@ -49,7 +49,7 @@ class WorkRow(msgspec.Struct, frozen=True):
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an engine's limits; 0: not known yet. `blocks`: of 16 tokens."""
+    """Limits of an engine, as far as they are known; 0: not known yet. `blocks`: of 16 tokens."""
 
     max_model_len: int
     blocks: int
@@ -80,7 +80,7 @@ class Observed(msgspec.Struct, kw_only=True):
 
 
 class Asks(Protocol):
-    """What is observed: requests of about so many tokens, for exactly so many."""
+    """Requests to observe: of about so many tokens, for exactly so many."""
 
     async def ask(self, prompt: int, output: int) -> ObservedRequest: ...
     async def together(self, sizes: Sequence[tuple[int, int]]) -> list[ObservedRequest]: ...

@@ -56,7 +56,7 @@ _REFUSED = msgspec.json.Decoder(_Refusal)
 
 
 class Answer(msgspec.Struct):
-    """What came back. Times are seconds of `time.monotonic`; 0.0 where the thing did not happen."""
+    """Answer to one request. Times are seconds of `time.monotonic`; 0.0 where the thing did not happen."""
 
     intended: float = 0.0
     sent: float = 0.0  # when it was begun, which includes connecting; set by the client unless it is given

@@ -23,7 +23,7 @@ MAX_LINE = 4096  # bytes of the line before a chunk
 
 
 class ResponseListener(Protocol):
-    """Who wants to hear an answer as it comes: its head with names in lower case, then the pieces of its body."""
+    """Listener to an answer as it comes: its head with names in lower case, then the pieces of its body."""
 
     def head(self, status: int, fields: Mapping[bytes, bytes]) -> None: ...
     def body(self, data: bytes) -> None: ...

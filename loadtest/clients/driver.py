@@ -27,7 +27,7 @@ LONGEST = 86_400.0  # seconds of one timer
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent in a run. `planned`: the requests in order, and no more of them than are to be sent within
+    """Load of one run. `planned`: the requests in order, and no more of them than are to be sent within
     `seconds`; `users`: of a closed loop, 0 for an open one; `drain`: how long the last answers are waited for."""
 
     planned: Iterator[Planned]
@@ -38,7 +38,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadProgress(msgspec.Struct, frozen=True):
-    """How far a run is. `outcomes`: of calls that have ended."""
+    """Progress of a run. `outcomes`: of calls that have ended."""
 
     at: float
     seconds: float

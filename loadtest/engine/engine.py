@@ -88,7 +88,7 @@ def engine_config(
 
 
 class StepResult(msgspec.Struct, gc=False):
-    """What one step wrote, to be handed out at `ends` (seconds, the driver's clock)."""
+    """Tokens that one step wrote, to be handed out at `ends` (seconds, the driver's clock)."""
 
     duration: float
     ends: float

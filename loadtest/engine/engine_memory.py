@@ -31,7 +31,7 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resident:
-    """What one engine with `weights` bytes on each GPU holds. Raises ValueError where there is no such GPU."""
+    """Memory of one engine with `weights` bytes on each GPU. Raises ValueError where there is no such GPU."""
 
     def __init__(self, share: GpuShare, weights: int) -> None:
         self.weights = weights

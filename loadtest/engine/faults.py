@@ -47,7 +47,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What happens to one request: at most one of these."""
+    """Faults of one request: at most one of these."""
 
     kind: str  # the field of Faults
     after: int = 0

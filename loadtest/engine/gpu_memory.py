@@ -23,7 +23,7 @@ class OutOfMemory(Exception):
 
 
 class GpuMemory:
-    """What this process holds on some GPUs of a folder. `totals`: bytes of each. Raises ValueError where there is no
+    """Memory this process holds on some GPUs of a folder. `totals`: bytes of each. Raises ValueError where there is no
     such GPU."""
 
     def __init__(self, folder: Path, gpus: Sequence[int]) -> None:

@@ -32,7 +32,7 @@ MOST_JITTER = 3.0  # standard deviations
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine's time goes into, and its limits where the command line says nothing. In memory in seconds.
+    """Time constants of an engine, and its limits where the command line says nothing. In memory in seconds.
 
     `base`: of every step; `prefill`: of each prompt token in it; `decode`: of each sequence that decodes in it;
     `context`: of each KV token that these read; `attention`: of each prompt token and each one before it; `jitter`:

@@ -26,7 +26,7 @@ COMPACT = 64  # dead entries in the queue before it is worth rebuilding
 
 
 class EngineStep(msgspec.Struct, gc=False):
-    """What one step did. Numbers are tokens; `context` is the KV read by the sequences that decode, `pairs` counts each
+    """Work of one step. Numbers are tokens; `context` is the KV read by the sequences that decode, `pairs` counts each
     prompt token with each token before it.
 
     `prefilled` have had their prompt completed (each wrote a token, unless it is a pooling request), `finished` wrote

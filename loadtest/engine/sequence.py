@@ -16,7 +16,7 @@ BLOCK = 16  # tokens in one KV block, vLLM's default on GPUs
 
 
 class SequenceState(Enum):
-    """Where a sequence is. FINISHED and ABORTED are final and hold no blocks."""
+    """State of a sequence. FINISHED and ABORTED are final and hold no blocks."""
 
     HELD = "held"  # sent to a sleeping engine: not even counted as waiting
     WAITING = "waiting"

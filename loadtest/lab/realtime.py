@@ -84,7 +84,7 @@ class Process:
 
 
 class Sockets:
-    """Where calls are sent: each of these servers in turn, a connection for every try."""
+    """Transport over sockets: each of these servers in turn, a connection for every try."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         parts = [urlsplit(url) for url in urls]
@@ -155,7 +155,7 @@ class Ear:
 
 
 class Processes(msgspec.Struct, frozen=True):
-    """Where runs take place: in real time and in processes, whose output goes to files in `folder`."""
+    """Runner in real time and in processes, whose output goes to files in `folder`."""
 
     folder: Path
 

@@ -89,7 +89,7 @@ class RateStep(msgspec.Struct, frozen=True, rename={"lasts": "for"}):
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
-    """When requests are sent: one of these. A bare rate is a Poisson process.
+    """Arrival process of requests: one of these. A bare rate is a Poisson process.
 
     `poisson`: at random, each independent of all others, as those of many people are; `gamma`: the same, burstier or
     more even; `constant`: at equal distances; `ramp`: at a rate that grows or falls; `steps`: at one rate after

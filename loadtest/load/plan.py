@@ -122,7 +122,7 @@ def _drawn(length: Literal["trace"] | Length, recorded: int | None, rng: random.
 
 
 class RequestOrigin(msgspec.Struct, frozen=True):
-    """Whose request it is, of which kind, and its headers."""
+    """Tenant, kind and headers of a request."""
 
     tenant: str
     writer: Writer

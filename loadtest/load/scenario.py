@@ -61,7 +61,7 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
-    """Where requests are sent. A bare URL is a target too.
+    """Destination of requests. A bare URL is a target too.
 
     `url`: of an OpenAI-compatible server, without /v1; `model`: the model to name there, null: the workload's;
     `headers`: sent with each request; `key_env`: the environment variable that holds the API key to send where a

@@ -74,7 +74,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, rename={"class_name": "cla
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sends some of the requests.
+    """Tenant that sends some of the requests.
 
     `weight`: its share of them, relative to the others'; `key_env`: the environment variable that holds its API key;
     `key_file`: the file that holds it, alone; it is relative to the scenario. Neither: no key is sent.
@@ -86,7 +86,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent.
+    """Requests to send.
 
     `model`: the model that requests name; `mix`: the kinds of requests; `tenants`: who sends them, whatever the kind;
     a conversation is one tenant's. None: nobody in particular.

@@ -59,7 +59,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """Where a chart's lines are, in units of the SVG."""
+    """Frame of a chart's lines, in units of the SVG."""
 
     left: float = LEFT
     top: float = TOP

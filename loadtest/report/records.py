@@ -46,7 +46,7 @@ class TokenGaps(Protocol):
 
 
 class RequestResult(msgspec.Struct, gc=False):
-    """What became of one request over all its tries. 0.0 where a thing did not happen.
+    """Result of one request over all its tries. 0.0 where a thing did not happen.
 
     `at` is the intended time, `sent` when the first try went out: their difference is the sender's lag. `first_token`
     is the first event of a stream that carries a choice, and stays 0.0 where the answer is not a stream. `gaps` are
@@ -76,7 +76,7 @@ class RequestResult(msgspec.Struct, gc=False):
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests of a class must meet, in seconds from the intended time; None: no bound.
+    """Objective for requests of a class, in seconds from the intended time; None: no bound.
 
     `class_name` "": every class that has no SLO of its own. `attainment`: the share of the *offered* requests that
     must meet it, or the run has missed it: "p99 of TTFT below 0.5 s" is `ttft=0.5, attainment=0.99`.
@@ -90,7 +90,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Which requests of a run count: those *intended* at or after `warmup` and before `duration - cooldown`.
+    """Measured part of a run: requests *intended* at or after `warmup` and before `duration - cooldown`.
 
     The rule looks at intended times only, which were fixed before the run: no answer, however late, can move a request
     out of the window or into it. `duration`: how long requests were planned for; infinite where nobody knows.
@@ -110,7 +110,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineSample(msgspec.Struct, frozen=True, gc=False):
-    """What one engine (or a target as a whole: `engine` "") told at `at`: about one a second."""
+    """Sample of one engine (or of a target as a whole: `engine` "") at `at`: about one a second."""
 
     at: float
     engine: str

@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 class WriteResult(msgspec.Struct, frozen=True):
-    """What came to the disk, and in one line why not all of it did ("": it all did)."""
+    """Files that came to the disk, and in one line why not all of them did ("": they all did)."""
 
     files: tuple[Path, ...]
     problem: str = ""

@@ -35,7 +35,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How many requests ended in one way."""
+    """Count of requests that ended in one way."""
 
     outcome: str
     reason: str
@@ -68,7 +68,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantSummary(msgspec.Struct, frozen=True):
-    """What a tenant offered and what of it met its SLO."""
+    """Requests that a tenant offered, and those that met their SLO."""
 
     offered: int
     met: int
@@ -99,7 +99,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """What a run did not keep. `message` is for a person; `class_name` "" where it is not about one class."""
+    """Objective that a run did not keep. `message` is for a person; `class_name` "" where it is not about one class."""
 
     run: str
     class_name: str

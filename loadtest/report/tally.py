@@ -22,7 +22,7 @@ BINS = 240  # of a timeline
 
 
 class Attainment:
-    """How many requests were offered, and how many of them met their SLO."""
+    """SLO attainment: requests that were offered, and those of them that met their SLO."""
 
     __slots__ = ("met", "offered")
 

@@ -25,14 +25,14 @@ PATIENCE = 5.0  # seconds until a process that was told to end is made to
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell; `find_capacity`: at the rates of a search (`bench_capacity.py`) instead of its own."""
+    """A cell; `find_capacity`: at the rates of a search (`report/capacity.py`) instead of its own."""
 
     cell: Cell
     find_capacity: bool = False
 
 
 class Done(msgspec.Struct, kw_only=True):
-    """What came of a job: its runs, several of a search."""
+    """Outcome of a job: its runs, several of a search."""
 
     cell: Cell
     made: list[Simulated]

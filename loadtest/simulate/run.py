@@ -39,7 +39,7 @@ TELL_EVERY = 0.2  # seconds of wall time
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated. `policy`: YAML, b"" for the defaults; `folder`: where the scenario's files are; `requests`:
+    """One simulation. `policy`: YAML, b"" for the defaults; `folder`: where the scenario's files are; `requests`:
     keep what became of each request too, which takes memory."""
 
     name: str
@@ -53,7 +53,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a run is: simulated seconds, calls sent, calls that wait or run; `of`: the name of its cell."""
+    """Progress of a run: simulated seconds, calls sent, calls that wait or run; `of`: the name of its cell."""
 
     of: str
     at: float
@@ -62,7 +62,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Simulated(msgspec.Struct, kw_only=True):
-    """What came of one run. `calls` and `tries`, over `seconds` of virtual time, in `wall` and `cpu` seconds;
+    """Outcome of one run. `calls` and `tries`, over `seconds` of virtual time, in `wall` and `cpu` seconds;
     `memory`: bytes its process had at most, until then; `left`: what its gateway left behind, which must be nothing;
     `problem`: what ended the calls before their time."""
 

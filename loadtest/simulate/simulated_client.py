@@ -59,7 +59,7 @@ class Try(msgspec.Struct, gc=False):
 
 
 class Transport(Protocol):
-    """Where calls are sent: a gateway, or engines directly."""
+    """Way of calls to a server: a gateway, or engines directly."""
 
     def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
         """Send. The function returned is the client's leaving; it may be called at any time, also in vain."""

@@ -48,7 +48,7 @@ class FleetSample(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to engines (all of them, where none are named) at a time. `value`: of slow and errors."""
+    """Fault of engines (all of them, where none are named) at a time. `value`: of slow and errors."""
 
     at: float
     what: Literal["die", "stop", "recover", "slow", "errors"]
@@ -58,7 +58,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunResult(msgspec.Struct):
-    """What happened: every try of every call, the engines over time. `preempted`: sequences since the start."""
+    """Result of a run: every try of every call, the engines over time. `preempted`: sequences since the start."""
 
     tries: list[Try]
     calls: int
@@ -72,7 +72,7 @@ class RunResult(msgspec.Struct):
 
 
 class RunListener(Protocol):
-    """Who hears of a run while it lasts. Nothing is kept then of what was told: a run of any length has its place in
+    """Listener to a run while it lasts. Nothing is kept then of its calls: a run of any length has its place in
     memory."""
 
     def ended(self, life: Life) -> None:

@@ -28,7 +28,7 @@ class ApiError(Exception):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server holds a request against, and tells about it."""
+    """Limits of the server for a request, and its answers about them."""
 
     models: tuple[str, ...]
     max_model_len: int

@@ -31,7 +31,7 @@ class Choice:
 
 
 class Form(Protocol):
-    """How one API writes an answer. Events are complete SSE events, framed as HTTP chunks."""
+    """One API's form of an answer. Events are complete SSE events, framed as HTTP chunks."""
 
     def opening(self, generation: Generation) -> bytes: ...
     def delta(self, choice: Choice, word: bytes) -> bytes: ...

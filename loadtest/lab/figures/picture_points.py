@@ -38,7 +38,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """What picture.json holds. `capacity`: of all engines together, by seed."""
+    """Content of picture.json. `capacity`: of all engines together, by seed."""
 
     engines: int
     capacity: dict[int, Saturation]

@@ -122,7 +122,7 @@ class InMemory(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, kw_only=True):
-    """What all figures share. Times in seconds; `progress(what, share)` is told how far a run is.
+    """Setting that all figures share. Times in seconds; `progress(what, share)` is told how far a run is.
 
     Raises ValueError for a policy that cannot be used here.
     """

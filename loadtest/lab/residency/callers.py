@@ -25,7 +25,7 @@ UNKNOWN = 5.0  # seconds of Retry-After where nobody knows better, as the gatewa
 
 
 class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call ended. `served`: an engine had it after `waited` seconds; `broken`: the engine ended under it, and
+    """Outcome of a call. `served`: an engine had it after `waited` seconds; `broken`: the engine ended under it, and
     `how` says how (`hung` where it had hung before); `astray`: it was sent to one that did not serve; `refused` after
     `waited` seconds, with a `retry_after`; or `expired`. `foretold`: seconds that it would wait, by the first word on
     that; 0 of one that did not."""

@@ -39,7 +39,7 @@ KINDS = (
 
 
 class Storm(msgspec.Struct):
-    """What came of it: `answers` by ending; `wrong`: calls for which something did not hold; `events` by kind."""
+    """Outcome of the storm: `answers` by ending; `wrong`: calls for which something did not hold; `events` by kind."""
 
     answers: Counter[str] = msgspec.field(default_factory=Counter)
     wrong: list[str] = msgspec.field(default_factory=list)

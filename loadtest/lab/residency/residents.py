@@ -27,7 +27,7 @@ EXIT = 0.5  # seconds from SIGTERM to the end
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile's engine takes: `weights` and `claim` in bytes on each GPU. `broken`: why it cannot be run."""
+    """Memory of a profile's engine: `weights` and `claim` in bytes on each GPU. `broken`: why it cannot be run."""
 
     weights: int
     claim: int
@@ -35,7 +35,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineFaults(msgspec.Struct):
-    """What is wrong with a machine, to be changed at any time. `fail_start`, `fail_wake`, `fail_sleep`: so many of the
+    """Faults of a machine, to be changed at any time. `fail_start`, `fail_wake`, `fail_sleep`: so many of the
     next fail; `keep_asleep`: so many fall asleep and give nothing back; `oom`: so many starts run out of memory;
     `kept`: seconds for which ended engines' memory stays taken; `driver`: why the GPUs cannot be read; `slow`:
     seconds that reading them takes."""

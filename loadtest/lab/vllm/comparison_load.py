@@ -54,7 +54,7 @@ class ScheduledCall(msgspec.Struct, frozen=True):
 
 
 class KindOutcomes(msgspec.Struct, kw_only=True):
-    """What became of the calls of one kind. `ends`: outcomes, one for each call. Times in seconds; of a call that never
+    """Outcomes of the calls of one kind. `ends`: outcomes, one for each call. Times in seconds; of a call that never
     got a first token `ttfts` has how long it had waited when it was given up, and nothing where it was refused."""
 
     offered: int = 0

@@ -101,7 +101,7 @@ class FidelityFigure(msgspec.Struct, frozen=True):
 
 
 class Lap(msgspec.Struct, frozen=True):
-    """What was seen of the engine, and what became of the requests of both loads."""
+    """Observations of the engine, and results of the requests of both loads."""
 
     observed: Observed
     saturated: list[RequestResult]
