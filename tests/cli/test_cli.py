@@ -351,7 +351,7 @@ def test_check_reads_the_keys_file_where_there_is_one(ran: Ran, tmp_path: Path) 
     keys.write_text(f"{'0' * 64} acne\nnot-a-hash\n")
     status, out, err = ran("check", str(policy))
     assert (status, out) == (2, "")
-    assert err.startswith(f"{keys}:2: found 10 characters that are no such hash")
+    assert err.startswith(f"{keys}:2: found 10 characters instead of the hash")
     keys.write_text(f"{'0' * 64} acne\n")
     status, out, err = ran("check", str(policy))
     assert (status, out) == (2, "")
@@ -428,7 +428,7 @@ def test_check_finds_every_mistake_in_one_pass_in_the_files_that_are_named_too(r
     told = [line for line in err.splitlines() if line.startswith(str(tmp_path))]
     none = "No such file or directory, expected a file with one key of visible ASCII characters"
     assert told == [
-        f"{tmp_path}/keys:1: found 10 characters that are no such hash, expected the SHA-256 of a key (64 hexadecimal "
+        f"{tmp_path}/keys:1: found 10 characters instead of the hash, expected the SHA-256 of a key (64 hexadecimal "
         "digits in lower case), then a tenant's name",
         f"{policy}:1:21: timeouts.connect: found '60', expected a time such as 250ms, 10s, 5m, at least 1ms, at most "
         "1d (did you mean 60s?)",

@@ -139,7 +139,7 @@ def test_a_file_with_mistakes_is_not_added_to(ran: Ran, folder: Path) -> None:
     for argv in (["add", "acme"], ["list"], ["revoke", "aaaaaaaa"]):
         status, out, err = ran(*argv)
         assert (status, out) == (2, "")
-        assert f"{file}:1: found 9 characters that are no such hash" in err
+        assert f"{file}:1: found 9 characters instead of the hash" in err
     assert file.read_text() == "weir-oops acme\n"
 
 

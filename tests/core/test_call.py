@@ -230,7 +230,7 @@ _WITH = '{"model":"m","messages":[{"role":"user","content":"x"}],%s}'
         (_WITH % '"kv_transfer_params":{}', "kv_transfer_params", "set by the gateway only"),
         (_WITH % '"ec_transfer_params":{}', "ec_transfer_params", "set by the gateway only"),
         (_WITH % '"vllm_xargs":{"kv_transfer_params":"x"}', "kv_transfer_params", "set by the gateway only"),
-        (_WITH % '"input":"x"', "input", "not for this route"),
+        (_WITH % '"input":"x"', "input", "not a field of this route"),
         ('{"messages":[{"role":"user","content":"x"}]}', "model", "model is required"),
         ('{"model":null,"messages":[{"role":"user","content":"x"}]}', "model", "model is required"),
         ('{"model":"","messages":[]}', "model", "length >= 1"),

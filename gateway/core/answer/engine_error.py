@@ -17,7 +17,7 @@ def engine_error(status: int, body: bytes) -> tuple[bytes, str]:
     advice = STATUS[Outcome.BAD_REQUEST if status < 500 else Outcome.UPSTREAM]
     error = error_of(body)
     if status >= 500:
-        message = f"The engine failed with status {status}. The gateway's log has its words, under this request's id."
+        message = f"The engine failed with status {status}. The gateway's log has its message, under this request's id."
         return error_body(message, advice.type, advice.code), (error.message or "")[:LOGGED_AT_MOST]
     answer = error_body(
         error.message or f"The engine answered {status} without saying why.",

@@ -47,6 +47,7 @@ from gateway.shared.files.units import SAMPLE, Bytes, Count, Factor, Seconds, Sh
 
 
 def default_service_tiers() -> Mapping[str, str]:
+    """The default class of each value of OpenAI's `service_tier`."""
     return {"priority": "interactive", "default": "default", "flex": "batch"}
 
 

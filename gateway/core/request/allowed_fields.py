@@ -95,6 +95,6 @@ def _walk(value: Any, name: str) -> None:
         for key, item in value.items():
             if key in _PARTS and item is not None:
                 raise bad_request(
-                    f"{name} holds {key}, and {name} is not read here: media belongs into the prompt", name
+                    f"{name} holds {key}, and this gateway does not read {name}: media belongs in the prompt", name
                 )
             _walk(item, name)

@@ -66,7 +66,7 @@ class BrowserGuard:
             return
         raise Refused(
             Outcome.FORBIDDEN,
-            f"This gateway asks for no keys, so it takes no calls of the web page {origin[:80]}. Name its origin in "
+            f"This gateway asks for no keys, so it takes no calls from the web page {origin[:80]}. Name its origin in "
             "cors.origins to let it in.",
             code="cross_origin",
         )

@@ -17,6 +17,8 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Message(msgspec.Struct, gc=False):
+    """One chat message. Templates may render every field here."""
+
     role: str
     content: str | list[Any] | None = None
     tool_calls: Raw | UnsetType = UNSET
@@ -26,6 +28,8 @@ class Message(msgspec.Struct, gc=False):
 
 
 class StreamOptions(msgspec.Struct, gc=False):
+    """The fields of `stream_options` that the gateway reads."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -173,7 +177,7 @@ def _explained(error: str, data: bytes) -> Refused:
         if name in BY_GATEWAY:
             return reserved(name)
         return bad_request(
-            f"{path} is not for this route: the engine might read it as a prompt, and nobody else would", path
+            f"{path} is not a field of this route, and the engine might read it as a prompt: leave it out", path
         )
     found = ""
     if path and "." not in path and "[" not in path:

@@ -180,6 +180,7 @@ class Refused(Exception):
 
     @property
     def status(self) -> int:
+        """HTTP status of the answer."""
         return STATUS[self.outcome].status if self._own is None else self._own[0]
 
     @property

@@ -140,7 +140,8 @@ def _check_opaque(part: dict[str, Any], param: str) -> None:
     """Refuse content that the body does not hold: embeddings, and a uuid of media that another client may have sent."""
     if "uuid" in part and part["uuid"] is not None and not _MEDIA.isdisjoint(part):
         raise bad_request(
-            f"{param} holds media with a uuid, and engines would take what another client sent by it", param
+            f"{param} holds media with a uuid: engines could use media that another client sent. Leave the uuid out",
+            param,
         )
     if part.get("type") == "prompt_embeds" or "prompt_embeds" in part:
         raise bad_request(f"{param} holds prompt_embeds; this gateway takes prompts as text or token ids", param)

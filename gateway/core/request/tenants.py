@@ -53,7 +53,7 @@ def keys_from(data: bytes, file: str) -> dict[str, str]:
     lines: dict[str, int] = {}
     for line, _, (digest, *rest) in key_lines(data):
         if not _HASH.fullmatch(digest):
-            problem(line, f"{len(digest)} characters that are no such hash", _LINE)
+            problem(line, f"{len(digest)} characters instead of the hash", _LINE)
         elif digest.decode() == OF_NOTHING:
             problem(
                 line,
@@ -137,6 +137,7 @@ class Account:
         return f"<Account {self.name}>"
 
     def allows_model(self, model: str) -> bool:
+        """Whether the tenant may use the model."""
         return not self.models or model in self.models
 
 

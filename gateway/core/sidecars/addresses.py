@@ -30,7 +30,7 @@ def refusal(url: str, allowed: Sequence[Network], *, local: bool, sockets: bool 
     `local`: whether the sidecar that names it is on this machine. `sockets`: whether a unix socket is accepted.
     """
     if sockets and _UNIX.fullmatch(url):
-        return "" if local else "a unix socket is another machine's"
+        return "" if local else "a unix socket of another machine"
     match = _HTTP.fullmatch(url)
     if match is None:
         forms = "http(s)://ADDRESS:PORT or unix:///PATH" if sockets else "http(s)://ADDRESS:PORT"
@@ -42,7 +42,7 @@ def refusal(url: str, allowed: Sequence[Network], *, local: bool, sockets: bool 
         return "not an IP address"
     if not any(address in network for network in allowed):
         return "not in a network of fleet.sidecars.allow"
-    return "" if local or not address.is_loopback else "a loopback address is another machine's"
+    return "" if local or not address.is_loopback else "a loopback address of another machine"
 
 
 def is_loopback(host: str) -> bool:

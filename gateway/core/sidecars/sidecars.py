@@ -95,7 +95,7 @@ class Registry:
         if sidecar is not None and not hmac.compare_digest(sidecar.key, key):
             if not sidecar.stale(now):
                 self.counts["refused"] += 1
-                raise NameConflict(f"another sidecar is heard as {report.sidecar}: give each an `id` of its own")
+                raise NameConflict(f"another sidecar reports as {report.sidecar}: give each an `id` of its own")
             sidecar.key = key
             sidecar.boots.clear()
         elif sidecar is not None:
@@ -214,10 +214,10 @@ class Registry:
         if member.id in self._taken:
             return "the policy names this engine itself"
         if member.id in before:
-            return "another profile has said that it is its own"
+            return "another profile of this sidecar has the same engine"
         owner = self._owners.get(member.id)
         if owner is not None and owner is not sidecar and not owner.stale(now):
-            return f"sidecar {owner.report.sidecar} has said that it is its own"
+            return f"it belongs to sidecar {owner.report.sidecar}"
         return ""
 
     # -- models that can be had ---------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ def test_engine_errors_in_the_one_form(
 )  # fmt: skip
 def test_what_an_engine_says_of_its_own_failure_is_for_the_log(body: bytes, detail: str) -> None:
     told, logged = engine_error(500, body)
-    message = "The engine failed with status 500. The gateway's log has its words, under this request's id."
+    message = "The engine failed with status 500. The gateway's log has its message, under this request's id."
     assert json.loads(told)["error"] == {
         "message": message, "type": "server_error", "param": None, "code": "upstream_error"
     }  # fmt: skip

@@ -225,12 +225,12 @@ def test_every_problem_of_a_keys_file_is_told_by_its_line() -> None:
     assert problems(
         f"{A} acme\n\nweir-secret acme\n{A.upper()} acme\n{B}\n{C} # whose?\n{A} zoo\n{A}0 zoo\n".encode()
     ) == [
-        f"keys.txt:3: found 11 characters that are no such hash, {expected}",
-        f"keys.txt:4: found 64 characters that are no such hash, {expected}",
+        f"keys.txt:3: found 11 characters instead of the hash, {expected}",
+        f"keys.txt:4: found 64 characters instead of the hash, {expected}",
         f"keys.txt:5: found no tenant after the hash, {expected}",
         "keys.txt:6: found '#', expected a tenant's name as in the policy",
         "keys.txt:7: found the key of line 1 again, expected each key once",
-        f"keys.txt:8: found 65 characters that are no such hash, {expected}",
+        f"keys.txt:8: found 65 characters instead of the hash, {expected}",
     ]
 
 

@@ -104,7 +104,7 @@ def test_reports_out_of_order_count_for_nothing(told: Told) -> None:
 def test_nobody_speaks_for_a_sidecar_that_is_heard_without_its_key(told: Told) -> None:
     told(model(**AWAKE), key="own", sequence=5)
     for forged in ({"key": "guessed", "boot": "z", "sequence": 2**53}, {"key": ""}, {"key": "own "}):
-        with pytest.raises(NameConflict, match="another sidecar is heard as a: give each an `id` of its own"):
+        with pytest.raises(NameConflict, match="another sidecar reports as a: give each an `id` of its own"):
             told(now=109.0, **forged)
     assert told.registry.counts == {"taken": 1, "dropped": 0, "refused": 3, "address_refused": 0}
     assert ids(told(model(**AWAKE), key="own", boot="c", sequence=1)) == ([], [], []), "a restart needs no more"
@@ -154,14 +154,14 @@ def test_addresses_that_may_not_be_used_are_left_out_and_said_once(told: Told) -
     (named,) = told(model(**AWAKE | {"url": "http://10.0.0.99:8000"}), sidecar="x").log
     assert named.endswith("the policy names this engine itself")
     (twice,) = told(good, model("again", **AWAKE)).log
-    assert twice.endswith("another profile has said that it is its own")
+    assert twice.endswith("another profile of this sidecar has the same engine")
 
 
 def test_the_first_of_two_keeps_an_engine_until_it_is_silent(told: Told) -> None:
     told(model(**AWAKE))
     second = told(model(**AWAKE), sidecar="z")
     assert ids(second) == ([], [], [])
-    assert second.log[0].endswith("sidecar a has said that it is its own")
+    assert second.log[0].endswith("it belongs to sidecar a")
     third = told(model(**AWAKE | {"state": "sleeping"}), sidecar="z", now=100 + STALE)
     assert ids(third) == ([], [("10.0.0.1:8000", False)], []), "what it says counts from now on"
     late = told(model(**AWAKE), now=101 + STALE)
