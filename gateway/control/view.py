@@ -2,7 +2,7 @@
 
 Tokens are KV-cache tokens, ages and waits seconds, rates tokens per second. An upper tier (a load balancer, another
 gateway) routes by `models`: what is spare, what waits, for how long, and how soon a call would be answered. Looking
-changes nothing: no breaker is asked whether it lets a call through, for that may move it.
+changes nothing. An engine whose breaker is open counts as no room, though dispatch goes on using it in a panic.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.core.policy.traffic import Modes, Threshold
+from gateway.core.policy.traffic import ModeRule, Modes, Threshold
 from gateway.core.policy.types import Level
 from gateway.core.quantile import nearest_rank
 from gateway.shared.state_diagram import state_diagram
@@ -150,9 +150,7 @@ class ModelMode:
         """
         for level in range(self.mode._value_, 0, -1):
             rule = self._rules[level - 1]
-            only = order[:1] if rule.only is None else rule.only
-            refuse = order[1:][-1:] if rule.refuse is None else rule.refuse
-            if class_name in refuse or (only and class_name not in only):
+            if bars(rule, class_name, order):
                 return f"mode {_MODES[level]} refuses class {class_name!r}"
             if rule.max_prompt_tokens is not None and prompt_tokens > rule.max_prompt_tokens:
                 return (
@@ -160,6 +158,13 @@ class ModelMode:
                     f"about {prompt_tokens}. Shorten it, or come back later"
                 )
         return None
+
+
+def bars(rule: ModeRule, class_name: str, order: Sequence[str]) -> bool:
+    """Whether a mode's own rule refuses a class, whatever the call. `order`: the classes, most important first."""
+    only = order[:1] if rule.only is None else rule.only
+    refuse = order[1:][-1:] if rule.refuse is None else rule.refuse
+    return class_name in refuse or (bool(only) and class_name not in only)
 
 
 def _reached(enter: Threshold, signals: Signals) -> str:

@@ -58,9 +58,14 @@ def cap(
             applies = (tier.kv_above is not None and watermark > tier.kv_above) or (
                 tier.mode is not None and mode >= LEVELS[tier.mode]
             )
-        if applies and class_name not in (order[:1] if tier.except_ is None else tier.except_):
+        if applies and class_name not in spared(tier, order):
             smallest = tier.max_tokens
     return smallest
+
+
+def spared(tier: ShapingTier, order: Sequence[str]) -> Sequence[str]:
+    """The classes that a tier does not apply to. `order`: the classes, most important first."""
+    return order[:1] if tier.except_ is None else tier.except_
 
 
 def least(tiers: Sequence[ShapingTier]) -> tuple[float, int]:

@@ -12,6 +12,8 @@ from itertools import pairwise
 
 import msgspec
 
+from gateway.core.admission.mode import bars
+from gateway.core.admission.shaping import spared
 from gateway.core.engines.origin import parse_origin
 from gateway.core.policy.advice_tenants import USUAL, Found, tenant_rules
 from gateway.core.policy.policy import Policy
@@ -170,16 +172,17 @@ def _shaping(policy: Policy) -> Found:
             yield (*path, "mode"), f"{tier.mode} is never entered: its enter is empty"
 
 
-def _spared(tier: ShapingTier, order: list[str]) -> set[str]:
-    return set(order[:1] if tier.except_ is None else tier.except_)
-
-
 def _covers(wide: ShapingTier, tier: ShapingTier, order: list[str]) -> bool:
     """Whether `wide` applies whenever `tier` does, to all classes `tier` applies to, and leaves no more."""
     levels = Modes.__struct_fields__
     by_kv = tier.kv_above is None or (wide.kv_above is not None and wide.kv_above <= tier.kv_above)
     by_mode = tier.mode is None or (wide.mode is not None and levels.index(wide.mode) <= levels.index(tier.mode))
-    return by_kv and by_mode and wide.max_tokens <= tier.max_tokens and _spared(wide, order) <= _spared(tier, order)
+    return (
+        by_kv
+        and by_mode
+        and wide.max_tokens <= tier.max_tokens
+        and set(spared(wide, order)) <= set(spared(tier, order))
+    )
 
 
 def _never(policy: Policy, mode: str) -> bool:
@@ -209,11 +212,10 @@ def _modes(policy: Policy) -> Found:
                     f"{shown(rule.enter, signal)} of enter, and begin again at once"
                 )
                 yield (*path, "leave"), text
-        refused = set(order[1:][-1:] if rule.refuse is None else rule.refuse)
-        only = set(order[:1] if rule.only is None else rule.only or order)
-        if not only - refused:
+        barred = [bars(rule, each, order) for each in order]
+        if all(barred):
             yield path, "it refuses every class"
-        if (refused or only < set(order) or rule.max_prompt_tokens is not None) and _never(policy, name):
+        if (any(barred) or rule.max_prompt_tokens is not None) and _never(policy, name):
             yield (*path, "enter"), "it is empty, so the mode is never entered and its rules never hold"
 
 

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 import msgspec
 
 from gateway.core.admission.levels import KINDS, Counted, counted, levels_of
+from gateway.core.admission.mode import bars
+from gateway.core.admission.shaping import spared
 from gateway.core.policy.advice_tenants import ANONYMOUS
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.rules import bands_of, modes_of, signals_of
 from gateway.core.policy.traffic import ModeRule, Tenant, When
+from gateway.core.request.classes import ClassRules
 from gateway.shared.files.checked import listed, nearest, shown, spelled
 from gateway.shared.files.units import COUNT, SECONDS, SHARE
 
@@ -51,10 +54,9 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
 
 def class_of(policy: Policy, tenant: Tenant, wanted: str) -> str:
     """The class a call gets that asks for `wanted` and is subject to no `when`, as `classes` decides."""
-    order = list(policy.classes)
+    rules = ClassRules(policy)
     name = (tenant.class_ or "default") if wanted == NOTHING else wanted
-    best = tenant.best_class or order[0]
-    return best if order.index(name) < order.index(best) else name
+    return name if tenant.best_class is None else rules.clamped(name, rules.rank[tenant.best_class])
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:
@@ -177,8 +179,7 @@ def _refusal(tenant: Tenant) -> Iterator[str]:
 
 def _shaping(policy: Policy, name: str) -> Iterator[str]:
     least = policy.classes[name].min_tokens
-    top = next(iter(policy.classes))
-    tiers = [tier for tier in policy.shaping if name not in ((top,) if tier.except_ is None else tier.except_)]
+    tiers = [tier for tier in policy.shaping if name not in spared(tier, tuple(policy.classes))]
     for tier in tiers:
         when = [f"the engine's KV cache is above {SHARE.show(tier.kv_above)}"] if tier.kv_above is not None else []
         when += [f"the mode is {tier.mode} or worse"] if tier.mode is not None else []
@@ -192,9 +193,7 @@ def _modes(policy: Policy, name: str) -> Iterator[str]:
     order = list(policy.classes)
     refused, longest = False, None
     for mode, rule in modes_of(policy):
-        only = order[:1] if rule.only is None else rule.only
-        last = order[1:][-1:] if rule.refuse is None else rule.refuse
-        refused = refused or name in last or bool(only and name not in only)
+        refused = refused or bars(rule, name, order)
         longest = min(filter(None, (longest, rule.max_prompt_tokens)), default=None)
         taken = f"taken up to prompts of {COUNT.show(longest)} tokens" if longest is not None else "taken"
         yield f"{mode:9} {'refused' if refused else taken:40} {_entered(rule)}"

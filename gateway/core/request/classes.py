@@ -30,6 +30,10 @@ class ClassRules:
         self.ttfts = {name: each.ttft or math.inf for name, each in policy.classes.items()}
         self.rules = tuple((name, each.when) for name, each in policy.classes.items() if each.when is not None)
 
+    def clamped(self, name: str, best: int) -> str:
+        """The class, or the one of rank `best` where that is less important."""
+        return self.order[best] if self.rank[name] < best else name
+
 
 def classify(call: Call, rules: ClassRules, default_class: str | None = None, best: int = 0) -> None:
     """Set the call's `class_name`, `deadline` and `ttft_by`. Needs its estimate of `prompt_tokens`.
@@ -43,8 +47,8 @@ def classify(call: Call, rules: ClassRules, default_class: str | None = None, be
             if _holds(call, when):
                 name = ruled
                 break
-    if best and rules.rank[name] < best:
-        name = rules.order[best]
+    if best:
+        name = rules.clamped(name, best)
     call.class_name = name
     call.deadline = call.arrived + time_limit(call.asked_deadline, call.sdk_timeout, rules.deadlines[name])
     call.ttft_by = call.arrived + rules.ttfts[name]

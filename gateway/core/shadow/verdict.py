@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.core.admission.deadline import too_late
+from gateway.core.admission.deadline import breaks_a_promise
+from gateway.core.admission.decision import SERVED, Reason
 from gateway.core.admission.limits import Charge
 from gateway.core.admission.mode import ModelMode
 from gateway.core.admission.model_traffic import ModelTraffic
@@ -166,7 +167,16 @@ class Verdict:
         if not self._snapshot.policy.deadlines.predict or self._idle:
             return False
         start = self._at + self._call.predicted_wait
-        return start > self._own.ttft_by or too_late(self._own, start, *(self._ttft or self._least_ttft()))
+        return breaks_a_promise(self._own, start, *(self._ttft or self._least_ttft()))
+
+    def _refused_a_place(self, predicted: bool) -> int:
+        """Where a call that has to wait is refused, in the order of AdmissionControl."""
+        for reason in SERVED:
+            if reason is Reason.TOO_LATE and predicted and self._hopeless():
+                return WAIT
+            if reason is Reason.QUEUE_FULL and self._full:
+                return ROOM
+        return NONE
 
     def _least_ttft(self) -> tuple[float, float, float]:
         usable = usable_of(self._engines, self._at)
@@ -220,10 +230,7 @@ class Verdict:
         decision something else ended the call. `waits`: it cannot start at once. `predicted`: how long was asked."""
         self._decided = True
         if self._refused == until == NONE and waits:
-            if predicted and self._hopeless():
-                self._refused = WAIT
-            elif self._full:
-                self._refused = ROOM
+            self._refused = self._refused_a_place(predicted)
             if self._refused != NONE:
                 self._refund()
         last = min(until - 1, ROOM if waits else MODE)
