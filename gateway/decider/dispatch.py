@@ -23,6 +23,7 @@ from gateway.core.admission.decision import KEPT, Reason, Refuse
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.retries import RetryBudget
+from gateway.core.admission.witness import DispatchWitness
 from gateway.core.engines.choice import Choice, usable_of
 from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.policy.policy import Policy
@@ -30,7 +31,6 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.decider.grant import LocalGrant
-from gateway.decider.witness import DispatchWitness
 
 NOBODY = NO_ENGINES
 MOVED = 0.25  # seconds that a prediction must move for calls that are held to be looked at again
@@ -80,6 +80,8 @@ class Dispatch:
 
     def apply(self, policy: Policy) -> None:
         """Go by `policy` from now on: what waits keeps its place under the new weights, what runs goes on."""
+        if self.witness is not None:
+            self.witness.applying(policy)
         self.control.apply(policy)
         self.pump()
 
@@ -114,13 +116,22 @@ class Dispatch:
 
     async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> LocalGrant:
         """Wait in the class's line for a grant. Raises Refused; cancellation withdraws the call."""
-        now = self.clock()
+        now, witness = self.clock(), self.witness
+        if witness is not None:
+            witness.entering(call, exclude, front=front)
         if call.class_name not in self.policy.classes:
             call.class_name = "default"  # a reload has done away with its class
-        ticket = self._ticket(call, exclude, now, front=front)
+        try:
+            ticket = self._ticket(call, exclude, now, front=front)
+        except Refused as refused:
+            if witness is not None:
+                witness.refused(call, refused)
+            raise
         turn: asyncio.Future[LocalGrant] = asyncio.get_running_loop().create_future()
         self._turns[ticket] = turn
         queues = self.queues[call.model]
+        if witness is not None:
+            witness.pushing(queues, ticket, front=front)
         queues.push(ticket, front=front)
         heapq.heappush(self._expiries, (ticket.expires, next(self._sequence), ticket))
         self._pump(call.model, queues)
@@ -225,7 +236,7 @@ class Dispatch:
         if not queues:
             return
         now = self.clock()
-        outlook = None if self._served(model) else self.sidecars.outlook(model, now)
+        outlook = None if self.control.served(model) else self.sidecars.outlook(model, now)
         if outlook is not None and outlook.ready_in is not None and self.policy.deadlines.shed_late:
             ready_at = now + outlook.ready_in
             if ready_at > self._foreseen.get(model, -math.inf) + MOVED:
@@ -234,10 +245,6 @@ class Dispatch:
                     if self.control.too_late_for_model(ticket, ready_at, now):
                         self._refuse(ticket, self.control.unserved(ticket, now), now)
         self._pump(model, queues)
-
-    def _served(self, model: str) -> bool:
-        """Whether an engine may be given calls for the model, if its breaker allows."""
-        return self.control.served(model)
 
     def released(self, call: Call, hold: Hold, now: float) -> None:
         """A hold came back: account the drain and let the next calls of that engine's models go."""
@@ -269,7 +276,12 @@ class Dispatch:
             return True
 
         while queues:
-            ticket = queues.pop(fits, now, self._paused())
+            paused = self.control.paused()
+            if self.witness is not None:
+                self.witness.popping(model, queues, now, paused)
+            ticket = queues.pop(fits, now, paused)
+            if self.witness is not None:
+                self.witness.popped(model, ticket)
             if ticket is not None:
                 turn = self._turns.pop(ticket)
                 if self._awaiting_model:
@@ -278,7 +290,7 @@ class Dispatch:
                 if not turn.done():  # else its task is cancelled and has not run yet
                     turn.set_result(self._grant(ticket.call, choice, now, ticket))
             elif not late:
-                if not self._served(model):
+                if not self.control.served(model):
                     self._wait_for(model, queues, now)
                 break
             while late:
@@ -295,13 +307,10 @@ class Dispatch:
         for waiting in list(queues):
             self._refuse(waiting, self.control.unserved(waiting, now), now)
 
-    def _paused(self) -> list[str]:
-        return self.control.paused()
-
-    def _contended(self, queues: Queues) -> bool:
-        return self.control.contended(queues)
-
     def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> LocalGrant:
+        witness = self.witness
+        if witness is not None:
+            witness.granting(call, choice, now, ticket)
         watermark, traffic, shaping = choice.engine.watermark(), self.traffic[call.model], self.control.rules.shaping
         if (watermark > shaping.above or traffic.level >= shaping.level) and call.route.generates:
             given = shaping.given(call.asked, call.class_name, watermark, traffic.mode)
@@ -310,6 +319,8 @@ class Dispatch:
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
         grant = LocalGrant(self, call, choice, now, ticket)
+        if witness is not None:
+            witness.granted(call, grant.hold)
         if self._turns and call.class_name in self.control.rules.limited:
             self._pauses(call)
         return grant
@@ -372,6 +383,11 @@ class Dispatch:
                 self._refuse(ticket, self.control.overdue(ticket, now), now)
         self._arm()
         self.pump()
+
+    def left_over(self) -> dict[str, object]:
+        """What is kept for calls that wait, by name. Of a gateway without calls nothing may be left."""
+        self._arm()
+        return {"turns": self._turns, "calls held for models": self._awaiting_model, "a timer": self._timer}
 
     def refuse_waiting(self) -> None:
         """Drain: what waits is refused, what runs goes on."""

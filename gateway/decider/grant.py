@@ -71,11 +71,19 @@ class LocalGrant:
     def finished(self, now: float, prompt_tokens: int, completion_tokens: int) -> None:
         """How long each token of the answer took, and what its tenant was really served."""
         if self.ticket is not None:
-            self._dispatch.queues[self.call.model].correct(self.ticket, prompt_tokens, completion_tokens)
+            self._correct(self.ticket, prompt_tokens, completion_tokens)
         tokens = completion_tokens / self.call.n
         began = self._first_at if self.call.stream else self.hold.taken_at + self.expected
         self.engine.learn_tpot(tokens, now - began)
         self.engine.learn_pace(tokens, now - began)
+
+    def _correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
+        queues, witness = self._dispatch.queues[self.call.model], self._dispatch.witness
+        if witness is not None:
+            witness.correcting(ticket, prompt_tokens, completion_tokens)
+        queues.correct(ticket, prompt_tokens, completion_tokens)
+        if witness is not None:
+            witness.corrected(ticket)
 
     # -- a failure before the first byte ------------------------------------------------------------------------
 
@@ -111,9 +119,17 @@ class LocalGrant:
         if self._lost_one(kind, attempts, failed):
             if dispatch.witness is not None:
                 dispatch.witness.moved_free(self.call)
-        elif not retries.take(dispatch.clock()):
+        elif not self._pays():
             return None
         return 0.0 if kind == "429" else retries.backoff(attempts, dispatch.rng)
+
+    def _pays(self) -> bool:
+        """Whether the budget has a retry left, which is then taken."""
+        dispatch = self._dispatch
+        taken = dispatch.retries.take(dispatch.clock())
+        if taken and dispatch.witness is not None:
+            dispatch.witness.retried(self.call)
+        return taken
 
     def _others(self, failed: set[str]) -> list[Engine]:
         """Engines that could take the call and have not failed it."""
@@ -145,7 +161,7 @@ class LocalGrant:
         if not self._others(set()):
             return None
         second = dispatch.at_once(self.call, frozenset((self.engine.id,)))
-        if second is not None and (second.engine is self.engine or not dispatch.retries.take(dispatch.clock())):
+        if second is not None and (second.engine is self.engine or not self._pays()):
             second.close()
             return None
         return second

@@ -27,6 +27,9 @@ LIMITS = httpx.Limits(max_connections=64, max_keepalive_connections=16, keepaliv
 RESULTS = ("awake", "begun", "cannot", "failed")
 
 
+Transport = httpx.AsyncBaseTransport
+
+
 class Waking:
     """The wake-up tasks of all models. `token`: shown to sidecars.
 
@@ -34,9 +37,9 @@ class Waking:
     made no sense or did not come.
     """
 
-    def __init__(self, dispatch: Dispatch, say: Callable[[str], None]) -> None:
+    def __init__(self, dispatch: Dispatch, say: Callable[[str], None], transport: Transport | None = None) -> None:
         self.token: str | None = None
-        self.transport: httpx.AsyncBaseTransport | None = None  # made at the first request
+        self.transport = transport  # in place of sockets
         self.results = dict.fromkeys(RESULTS, 0)
         self._dispatch = dispatch
         self._registry = dispatch.sidecars

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Hashable
 import msgspec
 
 from gateway.core.admission import refusals
+from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.batching.batch_window import BatchWindow
 from gateway.core.batching.merge_pieces import Piece, piece_of, rule_of
@@ -128,12 +129,14 @@ class Batcher:
         clock: Callable[[], float],
         bodies: BodyMemory,
         shrink: Callable[[str], float] = lambda _: 1.0,
+        witness: BatchWitness | None = None,
     ) -> None:
         self._policy = policy
         self._exchange = exchange
         self._clock = clock
         self._bodies = bodies
         self._shrink = shrink
+        self._witness = witness
         self._lines: dict[Hashable, _Line] = {}  # the one used last is last
         self.tasks: set[asyncio.Task[None]] = set()
         self.batches = dict.fromkeys(REASONS, 0)
@@ -146,6 +149,8 @@ class Batcher:
 
     async def answer(self, piece: Piece) -> Part:
         """The call's own part, whatever its status. Raises Refused, as `exchange` does. Cancellation withdraws it."""
+        if self._witness is not None:
+            self._witness.joining(piece.call)
         place = self._join(piece)
         if place is None:
             self.batches["alone"] += 1
@@ -160,6 +165,10 @@ class Batcher:
         async with place.batch.again:
             self.again += 1
             return await self._alone(piece.call)
+
+    def left_over(self) -> list[object]:
+        """Batches that wait and requests under way. Of a gateway without calls nothing may be left."""
+        return [*(line.batch for line in self._lines.values() if line.batch is not None), *self.tasks]
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -236,13 +245,21 @@ class Batcher:
     async def _run(self, batch: _Batch) -> None:
         """The request, and to each its part. What it raises is handed to everybody by `_ended`."""
         pieces = [place.piece for place in batch.places]
+        witness = self._witness
+        if witness is not None:
+            witness.sending([piece.call for piece in pieces])
         parts: list[Part] | None
         if len(pieces) == 1:
             batch.request = pieces[0].call
             parts = [await self._alone(batch.request)]
         else:
             batch.request = merge(pieces)
+            if witness is not None:
+                witness.merging([piece.call for piece in pieces], sum([piece.items for piece in pieces]))
             parts = await self._together(batch.request, pieces)
+            if witness is not None and parts is not None:
+                status, told = parts[0].exchanged.status, [part.prompt_tokens for part in parts]
+                witness.merged([piece.call for piece in pieces], status, told)
         for number, place in enumerate(batch.places):
             if not place.part.done():
                 place.part.set_result(None if parts is None else parts[number])

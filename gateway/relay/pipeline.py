@@ -25,6 +25,7 @@ from msgspec import UNSET
 from gateway.core.admission import refusals
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.shaping import shaped_header
+from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.engine_error import engine_error
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.engines.breaker import Ending
@@ -92,11 +93,14 @@ class Pipeline:
         clock: Callable[[], float],
         rng: random.Random,
         bodies: BodyMemory,
+        witness: BatchWitness | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.decider = decider
         self.attempts = attempts
-        self.batcher = Batcher(lambda: self.snapshot.policy.batching, self._exchange, clock, bodies, decider.window)
+        self.batcher = Batcher(
+            lambda: self.snapshot.policy.batching, self._exchange, clock, bodies, decider.window, witness
+        )
         self.observe = observe
         self.large: LargeBodies | None = None  # who parses large bodies; None: the event loop
         self.clock = clock

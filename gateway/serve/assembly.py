@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from gateway.control.calls import CallView
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.retries import RetryBudget
+from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.engines.fleet import Engine, Fleet, engine_id
 from gateway.core.engines.health import Announcer
 from gateway.core.policy.policy import EngineEntry, Policy
@@ -35,7 +36,7 @@ from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.report_intake import ReportIntake
 from gateway.decider.telemetry import Telemetry
-from gateway.decider.waking import Waking
+from gateway.decider.waking import Transport, Waking
 from gateway.relay.attempts import Attempts
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.server import Server, ServerSettings
@@ -57,7 +58,8 @@ class Gateway:
 
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `shadow` is a
     second policy that is asked about every call and never obeyed. `say` takes lines for the operator. `most_clients`:
-    connections that the process can afford. Raises ValueError for a policy that only looks right.
+    connections that the process can afford. `sidecar_transport`: in place of sockets to sidecars. Raises ValueError for
+    a policy that only looks right.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class Gateway:
         cache_secret: str | None = None,
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
         most_clients: int = sys.maxsize,
+        sidecar_transport: Transport | None = None,
+        witnesses: Witnesses = NOBODY_WATCHES,
     ) -> None:
         self.policy = policy
         self.log = log
@@ -83,17 +87,17 @@ class Gateway:
         self._announcer = Announcer()
         self.clients: dict[str, Client] = {}
         self.retries = RetryBudget(policy.retries)
-        self.dispatch = Dispatch(self.fleet, policy, rng, self.clock, self.retries)
+        self.dispatch = Dispatch(self.fleet, policy, rng, self.clock, self.retries, witnesses.dispatch)
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
-        self.limits = LimitBook(policy)
+        self.limits = LimitBook(policy, witnesses.limits)
         self.bodies = BodyMemory(policy.body.memory, policy.body.share)
         self.decider = LocalDecider(
             self.fleet,
             self.dispatch,
             self.limits,
             CostModel(policy.budget.alpha),
-            None if shadow is None else Shadow(shadow, self._shadow_failed),
+            None if shadow is None else Shadow(shadow, self._shadow_failed, witnesses.shadow),
             self.telemetry.asked,
             self.clock,
             rng,
@@ -107,6 +111,7 @@ class Gateway:
             self.clock,
             rng,
             self.bodies,
+            witnesses.batches,
         )
         self._most_clients = most_clients
         self.server = Server(self.pipeline, self._server_settings(), self.bodies)
@@ -120,15 +125,15 @@ class Gateway:
             self.bodies,
         )
         self.metrics.shadow = self.decider.shadow
-        self.waking = Waking(self.dispatch, say)
+        self.waking = Waking(self.dispatch, say, sidecar_transport)
         self.dispatch.wake = self.waking.wanted
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
         sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
         self.dispatch.woken = sidecar_metrics.woken
         self.metrics.more = sidecar_metrics.collect
         self._fixed = tuple(entries)
-        self._retired: dict[Engine, str] = {}  # and why
-        self._brought: dict[str, Member] = {}  # by sidecars, by engine id
+        self.retired: dict[Engine, str] = {}  # and why
+        self.brought: dict[str, Member] = {}  # by sidecars, by engine id
         self._by_hand: set[str] = set()  # engines that an operator has drained
         self._attentive = False  # the end of a call may be news to somebody
         self._engines(self._entries(policy), api_keys or {}, sidecar_token)
@@ -193,7 +198,7 @@ class Gateway:
         self.sidecars.apply(self.policy.fleet.sidecars, sidecar_token, entries)
         settings = client_settings(self.policy)
         for engine in list(self.fleet):
-            if engine.id in self._brought:
+            if engine.id in self.brought:
                 engine.apply(self.policy)
                 self.clients[engine.id].go_by(settings, None)
             elif engine.id not in entries:
@@ -239,20 +244,20 @@ class Gateway:
             settings = client_settings(self.policy)
             self.clients[id] = Client(parse_origin(url), settings, names=self.telemetry.names)
         engine = self.fleet.engines[id]
-        if self._retired.pop(engine, None) is not None:
+        if self.retired.pop(engine, None) is not None:
             engine.draining = False
         return engine
 
     def _leaves(self, engine: Engine, why: str) -> None:
         """It gets no new calls, and is forgotten once it has none."""
         engine.draining = True
-        self._retired.setdefault(engine, why)
+        self.retired.setdefault(engine, why)
         self._tell(engine)
 
     def _retire(self) -> None:
         """Forget the engines that are no longer wanted and have nothing left to do."""
-        for engine in [engine for engine in self._retired if not engine.in_flight]:
-            del self._retired[engine]
+        for engine in [engine for engine in self.retired if not engine.in_flight]:
+            del self.retired[engine]
             self._announcer.forget(engine.id)
             self._by_hand.discard(engine.id)
             self.fleet.remove(engine.id)
@@ -260,22 +265,22 @@ class Gateway:
             if self.kv_events is not None:
                 self.kv_events.forget(engine)
             self.clients.pop(engine.id).close()
-        self._attentive = bool(self._retired or self._brought)
+        self._attentive = bool(self.retired or self.brought)
 
     # -- what sidecars bring ------------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
         """A sidecar has a new engine that serves: it is believed, so calls may go at once."""
         engine = self._engine(member.id, member.url)
-        self._brought[member.id] = member
+        self.brought[member.id] = member
         self._attentive = True
         self._open(engine, member)
         self.telemetry.watch(engine, None)
 
     def update(self, member: Member) -> None:
         """A sidecar says something else of an engine; a model that it puts to sleep must not be sent a call more."""
-        engine, before = self.fleet.engines[member.id], self._brought[member.id]
-        self._brought[member.id] = member
+        engine, before = self.fleet.engines[member.id], self.brought[member.id]
+        self.brought[member.id] = member
         if member.open and (not before.open or member.model != before.model):
             self._open(engine, member)
         elif member.open:
@@ -287,7 +292,7 @@ class Gateway:
 
     def leave(self, id: str) -> None:
         """A sidecar no longer has this engine, or may not bring it any more."""
-        del self._brought[id]
+        del self.brought[id]
         engine = self.fleet.engines[id]
         self._leaves(engine, "its sidecar no longer has it, or may not bring it")
         self.dispatch.changed(engine)
@@ -331,8 +336,8 @@ class Gateway:
         """No new calls for an engine, or new ones again; one that the policy no longer names, or that its sidecar is
         about to put to sleep or has, gets none in any case."""
         (self._by_hand.add if wanted else self._by_hand.discard)(engine.id)
-        brought = self._brought.get(engine.id)
-        engine.draining = wanted or engine in self._retired or (brought is not None and not brought.open)
+        brought = self.brought.get(engine.id)
+        engine.draining = wanted or engine in self.retired or (brought is not None and not brought.open)
         self._tell(engine)
         self.dispatch.changed(engine)
 
@@ -355,7 +360,7 @@ class Gateway:
         if not engine.draining:
             return ""
         by_hand = "drained by an operator" if engine.id in self._by_hand else ""
-        return self._retired.get(engine) or by_hand or "its sidecar puts it to sleep, or ends it"
+        return self.retired.get(engine) or by_hand or "its sidecar puts it to sleep, or ends it"
 
     def observe(self, record: Record) -> None:
         """The end of every call: counted, and logged by the policy's share."""
@@ -364,7 +369,7 @@ class Gateway:
         if self.log is not None and (share >= 1 or self.rng.random() < share):
             self.log.write(record, self.clock())
         if self._attentive:
-            if record.engine in self._brought:
+            if record.engine in self.brought:
                 self.dispatch.sidecars.used(record.engine, self.clock())
             self._retire()
 

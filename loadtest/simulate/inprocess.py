@@ -11,10 +11,11 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
+from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry, Logging, Policy
@@ -22,6 +23,7 @@ from gateway.core.request.body_memory import BodyLease
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import ANONYMOUS, with_keys
 from gateway.decider.call_log import CallLog
+from gateway.decider.waking import Transport
 from gateway.relay.wire.messages import Request, WireError, refusal
 from gateway.relay.wire.responder import Responder
 from gateway.serve.assembly import Gateway
@@ -41,17 +43,25 @@ HEALTH_WITHIN = (
 
 
 class Records:
-    """The call log's place: each record goes to the try it tells of. A record nobody waits for is `stray`."""
+    """The call log's place: each record goes to the try it tells of. A record nobody waits for is `stray`. `heard` is
+    given each record, with its try."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[Record, Try | None], None] | None = None) -> None:
         self.open: dict[str, Try] = {}
         self.stray: list[str] = []
+        self._heard = heard
 
     def write(self, record: Record, now: float) -> None:
         tried = self.open.pop(record.request_id, None)
         if tried is None:
             self.stray.append(record.request_id)
-            return
+        else:
+            self._note(record, tried, now)
+        if self._heard is not None:
+            self._heard(record, tried)
+
+    @staticmethod
+    def _note(record: Record, tried: Try, now: float) -> None:
         tried.recorded = record.outcome.value
         tried.recorded_at = now
         tried.engine = record.engine
@@ -188,6 +198,23 @@ def policy_for(text: bytes, tenants: Iterable[str], name: str = "policy") -> Pol
     return with_keys(policy, digests, name)
 
 
+class Watcher(Protocol):
+    """A test that follows each call from outside and from inside. `say` takes the gateway's lines for an operator."""
+
+    witnesses: Witnesses
+
+    def say(self, line: str) -> None: ...
+
+    def sending(self, request_id: bytes) -> None:
+        """An engine is sent a request."""
+
+    def failed(self, request_id: bytes) -> None:
+        """It was given up as its engine's failure, or for the time it took."""
+
+    def heard(self, record: Record, tried: Try | None) -> None:
+        """A call has its record."""
+
+
 class GatewayTarget:
     """A gateway over simulated engines. `policy` is YAML, as an operator writes it; b"" is the default policy;
     `tenants`: who calls with a key, of `policy_for`; `sidecar_token`: what sidecars show."""
@@ -200,26 +227,36 @@ class GatewayTarget:
         seed: int = 0,
         tenants: Iterable[str] = (),
         sidecar_token: str | None = None,
+        sidecar_transport: Transport | None = None,
+        shadow: bytes = b"",
+        watcher: Watcher | None = None,
     ) -> None:
         parsed = policy_for(policy, tenants)
         self.keys = {name: key_of(name) for name in tenants if name != ANONYMOUS and name in parsed.tenants}
         fleet = msgspec.structs.replace(parsed.fleet, engines=())  # these here instead
         self.policy = msgspec.structs.replace(parsed, fleet=fleet, logging=Logging(calls=1.0))
-        self.records = Records()
+        self.records = Records(None if watcher is None else watcher.heard)
         entries = [EngineEntry(url=f"http://engine-{number}:8000") for number in range(len(engines))]
         rng = random.Random(seed)  # noqa: S311 # a simulation
         log = cast("CallLog", self.records)
-        self.gateway = Gateway(self.policy, entries, log, rng, sidecar_token=sidecar_token, say=self._say)
+        self.gateway = Gateway(
+            self.policy,
+            entries,
+            log,
+            rng,
+            shadow=policy_of(shadow) if shadow else None,
+            sidecar_token=sidecar_token,
+            say=_unsaid if watcher is None else watcher.say,
+            sidecar_transport=sidecar_transport,
+            witnesses=NOBODY_WATCHES if watcher is None else watcher.witnesses,
+        )
         self._loop = asyncio.get_running_loop()
         self._sent = 0
-        self.sends = Sends()
+        self.sends = Sends() if watcher is None else Sends(watcher.sending, watcher.failed)
         for number, (engine, memory) in enumerate(zip(self.gateway.fleet, engines, strict=True)):
             client = MemoryClient(memory, self.policy.timeouts.stall, EngineError, self.sends)
             self.gateway.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
             Watch(self.gateway, engine, memory, client).start(number / len(engines))
-
-    def _say(self, line: str) -> None:
-        """A line for an operator, of whom a simulation has none."""
 
     def send(self, call: Planned, attempt: Life, tried: Try, upload: float = 0.0) -> Callable[[], None]:
         """One request through the gateway's pipeline, as its data port would hand it over; `upload`: the seconds that
@@ -310,6 +347,10 @@ class GatewayTarget:
         if self.sends.again:
             wrong.append(f"{self.sends.again} calls were sent again after their first byte")
         return wrong
+
+
+def _unsaid(line: str) -> None:
+    """A line for an operator, of whom a simulation has none."""
 
 
 def _nothing() -> None:

@@ -26,16 +26,20 @@ class FailureFactory(Protocol):
 
 
 class Sends:
-    """What one gateway sent, over all its engines. `again`: calls sent again though an answer had been begun; only the
-    last REMEMBERED of those are known. `failed` is told of each that was given up as its engine's failure, or for the
-    time it took."""
+    """Requests that one gateway sent, over all its engines. `again` counts calls sent again though an answer had begun;
+    only the last REMEMBERED of those are known. `sending` is told of each request, `failed` of each that was given up
+    as its engine's failure, or for the time it took."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, sending: Callable[[bytes], None] | None = None, failed: Callable[[bytes], None] | None = None
+    ) -> None:
         self.again = 0
-        self.failed: Callable[[bytes], None] = _ignored
+        self.failed = _ignored if failed is None else failed
+        self._sending = _ignored if sending is None else sending
         self._relayed: dict[bytes, None] = {}
 
     def sent(self, request_id: bytes) -> None:
+        self._sending(request_id)
         if request_id in self._relayed:
             self.again += 1
 

@@ -92,7 +92,7 @@ class World:
             assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0), engine
             assert not any(map(any, engine.used.values()))
         assert set(self.gateway.clients) == set(self.gateway.fleet.engines)
-        assert not self.gateway._retired
+        assert not self.gateway.retired
         assert set(self.gateway.telemetry._watchers) == set(self.gateway.fleet.engines)
         assert not any(self.dispatch.queues.values())
         assert not any(self.dispatch.running.values())

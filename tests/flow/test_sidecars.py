@@ -164,7 +164,7 @@ def virtual(scenario: Callable[[World], Awaitable[None]], policy: Policy = POLIC
         assert not dispatch._turns
         assert not dispatch._awaiting_model
         assert all(engine.in_flight == 0 for engine in world.gateway.fleet)
-        assert not world.gateway._retired
+        assert not world.gateway.retired
         assert set(world.gateway.clients) == set(world.gateway.fleet.engines) == set(world.gateway.telemetry._watchers)
         await world.gateway.aclose()
         assert problems == []

@@ -49,6 +49,11 @@ class ClassQueue:
         self._stamp = 0
         self._floor = 0.0  # no tenant that comes back has less
 
+    def counter(self, tenant: str) -> float:
+        """What the tenant was served: charges over weight."""
+        account = self._accounts.get(tenant)
+        return 0.0 if account is None else account.counter
+
     def configure(self, settings: TrafficClass, band: int, weights: dict[str, float]) -> None:
         """Take the policy's settings and the tenants' weights. A tenant's lead over the least served stays the same
         number of tokens; who waits keeps waiting."""

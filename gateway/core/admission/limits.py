@@ -19,6 +19,7 @@ from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, longest_
 from gateway.core.admission.levels import Kind, Level, counted
 from gateway.core.admission.limit_bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, LimitBookings
 from gateway.core.admission.refusals import rate_limited
+from gateway.core.admission.witness import LimitWitness
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Limit, Quota, TenantLimits
 from gateway.core.request.outcome import Refused
@@ -37,7 +38,7 @@ class Charge:
     that was its client's doing. `settled`: tokens, once they are known.
     """
 
-    __slots__ = ("_live", "_requests", "_tokens", "beside", "refunded", "reserved", "settled")
+    __slots__ = ("_requests", "_tokens", "beside", "live", "refunded", "reserved", "settled")
 
     def __init__(self, requests: Buckets, tokens: Buckets, reserved: int, *, live: bool = True) -> None:
         self._requests = requests
@@ -46,13 +47,13 @@ class Charge:
         self.refunded = False
         self.settled: int | None = None
         self.beside: Charge | None = None  # another policy's, settled as this one is
-        self._live = live
+        self.live = live
 
     def __enter__(self) -> Charge:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
-        if self._live:
+        if self.live:
             if error is None or (error.ours if isinstance(error, Refused) else isinstance(error, Exception)):
                 self.refund()
             else:  # refused for what it is, or cancelled: its client left
@@ -60,8 +61,8 @@ class Charge:
 
     def settle(self, tokens: int, now: float) -> None:
         """Real usage in place of the estimate: the rest is given back, what was used beyond it becomes debt."""
-        if self._live:
-            self._live = False
+        if self.live:
+            self.live = False
             self.settled = tokens
             for bucket in self._tokens:
                 bucket.add(tokens - self.reserved, now)
@@ -70,7 +71,7 @@ class Charge:
 
     def refund(self) -> None:
         """The call did not run: its request and its tokens are given back."""
-        if self._live:
+        if self.live:
             self.refunded = True
             for bucket in self._requests:
                 bucket.level = max(0.0, bucket.level - 1)
@@ -78,15 +79,15 @@ class Charge:
 
     def forgo(self) -> None:
         """No engine ran the call, by its client's doing: its tokens are given back, and not its request."""
-        if self._live:
-            self._live = False
+        if self.live:
+            self.live = False
             # No `now`: whether a level first drains and is then lowered, or the reverse, it ends the same.
             for bucket in self._tokens:
                 bucket.level = max(0.0, bucket.level - self.reserved)
 
     def keep(self) -> None:
         """The call ran, and what it used is not known: the estimate is final."""
-        self._live = False
+        self.live = False
 
     @property
     def requests(self) -> Buckets:
@@ -96,7 +97,7 @@ class Charge:
     def with_beside(self, other: Charge) -> Charge:
         """This charge, or one that is as free where it is of no bucket, with another policy's that is settled as it
         is. How the other ends otherwise is its owner's to say."""
-        charge = self if self._live else Charge((), (), 0)
+        charge = self if self.live else Charge((), (), 0)
         charge.beside = other
         return charge
 
@@ -108,7 +109,8 @@ class Charge:
 class LimitBook:
     """Every bucket there is. `charge` is the only way to take from them."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, witness: LimitWitness | None = None) -> None:
+        self._witness = witness
         self._free = Charge((), (), 0, live=False)  # of no bucket, with nothing to end: one serves all
         self._buckets: dict[Key, Bucket] = {}
         self._routes: dict[Level, Route] = {}
@@ -142,6 +144,11 @@ class LimitBook:
             if model and not tenant and model not in self._named:
                 self._others[model] = self._at(("", "", model))
 
+    def level(self, key: Key) -> float:
+        """What is taken of one limit now; 0 where nothing was."""
+        bucket = self._buckets.get(key)
+        return 0.0 if bucket is None else bucket.level
+
     def counts_tokens(self, tenant: str) -> bool:
         """Whether a limit counts tokens of this tenant's calls, of some class and model at least."""
         return self._counts_tokens or tenant in self._metered
@@ -156,7 +163,12 @@ class LimitBook:
         by_request, by_token = self._arrivals.get(tenant) or self._arrival(tenant)
         if not self._take(by_request, (), 0, now, tenant, body):
             raise self._refused(by_request, by_token, by_request, 0, now, tenant, body)
-        return Charge(by_request, (), 0) if by_request else self._free
+        if not by_request:
+            return self._free
+        charge = Charge(by_request, (), 0)
+        if self._witness is not None:
+            self._witness.arrived(charge)
+        return charge
 
     def charge(
         self,
@@ -189,7 +201,10 @@ class LimitBook:
             return self._free
         if arrived is not None:
             arrived.keep()
-        return Charge(taken + left, by_token, tokens)
+        charge = Charge(taken + left, by_token, tokens)
+        if self._witness is not None:
+            self._witness.charged(charge, arrived)
+        return charge
 
     def _take(
         self, by_request: Buckets, by_token: Buckets, tokens: int, now: float, tenant: str, body: bytes | None

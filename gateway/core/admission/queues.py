@@ -143,7 +143,7 @@ class Queues:
         out, and a head of theirs holds nobody up.
         """
         held_up = False
-        for line in self._order(now, paused):
+        for line in self.order(now, paused):
             ticket = line.head(now)
             if (not held_up or line.settings.reserve) and fits(ticket):
                 line.take(ticket, now)
@@ -156,9 +156,10 @@ class Queues:
 
     def heads(self, now: float) -> Iterator[Ticket]:
         """Each class's next ticket, in order. To drop the hopeless: remove them and ask again."""
-        return (line.head(now) for line in self._order(now, ()))
+        return (line.head(now) for line in self.order(now, ()))
 
-    def _order(self, now: float, paused: Container[str]) -> list[ClassQueue]:
+    def order(self, now: float, paused: Container[str]) -> list[ClassQueue]:
+        """Classes that have a call to go, in the order of their turns."""
         lines = [line for name, line in self._lines.items() if line.tickets and name not in paused]
         if len(lines) > 1:
             lines.sort(key=lambda line: line.rank(now))
@@ -174,6 +175,11 @@ class Queues:
         self._length -= 1
         if not line.tickets and (not self._length or not self._waiting(line.band)):
             self._floors[line.band] = line.served
+
+    def served(self, class_name: str, tenant: str) -> float:
+        """The tenant's counter in its class: charges over weight."""
+        line = self._lines.get(class_name)
+        return 0.0 if line is None else line.counter(tenant)
 
     def correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         """What a popped ticket really used, in place of what its tenant was charged. Without effect on a ticket

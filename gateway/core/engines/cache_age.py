@@ -40,7 +40,7 @@ class Residency:
     Feed it from one connection: `link` when that comes and goes, `take` with every message, in order.
     """
 
-    __slots__ = ("_block_size", "_expected", "_linked", "_mask", "_stored", "_young", "cut", "live", "problem", "since")
+    __slots__ = ("_block_size", "_linked", "_mask", "_young", "cut", "expected", "live", "problem", "since", "stored")
 
     def __init__(self) -> None:
         self.since = math.inf
@@ -48,8 +48,8 @@ class Residency:
         self.live = False  # connected, and a message since
         self.problem = ""  # why the last message could not be read
         self._linked = False
-        self._expected = -1  # the sequence number that comes next; -1: any
-        self._stored: dict[int, float] = {}  # blocks that are cached -> when they were stored
+        self.expected = -1  # the sequence number that comes next; -1: any
+        self.stored: dict[int, float] = {}  # blocks that are cached -> when they were stored
         self._young: list[float] = []  # a heap: the latest such times, of evicted blocks, that are after the cut
         self._mask = 0  # only blocks with these bits 0 are tracked
         self._block_size = 0
@@ -74,7 +74,7 @@ class Residency:
     @property
     def resident(self) -> int:
         """Blocks that are cached, of those stored since the events are whole; an estimate where they are many."""
-        return len(self._stored) * (self._mask + 1)
+        return len(self.stored) * (self._mask + 1)
 
     # -- what it is told ----------------------------------------------------------------------------------------
 
@@ -91,11 +91,11 @@ class Residency:
             if len(number) != 8:
                 raise EventsError(f"a sequence number of {len(number)} bytes, expected 8")
             sequence = int.from_bytes(number)
-            if sequence != self._expected:
+            if sequence != self.expected:
                 self._lose()
-                if sequence < self._expected:  # a new process, so an empty cache
+                if sequence < self.expected:  # a new process, so an empty cache
                     self._clear(now)
-            self._expected = sequence + 1
+            self.expected = sequence + 1
             events = events_from(payload)
         except ValueError as error:
             self.problem = str(error)
@@ -114,25 +114,25 @@ class Residency:
         if event.kv_cache_spec_kind not in KINDS or event.medium not in GPU:
             return
         if event.block_size > self._block_size:
-            self._stored.clear()
+            self.stored.clear()
             self._block_size = event.block_size
         elif event.block_size < self._block_size:
             return  # a part of a block, which is given up as soon as the block is full
         if self.since == math.inf:
             self.since = now
-        stored, mask, group = self._stored, self._mask, event.group_idx
+        stored, mask, group = self.stored, self._mask, event.group_idx
         for block in event.block_hashes:
             key = _key(block, group)
             if not key & mask:
                 stored.setdefault(key, now)  # of two copies the older one goes first
         if len(stored) > BLOCKS_TRACKED:
             self._mask = mask = 2 * mask + 1
-            self._stored = {key: at for key, at in stored.items() if not key & mask}
+            self.stored = {key: at for key, at in stored.items() if not key & mask}
 
     def _removed(self, event: BlockRemoved | RemovedArray) -> None:
         if event.medium not in GPU:
             return
-        stored, group = self._stored, event.group_idx
+        stored, group = self.stored, event.group_idx
         for block in event.block_hashes:
             at = stored.pop(_key(block, group), self.cut)
             if at > self.cut:
@@ -142,13 +142,13 @@ class Residency:
 
     def _clear(self, now: float) -> None:
         self.cut = now
-        self._stored.clear()
+        self.stored.clear()
         self._young.clear()
 
     def _lose(self) -> None:
         """Something was missed: what is cached now is unknown. What is gone stays gone."""
         self.since = math.inf
-        self._stored.clear()
+        self.stored.clear()
         self._block_size = 0
 
 

@@ -27,6 +27,7 @@ from gateway.core.admission.mode import ModelMode, Signals
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues
 from gateway.core.admission.rules import AdmissionRules
+from gateway.core.admission.witness import LimitWitness
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Snapshot
@@ -54,11 +55,13 @@ class Shadow:
     `counts()` is all that comes of it, `bugs` how often it failed.
     """
 
-    def __init__(self, policy: Policy, report: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, policy: Policy, report: Callable[[Exception], None], witness: LimitWitness | None = None
+    ) -> None:
         """Raises ValueError for a policy that only looks right; see Tenants."""
         self.snapshot = Snapshot(policy)
         self.rules = AdmissionRules(policy)
-        self.limits = LimitBook(policy)
+        self.limits = LimitBook(policy, witness)
         self._compared: dict[Compared, int] = {}
         self._single: Counts = {}
         self.bugs = 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from gateway.core.policy.policy import Policy
+from gateway.core.request.call import Call
 from gateway.relay.batcher import Batcher
 from loadtest.lab.dst.answers import prompt_tokens
 
@@ -16,18 +16,15 @@ FOR_WHAT_WAS_SENT = (400, 404, 413, 422, 500)
 
 
 class Batches:
-    """Watches one batcher. `wrong` is told, in words, of what is not as it must be."""
+    """Witness of one batcher. `wrong` is told, in words, of what is not as it must be."""
 
-    def __init__(self, batcher: Batcher, wrong: Callable[[str], None]) -> None:
-        self._batcher = batcher
+    def __init__(self, wrong: Callable[[str], None]) -> None:
         self._wrong = wrong
         self._loop = asyncio.get_running_loop()
         self._joined: dict[str, float] = {}
         self._tokens: dict[str, int] = {}
         self._window = 0.0
         self._items = 0
-        for name in ("_join", "_run", "_together"):
-            vars(batcher)[name] = getattr(self, name)
 
     def apply(self, policy: Policy) -> None:
         """A reload: what was begun under another policy goes on."""
@@ -36,39 +33,38 @@ class Batches:
                 self._window = max(self._window, rule.window)
                 self._items = max(self._items, rule.max_items)
 
-    def _join(self, piece: Any) -> Any:
-        self._joined[piece.call.request_id] = self._loop.time()
-        self._tokens[piece.call.request_id] = prompt_tokens(piece.call.body)  # which is gone when its client is
-        return type(self._batcher)._join(self._batcher, piece)
+    def joining(self, call: Call) -> None:
+        """The time and the prompt of a call that may be merged."""
+        self._joined[call.request_id] = self._loop.time()
+        self._tokens[call.request_id] = prompt_tokens(call.body)  # which is gone when its client is
 
-    async def _run(self, batch: Any) -> None:
+    def sending(self, calls: Sequence[Call]) -> None:
+        """Nobody has waited for longer than a window."""
         now = self._loop.time()
-        for place in batch.places:
-            waited = now - self._joined[place.piece.call.request_id]
+        for call in calls:
+            waited = now - self._joined[call.request_id]
             if waited > self._window + SLACK:
-                self._wrong(f"call {place.piece.call.request_id} has waited {waited:.4f} s for company")
-        await type(self._batcher)._run(self._batcher, batch)
+                self._wrong(f"call {call.request_id} has waited {waited:.4f} s for company")
 
-    async def _together(self, merged: Any, pieces: list[Any]) -> Any:
-        calls = [piece.call for piece in pieces]
+    def merging(self, calls: Sequence[Call], items: int) -> None:
+        """Only what is alike is merged."""
         kinds = {(call.route.path, call.model, call.class_name, call.tenant) for call in calls}
-        items = sum(piece.items for piece in pieces)
         times = [call.deadline - call.arrived for call in calls]
         if len(kinds) > 1 or items > self._items or max(times) > ALIKE * min(times):
             self._wrong(f"{items} items of {kinds} are merged, with {min(times):.4f} to {max(times):.4f} s of time")
-        parts = await type(self._batcher)._together(self._batcher, merged, pieces)
-        if parts is not None and parts[0].exchanged.status in FOR_WHAT_WAS_SENT:
-            self._wrong(f"{len(calls)} calls are told what may be the fault of one: {parts[0].exchanged.status}")
-        if parts is not None and parts[0].exchanged.status == 200:
-            told = sum([part.prompt_tokens or 0 for part in parts])
+
+    def merged(self, calls: Sequence[Call], status: int, prompt_tokens: Sequence[int | None]) -> None:
+        """No call is told another's fault, and each token is told once."""
+        if status in FOR_WHAT_WAS_SENT:
+            self._wrong(f"{len(calls)} calls are told what may be the fault of one: {status}")
+        if status == 200:
+            told = sum([tokens or 0 for tokens in prompt_tokens])
             read = sum([self._tokens[call.request_id] for call in calls])
             if told != read:
                 self._wrong(f"{told} tokens were told to calls that were merged and have {read}")
-        return parts
 
-    def idle(self) -> None:
+    def idle(self, batcher: Batcher) -> None:
         """Nothing is asked any more, and nothing may be left."""
-        batcher = self._batcher
-        left = [line.batch for line in batcher._lines.values() if line.batch is not None]
-        if left or batcher.tasks:
-            self._wrong(f"left behind: batches {left}, tasks {batcher.tasks}")
+        left = batcher.left_over()
+        if left:
+            self._wrong(f"left behind: batches and their requests: {left}")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from gateway.core.admission.levels import Kind
-from gateway.core.admission.limits import Charge, LimitBook
-from gateway.core.admission.retries import WINDOW, RetryBudget
+from gateway.core.admission.limits import LimitBook
+from gateway.core.admission.retries import WINDOW
+from gateway.core.admission.witness import LimitCharge
+from gateway.core.policy.policy import Retries as RetryPolicy
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 
@@ -27,35 +28,30 @@ class Retries:
     """The retry budget, counted once more: `free` moves of calls that lost their engine, and `sends` beyond the first
     of each call, are for its owner to add to."""
 
-    def __init__(self, budget: RetryBudget, wrong: Callable[[str], None]) -> None:
+    def __init__(self, wrong: Callable[[str], None]) -> None:
         self.free = self.sends = self.taken = 0
-        self._budget = budget
         self._wrong = wrong
+        self._loop = asyncio.get_running_loop()
+        self._called: set[str] = set()  # ids of calls
         self._calls: defaultdict[int, int] = defaultdict(int)
         self._retries: defaultdict[int, int] = defaultdict(int)
 
-    @property
-    def policy(self) -> Any:
-        return self._budget.policy
+    def granted(self, request_id: str) -> None:
+        """A call has an engine: it counts the first time."""
+        if request_id not in self._called:
+            self._called.add(request_id)
+            self._calls[int(self._loop.time())] += 1
 
-    def backoff(self, attempt: int, rng: random.Random) -> float:
-        return self._budget.backoff(attempt, rng)
-
-    def call(self, now: float) -> None:
-        self._calls[int(now)] += 1
-        self._budget.call(now)
-
-    def take(self, now: float) -> bool:
-        taken = self._budget.take(now)
-        if taken:
-            self.taken += 1
-            self._retries[int(now)] += 1
-            window = range(int(now) - WINDOW + 1, int(now) + 1)
-            calls, retries = sum(self._calls[at] for at in window), sum(self._retries[at] for at in window)
-            most = max(self.policy.at_least, self.policy.budget * calls)
-            if retries > most:
-                self._wrong(f"retry {retries} in {WINDOW} s of {calls} calls, {most:g} are allowed")
-        return taken
+    def retried(self, policy: RetryPolicy) -> None:
+        """A retry was taken."""
+        now = int(self._loop.time())
+        self.taken += 1
+        self._retries[now] += 1
+        window = range(now - WINDOW + 1, now + 1)
+        calls, retries = sum(self._calls[at] for at in window), sum(self._retries[at] for at in window)
+        most = max(policy.at_least, policy.budget * calls)
+        if retries > most:
+            self._wrong(f"retry {retries} in {WINDOW} s of {calls} calls, {most:g} are allowed")
 
     def end(self) -> None:
         """Every further send of a call was paid for."""
@@ -67,42 +63,35 @@ class Charges:
     """Every charge of a book of limits ends, once, and a request that came is given back with its charge or not at all.
     `whose` gives the id of the call that is being charged."""
 
-    def __init__(self, book: LimitBook, whose: Callable[[], str] = str) -> None:
-        self.made: dict[str, Charge] = {}  # by call, the last of each
-        self._book = book
+    def __init__(self, whose: Callable[[], str] = str) -> None:
+        self.made: dict[str, LimitCharge] = {}  # by call, the last of each
         self._whose = whose
-        self._all: list[Charge] = []
-        self._arrived: dict[int, Charge] = {}  # by identity: what a request took, or the charge in its place
-        vars(book)["arrive"] = self.arrive
-        vars(book)["charge"] = self.charge
+        self._all: list[LimitCharge] = []
+        self._arrived: dict[int, LimitCharge] = {}  # by identity: what a request took, or the charge in its place
 
-    def arrive(self, *given: Any) -> Charge:
-        """As `LimitBook.arrive`. Raises Refused."""
-        charge = type(self._book).arrive(self._book, *given)
+    def arrived(self, charge: LimitCharge) -> None:
+        """A request was counted."""
         self._arrived[id(charge)] = charge
         self._all.append(charge)  # so that no other has its identity
-        return charge
 
-    def charge(self, *given: Any) -> Charge:
-        """As `LimitBook.charge`. Raises Refused."""
-        charge = self.made[self._whose()] = type(self._book).charge(self._book, *given)
-        self._arrived[id(given[5])] = charge
+    def charged(self, charge: LimitCharge, arrived: LimitCharge | None) -> None:
+        """A call was charged, in place of that."""
+        self.made[self._whose()] = charge
+        self._arrived[id(arrived)] = charge
         self._all.append(charge)
-        return charge
 
     @property
     def left(self) -> int:
         """Charges that have no end yet."""
-        return sum([charge._live for charge in self.made.values()])
+        return sum([charge.live for charge in self.made.values()])
 
-    def compare(self, wrong: Callable[[str], None]) -> None:
+    def compare(self, book: LimitBook, wrong: Callable[[str], None]) -> None:
         """What was settled, against the buckets that bind nobody and drain nothing."""
         requests = sum([not charge.refunded for charge in self._arrived.values()])
         settled = sum([charge.settled for charge in self._all if charge.settled is not None])
         kinds: tuple[tuple[Kind, int], ...] = (("requests", requests), ("tokens", settled))
         for kind, counted in kinds:
-            bucket = self._book._buckets.get((kind, "", "", ""))
-            level = 0.0 if bucket is None else bucket.level
+            level = book.level((kind, "", "", ""))
             if abs(level - counted) > 0.5:
                 wrong(f"{level:.1f} {kind} are charged, and it should be {counted}")
 

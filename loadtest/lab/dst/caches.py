@@ -38,7 +38,7 @@ class Telling:
     def deliver(self, now: float) -> None:
         """What has happened in the engine until now. Called once everything at this moment has happened."""
         up = self._memory.condition != "dead"
-        if up and self._process is not self._memory._engine:
+        if up and self._process is not self._memory.engine:
             self._begins(now)
         if up != self._linked:
             self._linked = up
@@ -49,10 +49,10 @@ class Telling:
         number, self._number = self._number, self._number + 1
         # A new process whose first message to come has by chance the number that the last one's next would have had is
         # not told apart, here or anywhere.
-        if self._rng.random() < self._lost or (not self._heard and number == self._residency._expected):
+        if self._rng.random() < self._lost or (not self._heard and number == self._residency.expected):
             self._missed = True
             return
-        seen_again = number < self._residency._expected
+        seen_again = number < self._residency.expected
         self._heard = True
         self._residency.take((b"", number.to_bytes(8, "big"), batch), now)
         if seen_again and self._residency.cut < self._began:
@@ -61,7 +61,7 @@ class Telling:
 
     def _begins(self, now: float) -> None:
         """It runs as another process: numbers from 0, and an empty cache unless it is only now listened to."""
-        self._process = engine = self._memory._engine
+        self._process = engine = self._memory.engine
         blocks = engine.scheduler.blocks
         self._log = blocks.log = CacheLog()
         self._number = 0
@@ -70,9 +70,9 @@ class Telling:
         self._missed = bool(blocks.cached)
 
     def _compare(self, now: float) -> None:
-        residency, blocks = self._residency, self._memory._engine.scheduler.blocks
+        residency, blocks = self._residency, self._memory.engine.scheduler.blocks
         cached = {block & WORD for block in blocks.cached}
-        believed = set(residency._stored)
+        believed = set(residency.stored)
         if not believed <= cached:
             self._wrong(f"{len(believed - cached)} blocks that {self._id} has evicted are taken for cached")
         if not self._missed and believed != cached:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from gateway.core.admission.witness import Witnesses
 from gateway.core.request.record import Record
 from loadtest.clients.retries import Clients
 from loadtest.lab.dst.answers import Reader
@@ -18,29 +19,24 @@ from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.simulated_client import Life, Try
 
-if TYPE_CHECKING:
-    from gateway.decider.call_log import CallLog
-
 # What a client sees, and what the gateway may call it; anything else has the same name on both sides. Who leaves in the
 # very moment of an answer's end sees nothing of it.
 AGREES = {"left": {"client_gone", "ok", "expired", "shed", "upstream"}, "truncated": {"truncated", "expired"}}
 
 
 class Callers:
-    """Everybody who calls `target`, whose call log this is. `tell` takes what happens, `wrong` what must not happen,
-    each a line; `over` is called when nobody has a call open any more."""
+    """Everybody who calls a gateway, and the gateway's Watcher. `tell` takes what happens, `wrong` what must not
+    happen, each a line; `over` is called when nobody has a call open any more. `watch` comes before the first call."""
 
     def __init__(
         self,
         case: Case,
-        target: GatewayTarget,
         tell: Callable[[str], None],
         wrong: Callable[[str], None],
         over: Callable[[], None],
     ) -> None:
         self._case = case
-        self._target = target
-        self._tell = tell
+        self.say = self._tell = tell
         self._wrong = wrong
         self._over = over
         self._loop = asyncio.get_running_loop()
@@ -49,13 +45,22 @@ class Callers:
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
         self._flighty: dict[str, Life] = {}  # by request id: clients that leave as soon as it is their turn
         self._sent: set[bytes] = set()  # request ids that an engine was sent
-        self.charges = Charges(target.gateway.limits, self._whose)
+        self.charges = Charges(self._whose)
+        self.shadow_charges = Charges()
         self.ledger = Ledger(self.charges, wrong)
-        self.invariants = Invariants(target.gateway, wrong, self._granted)
-        target.gateway.log = cast("CallLog", self)  # it has all of the surface that is used
-        self._counted = target.sends.sent
-        vars(target.sends)["sent"] = self._count
-        target.sends.failed = self.ledger.failed
+        self.failed = self.ledger.failed
+        self.invariants = Invariants(wrong, self._granted)
+        self.witnesses = Witnesses(
+            dispatch=self.invariants,
+            limits=self.charges,
+            shadow=self.shadow_charges,
+            batches=self.invariants.batches,
+        )
+
+    def watch(self, target: GatewayTarget) -> None:
+        """This is whom they call."""
+        self._target = target
+        self.invariants.watch(target.gateway)
 
     # -- what they do -------------------------------------------------------------------------------------------
 
@@ -108,16 +113,13 @@ class Callers:
         assert task is not None  # noqa: S101 # calls are charged in their own
         return self._target.gateway.pipeline.tasks[task].record.request_id
 
-    def _count(self, request_id: bytes) -> None:
+    def sending(self, request_id: bytes) -> None:
         """An engine is sent a request."""
         self.invariants.retries.sends += request_id in self._sent
         self._sent.add(request_id)
-        self._counted(request_id)
 
-    def write(self, record: Record, now: float) -> None:
-        """The end of a call: as the gateway's call log."""
-        tried = self._target.records.open.get(record.request_id)
-        self._target.records.write(record, now)
+    def heard(self, record: Record, tried: Try | None) -> None:
+        """The end of a call: its line in the gateway's call log."""
         self._tell(f"record {record.request_id} {record.outcome.value} after {record.total:.4f} s: {record.reason}")
         if tried is None:
             self._wrong(f"a record of {record.request_id}, which is nobody's or has one")
@@ -136,15 +138,12 @@ class Callers:
         self.invariants.ended(record.request_id)
         self.ledger.count(record)
 
-    async def aclose(self) -> None:
-        """Nothing to flush."""
-
     def settled(self) -> None:
         """All calls have ended: both sides say the same of each."""
         self.invariants.idle()
         for left in self._target.left_over():
             self._wrong(left)
-        self.charges.compare(self._wrong)
+        self.charges.compare(self._target.gateway.limits, self._wrong)
         for tried, call in self._asked.values():
             may = AGREES.get(tried.outcome, {tried.outcome})
             if tried.recorded not in may and not (call.upload and tried.outcome == "left" and not tried.recorded):

@@ -15,18 +15,30 @@ Models", OSDI 2024): corrections move D too, and are taken from the queue as the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from itertools import count
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from gateway.core.admission.queues import Queues, Ticket
     from gateway.core.policy.policy import Policy
-    from gateway.core.policy.traffic import TrafficClass
 
 OUTPUT = 2  # what a written token counts beside one that is read
 ROUNDING = 1e-6  # tokens over weight
 Who = tuple[str, str]  # class, tenant
+
+
+class _Popping(msgspec.Struct, frozen=True):
+    """Who waited just before a call was served: each class's head, in order, and which of those are what."""
+
+    heads: list[Ticket]
+    starving: list[Ticket]
+    blocking: list[Ticket]
+    reserved: set[Ticket]
+    paid: set[Ticket]
+    waiting: set[Who]
 
 
 class Fairness:
@@ -46,22 +58,20 @@ class Fairness:
         # For a pair that waits, ended by either's ceasing to: the greatest D at which the first was served, and the
         # least at which the second was.
         self._pairs: dict[tuple[Who, Who], tuple[int, int, float, float]] = {}
-        self._goes_by(policy.classes, {name: tenant.weight for name, tenant in policy.tenants.items()})
-        for name in ("apply", "push", "pop", "correct"):
-            vars(queues)[name] = getattr(self, name)
+        self._before = 0.0  # a tenant's counter, before it is corrected
+        self._expected: float | None = None  # by how much it is to move; None: its class is gone
+        self._popping: _Popping | None = None
+        self.apply(policy)
 
-    def apply(self, classes: Mapping[str, TrafficClass], weights: Mapping[str, float]) -> None:
+    def apply(self, policy: Policy) -> None:
         """A reload: other weights, other classes."""
-        self._goes_by(classes, weights)
-        type(self._queues).apply(self._queues, classes, weights)
-
-    def _goes_by(self, classes: Mapping[str, TrafficClass], weights: Mapping[str, float]) -> None:
-        self._gone |= self._classes - set(classes)
-        self._classes = set(classes)
-        self._weights = dict(weights)
+        classes = set(policy.classes)
+        self._gone |= self._classes - classes
+        self._classes = classes
+        self._weights = {name: tenant.weight for name, tenant in policy.tenants.items()}
         self._pairs.clear()
 
-    def push(self, ticket: Ticket, *, front: bool = False) -> None:
+    def pushing(self, ticket: Ticket, *, front: bool) -> None:
         """A call begins to wait."""
         queues, who = self._queues, _who(ticket)
         places = sum([settings.max_queue for settings in queues.classes.values()])
@@ -69,50 +79,54 @@ class Fairness:
             self._wrong(f"call {ticket.call.request_id} begins to wait beside {len(queues)}, in {places} places")
         if not any(_who(other) == who for other in queues):
             self._spans[who] = next(self._span)
-        type(queues).push(queues, ticket, front=front)
-        self._length = len(queues)
+        self._length = len(queues) + 1
 
-    def pop(self, fits: Callable[[Ticket], bool], now: float, paused: Container[str] = ()) -> Ticket | None:
-        """A call is served, if one may."""
+    def popping(self, now: float, paused: Container[str]) -> None:
+        """Somebody may be served: who waits, and whose turn it is."""
         queues = self._queues
         paid = {ticket for ticket in queues if ticket.paid}
-        waiting = {_who(ticket) for ticket in queues if ticket not in paid}
-        order = [(line.head(now), line) for line in queues._order(now, paused)]
-        starving = [head for head, line in order if line.starving(head, now)]
-        blocking = [head for head, _ in order if not head.large]
-        reserved = {head for head, line in order if line.settings.reserve}.__contains__
-        heads = [head for head, _ in order]
-        ticket = type(queues).pop(queues, fits, now, paused)
-        self._length = len(queues)
-        if ticket is not None:
-            if starving and ticket in heads and heads.index(starving[0]) < heads.index(ticket):
-                self._wrong(f"call {ticket.call.request_id} passes {starving[0].call.request_id}, which is starving")
-            before = heads[: heads.index(ticket)] if ticket in heads and not reserved(ticket) else []
-            if blocking and blocking[0] in before:
-                self._wrong(f"call {ticket.call.request_id} passes {blocking[0].call.request_id}, which is not large")
-            if ticket not in paid:
-                self._serves(ticket, _who(ticket), waiting)
-        return ticket
+        order = [(line.head(now), line) for line in queues.order(now, paused)]
+        self._popping = _Popping(
+            heads=[head for head, _ in order],
+            starving=[head for head, line in order if line.starving(head, now)],
+            blocking=[head for head, _ in order if not head.large],
+            reserved={head for head, line in order if line.settings.reserve},
+            paid=paid,
+            waiting={_who(ticket) for ticket in queues if ticket not in paid},
+        )
 
-    def correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
+    def popped(self, ticket: Ticket | None) -> None:
+        """This call is served, if any."""
+        self._length = len(self._queues)
+        seen, self._popping = self._popping, None
+        if ticket is None or seen is None:
+            return
+        heads, starving, blocking = seen.heads, seen.starving, seen.blocking
+        if starving and ticket in heads and heads.index(starving[0]) < heads.index(ticket):
+            self._wrong(f"call {ticket.call.request_id} passes {starving[0].call.request_id}, which is starving")
+        before = heads[: heads.index(ticket)] if ticket in heads and ticket not in seen.reserved else []
+        if blocking and blocking[0] in before:
+            self._wrong(f"call {ticket.call.request_id} passes {blocking[0].call.request_id}, which is not large")
+        if ticket not in seen.paid:
+            self._serves(ticket, _who(ticket), seen.waiting)
+
+    def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         """What a served call really used is known."""
         charged = self._charged.pop(ticket.call.request_id, None)
         who, more = _who(ticket), 0.0
         if charged is not None and charged[0] == who:
             more = (prompt_tokens + OUTPUT * completion_tokens - charged[1]) / self._weight(who)
         self._served[who] += more
-        queues = self._queues
-        before = self._counter(who)
-        type(queues).correct(queues, ticket, prompt_tokens, completion_tokens)
-        moved = self._counter(who) - before
         known = who[0] not in self._gone and (charged is None or charged[0] == who)  # else its class has gone since
-        if abs(moved - more) > ROUNDING and known:
-            self._wrong(f"{who} is charged {moved:.0f} tokens more for {ticket.call.request_id}, expected {more:.0f}")
+        self._expected = more if known else None
+        self._before = self._queues.served(*who)
 
-    def _counter(self, who: Who) -> float:
-        line = self._queues._lines.get(who[0])
-        account = None if line is None else line._accounts.get(who[1])
-        return 0.0 if account is None else account.counter
+    def corrected(self, ticket: Ticket) -> None:
+        """Its tenant's counter has moved by the difference."""
+        who, more = _who(ticket), self._expected
+        moved = self._queues.served(*who) - self._before
+        if more is not None and abs(moved - more) > ROUNDING:
+            self._wrong(f"{who} is charged {moved:.0f} tokens more for {ticket.call.request_id}, expected {more:.0f}")
 
     def _serves(self, ticket: Ticket, who: Who, waiting: set[Who]) -> None:
         for other in waiting:

@@ -1,7 +1,7 @@
-"""What must hold at every moment of a simulated gateway, whatever happens to it.
+"""Invariants of a simulated gateway, at every moment and whatever happens to it.
 
-Looked at from outside: the dispatch's doors (at once, entering, pumping, granting, releasing) are watched as they are
-used, and everything is compared with the watcher's own books once nothing is left to be done at a moment.
+The dispatch tells its events to a witness. At each moment, once nothing is left to be done, everything is compared with
+the witness's own books.
 """
 
 from __future__ import annotations
@@ -9,20 +9,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Container
 
 from gateway.core.admission.deadline import too_late
 from gateway.core.admission.queues import Queues, Ticket
-from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.choice import Choice, choose
 from gateway.core.engines.fleet import Engine, Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
-from gateway.decider.dispatch import NOBODY
-from gateway.decider.grant import LocalGrant
 from gateway.serve.assembly import Gateway
 from loadtest.lab.dst.batches import Batches
 from loadtest.lab.dst.books import Retries
@@ -34,69 +30,107 @@ BACKOFF = 0.3  # seconds after its deadline a call may need to notice it: it may
 
 
 class Invariants:
-    """Watches one gateway. `wrong` is told, in words, of what is not as it must be; `granted` of each call, by its id,
-    that gets an engine, before its own task is."""
+    """Witness of one gateway. `wrong` is told, in words, of what is not as it must be; `granted` of each call, by its
+    id, that gets an engine, before its own task is. `watch` comes before the first event."""
 
-    def __init__(self, gateway: Gateway, wrong: Callable[[str], None], granted: Callable[[str, str], None]) -> None:
-        self.retries = Retries(gateway.retries, wrong)
-        self._gateway = gateway
-        self._dispatch = dispatch = gateway.dispatch
+    def __init__(self, wrong: Callable[[str], None], granted: Callable[[str, str], None]) -> None:
+        self.retries = Retries(wrong)
+        self.batches = Batches(wrong)
         self._wrong = wrong
         self._granted = granted
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(0)  # noqa: S311 # of its own: to look must change nothing
         self._holds: list[tuple[Hold, Call]] = []
         self._ended: set[str] = set()  # ids of calls
-        self._grants = Grants(gateway)
         self._moved: set[str] = set()  # ids of calls that have had their free move
+        self._idle_for: dict[str, str] = {}  # calls that enter a queue -> an engine that was idle
+        self._refusable: set[str] = set()  # ids of calls that their model's mode refused as they entered
         self._pumped: dict[str, float] = {}
-        self._settled = True  # no hold was taken or given back since the books were compared
-        dispatch.retries = cast("RetryBudget", self.retries)  # it has all of the surface that is used
-        for name in ("at_once", "enter", "released", "_grant", "_pump"):
-            vars(dispatch)[name] = getattr(self, name)
-        self.batches = Batches(gateway.pipeline.batcher, wrong)
         self._fairness: dict[str, Fairness] = {}
-        vars(dispatch)["_state"] = self._state
-        dispatch.witness = self
+        self._settled = True  # no hold was taken since the books were compared, and no call ended
+
+    def watch(self, gateway: Gateway) -> None:
+        """This is what is looked at."""
+        self._gateway = gateway
+        self._dispatch = gateway.dispatch
+        self._grants = Grants(gateway)
 
     def apply(self, policy: Policy) -> None:
         """A reload has taken effect."""
         self.batches.apply(policy)
 
-    # -- the doors ----------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
-    def at_once(self, call: Call, exclude: frozenset[str] = NOBODY) -> LocalGrant | None:
+    def applying(self, policy: Policy) -> None:
+        for fairness in self._fairness.values():
+            fairness.apply(policy)
+
+    def entering(self, call: Call, exclude: frozenset[str], *, front: bool) -> None:
         """On an idle engine every call that fits is granted at once, if nobody waits and nothing but a prediction
         forbids it."""
-        dispatch = self._dispatch
+        dispatch, id = self._dispatch, call.request_id
+        self._idle_for[id] = idle = self._idle(call)
+        refuses = self._refuses(call)
+        if front:
+            self._grants.first.add(id)
+            if not exclude & {hold.engine.id for hold, whose in self._holds if whose is call}:
+                self._wrong(f"call {id} may go back to the engine that has failed it: not {set(exclude)}")
+            return
+        (self._refusable.add if refuses else self._refusable.discard)(id)
         settings = dispatch.policy.classes.get(call.class_name)
         waits = dispatch.queues.get(call.model) or dispatch.draining or self._loop.time() >= call.deadline
-        idle = "" if exclude or waits or settings is None or self._refuses(call) else self._idle(call)
         limit = None if settings is None else settings.max_concurrency
-        if limit is not None and dispatch.running[call.class_name] >= limit:
-            idle = ""
-        grant = type(dispatch).at_once(dispatch, call, exclude)
-        if idle and grant is None:
-            self._wrong(f"call {call.request_id} is not granted at once though {idle} is idle")
-        return grant
+        full = settings is None or (limit is not None and dispatch.running[call.class_name] >= limit)
+        if idle and not (exclude or waits or full or refuses):
+            self._wrong(f"call {id} is not granted at once though {idle} is idle")
 
-    async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> LocalGrant:
-        dispatch = self._dispatch
-        refused = not front and self._refuses(call)
-        idle = self._idle(call)
-        if front:
-            self._grants.first.add(call.request_id)
-            if not exclude & {hold.engine.id for hold, whose in self._holds if whose is call}:
-                self._wrong(f"call {call.request_id} may go back to the engine that has failed it: not {set(exclude)}")
-        try:
-            grant = await type(dispatch).enter(dispatch, call, exclude, front=front)
-        except Refused as told:
-            if idle and told.outcome is Outcome.HOPELESS:
-                self._wrong(f"call {call.request_id} is refused by prediction though {idle} is idle: {told.message}")
-            raise
-        if refused:
-            self._wrong(f"call {call.request_id} has waited for {grant.engine.id} though its model's mode refused it")
-        return grant
+    def refused(self, call: Call, refused: Refused) -> None:
+        idle = self._idle_for[call.request_id]
+        if idle and refused.outcome is Outcome.HOPELESS:
+            self._wrong(f"call {call.request_id} is refused by prediction though {idle} is idle: {refused.message}")
+
+    def pushing(self, queues: Queues, ticket: Ticket, *, front: bool) -> None:
+        self._fairness_of(ticket.call.model, queues).pushing(ticket, front=front)
+
+    def popping(self, model: str, queues: Queues, now: float, paused: Container[str]) -> None:
+        self._pumped[model] = self._loop.time()
+        self._fairness_of(model, queues).popping(now, paused)
+
+    def popped(self, model: str, ticket: Ticket | None) -> None:
+        self._fairness[model].popped(ticket)
+
+    def granting(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
+        self._granted(call.request_id, choice.engine.id)
+        for found in self._grants.wrong_with(call, choice, now, ticket):
+            self._wrong(f"call {call.request_id} is granted {found}")
+        if ticket is not None and call.request_id in self._refusable - self._grants.first:
+            self._wrong(f"call {call.request_id} has waited for {choice.engine.id} though its model's mode refused it")
+
+    def granted(self, call: Call, hold: Hold) -> None:
+        self._settled = False
+        self._holds.append((hold, call))
+        self.retries.granted(call.request_id)
+
+    def retried(self, call: Call) -> None:
+        self.retries.retried(self._dispatch.retries.policy)
+
+    def moved_free(self, call: Call) -> None:
+        """The one move that costs no budget."""
+        self.retries.free += 1
+        if call.request_id in self._moved:
+            self._wrong(f"call {call.request_id} has lost an engine for the second time, and pays nothing for it")
+        self._moved.add(call.request_id)
+
+    def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
+        self._fairness[ticket.call.model].correcting(ticket, prompt_tokens, completion_tokens)
+
+    def corrected(self, ticket: Ticket) -> None:
+        self._fairness[ticket.call.model].corrected(ticket)
+
+    def _fairness_of(self, model: str, queues: Queues) -> Fairness:
+        if model not in self._fairness:
+            self._fairness[model] = Fairness(queues, self._dispatch.policy, self._wrong)
+        return self._fairness[model]
 
     def _idle(self, call: Call) -> str:
         """An engine that has nothing to do and can take the call; empty: there is none."""
@@ -113,40 +147,6 @@ class Invariants:
         closed = any(engine.breaker.state is BreakerState.CLOSED for engine in engines)
         return traffic is not None and closed and traffic.refuses(call) is not None
 
-    def _state(self, model: str) -> Any:
-        dispatch = self._dispatch
-        state = type(dispatch)._state(dispatch, model)
-        if model not in self._fairness:
-            self._fairness[model] = Fairness(state[0], dispatch.policy, self._wrong)
-        return state
-
-    def released(self, call: Call, hold: Hold, now: float) -> None:
-        self._settled = False
-        dispatch = self._dispatch
-        type(dispatch).released(dispatch, call, hold, now)
-
-    def moved_free(self, call: Call) -> None:
-        """The one move that costs no budget."""
-        self.retries.free += 1
-        if call.request_id in self._moved:
-            self._wrong(f"call {call.request_id} has lost an engine for the second time, and pays nothing for it")
-        self._moved.add(call.request_id)
-
-    def _pump(self, model: str, queues: Queues) -> None:
-        self._pumped[model] = self._loop.time()
-        dispatch = self._dispatch
-        type(dispatch)._pump(dispatch, model, queues)
-
-    def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> LocalGrant:
-        engine, dispatch = choice.engine, self._dispatch
-        self._granted(call.request_id, engine.id)
-        for found in self._grants.wrong_with(call, choice, now, ticket):
-            self._wrong(f"call {call.request_id} is granted {found}")
-        self._settled = False
-        grant = type(dispatch)._grant(dispatch, call, choice, now, ticket)
-        self._holds.append((grant.hold, call))
-        return grant
-
     def ended(self, request_id: str) -> None:
         """A call has its record: it may hold nothing any more."""
         self._ended.add(request_id)
@@ -161,7 +161,7 @@ class Invariants:
         for model, queues in dispatch.queues.items():
             if queues:
                 self._conserves_work(model, queues, now)
-        if not self._settled:
+        if not self._settled or not all(hold.live for hold, _ in self._holds):
             self._settled = True
             self._compare()
 
@@ -174,12 +174,12 @@ class Invariants:
             self._wrong(f"calls wait past their time: {', '.join(overdue)}")
         engines, at = dispatch.fleet.serving(model), self._pumped[model]
         outlook = dispatch.sidecars.outlook(model, now)
-        if not dispatch._served(model) and (outlook is None or outlook.ready_in is None):
+        if not dispatch.control.served(model) and (outlook is None or outlook.ready_in is None):
             self._wrong(f"{len(queues)} calls wait for {model}, which nobody has or can have")
         if any(engine.breaker.state is not BreakerState.CLOSED for engine in engines):
             return
         held_up = False
-        for line in queues._order(at, dispatch._paused()):  # as the pump looks at them
+        for line in queues.order(at, dispatch.control.paused()):  # as the pump looks at them
             ticket = line.head(at)
             choice = None if held_up and not line.settings.reserve else self._choice(ticket, engines, at)
             if choice is not None and not self._late(ticket, choice, now):
@@ -194,7 +194,7 @@ class Invariants:
 
     def _late(self, ticket: Ticket, choice: Choice, now: float) -> bool:
         engine, dispatch = choice.engine, self._dispatch
-        if not engine.in_flight and not dispatch._contended(dispatch.queues[ticket.call.model]):
+        if not engine.in_flight and not dispatch.control.contended(dispatch.queues[ticket.call.model]):
             return False
         spread = engine.ttft_spread
         reading = spread * choice.prefill / engine.prefill_rate
@@ -244,13 +244,10 @@ class Invariants:
         """Nothing is asked any more, and nothing may be left."""
         gateway, dispatch = self._gateway, self._dispatch
         self._compare()
-        dispatch._arm()
         left = {
             "holds": [hold.tokens for hold, _ in self._holds],
-            "turns": dispatch._turns,
-            "calls held for models": dispatch._awaiting_model,
-            "a timer": dispatch._timer,
-            "engines to be forgotten": gateway._retired,
+            **dispatch.left_over(),
+            "engines to be forgotten": gateway.retired,
             "models asked for": gateway.waking.models,
             "tasks of calls": gateway.pipeline.tasks,
             "calls in queues": [ticket.call.request_id for queues in dispatch.queues.values() for ticket in queues],
@@ -260,5 +257,5 @@ class Invariants:
                 self._wrong(f"left behind: {what}: {found!r}")
         if set(gateway.clients) != set(gateway.fleet.engines):
             self._wrong(f"clients of {sorted(gateway.clients)}, engines {sorted(gateway.fleet.engines)}")
-        self.batches.idle()
+        self.batches.idle(gateway.pipeline.batcher)
         self.retries.end()

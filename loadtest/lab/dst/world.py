@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 import httpx
 
 from gateway.core.engines.fleet import Engine, engine_id
-from gateway.core.shadow.shadow import Shadow
 from gateway.core.sidecars.sidecars import NameConflict, UntrustedSidecar
 from gateway.decider.loading import Configuration
 from gateway.serve.assembly import ApplyError
 from gateway.shared.protocol import DemandReport
 from gateway.upstream.client import EngineError
-from loadtest.lab.dst.books import Charges
 from loadtest.lab.dst.caches import Telling
 from loadtest.lab.dst.callers import Callers
 from loadtest.lab.dst.case import Call, Case, Event, Hand, Reload, Word
@@ -54,19 +52,21 @@ class World:
         self.memories = {f"engine-{number}:8000": memory for number, memory in enumerate(fixed)}
         for number, machine in enumerate(case.extra):
             self.memories[f"extra-{number}:8000"] = engine_of(machine, 10 + number)
-        self.target = GatewayTarget(case.policy.encode(), fixed, seed=case.seed, sidecar_token=TOKEN)
+        self.callers = Callers(case, self.tell, self.found, self._end_if_all)
+        self.target = GatewayTarget(
+            case.policy.encode(),
+            fixed,
+            seed=case.seed,
+            sidecar_token=TOKEN,
+            sidecar_transport=httpx.MockTransport(self._order),
+            shadow=case.shadow.encode(),
+            watcher=self.callers,
+        )
+        self.callers.watch(self.target)
         self.gateway = gateway = self.target.gateway
-        gateway.waking.transport = httpx.MockTransport(self._order)
-        gateway.sidecars._say = gateway.waking._say = self.tell
-        self.callers = Callers(case, self.target, self.tell, self.found, self._end_if_all)
         self.invariants = self.callers.invariants
         self._telling: list[Telling] = []
-        self._charges = [self.callers.charges]
-        if case.shadow:
-            shadow = gateway.decider.shadow = gateway.metrics.shadow = Shadow(
-                policy_of(case.shadow.encode()), self._shadow_failed
-            )
-            self._charges.append(Charges(shadow.limits))
+        self._charges = [self.callers.charges, self.callers.shadow_charges]
         for engine in gateway.fleet:
             if engine.id in self.memories:
                 self._tells(engine, self.memories[engine.id])
@@ -180,9 +180,6 @@ class World:
     def _end_if_all(self) -> None:
         if not self._coming and not self.callers.open:
             self._end()
-
-    def _shadow_failed(self, error: Exception) -> None:
-        self.found(f"the shadow policy failed: {error!r}")
 
     def _reload(self, reload: Reload) -> None:
         gateway, before = self.gateway, list(self.gateway.fleet)

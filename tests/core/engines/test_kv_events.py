@@ -221,7 +221,7 @@ def test_of_a_large_cache_a_sample_is_enough(monkeypatch: pytest.MonkeyPatch) ->
     blocks = [number * multiplier % (1 << 64) for number in range(20_000)]
     for second in range(200):
         wire.send(float(second), stored(*blocks[second * 100 : second * 100 + 100]))
-        assert len(wire.residency._stored) <= 1000
+        assert len(wire.residency.stored) <= 1000
     assert wire.residency.resident == pytest.approx(20_000, rel=0.15)
     wire.send(300.0, *[removed(block) for block in blocks[:10_000]])
     assert wire.residency.cut == pytest.approx(100.0, abs=10.0)

@@ -1,0 +1,105 @@
+"""Events of admission, for a test that watches it: the deterministic simulation checks its invariants by them.
+
+A witness only looks: it changes nothing and raises nothing. Without one an event costs a comparison with None. Events
+named `...ing` come before the change, so that a witness sees what was decided upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Protocol
+
+import msgspec
+
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.engines.choice import Choice
+from gateway.core.engines.fleet import Hold
+from gateway.core.policy.policy import Policy
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Refused
+
+
+class DispatchWitness(Protocol):
+    """Queues and grants."""
+
+    def applying(self, policy: Policy) -> None:
+        """A reload is about to take effect."""
+
+    def entering(self, call: Call, exclude: frozenset[str], *, front: bool) -> None:
+        """The call was not granted at once: it will wait, or be refused."""
+
+    def refused(self, call: Call, refused: Refused) -> None:
+        """It may not wait."""
+
+    def pushing(self, queues: Queues, ticket: Ticket, *, front: bool) -> None:
+        """The call begins to wait."""
+
+    def popping(self, model: str, queues: Queues, now: float, paused: Container[str]) -> None:
+        """Whoever may go next is looked for."""
+
+    def popped(self, model: str, ticket: Ticket | None) -> None:
+        """This call goes next; None: nobody may."""
+
+    def granting(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
+        """The call gets this engine. `ticket`: what it waited with."""
+
+    def granted(self, call: Call, hold: Hold) -> None:
+        """The call holds its cost on the engine's ledger."""
+
+    def moved_free(self, call: Call) -> None:
+        """The call has lost its engine and may move from there at no cost to the retry budget."""
+
+    def retried(self, call: Call) -> None:
+        """A further attempt of the call was taken from the retry budget."""
+
+    def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
+        """Real usage is about to replace what the call's tenant was charged in its queue."""
+
+    def corrected(self, ticket: Ticket) -> None:
+        """It has."""
+
+
+class LimitWitness(Protocol):
+    """Charges of one book of limits; each is a `limits.Charge`."""
+
+    def arrived(self, charge: LimitCharge) -> None:
+        """A request was counted, before it was parsed."""
+
+    def charged(self, charge: LimitCharge, arrived: LimitCharge | None) -> None:
+        """A call was charged, in place of what it took as it arrived."""
+
+
+class LimitCharge(Protocol):
+    """A charge, as a witness sees it. `settled`: tokens, once they are known."""
+
+    live: bool
+    refunded: bool
+    settled: int | None
+
+
+class BatchWitness(Protocol):
+    """Calls that share one request to an engine."""
+
+    def joining(self, call: Call) -> None:
+        """The call may be merged with others."""
+
+    def sending(self, calls: Sequence[Call]) -> None:
+        """These have waited for each other; whoever has left is not among them."""
+
+    def merging(self, calls: Sequence[Call], items: int) -> None:
+        """They become one request, of so many items."""
+
+    def merged(self, calls: Sequence[Call], status: int, prompt_tokens: Sequence[int | None]) -> None:
+        """They are all told this answer: its status, and each its share of the prompt's tokens."""
+
+
+class Witnesses(msgspec.Struct, frozen=True, kw_only=True):
+    """Whoever watches one gateway. `shadow`: the limits of the shadow policy."""
+
+    dispatch: DispatchWitness | None = None
+    limits: LimitWitness | None = None
+    shadow: LimitWitness | None = None
+    batches: BatchWitness | None = None
+
+
+NOBODY_WATCHES = Witnesses()
