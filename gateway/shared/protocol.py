@@ -74,7 +74,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sidecar has. `boot` is another with every start of the sidecar, `sequence` counts its reports: one that
+    """Report of one sidecar. `boot` is another with every start of the sidecar, `sequence` counts its reports: one that
     arrives out of order is dropped. `control` is where it takes orders, as the gateways reach it. `key`: a secret of
     this sidecar's that outlives its restarts; a gateway that hears it takes its name from nobody with another."""
 
@@ -89,7 +89,7 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What one gateway does with one profile's engine: calls that hold a grant on it, calls that wait for the model,
+    """Demand of one gateway for one profile: calls that hold a grant on it, calls that wait for the model,
     seconds since the last of either (None: never), and whether the gateway sends it nothing more (`withdrawn`), so that
     `in_flight` 0 then means that it may be stopped."""
 

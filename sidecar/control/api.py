@@ -176,7 +176,7 @@ class Api:
     # -- what there is to do ------------------------------------------------------------------------------------
 
     async def ensure(self, request: Request) -> Response:
-        """What it wants may be out of reach; the report then says why, and that is no error."""
+        """The model's report. Where it cannot be had the report says why, and that is no error."""
         profile = await self._ordered(request)
         return Response(encode(Ensured(model=self._manager.orders.ensure(profile))), media_type="application/json")
 

@@ -46,7 +46,7 @@ def _gateway(gateway: GatewayStatus) -> str:
 
 
 def announcement(status: Status) -> str:
-    """What a sidecar that has started tells the person at the terminal, without a last newline."""
+    """Lines for the person at the terminal once a sidecar has started, without a last newline."""
     usable = [gpu for gpu in status.gpus if not gpu.refused]
     sizes = " and ".join(sorted({gibs(gpu.total) for gpu in usable}))
     gpus = f"{len(usable)} GPU{'s' * (len(usable) != 1)} of {sizes}" if usable else "no GPU"

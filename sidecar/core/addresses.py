@@ -51,7 +51,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class EngineAddress(msgspec.Struct, frozen=True):
-    """Where one engine listens: on `port` of `host`, or on the unix socket `uds`."""
+    """Address of one engine: on `port` of `host`, or on the unix socket `uds`."""
 
     host: str = LOOPBACK
     port: int = 0
@@ -99,9 +99,9 @@ class AddressPool(msgspec.Struct, frozen=True):
         return () if self.sockets is not None else tuple(range(self.first, self.last + 1))
 
     def on_socket(self, profile: str) -> EngineAddress:
-        """Where the engine of a profile listens if the pool is a folder of sockets."""
+        """Address of the engine of a profile if the pool is a folder of sockets."""
         return EngineAddress(uds=f"{(self.sockets or '').rstrip('/')}/{profile}{SUFFIX}")
 
     def on_port(self, port: int) -> EngineAddress:
-        """Where an engine listens that has been given one of `ports`."""
+        """Address of an engine that has been given one of `ports`."""
         return EngineAddress(host=self.host, port=port)

@@ -74,22 +74,22 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     models: Mapping[ProfileName, Profile]
 
     def pool(self, folder: str) -> AddressPool:
-        """What engines listen on; `folder`: of the sidecar's file."""
+        """Addresses that engines get; `folder`: of the sidecar's file."""
         if self.engine_addresses is not None:
             return self.engine_addresses
         return AddressPool() if _far(self) else own_sockets(folder, self.models)
 
     def served_name(self, profile: str) -> str:
-        """What calls name the model of a profile. Raises KeyError where there is none."""
+        """Name by which calls ask for the model of a profile. Raises KeyError where there is none."""
         return self.models[profile].served_name or profile
 
     def engine_of(self, profile: str) -> EngineSettings:
-        """What runs the model of a profile. Raises KeyError where there is none."""
+        """Settings of the engine of a profile. Raises KeyError where there is none."""
         return self.models[profile].engine or self.engine
 
 
 def decode(data: bytes, name: str = "sidecar") -> SidecarConfig:
-    """What a YAML file says. `name` is how messages call the file. Raises InvalidFile."""
+    """Read a YAML file. `name` is how messages call the file. Raises InvalidFile."""
     return read_config(data, name).good()
 
 
@@ -169,7 +169,7 @@ def _machine(config: SidecarConfig) -> Iterator[Fault]:
 
 
 def _on_this_machine(config: SidecarConfig, profile: Profile, name: str) -> Iterator[Fault]:
-    """Where a model asks for GPUs that the sidecar does not have."""
+    """Mistakes of models that ask for GPUs that the sidecar does not have."""
     if config.gpus == "all" or not config.gpus:
         return
     own = ", ".join(map(str, config.gpus))
@@ -182,7 +182,7 @@ def _on_this_machine(config: SidecarConfig, profile: Profile, name: str) -> Iter
 
 
 def _reach(config: SidecarConfig) -> Iterator[Fault]:
-    """What other machines can reach asks for a token."""
+    """Mistakes of listeners that other machines can reach without a token."""
     seen: dict[str, int] = {}
     for index, url in enumerate(config.gateways):
         if url is UNREAD:
@@ -213,7 +213,7 @@ def _far(config: SidecarConfig) -> list[str]:
 
 
 def warnings(config: SidecarConfig) -> Iterator[str]:
-    """What is legal and unwise."""
+    """Warnings of settings that are legal and unwise."""
     pool = config.pool("/")
     if pool.sockets is not None:
         return

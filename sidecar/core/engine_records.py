@@ -29,7 +29,7 @@ class Unusable(Exception):
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine that is ready says of itself; None: it does not."""
+    """Facts that an engine tells of itself once it is ready; None: not told."""
 
     kv_tokens: int | None = None
     kv_bytes: int | None = None  # on each GPU
@@ -39,7 +39,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What another sidecar must know to adopt an engine; for the state file.
+    """Record of an engine's process, by which another sidecar finds it again; for the state file.
 
     `engine`: the value of its marker, SIDECAR/anything, never used twice. `started`: clock ticks since boot. `boot`:
     the boot id, since number and ticks may both come again after a reboot. `log`: its output's file.
@@ -54,8 +54,8 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What another sidecar needs to adopt an engine. `level`: it sleeps so deep; 0: it is awake. `settings`: a digest
-    of its profile as it was started."""
+    """Record of an engine, by which another sidecar adopts it. `level`: that it sleeps at; 0: it is awake. `settings`: a
+    digest of its profile as it was started."""
 
     process: ProcessRecord
     gpus: tuple[int, ...]

@@ -132,7 +132,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def owned_flag(name: str) -> str | None:
-    """What to do instead, where the sidecar gives the flag itself; with dashes and underscores as people write them."""
+    """The field to write instead of a flag that the sidecar gives itself; the flag with dashes or underscores."""
     return OWNED.get(name.lstrip("-").replace("_", "-").removeprefix("no-"))
 
 

@@ -74,7 +74,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted: `need` bytes (its claim) on each of `tensor_parallel` GPUs; of `gpus`, if its profile says which.
+    """Target of a plan: `need` bytes (its claim) on each of `tensor_parallel` GPUs; `gpus`: those it is bound to.
 
     `since`: when the first call began to wait for it. `last_used`: before that, which is how warm it is.
     """
@@ -88,7 +88,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine takes on each GPU: `claim` in the ledger, `start_needs` free bytes before it starts, `residue`
+    """Memory of an engine on each GPU: `claim` in the ledger, `start_needs` free bytes before it starts, `residue`
     asleep; `host` bytes of the machine's memory at level 1. `share` (0..1) is for its command line, None: not to be
     told. `sequences`: at most at once, where the engine would not start with its own number. `arithmetic`: how that
     came about, in words. All 0 where it needs no GPU."""

@@ -32,7 +32,7 @@ class State(Enum):
 
 
 class Pending(Enum):
-    """What is being done; nothing is None. Values are the word in reports."""
+    """Step under way; None: none. Values are the word in reports."""
 
     START = "start"  # from the decision on, while others make room, until it is ready
     DRAIN = "drain"  # gateways send it nothing more
@@ -97,7 +97,7 @@ class IllegalTransition(Exception):
 
 
 def after(state: State, pending: Pending | None, event: Event) -> tuple[State, Pending | None]:
-    """Where `event` leads. Raises IllegalTransition."""
+    """The state that `event` leads to. Raises IllegalTransition."""
     found = TRANSITIONS[state].get(event)
     if found is None:
         raise IllegalTransition(f"{event!r} in state {state.value}: it has {', '.join(TRANSITIONS[state])}")
@@ -137,7 +137,7 @@ class Lifecycle:
         self.transitions = {each.value: 0 for each in State}
 
     def step(self, event: Event, now: float, error: str = "") -> State:
-        """What happened or was ordered, at `now`; `error` in words, of failed and out_of_memory. Returns the state.
+        """Apply a fact or an order, at `now`; `error` in words, of failed and out_of_memory. Returns the state.
 
         Raises IllegalTransition, with nothing changed.
         """
@@ -168,7 +168,7 @@ class Lifecycle:
 
     @property
     def restart_at(self) -> float | None:
-        """When an engine in ERROR is to be started again by itself; None: it is not to be."""
+        """Time at which an engine in ERROR is started again by itself; None: it is not to be."""
         if self.state is not ERROR or self.pending is not None or self.given_up:
             return None
         return self.since + backoff(self.failures)

@@ -146,7 +146,7 @@ class ModelState:
     # -- what it does by itself -------------------------------------------------------------------------------------
 
     def idle_step(self) -> tuple[float, Literal["sleep", "stop"]] | None:
-        """When it is to sleep or to stop, were it left alone from now on; None: never."""
+        """Time and kind of its next step down, were it left alone from now on; None: never."""
         profile, state = self.profile, self.lifecycle.state
         if profile.pin or self.lifecycle.pending is not None:
             return None
@@ -225,7 +225,7 @@ class ModelState:
             self.stop_seconds = _learnt(self.stop_seconds, seconds, first=self.stop_seconds == EVICTION)
 
     def times(self) -> dict[str, float]:
-        """What was seen, for the state file."""
+        """Times in seconds that were measured, for the state file."""
         every = {"load": self.load_seconds, "wake1": self.wake_seconds[0], "wake2": self.wake_seconds[1]}
         every |= {"sleep": self.sleep_seconds, "stop": self.stop_seconds}
         first = (LOAD, *WAKES, EVICTION, EVICTION)

@@ -89,7 +89,7 @@ class Choice(msgspec.Struct, frozen=True):
 def plan(
     target: Target, residents: Sequence[Resident], devices: Sequence[Device], now: float, settings: PlanSettings
 ) -> Plan | Infeasible:
-    """What to do so that `target` runs, or why nothing will do. `residents` may have the target itself among them."""
+    """Plan to have `target` run, or the reason why there is none. `residents` may have the target itself among them."""
     own = next((r for r in residents if r.profile == target.profile), None)
     if own is not None and (own.pending is not None or own.state is STARTING):
         doing = own.pending.value if own.pending is not None else START.value
@@ -142,7 +142,7 @@ def _cool_at(resident: Resident, target: Target, settings: PlanSettings) -> floa
 
 
 def _heat(resident: Resident, now: float, settings: PlanSettings) -> tuple[float, float]:
-    """What candidates are ordered by, the first to be evicted least."""
+    """Sort key of candidates, the first to be evicted least."""
     if settings.cost_aware:
         return (resident.last_used - now) / resident.reload_seconds, 0.0
     return resident.warmth, resident.last_used
@@ -203,7 +203,7 @@ def _shares(size: int, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _number(size: int, groups: Sequence[int]) -> int:
-    """How many these ways are."""
+    """Number of these ways."""
     ways = [1] + [0] * size
     for group in groups:
         ways = [sum(ways[max(0, taken - group) : taken + 1]) for taken in range(size + 1)]
@@ -237,7 +237,7 @@ def _decided(
     residents: Sequence[Resident],
     settings: PlanSettings,
 ) -> Plan:
-    """Who of the victims may sleep: the hottest has the first claim on what is spare and on host memory."""
+    """The plan of a choice. The hottest victim has the first claim on spare room and host memory, in which to sleep."""
     host = settings.host_memory - sum(r.host_bytes for r in residents if r.level == 1)
     spare = dict(choice.spare)
     sleep: list[PutToSleep] = []
@@ -261,7 +261,7 @@ def _decided(
 
 
 def _level(victim: Resident, host: int) -> Literal[1, 2] | None:
-    """How deep it should sleep, with `host` bytes of host memory left for that; None: it is better stopped."""
+    """Level to sleep at, with `host` bytes of host memory left for that; None: it is better stopped."""
     if victim.state is not RUNNING or not victim.sleep_level:
         return None
     first, second = victim.wake_seconds
@@ -278,8 +278,8 @@ def _could(ways: Sequence[Way], evictable: Sequence[Resident]) -> bool:
 def _freed(
     ways: Sequence[Way], target: Target, residents: Sequence[Resident], now: float, settings: PlanSettings
 ) -> float:
-    """When time alone will have made room: residents are hot no longer, or the target has starved, and their calls have
-    ended; infinite: never, for all that is known."""
+    """Time at which there is room without an order: residents are hot no longer, or the target has starved, and their
+    calls have ended; infinite: never, for all that is known."""
     starved_at = target.since + settings.max_starvation
     free_at = {}
     for resident in residents:
@@ -301,7 +301,7 @@ def _why(
     now: float,
     settings: PlanSettings,
 ) -> Infeasible:
-    """What stands in the way: the first of time, calls, pins, other processes, quarantine whose end would help."""
+    """Obstacle to the target: the first of time, calls, pins, other processes, quarantine whose end would help."""
     each = "a GPU" if target.tensor_parallel == 1 else f"each of {target.tensor_parallel} GPUs"
     needs = f"{target.profile} needs {target.need / GIB:.1f} GiB of {each}"
 

@@ -104,7 +104,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def faults(profile: Profile, at: Path) -> Iterator[Fault]:
-    """What keeps a well-formed profile, which is at the path `at`, from being used."""
+    """Mistakes that keep a well-formed profile, which is at the path `at`, from being used."""
     yield from readable(_gpus(profile, at), _idle(profile, at), _loads(profile, at), _engine(profile, at))
     for name, value in profile.flags.items():
         yield from _flag(name, value, (*at, "flags", name))
@@ -123,7 +123,7 @@ def engine_faults(engine: EngineSettings | None, at: Path) -> Iterator[Fault]:
 
 
 def on_cpu(profile: Profile, at: Path) -> Iterator[Fault]:
-    """What of the memory's settings means nothing without a GPU."""
+    """Mistakes of memory settings that mean nothing without a GPU."""
     memory = profile.gpu_memory
     if isinstance(memory, float):
         expected = "auto, or {kv: 4GiB}: on CPU there is no GPU to have a share of"

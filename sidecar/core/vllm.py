@@ -108,7 +108,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class Acknowledgement(msgspec.Struct, frozen=True):
-    """What the routes that change something tell of it, each a part; older versions nothing."""
+    """Answer of the routes that change something. Each gives a part of it, older versions nothing."""
 
     status: str | None = None
     level: int | None = None

@@ -46,7 +46,7 @@ class GpuMonitor:
         return self.gpus
 
     def refused(self, gpu: GPU) -> str:
-        """Why nothing is started on a GPU; empty: it may be used."""
+        """The reason why nothing is started on a GPU; empty: it may be used."""
         if gpu.refused:
             return gpu.refused
         return self.error or (NOT_BACK if gpu.index in self._quarantined else "")

@@ -149,7 +149,7 @@ class NVML:
         )
 
     def _told(self, function: Any, *arguments: object) -> Any:
-        """What NVML answers, None where it does not tell. Raises NVMLError for any other error."""
+        """Answer of NVML, None where it does not tell. Raises NVMLError for any other error."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError as error:

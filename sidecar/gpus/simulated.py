@@ -44,7 +44,7 @@ class OutOfMemory(Exception):
 
 
 class HeldMemory(msgspec.Struct, frozen=True):
-    """What one process, alive or not, has said it holds on one GPU."""
+    """Bytes that one process, alive or not, has said it holds on one GPU."""
 
     name: str
     index: int
@@ -184,7 +184,7 @@ def _claims(folder: Path) -> Iterator[HeldMemory]:
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot; None for one that has ended, also if it is not reaped."""
+    """Start time of a process, in clock ticks since boot; None for one that has ended, also if it is not reaped."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

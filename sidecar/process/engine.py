@@ -72,7 +72,7 @@ class VllmEngines:
     # -- what a model takes -----------------------------------------------------------------------------------------
 
     async def size(self, profile: str, total: int, present: int) -> Size:
-        """What its engine will take of GPUs of `total` bytes, of which there are `present`. Raises Unusable."""
+        """Memory of its engine on GPUs of `total` bytes, of which there are `present`. Raises Unusable."""
         measured = self._measured.get(profile)
         if measured is not None and measured.settings != self.settings(profile):
             measured = None
@@ -81,7 +81,7 @@ class VllmEngines:
     def measurement(
         self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
     ) -> Measured | None:
-        """What was seen of an engine, to estimate by the next time: bytes on the GPU where that was most, at its `peak`
+        """Measurement of an engine, for the next estimate: bytes on the GPU where that was most, at its `peak`
         while it started, `settled` once it was ready, `asleep` if it was. None: nothing can be concluded from it."""
         kv = self._sizing.kv_bytes(profile, told)
         return None if kv is None else measurement(self.settings(profile), peak, settled, kv, asleep)

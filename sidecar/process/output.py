@@ -194,7 +194,7 @@ def _made(path: Path, size: int) -> int:
 
 
 def _written_by(pid: int, path: Path) -> int:
-    """What a process has as its stdout, opened anew; `path` where that cannot be seen. Raises OSError."""
+    """The file that a process has as its stdout, opened anew; `path` where that cannot be seen. Raises OSError."""
     own = f"/proc/{pid}/fd/1"
     if not os.access(own, os.R_OK | os.W_OK):
         return _opened(path, APPEND)
@@ -204,7 +204,7 @@ def _written_by(pid: int, path: Path) -> int:
 
 
 def _path_of(fd: int, path: Path, pid: int) -> Path | None:
-    """Where the file is now that was made at `path`: there, or where it has been moved to; None: nowhere."""
+    """The present path of the file that was made at `path`, which may have been moved; None: it is gone."""
     for place in (path, Path(f"/proc/{pid}/fd/1")):
         try:
             resolved = place.resolve()

@@ -53,7 +53,7 @@ def marked(environment: Mapping[str, str], engine: str) -> dict[str, str]:
 
 
 def boot_id() -> str:
-    """Which boot of the machine this is: numbers and start times mean something only within one."""
+    """Id of this boot of the machine: numbers and start times mean something only within one."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -116,7 +116,7 @@ def belongs(pid: int, engine: str, *, since: int, leader: int | None) -> bool:
 
 
 def orphans(sidecar: str) -> list[Orphan]:
-    """What still runs of the engines of a sidecar, whose names are `sidecar` + "/" + anything, found by their marker.
+    """The running processes of a sidecar's engines, whose names are `sidecar` + "/" + anything, found by their marker.
 
     Asked when a sidecar starts, these are what an earlier one left. Only processes whose environment we may read.
     """

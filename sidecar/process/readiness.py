@@ -56,7 +56,7 @@ async def ready(
 
 
 class _Stage:
-    """How far a start has got: when it last got on, and what it waits for."""
+    """Progress of a start: the time of the last, and what it waits for."""
 
     __slots__ = ("since", "why")
 

@@ -166,7 +166,7 @@ class VllmEngine:
     # -- its sleep --------------------------------------------------------------------------------------------------
 
     async def awake(self) -> Literal[0, 1, 2]:
-        """How deep it sleeps, by what it says itself; 0: awake. Raises EngineFailed, also of one that is paused."""
+        """Sleep level, by its own word; 0: awake. Raises EngineFailed, also of one that is paused."""
         async with self._failing("it cannot be asked whether it sleeps"):
             return await self._depth()
 

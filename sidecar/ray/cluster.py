@@ -63,7 +63,7 @@ class Controller:
         self._thread.start()
 
     def status(self) -> list[tuple[PoolNode, NodeStatus]]:
-        """How every node is."""
+        """Status of every node."""
         nodes = self._nodes()
         answers = self._answers([node for node in nodes if not node.trouble], "status", ANSWER_WITHIN)
         return [(node, _said(node, answers.get(node.ray_id, node.trouble))) for node in nodes]
@@ -140,7 +140,7 @@ class Controller:
             say(f"{name} is not started: {error}")
 
     def _answers(self, nodes: list[PoolNode], what: str, within: float) -> dict[str, Any]:
-        """What the actors of some nodes say, all asked at once, or why one says nothing, in words; by ray_id."""
+        """Answers of the actors of some nodes, all asked at once, or in words why one gives none; by ray_id."""
         asked = {}
         for node in nodes:
             try:
@@ -185,7 +185,7 @@ class Pool:
         self.status()
 
     def status(self) -> list[tuple[PoolNode, NodeStatus]]:
-        """How every node is. Raises Unreachable."""
+        """Status of every node. Raises Unreachable."""
         found: list[tuple[PoolNode, NodeStatus]] = self._asked("status", 3 * ANSWER_WITHIN)
         return found
 
@@ -232,7 +232,7 @@ def _said(node: PoolNode, answer: Any) -> NodeStatus:
 
 
 def _answer(ref: Any, until: float) -> Any:
-    """What an actor says, or why it says nothing."""
+    """Answer of an actor, or why it gives none."""
     if ref is None:
         return "its actor has ended, and the next one is on its way"
     try:

@@ -37,7 +37,7 @@ OF_WORKERS = ("OMP_NUM_THREADS",)  # Ray makes it 1 for its workers, and engines
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How the sidecar of a node is. `status`: what it says itself; None: it does not run, or does not answer, and
+    """Status of a node's sidecar. `status`: what it says itself; None: it does not run, or does not answer, and
     `trouble` says why. `creating`: profiles whose engines are still to be made."""
 
     node: str
@@ -139,11 +139,11 @@ class Creation:
 
     @property
     def left(self) -> tuple[str, ...]:
-        """What is still to be made, or to be put to sleep."""
+        """Profiles whose engines are still to be made, or to be put to sleep."""
         return tuple(name for name in self._sleeps if name in self._to_make | self._made)
 
     def look(self) -> Status:
-        """What the sidecar says. Raises Said, NoSidecar."""
+        """Status of the sidecar. Raises Rejected, NoSidecar."""
         try:
             return msgspec.json.decode(self._client.ask("GET", "/status"), type=Status)
         except msgspec.MsgspecError as error:

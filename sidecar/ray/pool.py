@@ -56,7 +56,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     sidecar: SidecarConfig
 
     def engines(self, profile: str) -> int:
-        """How many engines a node has of the model of a profile."""
+        """Number of engines that a node has of the model of a profile."""
         number = self.engines_per_node
         return number if isinstance(number, int) else number.get(profile, 1)
 
@@ -73,7 +73,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode(data: bytes, name: str = "pool") -> PoolConfig:
-    """What a YAML file says. `name` is how messages call the file. Raises InvalidFile."""
+    """Read a YAML file. `name` is how messages call the file. Raises InvalidFile."""
     reading = read_file(data, name, PoolConfig)
     found = readable(_levels(reading.value, reading.root), _faults(reading.value))
     reading.judge(dict.fromkeys(found))  # copies have a model's mistakes, once
@@ -89,12 +89,12 @@ def explain(pool: PoolConfig) -> str:
 
 
 def node_id(name: str) -> str:
-    """What the sidecar of a node is called: the node's name in Ray, in the letters that an id may have."""
+    """Id of a node's sidecar: the node's name in Ray, in the letters that an id may have."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip("-._")[:LONGEST_NAME] or "node"
 
 
 def file_of(pool: PoolConfig, node: str) -> FileName:
-    """Where the file of a node's sidecar is, on that node; `node` is its id. In `folder` itself, so that what is
+    """Path of the file of a node's sidecar, on that node; `node` is its id. In `folder` itself, so that what is
     relative there is relative to it."""
     return f"{pool.folder.rstrip('/')}/{node}.yaml"
 
@@ -126,7 +126,7 @@ def _faults(pool: PoolConfig) -> Iterator[Fault]:
 
 
 def _of_each(pool: PoolConfig) -> Iterator[Fault]:
-    """What is wrong with the file of a node."""
+    """Mistakes in the file of a node."""
     needed(pool.sidecar.listen, pool.sidecar.engine_addresses, *pool.sidecar.models.values())
     origin = {copy: name for name in pool.sidecar.models for copy in pool.copies(name)}
     for fault in faults_of(for_node(pool, "node", LOOPBACK)):
@@ -143,7 +143,7 @@ def _deeply(profile: Profile) -> Profile:
 
 
 def _levels(pool: PoolConfig, root: Value) -> Iterator[Fault]:
-    """Where level 1 is written; what is not written is level 2 here."""
+    """Mistakes of level 1: a level that is not written is 2 here."""
     for name, profile in pool.sidecar.models.items():
         path = ("sidecar", "models", name, "sleep", "level")
         if profile.sleep is not None and profile.sleep.level == 1 and _says(root, path):
@@ -159,7 +159,7 @@ def _says(value: Value, path: tuple[str, ...]) -> bool:
 
 
 def _of_nodes(config: SidecarConfig) -> Iterator[Fault]:
-    """What is each node's own, or has to be the same on all."""
+    """Mistakes of fields that are each node's own, or have to be the same on all."""
     if config.id is not None:
         yield Fault(("sidecar", "id"), config.id, "null: each is called as Ray calls its node")
     if config.gpus != "all":
@@ -178,7 +178,7 @@ def _of_nodes(config: SidecarConfig) -> Iterator[Fault]:
 
 
 def _engines(pool: PoolConfig) -> Iterator[Fault]:
-    """Where the number of engines names what is not there, or makes names that cannot be."""
+    """Mistakes of the numbers of engines: a profile that is not there, a name that cannot be."""
     models = pool.sidecar.models
     if not isinstance(pool.engines_per_node, int):
         for name in pool.engines_per_node:

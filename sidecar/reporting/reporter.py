@@ -75,7 +75,7 @@ class Reporter:
         return unheard or any(map(self._manager.requests_active, self._manager.entries))
 
     def gateways(self) -> tuple[GatewayStatus, ...]:
-        """How each takes reports."""
+        """The state of each link."""
         return tuple(link.status() for link in self._links)
 
     async def _pass_on(self) -> None:
@@ -94,13 +94,13 @@ class Reporter:
         return msgspec.structs.replace(report, models=tuple(map(_ending, report.models)))
 
     def _heard(self, answer: DemandReport) -> None:
-        """What a gateway said to a report; one to an earlier start of this sidecar says nothing of this one."""
+        """Take a gateway's answer to a report. One to an earlier start of this sidecar says nothing of this one."""
         if answer.boot == self._boot:
             self._manager.heard(answer)
 
 
 def _ending(model: ModelReport) -> ModelReport:
-    """How a model is reported whose engine is about to end, or has."""
+    """The report of a model whose engine is about to end, or has ended."""
     if model.url:
         return msgspec.structs.replace(model, pending="stop", ready_in=None, why="draining", message=ENDING)
     return msgspec.structs.replace(

@@ -38,7 +38,7 @@ class Engine(Protocol):
         """Until it serves: healthy, its name served, warmed up, the canary recorded."""
 
     async def awake(self) -> Literal[0, 1, 2]:
-        """How deep it sleeps, by what it says itself; 0: awake. After adoption."""
+        """Sleep level, by its own word; 0: awake. After adoption."""
 
     async def busy(self) -> int:
         """Requests running and waiting in it, by its own gauges."""
@@ -66,7 +66,7 @@ class Engines(Protocol):
     """Makes engines; the profile's name is all it takes."""
 
     async def size(self, profile: str, total: int, present: int) -> Size:
-        """What its engine will take of GPUs of `total` bytes, of which there are `present`. Raises Unusable."""
+        """Memory of its engine on GPUs of `total` bytes, of which there are `present`. Raises Unusable."""
 
     def settings(self, profile: str) -> str:
         """A digest that changes when the profile's engine would be started otherwise."""
@@ -83,4 +83,4 @@ class Engines(Protocol):
     def measurement(
         self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
     ) -> Measured | None:
-        """What was seen of its engine, in bytes on the GPU where that was most; None: nothing safe to conclude."""
+        """Measurement of its engine, in bytes on the GPU where that was most; None: nothing safe to conclude."""

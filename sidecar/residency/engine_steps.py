@@ -57,7 +57,7 @@ class EngineSteps:
         self._stopping: dict[str, asyncio.Event] = {}  # for engines that start: somebody wants them ended
 
     def record(self, entry: ModelState) -> EngineRecord | None:
-        """What the state file is to know of an engine; None where there is none, or none that is ready."""
+        """Record of an engine for the state file; None where there is none, or none that is ready."""
         engine = self.running.get(entry.name)
         if engine is None or entry.lifecycle.state is STARTING:
             return None
@@ -96,7 +96,7 @@ class EngineSteps:
     async def _ready(
         self, entry: ModelState, engine: Engine, stopping: asyncio.Event, before: Mapping[int, int]
     ) -> EngineFacts | None:
-        """What it says once it serves; None: somebody wants it ended before that. `before`: bytes used by GPU."""
+        """The engine's facts once it serves; None: somebody wants it ended before that. `before`: bytes used by GPU."""
         ready = asyncio.ensure_future(engine.ready())
         stop = asyncio.ensure_future(stopping.wait())
         peak = 0

@@ -36,7 +36,7 @@ class LivenessProbes:
             self._tasks.spawn(self._look(entry, engine))
 
     def look_now(self, entry: ModelState) -> None:
-        """What was seen of it may be otherwise now: look again, and not only when it is time."""
+        """Probe it now, before it is time: the last finding may not hold any more."""
         engine = self._steps.running.get(entry.name)
         if engine in self._watched:
             self._watched[engine].set()

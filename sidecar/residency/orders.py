@@ -67,7 +67,7 @@ class Orders:
         return self._report(profile)
 
     def give(self, profile: str, what: Order) -> ModelReport:
-        """What somebody wants done with a model. Raises KeyError, and Refused with nothing changed."""
+        """Take an order; the model as it is then. Raises KeyError, and Refused with nothing changed."""
         entry, life = self._entries[profile], self._entries[profile].lifecycle
         if what == "wake":
             if life.state is STOPPED:
@@ -107,6 +107,6 @@ class Orders:
             self._scheduler.begin_idle(entry, "stop", ordered=True)
 
     def size_again(self, entry: ModelState) -> None:
-        """What was wrong with a model that could not be run may be mended."""
+        """Size a model again that could not be run: the reason may be gone."""
         if entry.unusable and entry.name not in self._tasks:
             self._tasks.begin([entry.name], (), self._steps.size(entry))

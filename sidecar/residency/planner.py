@@ -53,7 +53,7 @@ class Planner:
     def decide(
         self, entry: ModelState, now: float, *, since: float | None = None, ended: bool = False, idle: bool = False
     ) -> Plan | Infeasible:
-        """What would be done now to have it run; `since`: from when on it is taken to be wanted, where nobody wants it
+        """The plan to have it run now; `since`: from when on it is taken to be wanted, where nobody wants it
         yet; `ended`, `idle`: see `residents`."""
         if self._config.engine_of(entry.name).device == "cpu":
             wakes = entry.lifecycle.state is SLEEPING
@@ -90,14 +90,14 @@ class Planner:
         return [each.after_all() for each in found] if ended else found
 
     def sleep_level(self, entry: ModelState) -> Level | None:
-        """How deep it should sleep: at level 1 only while host memory has room for its weights."""
+        """Level to sleep at: 1 only while host memory has room for its weights."""
         if entry.profile.sleep is None:
             return None
         asleep = sum(each.size.host for each in self._entries.values() if each.level == 1)
         return 1 if entry.profile.sleep.level == 1 and asleep + entry.size.host <= self._host_memory else 2
 
     def foreseen(self, entry: ModelState, now: float) -> Plan | Infeasible | None:
-        """What the plan would do with one that is not on its way, were it wanted; None: it is, or runs.
+        """The plan for a model that is not on its way, were it wanted; None: it is, or runs.
 
         Where it is only too soon to evict, or calls or operations have to end first, that is a plan for later: one that
         is refused until it is wanted, and wanted by nobody since it is refused, would never come to be had.
@@ -126,7 +126,7 @@ class Planner:
         return entry.ready_in(now, self.foreseen(entry, now))
 
     def explain(self, profile: str) -> str:
-        """What it takes and what would be done now to have it, for a person. Raises KeyError."""
+        """Its memory and the plan to have it run now, for a person. Raises KeyError."""
         entry, now = self._entries[profile], self._clock()
         return explained(
             entry, self.residents(), self._monitor.devices(), self.decide(entry, now) if entry.sized else None

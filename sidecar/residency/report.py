@@ -58,7 +58,7 @@ def model_report(
 
 
 def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
-    """Why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
+    """The reason why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
     life = entry.lifecycle
     if entry.unusable:
         return FAILED, entry.unusable, None
@@ -75,7 +75,7 @@ def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> t
 def explained(
     entry: ModelState, residents: Sequence[Resident], devices: Sequence[Device], decision: Plan | Infeasible | None
 ) -> str:
-    """What a model takes, what the GPUs have, and what would be done now to have it run."""
+    """Explanation of a plan: a model's memory, the GPUs' memory, and the steps to have it run now."""
     lines = [f"{entry.name}: {entry.lifecycle.state.value}"]
     if entry.unusable:
         return "\n".join([*lines, f"cannot be run: {entry.unusable}"])

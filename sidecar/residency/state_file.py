@@ -46,7 +46,7 @@ class Locked(Exception):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """How many seconds a model took the last time, from the order until it served: to load, to wake from level 1, from
+    """Seconds that a model took the last time, from the order until it served: to load, to wake from level 1, from
     level 2; and to make room, asleep or stopped. None: not seen yet."""
 
     load: _Seconds | None = None
@@ -79,7 +79,7 @@ def encode(state: SavedState) -> bytes:
 
 
 def decode(data: bytes) -> SavedState:
-    """What a state file's bytes say. Raises StateError."""
+    """Decode a state file's bytes. Raises StateError."""
     if len(data) > MAX_BYTES:
         raise StateError(f"it has {len(data)} bytes, expected at most {MAX_BYTES}")
     try:
@@ -92,7 +92,7 @@ def decode(data: bytes) -> SavedState:
 
 
 def _trusted(seen: os.stat_result) -> None:
-    """What it says is ended or taken for ours. Raises StateError where others may have written it."""
+    """Check that nobody else may have written it, as its engines are ended or adopted. Raises StateError."""
     if seen.st_uid != os.geteuid():
         raise StateError(f"it belongs to user {seen.st_uid}, and this is user {os.geteuid()}")
     if seen.st_mode & 0o022:
@@ -145,8 +145,8 @@ class StateFile:
         self._lock = fd
 
     def load(self) -> SavedState:
-        """What was saved last. Without a file, or with one that cannot be read: nothing. That one is moved aside, to
-        PATH.bad, so that the next save does not destroy what a person may want to look at."""
+        """The state that was saved last; empty without a file, or with one that cannot be read. That one is moved aside,
+        to PATH.bad, so that the next save does not destroy what a person may want to look at."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold us up
             with open(fd, "rb") as file:

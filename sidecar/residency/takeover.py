@@ -46,7 +46,7 @@ async def take_over(
 
 
 async def _adopted(entry: ModelState, engine: Engine, record: EngineRecord, *, changed: bool) -> str:
-    """Why it cannot be adopted; empty: it can, and sleeps at the entry's level."""
+    """The reason why it cannot be adopted; empty: it can, and sleeps at the entry's level."""
     if changed:
         return "its profile has changed"
     try:

@@ -41,7 +41,7 @@ def gpus_of(config: SidecarConfig, folder: Path | None) -> GPUs:
 
 
 def engines_of(config: SidecarConfig, folder: Path, known: SavedState, gpus_from: Path | None = None) -> VllmEngines:
-    """Who starts the engines of a file in `folder`; `gpus_from` simulates their GPUs, if any does."""
+    """Factory of the engines of a file in `folder`; `gpus_from` simulates their GPUs, if any does."""
     simulated = {} if gpus_from is None else {SIMULATED_GPUS: str(gpus_from.resolve())}
     return VllmEngines(
         config,
@@ -61,7 +61,7 @@ def sidecar_id(config: SidecarConfig) -> str:
 
 
 def owner(config: SidecarConfig, folder: Path) -> str:
-    """What the engines of this sidecar are marked with, so that they are found again, and ended where nothing else is
+    """Mark of this sidecar's engines, so that they are found again, and ended where nothing else is
     known of them. The id alone would not do: two sidecars of one machine may both have its name, and would end each
     other's engines; they cannot share a state file."""
     state = hashlib.sha256(os.fsencode((folder / config.state_file).resolve())).hexdigest()

@@ -44,7 +44,7 @@ class StartError(Exception):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for. `file` is where `config` was read; `token`: the content of its token_file;
+    """Options of the command line. `file` is where `config` was read; `token`: the content of its token_file;
     `gpus_from`: a folder that simulates GPUs. Where standard input ends, so does a sidecar that is to
     `end_with_parent`, and one that is to `die_with_parent` with its engines."""
 
@@ -127,7 +127,7 @@ async def selectable(sampler: Sampler) -> None:
 
 
 class StatusView:
-    """What `/status` says. `control` and `reporter` are set once they are there."""
+    """View of the sidecar for `/status`. `control` and `reporter` are set once they are there."""
 
     def __init__(self, manager: Manager, state: StateFile, gpus: GPUs, options: Options, boot: str) -> None:
         self.control = ""
@@ -140,7 +140,7 @@ class StatusView:
         self._began = time.monotonic()
 
     def gateways(self) -> tuple[GatewayStatus, ...]:
-        """How each takes reports."""
+        """The state of the link to each."""
         return () if self.reporter is None else self.reporter.gateways()
 
     def status(self) -> Status:
@@ -185,7 +185,7 @@ async def end(manager: Manager, running: asyncio.Task[None], reporter: Reporter,
 
 
 class Shutdown:
-    """What ends the sidecar: SIGTERM, SIGINT, an order, the end of standard input. `engines`: they end with it, once
+    """Shutdown, on SIGTERM, SIGINT, an order, the end of standard input. `engines`: they end with it, once
     their calls have, if it is `patient`; whoever started it for itself alone has no calls when it is gone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:

@@ -19,7 +19,7 @@ MOST = 970  # thousandths of a GPU that are claimed unless the operator says mor
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What vLLM takes on each GPU of `total`: `bytes`, `kv` of them KV cache. `utilization` is the flag to start it
+    """Claim on each GPU of `total`: `bytes`, `kv` of them KV cache. `utilization` is the flag to start it
     with. `said`: by whom the amount was chosen."""
 
     bytes: int
@@ -40,7 +40,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def claim(need: Need, total: int, *, utilization: float | None = None, kv: int | None = None) -> Claim:
-    """What vLLM will take of a GPU of `total` bytes; never more than it has.
+    """Claim on a GPU of `total` bytes; never more than it has.
 
     `total` is CUDA's, of which vLLM takes shares; NVML's is larger (`cuda_total`). `utilization` (0..1): that share of
     it. `kv` bytes: the KV cache is capped at them. Neither: the least share in which the need and its margin fit, up to
@@ -80,7 +80,7 @@ def can_start(claim: Claim, free: int) -> bool:
 
 
 def refuse_reason(shape: ModelShape, need: Need, claim: Claim, present: int) -> str | None:
-    """Why the model can never run so on a machine of `present` GPUs, for its operator; None: it can."""
+    """The reason why the model can never run so on a machine of `present` GPUs, for its operator; None: it can."""
     gpus = need.gpus
     if gpus > present:
         return f"needs {gpus} GPUs (tensor_parallel), the sidecar has {present}"

@@ -70,7 +70,7 @@ class Sizing:
         return estimate(profile, shape, stored, total, profile.tensor_parallel, cuda=cuda)
 
     async def size(self, name: str, total: int, present: int, measured: Measured | None) -> Size:
-        """What an engine of the profile will take on each GPU. Raises Unusable, and KeyError."""
+        """Memory of an engine of the profile on each GPU. Raises Unusable, and KeyError."""
         profile, engine = self._config.models[name], self._config.engine_of(name)
         if engine.device == "cpu":
             return Size(arithmetic="on CPU: no GPU memory")
@@ -92,7 +92,7 @@ class Sizing:
         return size
 
     def kv_bytes(self, name: str, told: EngineFacts) -> int | None:
-        """How large an engine's KV cache is on each GPU, rather too small than too large, since the rest is taken for
+        """Bytes of an engine's KV cache on each GPU, rather too small than too large, since the rest is taken for
         what it needs; None: that cannot be told."""
         profile, shape = self._config.models.get(name), self._shapes.get(name)
         if profile is None or shape is None:  # or a simulated one
@@ -127,7 +127,7 @@ class Sizing:
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine needs at `least`, for one whole context, and what it claims. `tokens`: those its KV cache holds;
+    """Need of an engine at `least`, for one whole context, and its claim. `tokens`: those its KV cache holds;
     `sequences`: at once, None: as many as vLLM takes by itself, which `batch` says. `why`: why it cannot run so, None:
     it can."""
 
@@ -270,14 +270,14 @@ def _share(total: int, share: float) -> int:
 
 
 def _sequences(shape: ModelShape, kv: int, most: int, gpus: int) -> int | None:
-    """How many sequences a KV cache has states for; None: a model without states. vLLM does not start a hybrid model
+    """Sequences that a KV cache has states for; None: a model without states. vLLM does not start a hybrid model
     with room for fewer states than `--max-num-seqs`."""
     each = kv_per_sequence(shape, gpus=gpus)
     return max(1, min(most, kv // each)) if each else None
 
 
 def _tokens(least: Need, kv: int) -> int:
-    """How many tokens such a KV cache holds, about."""
+    """Tokens that such a KV cache holds, about."""
     return least.tokens * kv // least.kv if least.kv else least.tokens
 
 

@@ -31,7 +31,7 @@ USUAL = Batch()
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine needs on each of its `gpus`, in bytes, to hold `tokens` of `sequences` in its KV cache."""
+    """Need of one engine on each of its `gpus`, in bytes, to hold `tokens` of `sequences` in its KV cache."""
 
     weights: int
     kv: int
@@ -69,7 +69,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Residue(msgspec.Struct, frozen=True):
-    """What a sleeping engine keeps: `device` bytes on each GPU, `host` bytes of the machine's memory in all."""
+    """Residue of a sleeping engine: `device` bytes on each GPU, `host` bytes of the machine's memory in all."""
 
     device: int
     host: int
@@ -143,7 +143,7 @@ def need(
     quantized: str | None = None,
     measured: Measured | None = None,
 ) -> Need:
-    """What an engine needs on each of `gpus` to hold `tokens` (vLLM will not start with less than one whole context).
+    """Need of an engine on each of `gpus` to hold `tokens` (vLLM will not start with less than one whole context).
 
     `most`: the largest batch. `drafted`: KV cache of a drafter, as a share of the model's. `quantized`: what vLLM
     quantises to while it loads (`--quantization`). `measured`: of this profile with these settings.
@@ -175,7 +175,7 @@ def corrected(estimate: Need, measured: Measured) -> Need:
 
 
 def asleep(need: Need, level: Literal[1, 2], measured: Measured | None = None) -> Residue:
-    """What the engine keeps while it sleeps. Level 1 holds the weights in host memory, level 2 drops them.
+    """Residue of the engine while it sleeps. Level 1 holds the weights in host memory, level 2 drops them.
 
     The residue on the GPU is the same at both levels, and not above what the engine needs awake. Where it was measured,
     that counts, but not below half a CUDA context, which a process that is there at all holds.
@@ -201,7 +201,7 @@ def gib(size: int) -> str:
 
 
 def _split(parts: int, gpus: int) -> int:
-    """What one of `gpus` holds of `parts` that are divided among them; where they do not go round, one each."""
+    """The share of one of `gpus` in `parts` that are divided among them; where they do not go round, one each."""
     return -(-parts // gpus)
 
 

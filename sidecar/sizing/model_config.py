@@ -48,15 +48,16 @@ _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "modelopt": 8.0, "bitsandbytes": 8.0, "m
 
 
 class Quantization(msgspec.Struct, frozen=True):
-    """How the weights are stored: `bits` per parameter, scales and zeros included; None: not told."""
+    """Storage of the weights: `bits` per parameter, scales and zeros included; None: not told."""
 
     method: str
     bits: float | None
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a model's architecture costs memory. `heads`: query heads, 0 without attention. `context`: tokens it was
-    made for. `dtype`: of the weights in the file; None: not told. `embedding`: parameters that are never quantised.
+    """Shape of a model: the parts of its architecture that cost memory. `heads`: query heads, 0 without attention.
+    `context`: tokens it was made for. `dtype`: of the weights in the file; None: not told. `embedding`: parameters that
+    are never quantised.
 
     `intermediate`: the width of a dense layer's MLP, `expert_intermediate` of one expert's, of which each token passes
     `experts_per_token`; `delta_net`: whether it has gated delta nets. 0: not told, or none."""

@@ -35,7 +35,7 @@ def json_object(data: bytes, name: str, most: int) -> Fields:
 
 
 def shown(value: object) -> str:
-    """What was found, short enough for a message."""
+    """A value, short enough for a message."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 

@@ -36,7 +36,7 @@ class NotKnown(Exception):
 
 
 class ModelLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model is looked for. `model`: as the profile has it. `folder`: what relative names are relative to.
+    """Places of a model's files. `model`: as the profile has it. `folder`: what relative names are relative to.
     `environment`: the engine's. `revision`: of a hub's model. `downloads`: a cache of weights elsewhere. `shape`: the
     folder or id that the config is read from, if not the model's own. `sizes_only`: files of weights need not be
     readable; then their sizes count."""
@@ -74,7 +74,7 @@ def read_model(where: ModelLocation) -> tuple[ModelShape, StoredWeights]:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where huggingface_hub keeps what it has downloaded."""
+    """The cache folder of huggingface_hub."""
     if given := environment.get("HF_HUB_CACHE"):
         return Path(given)
     if home := environment.get("HF_HOME"):
@@ -116,7 +116,7 @@ def _parsed(path: Path, data: bytes) -> tuple[str, ...]:
 
 
 def _safetensors(path: Path, *, sizes_only: bool) -> StoredWeights:
-    """What the header of one file says, once the file is as long as that."""
+    """The bytes of weights by the header of one file, which has to be as long as that."""
     size = _size(path)
     try:
         length = header_length(_bytes(path, 8, whole=False))
@@ -184,7 +184,7 @@ def _snapshot(model: str, revision: str, cache: Path) -> Path | None:
 
 
 def _stored_in_cache(folder: Path, where: ModelLocation) -> StoredWeights:
-    """What is missing from a cache is downloaded, so it is no mistake; the index tells the size before that."""
+    """A file missing from a cache is downloaded by vLLM, so it is no mistake; the index tells the size before that."""
     try:
         return stored_in(folder, sizes_only=where.sizes_only)
     except Unusable as error:

@@ -56,7 +56,7 @@ class LayerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kinds_of(fields: Fields, model_type: str, layers: int) -> list[int]:
-    """What each layer keeps, however the file tells it. Raises ModelError."""
+    """The kind of each layer, however the file tells it. Raises ModelError."""
     for name in ("layer_types", "layers_block_type"):
         types = fields.get(name)
         if isinstance(types, list):

@@ -39,7 +39,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 def index_from(data: bytes) -> Index:
-    """What a model.safetensors.index.json says. Raises ModelError."""
+    """Content of a model.safetensors.index.json. Raises ModelError."""
     fields = json_object(data, "the safetensors index", MAX_INDEX)
     total = within(fields, "metadata").get("total_size")
     if total is not None and (type(total) not in {int, float} or not 0 < total <= MAX_STORED):
@@ -55,7 +55,7 @@ def index_from(data: bytes) -> Index:
 
 
 def header_length(start: bytes) -> int:
-    """How many bytes of a safetensors file its header takes, the 8 of its length included. Raises ModelError."""
+    """Bytes of a safetensors file that its header takes, the 8 of its length included. Raises ModelError."""
     length = int.from_bytes(start[:8], "little")
     if len(start) < 8 or not 2 <= length <= MAX_HEADER:
         raise ModelError(f"a safetensors header of {length} bytes, expected 2 to {MAX_HEADER}: is the file complete?")
@@ -85,7 +85,7 @@ def _size(name: str, tensor: object) -> int:
 
 
 def stored_of(parameters: int, shape: ModelShape) -> StoredWeights:
-    """What `parameters` take by the model's dtype or quantization, which leaves embeddings in 16 bits."""
+    """Bytes of `parameters` by the model's dtype or quantization, which leaves embeddings in 16 bits."""
     if shape.quantization is None or shape.quantization.bits is None:
         return StoredWeights(2 * parameters)
     whole = min(shape.embedding, parameters)
