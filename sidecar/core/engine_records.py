@@ -54,8 +54,8 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of an engine, by which another sidecar adopts it. `level`: that it sleeps at; 0: it is awake. `settings`: a
-    digest of its profile as it was started."""
+    """Record of an engine, by which another sidecar adopts it. `level`: that it sleeps at; 0: it is awake. `settings`:
+    a digest of its profile as it was started."""
 
     process: ProcessRecord
     gpus: tuple[int, ...]

@@ -145,8 +145,8 @@ class StateFile:
         self._lock = fd
 
     def load(self) -> SavedState:
-        """The state that was saved last; empty without a file, or with one that cannot be read. That one is moved aside,
-        to PATH.bad, so that the next save does not destroy what a person may want to look at."""
+        """The state that was saved last; empty without a file, or with one that cannot be read. That one is moved
+        aside, to PATH.bad, so that the next save does not destroy what a person may want to look at."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold us up
             with open(fd, "rb") as file:
