@@ -1,4 +1,4 @@
-"""The paged KV cache: how many blocks are free, and which prefixes can be found again.
+"""Paged KV cache: free blocks, and prefixes that can be found again.
 
 A block is either plain (only counted) or cached (known by the chained hash of its tokens, and held by some sequences).
 A cached block nobody holds stays, oldest release first, until room is needed: least recently used is evicted first,

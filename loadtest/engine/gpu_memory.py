@@ -1,4 +1,4 @@
-"""The memory of simulated GPUs that a process holds: a folder that it shares with others.
+"""Memory of simulated GPUs that a process holds: a folder that it shares with others.
 
 `FOLDER/GPU-0.total` is the size of GPU 0 in bytes; `FOLDER/GPU-0.PID.START` what the process PID holds, START being the
 22nd field of /proc/PID/stat, which tells it from a later process of that number. What has ended holds nothing, unless

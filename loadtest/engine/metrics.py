@@ -1,4 +1,4 @@
-"""The text of /metrics, under the names of vLLM 0.32 or of 0.9. Written by hand: it is a fixed list of series.
+"""Text of /metrics, under the names of vLLM 0.32 or of 0.9. Written by hand: it is a fixed list of series.
 
 Counters and histograms carry what the engine has counted; gauges are read from the scheduler at the scrape.
 """

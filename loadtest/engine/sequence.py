@@ -1,4 +1,4 @@
-"""One sequence of tokens on its way through the engine: the baton every part hands to the next.
+"""Sequence of tokens on its way through the engine, handed from part to part.
 
 It carries counts and block hashes, never tokens. The scheduler owns every field below `owner`; nobody else writes them.
 """

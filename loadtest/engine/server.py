@@ -1,4 +1,4 @@
-"""The simulated engine behind a real socket, in real time.
+"""Server of the simulated engine: a real socket, in real time.
 
     async with SimServer(sim_config("h100-8b", models=("m",))) as url: ...
 

@@ -1,4 +1,4 @@
-"""The stand-in for a tokenizer, and for what a model would say.
+"""Stand-in for a tokenizer and for a model's text.
 
 A token is four bytes of the text written in ASCII, anything else escaped as Python writes it: four letters of English,
 two thirds of a Chinese character (1.5 tokens each), 2.5 tokens an emoji. Every message is rendered behind a header of

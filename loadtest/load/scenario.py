@@ -1,4 +1,4 @@
-"""A scenario file: what is sent, when, to whom, for how long, and what is expected of the answers.
+"""Scenario file: a workload, its arrivals, its targets, its duration and its SLOs.
 
 Read by the gateway's reader, so that every mistake names its line and what was probably meant. What is absent has its
 default; names of files are relative to the scenario. `load` and `planned` are all that a command needs.

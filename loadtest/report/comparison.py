@@ -1,4 +1,4 @@
-"""Runs side by side: what each is called, what it is compared with, and whether a difference means anything."""
+"""Comparison of runs side by side: their names, their baseline, and the significance of a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as one page of HTML: no script, nothing fetched, so it can be mailed, archived and opened offline.
+"""Report as one page of HTML: no script, nothing fetched, so it can be mailed, archived and opened offline.
 
 Whatever a server, a policy or a scenario named is text here and nothing else: all of it goes through `escape`. Every
 chart has its content in words beside it, for whoever cannot see it, and the figures are in tables as well.

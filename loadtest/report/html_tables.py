@@ -1,4 +1,4 @@
-"""The page's tables: runs side by side with their differences, quantiles, and how requests ended."""
+"""Tables of the page: runs side by side with their differences, quantiles, and outcomes of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as tables for a terminal.
+"""Report as tables for a terminal.
 
 "As vLLM's" is what `vllm bench serve` would have printed: from the time a request was sent, not from the intended one.
 TPOT and ITL know no send time and are the same in both.

@@ -1,4 +1,4 @@
-"""The server's side of one HTTP/1.1 connection, as uvicorn behaves: one answer at a time, pipelined requests wait.
+"""Server's side of one HTTP/1.1 connection, as uvicorn behaves: one answer at a time, pipelined requests wait.
 
 `Connection` parses, and knows how to send a whole answer or a chunked one. What the answer is, `handle` decides; it is
 called once per request, in order, and answers now or later. A client that leaves is noticed at once: the answer's

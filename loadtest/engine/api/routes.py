@@ -1,4 +1,4 @@
-"""The routes of a vLLM API server, and `/_faults`, which no vLLM has: that is where things are made to go wrong.
+"""Routes of a vLLM API server, and `/_faults`, which no vLLM has, for fault injection.
 
 `Routes.handle` is called once per request, in order, and either answers or submits a request to the engine. Errors are
 vLLM's objects; `--api-key` guards `/v1` only, as in vLLM: `/sleep` without a key works.

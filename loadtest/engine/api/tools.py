@@ -1,4 +1,4 @@
-"""The tool call a model makes when it has to: by name, or because one is `required`. Deterministic.
+"""Tool call of a model that has to make one: by name, or because one is `required`. Deterministic.
 
 With `tool_choice` absent, "auto" or "none" the model answers in words.
 """

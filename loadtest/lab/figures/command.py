@@ -1,4 +1,4 @@
-"""Measures the design's figures in virtual time and prints them as a table: `python -m loadtest.lab.figures --help`.
+"""Command `python -m loadtest.lab.figures`: measures the design's figures in virtual time and prints them as a table.
 
 Exit status 0: measured; 1: with `--gate` a milestone is missed, or something was left over; 2: bad arguments.
 """

@@ -1,4 +1,4 @@
-"""The README's picture: `python -m loadtest.lab.figures.picture --help`.
+"""Picture of the README: `python -m loadtest.lab.figures.picture --help`.
 
 Goodput, and every class's share of calls in time, against
 offered load: on engines that are asked directly, in turn, and through the gateway, in virtual time.

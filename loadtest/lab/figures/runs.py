@@ -1,4 +1,4 @@
-"""The runs behind the figures: which engines, which traffic, how long, and what is counted.
+"""Runs behind the figures: their engines, their traffic, their length, and the tries that count.
 
 Engines are `a100-8b` with 8,192 KV blocks (131,072 tokens), so that memory, and not the 256 places of a batch, is what
 binds. Traffic is three classes; clients behave as openai-python does and give up at their class's deadline.

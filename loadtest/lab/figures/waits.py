@@ -1,4 +1,4 @@
-"""The rows about waits: how long a call was told that it would wait as it came, against how long it did.
+"""Rows about waits: the wait predicted for a call as it came, against its real wait.
 
 Four fleets, since what binds differs: the KV cache; the places of a batch; one small engine, of which every call is a
 large part; engines of unlike size and speed. Each is asked for about twice what it can do. Counted are calls that

@@ -1,4 +1,4 @@
-"""Measures residency, which models have GPU memory and what that costs: `python -m loadtest.lab.residency --help`.
+"""Command `python -m loadtest.lab.residency`: measures residency, which models have GPU memory and what that costs.
 
 Exit status 0: every target is met; 1: one is missed; 2: bad arguments.
 """

@@ -1,4 +1,4 @@
-"""Ten minutes of everything that goes wrong on a machine with models: in virtual time, from a seed.
+"""Storm of faults on a machine with models: ten minutes in virtual time, from a seed.
 
 What must hold meanwhile: a call ends within its patience and what its engine needs; it is cut off only where its
 engine was harmed; nothing is sent to an engine that does not serve, but by a gateway that was told nothing. What must

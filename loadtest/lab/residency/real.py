@@ -1,4 +1,4 @@
-"""The rows about residency in real time: a gateway, a sidecar and its simulated engines as processes, with sockets.
+"""Rows about residency in real time: a gateway, a sidecar and its simulated engines as processes, with sockets.
 
 What the sidecar costs while nothing happens, what passes between its report and a call at the engine, and what a call
 that wakes a model waits for beyond the engine's own wake. Linux: processor time is read from /proc.

@@ -1,4 +1,4 @@
-"""One machine with its sidecar and the gateways over it, in virtual time: what tests and figures of residency run on.
+"""Machine with its sidecar and the gateways over it, in virtual time, for tests and figures of residency.
 
 The manager is the sidecar's own, as `sidecar serve` builds it; engines, GPUs and gateways are simulated. While it runs,
 what must hold at every moment is looked at, and what does not is kept in `wrong`.

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.soak import Met, cause, main
+from loadtest.lab.soak import cause, main
+from loadtest.lab.soak_site import Met
 from loadtest.simulate.simulated_client import Try
 
 MET = [Met("killed", "a", 10.0, 13.0), Met("slow", "b", 20.0, 23.0)]
