@@ -1,0 +1,194 @@
+"""Admission control: which decision a call gets, in which order reasons are weighed, and with which numbers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from gateway.core.admission import refusals
+from gateway.core.admission.admission import AdmissionControl
+from gateway.core.admission.decision import KEPT, SERVED, UNSERVED, Reason, Refuse, Wait
+from gateway.core.admission.mode import Mode
+from gateway.core.admission.queues import Ticket
+from gateway.core.engines.choice import Choice
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.policy.policy import Policy, TrafficClass
+from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome
+from gateway.shared.vllm.answers import ModelCard
+from tests.calls import a_call
+
+NOW = 100.0
+POLICY = Policy(
+    classes={"default": TrafficClass(ttft=2.0, max_queue=1, max_concurrency=3), "batch": TrafficClass(max_queue=1)},
+    modes=Modes(tight=ModeRule(enter=Threshold(), leave=Threshold(), refuse=("default",))),
+)
+RNG = random.Random(0)
+
+
+def control(policy: Policy = POLICY, *, engines: int = 1, held: int = 0) -> AdmissionControl:
+    """Over engines of 1,000 tokens, of which 800 may be promised."""
+    fleet = Fleet()
+    for number in range(engines):
+        engine = Engine(f"e{number}", f"http://{number}", policy, capacity=1000)
+        fleet.add(engine)
+        fleet.has_models(engine, [ModelCard(id="m")])
+        fleet.health(engine, True, 0.0)
+        if held:
+            engine.hold(held, held, NOW)
+    made = AdmissionControl(fleet, policy)
+    made.open("m", NOW)
+    return made
+
+
+def call(tokens: int = 400, **fields: Any) -> Call:
+    return a_call(**{"arrived": NOW, "deadline": NOW + 60.0, "ttft_by": NOW + 2.0, "prompt_tokens": tokens, **fields})
+
+
+def waiting(made: AdmissionControl, name: str = "default", calls: int = 1) -> list[Ticket]:
+    tickets = [Ticket(call(class_name=name), NOW) for _ in range(calls)]
+    for ticket in tickets:
+        made.queues["m"].push(ticket)
+    return tickets
+
+
+def slow(made: AdmissionControl) -> None:
+    """The model drains so slowly that nobody who has to wait is in time."""
+    drain = made.traffic["m"].drain
+    drain.taken(1000)
+    drain.returned("default", 20, 100.0, NOW)  # of what is held, a hundredth in a second
+
+
+def test_a_call_goes_to_an_engine_with_room_and_says_what_it_has_to_read() -> None:
+    decision = control().decide(call(), NOW, RNG)
+    assert isinstance(decision, Choice)
+    assert (decision.engine.id, decision.prefill, decision.others_full) == ("e0", 400, False)
+    made = control(engines=2)
+    made.fleet.engines["e1"].slots = 0
+    decision = made.decide(call(), NOW, RNG)
+    assert isinstance(decision, Choice)
+    assert decision.others_full
+
+
+def test_reasons_are_weighed_in_their_order() -> None:
+    """Everything is against the call; then one thing after the other is not."""
+    made = control(held=700)
+    slow(made)
+    waiting(made)
+    made.draining = True
+    made.traffic["m"].state.mode = Mode.TIGHT
+    made.traffic["m"].level = Mode.TIGHT.value
+    late = call(900, deadline=NOW)
+    found = []
+
+    def refused(one: Call) -> Refuse:
+        decision = made.decide(one, NOW, RNG)
+        assert isinstance(decision, Refuse)
+        found.append(decision.reason)
+        assert decision.weighed == SERVED[: len(found)]
+        return decision
+
+    refused(late)
+    made.draining = False
+    refused(late)
+    assert refused(call(900)).largest == 800
+    assert "mode tight refuses class 'default'" in refused(call(800)).words
+    made.traffic["m"].level = 0
+    decision = refused(call(800))
+    assert decision.predicted is not None
+    assert decision.predicted == decision.foretold.wait > 2.0
+    assert decision.newcomer
+    made.apply(structs.replace(POLICY, deadlines=Deadlines(predict=False)))
+    assert refused(call(800)).words == "1 calls"
+    assert tuple(found) == SERVED
+    made.queues["m"].remove(next(iter(made.queues["m"])))
+    decision = made.decide(call(800), NOW, RNG)
+    assert isinstance(decision, Wait)
+    assert (decision.weighed, decision.victim, decision.ticket.large) == (SERVED, None, True)
+
+
+def test_a_call_without_engines_is_weighed_by_what_sidecars_say() -> None:
+    made = control()
+    unknown = made.decide(call(model="x"), NOW, RNG)
+    made.fleet.engines["e0"].down()
+    down = made.decide(call(), NOW, RNG)
+    assert isinstance(unknown, Refuse)
+    assert isinstance(down, Refuse)
+    assert (unknown.reason, unknown.weighed) == (Reason.UNKNOWN_MODEL, UNSERVED[:3])
+    assert (down.reason, down.weighed, len(down.engines)) == (Reason.NO_ENGINE, UNSERVED[:4], 1)
+    assert made.queues.keys() == {"m"}, "clients choose names of models: to ask keeps none"
+
+
+def test_a_call_that_comes_back_for_its_place_is_weighed_by_no_prediction() -> None:
+    made = control(held=700)
+    slow(made)
+    again = call(body=b"again")
+    place = made.traffic["m"].bookings["default"].book(again, 1.0, NOW)
+    assert place == 1.0
+    back = call(body=b"again", arrived=NOW + 1.0, deadline=NOW + 61.0, ttft_by=NOW + 3.0)
+    decision = made.decide(back, NOW + 1.0, RNG)
+    assert isinstance(decision, Wait)
+    assert decision.booking is not None
+    assert Reason.TOO_LATE not in decision.weighed
+    assert (decision.ticket.place, decision.newcomer) == (NOW, False)
+    assert made.traffic["m"].bookings["default"].due(back, NOW + 1.0) is decision.booking, "to ask uses up nothing"
+    waiting(made)
+    full = made.decide(back, NOW + 1.0, RNG)
+    assert isinstance(full, Refuse)
+    assert (full.reason, full.booking, full.newcomer) == (Reason.QUEUE_FULL, decision.booking, False)
+
+
+def test_a_more_important_call_names_the_one_that_makes_room() -> None:
+    made = control(held=700)
+    waiting(made)
+    (victim,) = waiting(made, "batch")
+    decision = made.decide(call(), NOW, RNG)
+    assert isinstance(decision, Wait)
+    assert decision.victim is victim
+    assert len(made.queues["m"]) == 2, "it is named and not yet removed"
+
+
+def test_a_class_that_is_gone_or_runs_all_it_may_goes_nowhere_at_once() -> None:
+    made = control()
+    assert made.at_once(call(class_name="gone"), NOW, RNG, frozenset()) is None
+    made.running["default"] = 3
+    assert made.at_once(call(), NOW, RNG, frozenset()) is None
+    assert made.paused() == ["default"]
+    (ticket,) = waiting(made)
+    assert made.decide_waiting(ticket, made.queues["m"], NOW, RNG) is None
+
+
+def test_a_call_that_waits_goes_stays_or_is_refused() -> None:
+    made = control(held=300)
+    (ticket,) = waiting(made)
+    queues = made.queues["m"]
+
+    def decided(now: float) -> Choice | Refuse | None:
+        return made.decide_waiting(ticket, queues, now, RNG)
+
+    assert isinstance(decided(NOW), Choice)
+    late = decided(NOW + 1.99)
+    assert isinstance(late, Refuse)
+    assert (late.reason, late.weighed) == (Reason.SHED_LATE, (Reason.SHED_LATE,))
+    assert late.foretold.waited == pytest.approx(1.99)
+    expired = decided(NOW + 60.0)
+    assert isinstance(expired, Refuse)
+    assert (expired.reason, expired.waited) == (Reason.EXPIRED, 60.0)
+    made.fleet.engines["e0"].slots = 1
+    assert decided(NOW + 1.99) is None, "no engine could have it"
+    assert made.overdue(ticket, NOW + 2.0).reason is Reason.SHED_LATE
+    assert made.overdue(ticket, NOW + 60.0).reason is Reason.EXPIRED
+    made.fleet.engines["e0"].down()
+    assert made.overdue(ticket, NOW + 2.0).reason is Reason.NO_ENGINE
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_has_words_and_those_with_a_place_tell_of_it(reason: Reason) -> None:
+    why = Refuse(reason=reason, words="w")
+    told = refusals.refused(why, call(), NOW, 7.0)
+    assert told.outcome is not Outcome.BUG
+    assert told.kept == (reason in KEPT)
