@@ -36,8 +36,16 @@ NOBODY = NO_ENGINES
 MOVED = 0.25  # seconds that a prediction must move for calls that are held to be looked at again
 
 
+def _ignored(_: str, __: float) -> None:
+    """Nobody is to be told."""
+
+
 class Dispatch:
-    """Obeys the decisions of `control` over one fleet. `clock` gives monotonic seconds."""
+    """Obeys the decisions of `control` over one fleet. `clock` gives monotonic seconds.
+
+    `wake` has a model made ready, for so many seconds though nobody waits. `woken` is told of each call that waited for
+    a model: its class, and how long.
+    """
 
     def __init__(
         self,
@@ -47,6 +55,9 @@ class Dispatch:
         clock: Callable[[], float],
         retries: RetryBudget,
         witness: DispatchWitness | None = None,
+        *,
+        wake: Callable[[str, float], None] = _ignored,
+        woken: Callable[[str, float], None] = _ignored,
     ) -> None:
         self.control = control = AdmissionControl(fleet, policy)
         self.fleet = fleet
@@ -65,8 +76,8 @@ class Dispatch:
         self._timer: asyncio.Handle | None = None
         self._rings_at = 0.0  # what it is set to: for a time that has passed, uvloop's handle does not say
         self._late: list[tuple[Ticket, Refuse]] = []  # met by the pump, to be shed
-        self.wake: Callable[[str, float], None] = _ignored  # have a model made ready; for so long though nobody waits
-        self.woken: Callable[[str, float], None] = _ignored  # told of each call that was held: its class, and how long
+        self._wake = wake
+        self._woken = woken
         self._awaiting_model: dict[Ticket, float] = {}  # those that wait for a model to be made ready, and since when
         self._foreseen: dict[str, float] = {}  # model -> when it will be ready, as calls that are held were told
 
@@ -161,7 +172,7 @@ class Dispatch:
             self.sidecars.wanted(decision.outlook, now)
         if isinstance(decision, Refuse):
             if decision.reason is Reason.NOT_READY:
-                self.wake(call.model, decision.foretold.ready)  # it is told when to come back
+                self._wake(call.model, decision.foretold.ready)  # it is told when to come back
             raise self._refused(call, decision, now)
         self._state(call.model)
         if decision.victim is not None:
@@ -173,7 +184,7 @@ class Dispatch:
     def _await_model(self, ticket: Ticket, outlook: Outlook, now: float, *, front: bool) -> None:
         """A sidecar has the model made ready for the call."""
         model = ticket.call.model
-        self.wake(model, 0.0)
+        self._wake(model, 0.0)
         if not front:
             ready_at = now + (outlook.ready_in or 0.0)
             self._foreseen[model] = min(ready_at, self._foreseen.get(model, math.inf))
@@ -302,7 +313,7 @@ class Dispatch:
         """No engine may be given these calls: a sidecar has the model made ready for them, or they are told."""
         outlook = self.sidecars.outlook(model, now)
         if outlook is not None and outlook.ready_in is not None:
-            self.wake(model, 0.0)
+            self._wake(model, 0.0)
             return
         for waiting in list(queues):
             self._refuse(waiting, self.control.unserved(waiting, now), now)
@@ -345,7 +356,7 @@ class Dispatch:
     def _let_go(self, ticket: Ticket, now: float) -> None:
         since = self._awaiting_model.pop(ticket, None)
         if since is not None:
-            self.woken(ticket.call.class_name, now - since)
+            self._woken(ticket.call.class_name, now - since)
 
     def _refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:
         """A call that waits is told so."""
@@ -402,7 +413,3 @@ class Dispatch:
     def wait_estimate(self, model: str) -> float:
         """Seconds until what waits now has been served."""
         return self.control.wait_estimate(model, self.clock())
-
-
-def _ignored(_: str, __: float) -> None:
-    """Nobody is to be told."""

@@ -94,6 +94,7 @@ class Pipeline:
         rng: random.Random,
         bodies: BodyMemory,
         witness: BatchWitness | None = None,
+        large: LargeBodies | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.decider = decider
@@ -102,7 +103,7 @@ class Pipeline:
             lambda: self.snapshot.policy.batching, self._exchange, clock, bodies, decider.window, witness
         )
         self.observe = observe
-        self.large: LargeBodies | None = None  # who parses large bodies; None: the event loop
+        self.large = large  # who parses large bodies; None: the event loop
         self.clock = clock
         self.rng = rng
         self.tasks: dict[asyncio.Task[None], ActiveCall] = {}

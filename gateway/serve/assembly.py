@@ -13,6 +13,7 @@ import random
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from gateway.control.calls import CallView
@@ -23,6 +24,7 @@ from gateway.core.engines.fleet import Engine, Fleet, engine_id
 from gateway.core.engines.health import Announcer
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.snapshot import Snapshot, largest_body
+from gateway.core.policy.status import PolicyStatus
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.cost import CostModel
 from gateway.core.request.record import Record
@@ -34,10 +36,12 @@ from gateway.decider.loading import Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.sidecars import SidecarMetrics
+from gateway.decider.recorder import Recorder
 from gateway.decider.report_intake import ReportIntake
 from gateway.decider.telemetry import Telemetry
 from gateway.decider.waking import Transport, Waking
 from gateway.relay.attempts import Attempts
+from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.server import Server, ServerSettings
 from gateway.shared.vllm.answers import ModelCard
@@ -76,9 +80,11 @@ class Gateway:
         most_clients: int = sys.maxsize,
         sidecar_transport: Transport | None = None,
         witnesses: Witnesses = NOBODY_WATCHES,
+        parser: Executor | None = None,
+        lost_lines: Callable[[], int] = int,
+        policy_status: Callable[[], PolicyStatus] = PolicyStatus,
     ) -> None:
         self.policy = policy
-        self.log = log
         self.rng = rng
         self.say = say
         self._drawn_secret = secrets.token_bytes(32)  # for cache salts, where no file has one
@@ -87,55 +93,59 @@ class Gateway:
         self._announcer = Announcer()
         self.clients: dict[str, Client] = {}
         self.retries = RetryBudget(policy.retries)
-        self.dispatch = Dispatch(self.fleet, policy, rng, self.clock, self.retries, witnesses.dispatch)
+        self.dispatch = Dispatch(
+            self.fleet, policy, rng, self.clock, self.retries, witnesses.dispatch, wake=self._wake, woken=self._woken
+        )
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
         self.limits = LimitBook(policy, witnesses.limits)
         self.bodies = BodyMemory(policy.body.memory, policy.body.share)
+        shadowed = None if shadow is None else Shadow(shadow, self._shadow_failed, witnesses.shadow)
         self.decider = LocalDecider(
             self.fleet,
             self.dispatch,
             self.limits,
             CostModel(policy.budget.alpha),
-            None if shadow is None else Shadow(shadow, self._shadow_failed, witnesses.shadow),
+            shadowed,
             self.telemetry.asked,
             self.clock,
             rng,
         )
-        self.attempts = Attempts(policy, self.clients, self.clock)
-        self.pipeline = Pipeline(
-            self._snapshot(policy, cache_secret),
-            self.decider,
-            self.attempts,
-            self.observe,
-            self.clock,
-            rng,
-            self.bodies,
-            witnesses.batches,
-        )
-        self._most_clients = most_clients
-        self.server = Server(self.pipeline, self._server_settings(), self.bodies)
+        self.waking = Waking(self.dispatch, say, sidecar_transport)
+        self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
+        self._sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
         self.metrics = Metrics(
             self.fleet,
             self.dispatch,
             lambda: self.server.connections,
             lambda: self.server.refusals,
             self.retries,
-            self.pipeline.batcher,
+            lambda: self.pipeline.batcher,
             self.bodies,
+            shadow=shadowed,
+            more=self._sidecar_metrics.collect,
+            lost_lines=lost_lines,
+            policy_status=policy_status,
         )
-        self.metrics.shadow = self.decider.shadow
-        self.waking = Waking(self.dispatch, say, sidecar_transport)
-        self.dispatch.wake = self.waking.wanted
-        self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
-        sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
-        self.dispatch.woken = sidecar_metrics.woken
-        self.metrics.more = sidecar_metrics.collect
+        self.recorder = Recorder(policy, self.metrics, log, self._ended, self.clock, rng)
+        self.attempts = Attempts(policy, self.clients, self.clock)
+        self.pipeline = Pipeline(
+            self._snapshot(policy, cache_secret),
+            self.decider,
+            self.attempts,
+            self.recorder.observe,
+            self.clock,
+            rng,
+            self.bodies,
+            witnesses.batches,
+            None if parser is None else LargeBodies(parser, self.clock),
+        )
+        self._most_clients = most_clients
+        self.server = Server(self.pipeline, self._server_settings(), self.bodies)
         self._fixed = tuple(entries)
         self.retired: dict[Engine, str] = {}  # and why
         self.brought: dict[str, Member] = {}  # by sidecars, by engine id
         self._by_hand: set[str] = set()  # engines that an operator has drained
-        self._attentive = False  # the end of a call may be news to somebody
         self._engines(self._entries(policy), api_keys or {}, sidecar_token)
 
     # -- a reload -----------------------------------------------------------------------------------------------
@@ -145,7 +155,7 @@ class Gateway:
         policy = configuration.policy
         entries = self._entries(policy)
         snapshot = self._snapshot(policy, configuration.cache_secret)
-        self.policy = policy
+        self.policy = self.recorder.policy = policy
         self.pipeline.snapshot = snapshot
         self.attempts.policy = policy
         self.retries.policy = policy.retries
@@ -265,7 +275,7 @@ class Gateway:
             if self.kv_events is not None:
                 self.kv_events.forget(engine)
             self.clients.pop(engine.id).close()
-        self._attentive = bool(self.retired or self.brought)
+        self.recorder.watched = bool(self.retired or self.brought)
 
     # -- what sidecars bring ------------------------------------------------------------------------------------
 
@@ -273,7 +283,7 @@ class Gateway:
         """A sidecar has a new engine that serves: it is believed, so calls may go at once."""
         engine = self._engine(member.id, member.url)
         self.brought[member.id] = member
-        self._attentive = True
+        self.recorder.watched = True
         self._open(engine, member)
         self.telemetry.watch(engine, None)
 
@@ -362,16 +372,17 @@ class Gateway:
         by_hand = "drained by an operator" if engine.id in self._by_hand else ""
         return self.retired.get(engine) or by_hand or "its sidecar puts it to sleep, or ends it"
 
-    def observe(self, record: Record) -> None:
-        """The end of every call: counted, and logged by the policy's share."""
-        self.metrics.observe(record)
-        share = self.policy.logging.calls
-        if self.log is not None and (share >= 1 or self.rng.random() < share):
-            self.log.write(record, self.clock())
-        if self._attentive:
-            if record.engine in self.brought:
-                self.dispatch.sidecars.used(record.engine, self.clock())
-            self._retire()
+    def _ended(self, record: Record) -> None:
+        """A call has ended while engines come and go."""
+        if record.engine in self.brought:
+            self.dispatch.sidecars.used(record.engine, self.clock())
+        self._retire()
+
+    def _wake(self, model: str, seconds: float) -> None:
+        self.waking.wanted(model, seconds)
+
+    def _woken(self, class_name: str, seconds: float) -> None:
+        self._sidecar_metrics.woken(class_name, seconds)
 
     async def aclose(self) -> None:
         self.sidecars.close()
@@ -381,8 +392,7 @@ class Gateway:
             await self.kv_events.aclose()
         for client in self.clients.values():
             client.close()
-        if self.log is not None:
-            await self.log.aclose()
+        await self.recorder.aclose()
 
 
 def client_settings(policy: Policy) -> ClientSettings:

@@ -30,7 +30,6 @@ from gateway.core.policy.status import PolicyStatus
 from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration, LoadError, load
 from gateway.decider.reload import PolicyFile
-from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.wire.server import Server
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.certificate import Certificate
@@ -124,17 +123,15 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
                 configuration.cache_secret,
                 _say,
                 shared_out(open_files).clients,
+                parser=stack.enter_context(ThreadPoolExecutor(1, "parser")),
+                lost_lines=partial(_lost_lines, errors, log),
+                policy_status=PolicyStatus if file is None else lambda: file.status,
             )
         except ApplyError as error:
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
-        gateway.metrics.lost_lines = partial(_lost_lines, errors, log)
         _warn(open_files, configuration.policy)
-        gateway.pipeline.large = LargeBodies(
-            stack.enter_context(ThreadPoolExecutor(1, "parser")), gateway.pipeline.clock
-        )
         if file is not None:
-            gateway.metrics.policy_status = lambda: file.status
             file.start(gateway.apply)
             stack.push_async_callback(file.aclose)
         if shadow_file is not None:

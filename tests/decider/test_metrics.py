@@ -42,7 +42,14 @@ class World:
         self.batcher = SimpleNamespace(batches={"window": 2}, merged=5, again=1)
         self.bodies = BodyMemory(1000, 0.5)
         self.metrics = Metrics(
-            self.fleet, self.dispatch, lambda: 7, lambda: {400: 3, 503: 2}, self.retries, self.batcher, self.bodies
+            self.fleet,
+            self.dispatch,
+            lambda: 7,
+            lambda: {400: 3, 503: 2},
+            self.retries,
+            lambda: self.batcher,
+            self.bodies,
+            policy_status=lambda: PolicyStatus(version=3, reloads=2, failures=1, error="line 1"),
         )
 
     def samples(self) -> list[tuple[str, Labels, float]]:
@@ -208,7 +215,6 @@ def test_every_decision_is_counted() -> None:
         assert world.total("weir_retry_budget_left") == Retries().at_least - 1
         assert world.total("weir_batches_total", reason="window") == 2
         assert (world.total("weir_batched_calls_total"), world.total("weir_batch_resends_total")) == (5, 1)
-        metrics.policy_status = lambda: PolicyStatus(version=3, reloads=2, failures=1, error="line 1")
         policy = [world.total(f"weir_policy_{name}") for name in ("version", "reloads_total", "failures_total", "bad")]
         assert policy == [3, 2, 1, 1]
 

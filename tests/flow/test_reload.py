@@ -81,7 +81,7 @@ class World:
                 grant.first_byte(self.loop.time())
                 return grant.engine.id
         finally:
-            self.gateway.observe(Record(request_id=call.request_id, route=call.route.path))
+            self.gateway.recorder.observe(Record(request_id=call.request_id, route=call.route.path))
 
     def start(self, *calls: Call, seconds: float = 1.0) -> list[asyncio.Task[str]]:
         return [asyncio.create_task(self.use(call, seconds)) for call in calls]

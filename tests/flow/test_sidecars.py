@@ -141,7 +141,7 @@ class World:
                 await asyncio.sleep(seconds)
                 return grant.engine.id, at
         finally:
-            self.gateway.observe(record)
+            self.gateway.recorder.observe(record)
 
     def start(self, *calls: Call, seconds: float = 0.1) -> list[asyncio.Task[tuple[str, float]]]:
         return [asyncio.create_task(self.use(call, seconds)) for call in calls]

@@ -53,7 +53,10 @@ class Batches(Protocol):
 
 
 class Metrics(Collector):
-    """Counts records, and reads fleet, queues and connections at each scrape. `exposition` is the body of /metrics."""
+    """Counts records, and reads fleet, queues and connections at each scrape. `exposition` is the body of /metrics.
+
+    `more` gives families that other modules count, `lost_lines` the lines that the log and standard error have lost.
+    """
 
     def __init__(
         self,
@@ -62,8 +65,13 @@ class Metrics(Collector):
         connections: Callable[[], int],
         refusals: Callable[[], Mapping[int, int]],
         retries: RetryBudget,
-        batcher: Batches,
+        batcher: Callable[[], Batches],
         bodies: BodyMemory,
+        *,
+        shadow: Shadow | None = None,
+        more: Callable[[], Iterable[Metric]] = tuple,
+        lost_lines: Callable[[], int] = int,
+        policy_status: Callable[[], PolicyStatus] = PolicyStatus,
     ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch
@@ -72,10 +80,10 @@ class Metrics(Collector):
         self._retries = retries
         self._batcher = batcher
         self._bodies = bodies
-        self.shadow: Shadow | None = None
-        self.more: Callable[[], Iterable[Metric]] = tuple  # families that other modules count
-        self.lost_lines: Callable[[], int] = int  # of the log and of standard error
-        self.policy_status: Callable[[], PolicyStatus] = PolicyStatus
+        self._shadow = shadow
+        self._more = more
+        self._lost_lines = lost_lines
+        self._policy_status = policy_status
         self._waits: dict[str, tuple[Histogram, Histogram]] = {}  # class -> predicted wait, its error
         self._cancelled: dict[str, int] = {}
         self._tenants: dict[tuple[str, Outcome], list[int]] = {}  # requests, tokens
@@ -155,7 +163,7 @@ class Metrics(Collector):
         yield CounterMetricFamily(
             "weir_log_lines_lost",
             "Lines of the call log and of standard error that were lost.",
-            value=self.lost_lines(),
+            value=self._lost_lines(),
         )
         yield GaugeMetricFamily("weir_body_bytes", "Memory held by requests' bodies.", value=self._bodies.held)
         bodies = CounterMetricFamily(
@@ -165,11 +173,11 @@ class Metrics(Collector):
             bodies.add_metric((full,), count)
         yield bodies
         yield from self._decisions()
-        if self.shadow is not None:
-            yield from shadow_decisions(self.shadow)
+        if self._shadow is not None:
+            yield from shadow_decisions(self._shadow)
         yield from models(self._dispatch, self._fleet)
         yield from self._as_vllm()
-        yield from self.more()
+        yield from self._more()
         yield GaugeMetricFamily("weir_connections", "Open connections of the data port.", value=self._connections())
 
     def _calls(self) -> Iterable[Metric]:
@@ -237,9 +245,10 @@ class Metrics(Collector):
             "weir_retry_budget_left", "Retries that may still be made in this window.", value=self._retries.left
         )
         batches = CounterMetricFamily("weir_batches", "Requests of the batcher, by what sent them.", labels=("reason",))
-        for reason, count in self._batcher.batches.items():
+        batcher = self._batcher()
+        for reason, count in batcher.batches.items():
             batches.add_metric((reason,), count)
         yield batches
-        yield CounterMetricFamily("weir_batched_calls", "Calls answered by a shared request.", self._batcher.merged)
-        yield CounterMetricFamily("weir_batch_resends", "Calls of a refused batch, sent singly.", self._batcher.again)
-        yield from policy(self.policy_status())
+        yield CounterMetricFamily("weir_batched_calls", "Calls answered by a shared request.", batcher.merged)
+        yield CounterMetricFamily("weir_batch_resends", "Calls of a refused batch, sent singly.", batcher.again)
+        yield from policy(self._policy_status())

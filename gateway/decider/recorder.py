@@ -1,0 +1,46 @@
+"""Record of every ended call: counted in the metrics, written to the call log by the policy's share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from gateway.core.policy.policy import Policy
+from gateway.core.request.record import Record
+from gateway.decider.call_log import CallLog
+from gateway.decider.metrics.collector import Metrics
+
+
+class Recorder:
+    """`watched`: the end of a call may be news to whoever looks after engines, and `ended` is told of it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        metrics: Metrics,
+        log: CallLog | None,
+        ended: Callable[[Record], None],
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.policy = policy
+        self.metrics = metrics
+        self.log = log
+        self.watched = False
+        self._ended = ended
+        self._clock = clock
+        self._rng = rng
+
+    def observe(self, record: Record) -> None:
+        """Take the record of a call that has just ended."""
+        self.metrics.observe(record)
+        share = self.policy.logging.calls
+        if self.log is not None and (share >= 1 or self._rng.random() < share):
+            self.log.write(record, self._clock())
+        if self.watched:
+            self._ended(record)
+
+    async def aclose(self) -> None:
+        """Write what is left of the log."""
+        if self.log is not None:
+            await self.log.aclose()
