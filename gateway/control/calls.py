@@ -1,4 +1,4 @@
-"""What waits and runs now, as JSON: what /calls answers. Bounded, the newest first."""
+"""List of waiting and running calls as JSON, for GET /calls. Bounded, the newest first."""
 
 from __future__ import annotations
 

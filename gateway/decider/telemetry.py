@@ -7,9 +7,9 @@ then `on_change` lets waiting calls move.
 
 An engine counts as healthy only once its models are known, so that no call for one of them gets a 404.
 
-At the default interval of 2 s an engine that hangs is out after at most 4.3 s: 2 s until the next check, then three
-checks of 0.5 s, 0.4 s apart. An engine that is down is checked every 0.4 s. A check that this process was too busy to
-follow is ignored: an overloaded gateway must not take its engines for dead.
+At the default interval of 2 s an engine that hangs is out after at most 4.3 s. That is 2 s until the next check, then
+three checks of 0.5 s, 0.4 s apart. An engine that is down is checked every 0.4 s. A check that this process was too
+busy to follow is ignored: an overloaded gateway must not take its engines for dead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What docs/outcomes.md says, by path: what the data port answers where a refusal's `link` leads to."""
+"""Help texts of outcomes, from docs/outcomes.md, by the path that a refusal's `link` header leads to."""
 
 from __future__ import annotations
 

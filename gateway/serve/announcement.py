@@ -1,4 +1,4 @@
-"""What a started gateway tells the person at the terminal: where it is, and commands that work as printed."""
+"""Start-up message of a gateway at the terminal: its addresses, and commands that work as printed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What sidecars have to show where the policy names no token_file: no report is ever taken without a token.
+"""Default token of sidecars, where the policy names no token_file: no report is ever taken without a token.
 
-With `--engine demo` it is made in memory, for the one sidecar that the gateway starts itself. Else it is in a file
-beside the policy, which `sidecar init` makes too, or the gateway where nobody has.
+With `--engine demo` the token is made in memory, for the one sidecar that the gateway starts itself. Else it is in a
+file beside the policy. `sidecar init` makes that file, or else the gateway does.
 """
 
 from __future__ import annotations

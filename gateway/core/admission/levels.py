@@ -1,7 +1,8 @@
-"""Which limit counts a call at each level, and where the policy says so.
+"""Levels of rate limits: the limit that counts a call at each level, and the policy's path of it.
 
-Levels, most specific first: (tenant, model), (tenant, class), tenant, class, model, global; "" stands where a level
-does not ask. What a level does not say for itself is its default's: `limits.per_tenant`, `per_class`, `per_model`.
+Levels, most specific first: (tenant, model), (tenant, class), tenant, class, model, global. "" stands where a level
+does not depend on a name. A level without a limit of its own has its default: `limits.per_tenant`, `per_class`,
+`per_model`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is known of the traffic of one model as a whole: how fast it drains, what is booked, and its mode.
+"""Traffic of one model over all its engines: its drain rate, its bookings, and its load-shedding mode.
 
-Its engines' own state is in the fleet, and the calls that wait are in its queues.
+The state of single engines is in the fleet, and the waiting calls are in the model's queues.
 """
 
 from __future__ import annotations

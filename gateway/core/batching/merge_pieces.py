@@ -62,8 +62,8 @@ _decode_list = msgspec.json.Decoder(list[Raw]).decode
 def piece_of(call: Call) -> Piece | None:
     """The call as a part of a merged call; None where it must be sent by itself.
 
-    That is so where its items are not plain text or token ids, its answer is not JSON, only the engine can judge its
-    fields, or its fields beside the items are long (KEY_AT_MOST).
+    Not merged are: items other than plain text or token ids; answers other than JSON; fields that only the engine can
+    judge; and bodies with long fields beside the items (KEY_AT_MOST).
     """
     reader = _READERS.get(call.route.kind)
     if reader is None or call.stream or call.media:

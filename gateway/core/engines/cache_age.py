@@ -1,13 +1,13 @@
-"""What an engine's own events say of its prefix cache: since when what it has read is still there.
+"""Prefix-cache age of an engine, from its own events: the time since when everything it has read is still cached.
 
-vLLM tells which blocks it has stored and which it has evicted, by hashes of their tokens. The gateway has no tokenizer,
-so it cannot find its own blocks of text among them. It need not: the cache evicts what was released longest ago, so
-one evicted block proves that everything last used before that block was stored is gone too. The latest such time is
-the *cut*: what was used after it is there, however long ago that is; what was used before is not. It moves as fast as
-the cache really turns over, and every user of the engine moves it.
+vLLM reports the blocks that it stores and evicts, by hashes of their tokens. The gateway has no tokenizer, so it cannot
+find its own blocks of text among them. It need not: the cache evicts in order of last use (LRU). So one evicted block
+proves that everything last used before that block was stored is gone too. The latest such time is the *cut*. A prefix
+used after the cut is cached, however long ago that is; one used before it is not. The cut moves as fast as the cache
+turns over, and every user of the engine moves it.
 
-What cannot be relied on: events of before the connection, and those after a gap in the sequence. What was used before
-the events are whole is believed in for the policy's `affinity_ttl`, as everything is where there are no events.
+Events before the connection, and after a gap in the sequence, are not reliable. A prefix used before events are
+complete is believed in for the policy's `affinity_ttl`, as all prefixes are without events.
 """
 
 from __future__ import annotations

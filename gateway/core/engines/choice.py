@@ -1,11 +1,11 @@
-"""Which engine: the one with the least predicted time to first token.
+"""Load balancing: the choice of the engine with the least predicted time to first token, prefix cache included.
 
     ttft = a step + (prefill tokens queued on it + prompt - cached) / prefill_rate x (1 + load / budget)  [+ slow start]
 
-Prefix affinity needs no rule of its own: it wins exactly while cached work is worth more than the queue. The load
-factor is there because chunked prefill shares every step of the engine with the sequences it is decoding, so a
-prompt is read the slower the fuller the engine is; among idle engines it makes the emptiest win. A step takes as long
-as an output token (`tpot`): what comes waits for the one that is under way, on any engine, so it does not choose.
+Prefix affinity needs no rule of its own: it wins exactly while the cached work is worth more than the queue. Chunked
+prefill shares each step of an engine with the sequences it is decoding. So a fuller engine reads a prompt more slowly,
+which is the load factor; among idle engines it makes the emptiest win. A call first waits for the step under way, which
+takes as long as an output token (`tpot`). That holds on every engine, so it does not affect the choice.
 Synchronous and pure; ties are broken by `rng`.
 """
 

@@ -1,4 +1,4 @@
-"""Where an engine listens: `http://HOST:PORT[/BASE]`, `https://…` or `unix:///PATH`."""
+"""Address of an engine: `http://HOST:PORT[/BASE]`, `https://…` or `unix:///PATH`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an engine did not answer: a reason of a fixed set, which is a metric's label, and words for operators."""
+"""Failure of a request to an engine: a reason from a fixed set, which is a metric's label, and words for operators."""
 
 from __future__ import annotations
 

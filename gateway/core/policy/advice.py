@@ -1,7 +1,7 @@
-"""What is legal in a policy but unwise: starved classes, targets nobody can meet, limits nobody can reach.
+"""Advice on legal but unwise policies: starved classes, targets that cannot be met, limits that cannot be reached.
 
-Each rule yields where and why, and states its arithmetic. The figures it reckons with are orders of magnitude: what one
-GPU with a model of some 8B parameters does. Nothing here keeps a policy from being used. The defaults need no advice.
+Each rule yields a place and a reason, and states its arithmetic. Its figures are orders of magnitude of one GPU with a
+model of about 8B parameters. Advice never keeps a policy from being used. The defaults need none.
 """
 
 from __future__ import annotations

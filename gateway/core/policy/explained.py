@@ -1,7 +1,7 @@
-"""What a policy does with the calls of one tenant, class and model, as text for people: `gateway check --explain`.
+"""Explanation of a policy for one tenant, class and model, as text for people: `gateway check --explain`.
 
-It says what the policy decides and whose rule it was. What only the moment decides, which engine and how long a wait,
-is not here. Asked for: a class, a service tier, or NOTHING, when the policy chooses.
+It gives the policy's decisions and the rule behind each. Decisions of the moment, such as the engine and the wait, are
+not here. The class may be asked for by name, by service tier, or not at all (NOTHING), when the policy chooses.
 """
 
 from __future__ import annotations

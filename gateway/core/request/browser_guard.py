@@ -1,7 +1,7 @@
 """Protection against DNS rebinding and cross-origin requests, for a gateway that asks for no keys.
 
-Without keys a web page in somebody's browser could send calls. It has two ways: its own host name that it points to
-this machine (DNS rebinding), which the Host header shows, or another origin, which the Origin header shows.
+Without keys, any web page in a browser could send calls. It can point its own host name at this machine (DNS
+rebinding); the Host header shows that. Or it can call across origins; the Origin header shows that.
 
 Calls from this machine must therefore name the gateway by an IP address, `localhost`, or one of `server.hosts`. Where
 `server.hosts` has names, every call must. Pages of `cors.origins` are let in. Programs that are no browser send any

@@ -106,8 +106,11 @@ def reserved(name: str) -> Refused:
 
 
 def body_of(decode: Callable[[bytes], Body], data: bytes, *, max_depth: int, max_values: int) -> Body:
-    """Decode a body. Raises Refused (400), which names the field: malformed, not UTF-8, nested deeper than `max_depth`,
-    more than `max_values` values and names, a wrong type, out of range, or not for this route."""
+    """Decode a body. Raises Refused (400), which names the field at fault.
+
+    Refused are: malformed JSON, text that is not UTF-8, nesting deeper than `max_depth`, more than `max_values` values
+    and names; and fields of a wrong type, out of range, or of another route.
+    """
     if not data.isascii():
         try:
             data.decode()

@@ -1,9 +1,9 @@
 """Settlement of a call: the tokens it is charged once it has ended.
 
 Where the engine reported the usage of the whole answer, its numbers count, bounded by what is possible. An answer may
-be cut short by either side. Then the charge is the prompt, the output that the engine is known to have written, and
-the most it can have written since it was last heard. That last part assumes the fastest pace lately observed of it.
-So an estimate is high rather than low, and never above what was asked for.
+be cut short by either side. Then the charge is the prompt, the output that the engine reported, and the most that it
+can have written since that report. The last part assumes the engine's fastest recent pace. So an estimate is high
+rather than low, and never above what was asked for.
 """
 
 from __future__ import annotations

@@ -76,8 +76,10 @@ def keys_from(data: bytes, file: str) -> dict[str, str]:
 
 
 def key_lines(data: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
-    """The lines of a keys file that are neither blank nor comments: number (from 1), offset in bytes, and up to three
-    words, of which the last is the rest of the line."""
+    """The lines of a keys file that are neither blank nor comments: number (from 1), offset in bytes, words.
+
+    There are up to three words: the hash, the tenant, and the rest of the line.
+    """
     offset = 0
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         words = line.removeprefix(b"\xef\xbb\xbf").split(None, 2)

@@ -1,4 +1,4 @@
-"""What a shadow policy thinks of one call, beside what the enforced policy does with it; see shadow.py."""
+"""Verdict of a shadow policy on one call, beside the decision of the enforced policy; see shadow.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One sidecar's state: its last report, the engines it adds to the fleet, and predictions of when its models are ready.
 
-A model gets calls only where the report says that it is running and that no operation on it is pending: a call sent to
-a sleeping engine hangs.
+A model gets calls only while its report says that it is running and that no operation on it is pending. A call sent to
+a sleeping engine would hang.
 
 Synchronous, no I/O; `now` is monotonic seconds.
 """
