@@ -50,7 +50,7 @@ def command(
     profile: Profile,
     engine: EngineSettings,
     served_name: str,
-    place: EngineAddress,
+    address: EngineAddress,
     *,
     own: str,
     share: float | None = None,
@@ -65,10 +65,10 @@ def command(
     to vLLM beside a cache of fixed size too, for vLLM does not start without that much free.
     """
     if engine.simulated is not None:
-        return _simulated(profile, engine, served_name, place, own, share)
+        return _simulated(profile, engine, served_name, address, own, share)
     values = {field: getattr(profile, field) for field in UNIFIED} | {"served_name": served_name}
     found = [part for field, value in values.items() for part in _argument(UNIFIED[field], value)]
-    found += _listen(place)
+    found += _listen(address)
     if engine.device == "gpu":
         found += _memory(profile, share)
         found += ["--enable-sleep-mode"] if profile.sleep is not None else []
@@ -138,11 +138,11 @@ def _argument(flag: str, value: Any) -> list[str]:
     return [flag, str(value)]
 
 
-def _listen(place: EngineAddress) -> list[str]:
+def _listen(address: EngineAddress) -> list[str]:
     """Always told: what vLLM does by itself is to listen for everybody."""
-    if place.uds is not None:
-        return ["--uds", place.uds]
-    return ["--host", place.host.strip("[]"), "--port", str(place.port)]
+    if address.uds is not None:
+        return ["--uds", address.uds]
+    return ["--host", address.host.strip("[]"), "--port", str(address.port)]
 
 
 def _memory(profile: Profile, share: float | None) -> list[str]:
@@ -156,9 +156,9 @@ def _memory(profile: Profile, share: float | None) -> list[str]:
 
 
 def _simulated(
-    profile: Profile, engine: EngineSettings, served_name: str, place: EngineAddress, own: str, share: float | None
+    profile: Profile, engine: EngineSettings, served_name: str, address: EngineAddress, own: str, share: float | None
 ) -> tuple[str, ...]:
-    found = ["--profile", str(engine.simulated), "--model", served_name, *_listen(place)]
+    found = ["--profile", str(engine.simulated), "--model", served_name, *_listen(address)]
     found += _memory(profile, share) if engine.device == "gpu" else []
     found += _argument("--max-model-len", profile.context_length)
     found += ["--no-enable-prefix-caching"] if profile.flags.get("enable-prefix-caching") is False else []

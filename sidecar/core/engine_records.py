@@ -50,7 +50,7 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
     started: int
     boot: str
     log: str
-    place: EngineAddress
+    address: EngineAddress = msgspec.field(name="place")  # as state files have it
 
 
 class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -160,7 +160,7 @@ def _open(way: Way, evictable: Iterable[Resident]) -> list[int]:
 
 def _best(way: Way, order: Sequence[Resident]) -> Choice | None:
     """The best set of GPUs; None: there is none. `order`: who may be evicted, from cold to hot."""
-    rank = {resident.profile: place for place, resident in enumerate(order)}
+    rank = {resident.profile: position for position, resident in enumerate(order)}
 
     def cost(choice: Choice) -> tuple[int, list[int], int, tuple[int, ...]]:
         hottest_first = [rank[victim.profile] for victim in reversed(choice.victims)]
@@ -180,7 +180,7 @@ def sets_of_gpus(way: Way, order: Sequence[Resident]) -> Iterator[tuple[int, ...
     for gpu in _open(way, order):
         here = tuple(resident.profile for resident in order if gpu in resident.gpus)
         alike.setdefault((here, way.room[gpu] // grain), []).append(gpu)
-    rank = {resident.profile: place for place, resident in enumerate(order)}
+    rank = {resident.profile: position for position, resident in enumerate(order)}
     # The first to be left out comes first: most residents, then the hottest.
     kinds = sorted(alike, key=lambda kind: (len(kind[0]), [rank[name] for name in reversed(kind[0])]), reverse=True)
     groups = [sorted(alike[kind], key=lambda gpu: -way.room[gpu]) for kind in kinds]

@@ -115,9 +115,9 @@ class VllmEngines:
     async def _start(self, profile: str, gpus: tuple[int, ...], size: Size) -> VllmEngine:
         given, engine = self._config.models[profile], self._config.engine_of(profile)
         with self._failing():
-            place = self._place(profile)
-        self._taken.add(place)
-        released = partial(self._taken.discard, place)
+            address = self._free_address(profile)
+        self._taken.add(address)
+        released = partial(self._taken.discard, address)
         try:
             with self._failing():
                 served = self._config.served_name(profile)
@@ -128,7 +128,7 @@ class VllmEngines:
                     given,
                     engine,
                     served,
-                    place,
+                    address,
                     own=self._own,
                     share=size.share,
                     sequences=size.sequences,
@@ -146,7 +146,7 @@ class VllmEngines:
                     argv,
                     env=env,
                     engine=f"{self._sidecar}/{profile}-{secrets.token_hex(8)}",
-                    place=place,
+                    address=address,
                     log=self._logs / f"{profile}.log",
                     cwd=self._folder,
                     clock=self._clock,
@@ -164,10 +164,10 @@ class VllmEngines:
         not what the record says, is ended before that."""
         with self._failing():
             process = Process.adopt(record.process, clock=self._clock)
-        place = record.process.place
-        self._taken.add(place)
+        address = record.process.address
+        self._taken.add(address)
         identity = self._identity(profile, record.gpus, record.size, record.settings, record.level)
-        engine = self._engine(process, identity, partial(self._taken.discard, place))
+        engine = self._engine(process, identity, partial(self._taken.discard, address))
         if identity.profile is not None and record.settings == self.settings(profile):
             try:
                 await engine.check()
@@ -203,15 +203,15 @@ class VllmEngines:
 
     # -- where ------------------------------------------------------------------------------------------------------
 
-    def _place(self, profile: str) -> EngineAddress:
+    def _free_address(self, profile: str) -> EngineAddress:
         """One that nobody has. Raises AddressTaken."""
         pool = self._pool
         if pool.sockets is None:
-            taken = {place.port for place in self._taken if place.uds is None}
+            taken = {address.port for address in self._taken if address.uds is None}
             return pool.on_port(free_port(pool.ports, host=pool.host, taken=taken))
-        place = msgspec.structs.replace(pool, sockets=self._sockets(Path(pool.sockets))).on_socket(profile)
-        clear_socket(Path(str(place.uds)))
-        return place
+        address = msgspec.structs.replace(pool, sockets=self._sockets(Path(pool.sockets))).on_socket(profile)
+        clear_socket(Path(str(address.uds)))
+        return address
 
     def _sockets(self, folder: Path) -> str:
         """The folder of sockets, without links on the way there: made for this user alone, and with the mark by which

@@ -75,7 +75,7 @@ class InstalledFlags:
                 argv,
                 env=environment,
                 engine=f"{self._sidecar}/help-{secrets.token_hex(8)}",
-                place=EngineAddress(),
+                address=EngineAddress(),
                 log=self._log,
                 cwd=self._folder,
                 ring=ring,

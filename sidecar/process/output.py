@@ -205,9 +205,9 @@ def _written_by(pid: int, path: Path) -> int:
 
 def _path_of(fd: int, path: Path, pid: int) -> Path | None:
     """The present path of the file that was made at `path`, which may have been moved; None: it is gone."""
-    for place in (path, Path(f"/proc/{pid}/fd/1")):
+    for candidate in (path, Path(f"/proc/{pid}/fd/1")):
         try:
-            resolved = place.resolve()
+            resolved = candidate.resolve()
             if os.path.samestat(os.fstat(fd), resolved.stat()):
                 return resolved
         except OSError:

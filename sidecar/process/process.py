@@ -87,7 +87,7 @@ class Process:
         *,
         env: Mapping[str, str],
         engine: str,
-        place: EngineAddress,
+        address: EngineAddress,
         log: Path,
         cwd: Path | None = None,
         ring: Ring | None = None,
@@ -106,7 +106,9 @@ class Process:
         except SpawnFailed:
             output.close()
             raise
-        record = ProcessRecord(engine=engine, pid=seen.pid, started=seen.started, boot=boot, log=str(log), place=place)
+        record = ProcessRecord(
+            engine=engine, pid=seen.pid, started=seen.started, boot=boot, log=str(log), address=address
+        )
         return cls(record, output, handle=process_family.handle_of(seen.pid), child=True)
 
     @classmethod

@@ -53,7 +53,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VllmEngine:
-    """One engine (effects.Engine), simulated ones too. `released` is called once, when its place is free again."""
+    """One engine (effects.Engine), simulated ones too. `released` is called once, when its address is free again."""
 
     __slots__ = ("_api", "_clock", "_identity", "_process", "_released", "_say")
 
@@ -71,7 +71,7 @@ class VllmEngine:
         self._clock = clock
         self._say = say
         self._released = released
-        self._api = EngineApi(process.record.place.url, identity.served_name, dev_mode=self._sleeps)
+        self._api = EngineApi(process.record.address.url, identity.served_name, dev_mode=self._sleeps)
 
     def __repr__(self) -> str:
         return f"<VllmEngine {self._identity.name} at {self.url}, {self._process!r}>"
@@ -84,7 +84,7 @@ class VllmEngine:
     @property
     def url(self) -> str:
         """As gateways call it."""
-        return self._process.record.place.url
+        return self._process.record.address.url
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -156,7 +156,7 @@ class VllmEngine:
             return None
 
     async def check(self) -> None:
-        """Whether what answers at its place is it. After adoption. Raises EngineFailed."""
+        """Check that the engine itself answers at its address. After adoption. Raises EngineFailed."""
         async with self._failing("it does not answer"):
             await self._api.health(LIVENESS)
             served = await self._api.models(LIVENESS)
@@ -251,7 +251,7 @@ class VllmEngine:
         finally:
             await self._api.aclose()
             self._released()
-        uds = self._process.record.place.uds
+        uds = self._process.record.address.uds
         if uds is not None:
             with contextlib.suppress(AddressTaken):  # the next one's by now, or gone: either way not ours to say
                 ports.clear_socket(Path(uds))

@@ -99,7 +99,7 @@ class Controller:
             _kill(name)
         # Another one of the same node goes first: it has the GPUs.
         for name in set(wanted) - there:
-            self._place(name, wanted[name])
+            self._start_actor(name, wanted[name])
 
     def _nodes(self) -> list[PoolNode]:
         """Nodes that should have a sidecar; of two with one name, the one that has it already."""
@@ -124,7 +124,7 @@ class Controller:
             seen.add(node.node)
         return sorted(nodes, key=lambda node: (node.node, node.trouble))
 
-    def _place(self, name: str, node: PoolNode) -> None:
+    def _start_actor(self, name: str, node: PoolNode) -> None:
         say(f"{name} is started at {node.address}")
         actor = ray.remote(Node).options(
             name=name,

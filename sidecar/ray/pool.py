@@ -169,9 +169,9 @@ def _of_nodes(config: SidecarConfig) -> Iterator[Fault]:
     if config.listen.host not in ANY:
         expected = f"0.0.0.0:{config.listen.port}: each listens at its node's own address"
         yield Fault(("sidecar", "listen"), str(config.listen), expected)
-    places = config.engine_addresses or AddressPool()
-    if places.sockets is not None or places.host != LOOPBACK:
-        yield Fault(("sidecar", "engine_addresses"), str(places), "ports alone: they are of each node's own address")
+    addresses = config.engine_addresses or AddressPool()
+    if addresses.sockets is not None or addresses.host != LOOPBACK:
+        yield Fault(("sidecar", "engine_addresses"), str(addresses), "ports alone: they are of each node's own address")
     for field, name in (("state_file", config.state_file), ("log_dir", config.log_dir)):
         if name.startswith("/"):
             yield Fault(("sidecar", field), name, "a name without a / before it: each node has a folder of its own")

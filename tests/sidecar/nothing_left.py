@@ -17,7 +17,7 @@ from sidecar.process.process import Process
 from sidecar.process.ring import Ring
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-PLACE = EngineAddress(port=8100)
+ADDRESS = EngineAddress(port=8100)
 NUMBERS = itertools.count()
 
 
@@ -78,4 +78,4 @@ def sidecar_name() -> str:
 
 def spawn(program: str, log: Path, *, engine: str = "", log_most: int = 1 << 20, ring: Ring | None = None) -> Process:
     name = engine or f"{sidecar_name()}/engine"
-    return Process.spawn(python(program), env={}, engine=name, place=PLACE, log=log, log_most=log_most, ring=ring)
+    return Process.spawn(python(program), env={}, engine=name, address=ADDRESS, log=log, log_most=log_most, ring=ring)

@@ -126,7 +126,7 @@ class ResidentEngine:
 
     def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
         process = ProcessRecord(
-            engine=f"sim/{self.pid}", pid=self.pid, started=0, boot="", log="", place=EngineAddress()
+            engine=f"sim/{self.pid}", pid=self.pid, started=0, boot="", log="", address=EngineAddress()
         )
         return EngineRecord(
             process=process, gpus=self.gpus, size=self._size, settings=self._settings, told=told, level=level

@@ -23,7 +23,7 @@ START = ("/v/python", "-m", "vllm.entrypoints.cli.main", "serve")
 SIMULATED = ("py", "-m", "loadtest.engine", "--profile", "h100-8b", "--model", "m")
 HALF = ("--gpu-memory-utilization", "0.5")
 AWAKE: dict[str, Any] = {"sleep": None}
-PLACE = EngineAddress(port=8100)
+ADDRESS = EngineAddress(port=8100)
 # As a profile without a word beyond its path has it.
 HERE = "--host 127.0.0.1 --port 8100"
 PLAIN = f"/m --served-model-name m --tensor-parallel-size 1 {HERE}"
@@ -60,10 +60,10 @@ When passing JSON CLI arguments, the following sets of arguments are equivalent:
 """
 
 
-def argv(place: EngineAddress = PLACE, share: float | None = None, **fields: Any) -> str:
+def argv(address: EngineAddress = ADDRESS, share: float | None = None, **fields: Any) -> str:
     """The arguments of vLLM for such a profile, joined by spaces."""
     profile = Profile(model_path="/m", **fields)
-    whole = command(profile, EngineSettings(python="/v/python"), "m", place, own="py", share=share)
+    whole = command(profile, EngineSettings(python="/v/python"), "m", address, own="py", share=share)
     assert whole[:4] == START
     return " ".join(whole[4:])
 
@@ -73,8 +73,8 @@ def argv(place: EngineAddress = PLACE, share: float | None = None, **fields: Any
     [
         ({}, f"{PLAIN} --enable-sleep-mode"),
         (AWAKE, PLAIN),
-        ({"place": EngineAddress(host="[fd00::1]", port=1), **AWAKE}, PLAIN.replace(HERE, "--host fd00::1 --port 1")),
-        ({"place": EngineAddress(uds="/run/m.sock"), **AWAKE}, PLAIN.replace(HERE, "--uds /run/m.sock")),
+        ({"address": EngineAddress(host="[fd00::1]", port=1), **AWAKE}, PLAIN.replace(HERE, "--host fd00::1 --port 1")),
+        ({"address": EngineAddress(uds="/run/m.sock"), **AWAKE}, PLAIN.replace(HERE, "--uds /run/m.sock")),
         (
             {"tokenizer_path": "/t", "context_length": 8192, "tensor_parallel": 2, "trust_remote_code": True, **AWAKE},
             "/m --tokenizer /t --served-model-name m --max-model-len 8192 --tensor-parallel-size 2 "
@@ -102,51 +102,51 @@ def test_a_profile_becomes_the_arguments_of_vllm(fields: dict[str, Any], expecte
 
 def test_what_is_one_value_is_one_argument() -> None:
     profile = Profile(model_path="/my models/m", flags={"hf-overrides": {"a b": [1, None]}})
-    found = command(profile, EngineSettings(), "m", PLACE, own="py")
+    found = command(profile, EngineSettings(), "m", ADDRESS, own="py")
     assert (found[0], found[found.index("serve") + 1]) == ("py", "/my models/m")
     assert json.loads(found[found.index("--hf-overrides") + 1]) == {"a b": [1, None]}
 
 
 def test_a_vllm_for_cpu_is_told_nothing_of_gpus() -> None:
     profile = Profile(model_path="/m", gpu_memory=0.5)
-    found = command(profile, EngineSettings(device="cpu"), "m", PLACE, own="py", share=0.5)
+    found = command(profile, EngineSettings(device="cpu"), "m", ADDRESS, own="py", share=0.5)
     assert " ".join(found[4:]) == PLAIN
 
 
 @pytest.mark.parametrize(
-    ("place", "fields", "expected"),
+    ("address", "fields", "expected"),
     [
-        (PLACE, {}, ("--host", "127.0.0.1", "--port", "8100", *HALF)),
+        (ADDRESS, {}, ("--host", "127.0.0.1", "--port", "8100", *HALF)),
         (
             EngineAddress(uds="/run/m.sock"),
             {"context_length": 4096},
             ("--uds", "/run/m.sock", *HALF, "--max-model-len", "4096"),
         ),
         (
-            PLACE,
+            ADDRESS,
             {"flags": {"num-gpu-blocks-override": 99, "enforce-eager": True, "enable-prefix-caching": False}},
             ("--host", "127.0.0.1", "--port", "8100", *HALF, "--no-enable-prefix-caching", "--num-gpu-blocks", "99"),
         ),
-        (PLACE, {"flags": {"enable-prompt-tokens-details": False}}, ("--host", "127.0.0.1", "--port", "8100", *HALF)),
+        (ADDRESS, {"flags": {"enable-prompt-tokens-details": False}}, ("--host", "127.0.0.1", "--port", "8100", *HALF)),
         (
-            PLACE,
+            ADDRESS,
             {"gpu_memory": KvMemory(kv=2**30)},
             ("--host", "127.0.0.1", "--port", "8100", *HALF, "--kv-cache-memory-bytes", "1073741824"),
         ),
     ],
 )
 def test_a_simulated_engine_is_told_what_it_obeys(
-    place: EngineAddress, fields: dict[str, Any], expected: tuple[str]
+    address: EngineAddress, fields: dict[str, Any], expected: tuple[str]
 ) -> None:
     found = command(
-        Profile(model_path="/m", **fields), EngineSettings(simulated="h100-8b"), "m", place, own="py", share=0.5
+        Profile(model_path="/m", **fields), EngineSettings(simulated="h100-8b"), "m", address, own="py", share=0.5
     )
     assert found == (*SIMULATED, *expected)
 
 
 def test_a_simulated_engine_without_a_gpu_is_told_nothing_of_its_memory() -> None:
     engine = EngineSettings(simulated="h100-8b", device="cpu")
-    found = command(Profile(model_path="/m", gpu_memory=0.5), engine, "m", PLACE, own="py", share=0.5)
+    found = command(Profile(model_path="/m", gpu_memory=0.5), engine, "m", ADDRESS, own="py", share=0.5)
     assert found == (*SIMULATED, "--host", "127.0.0.1", "--port", "8100")
 
 
@@ -227,7 +227,7 @@ def test_how_to_ask_for_the_help() -> None:
 
 
 def test_where_the_script_does_not_run_the_server_is_told_its_model_by_a_flag() -> None:
-    found = command(Profile(model_path="/m", **AWAKE), EngineSettings(), "m", PLACE, own="py", launcher=SERVER)
+    found = command(Profile(model_path="/m", **AWAKE), EngineSettings(), "m", ADDRESS, own="py", launcher=SERVER)
     assert " ".join(found) == f"py -m vllm.entrypoints.openai.api_server --model {PLAIN}"
 
 
@@ -237,18 +237,18 @@ def test_the_simulated_engine_has_every_flag_it_is_told() -> None:
     flags = known_flags(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=30, cwd=ROOT).stdout)
     full = dict.fromkeys(FLAGS, 1) | {"enable-prefix-caching": False, "enable-prompt-tokens-details": True}
     profile = Profile(model_path="/m", context_length=1, flags=full, gpu_memory=KvMemory(kv=2**30))
-    for place in (PLACE, EngineAddress(uds="/s")):
-        found = command(profile, engine, "m", place, own=sys.executable, share=0.5)
+    for address in (ADDRESS, EngineAddress(uds="/s")):
+        found = command(profile, engine, "m", address, own=sys.executable, share=0.5)
         assert len(found) > 15
         assert unsupported(found, flags) == ()
 
 
 def test_a_simulated_engine_starts_by_its_command_and_serves_the_name(tmp_path: Path) -> None:
-    profile, place = Profile(model_path="/m", context_length=4096, sleep=None), EngineAddress(port=free_port())
-    argv = command(profile, EngineSettings(simulated="h100-8b"), "org/m", place, own=sys.executable)
+    profile, address = Profile(model_path="/m", context_length=4096, sleep=None), EngineAddress(port=free_port())
+    argv = command(profile, EngineSettings(simulated="h100-8b"), "org/m", address, own=sys.executable)
     with Child(
         "engine", argv, tmp_path / "log", env=environment(profile, EngineSettings(simulated="h100-8b"), (), os.environ)
     ) as child:
-        child.wait(lambda: answers(f"{place.url}/health"), 20.0, "health")
-        (card,) = json.loads(get(f"{place.url}/v1/models")[1])["data"]
+        child.wait(lambda: answers(f"{address.url}/health"), 20.0, "health")
+        (card,) = json.loads(get(f"{address.url}/v1/models")[1])["data"]
     assert (card["id"], card["max_model_len"]) == ("org/m", 4096)

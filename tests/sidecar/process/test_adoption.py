@@ -19,7 +19,7 @@ from sidecar.core.engine_records import ProcessRecord
 from sidecar.process import process_family
 from sidecar.process.adoption import NotOurs, end_orphans, handle_for
 from sidecar.process.process import Process
-from tests.sidecar.nothing_left import PLACE, gone, nothing_left, python, sidecar_name, spawn
+from tests.sidecar.nothing_left import ADDRESS, gone, nothing_left, python, sidecar_name, spawn
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
@@ -178,7 +178,7 @@ def test_a_leader_of_a_group_without_the_mark_of_an_engine_is_left_alone(tmp_pat
             started=seen.started,
             boot=process_family.boot_id(),
             log=str(tmp_path / "log"),
-            place=PLACE,
+            address=ADDRESS,
         )
         with pytest.raises(NotOurs, match="does not bear the mark of an engine, so it is left alone"):
             handle_for(record)
@@ -227,7 +227,7 @@ def test_a_zombie_is_not_adopted(tmp_path: Path) -> None:
             started=seen.started,
             boot=process_family.boot_id(),
             log=str(tmp_path),
-            place=PLACE,
+            address=ADDRESS,
         )
 
         async def scenario() -> None:

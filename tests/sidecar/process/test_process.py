@@ -16,7 +16,7 @@ import pytest
 from sidecar.process.process import Process, Unkillable
 from sidecar.process.ring import Ring
 from sidecar.process.spawn import SpawnFailed
-from tests.sidecar.nothing_left import PLACE, gone, nothing_left, python, spawn
+from tests.sidecar.nothing_left import ADDRESS, gone, nothing_left, python, spawn
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
@@ -108,7 +108,7 @@ def test_what_a_child_is_given(tmp_path: Path) -> None:
         os.dup2(leak, 0)
         argv, env = python(program), {"A": "1"}
         log = tmp_path / "log"
-        process = Process.spawn(argv, env=env, engine="box/a", place=PLACE, log=log, cwd=tmp_path)
+        process = Process.spawn(argv, env=env, engine="box/a", address=ADDRESS, log=log, cwd=tmp_path)
         os.dup2(own, 0)
         assert await process.gone() == 0
         for fd in (own, leak, far):
@@ -127,7 +127,7 @@ def test_what_a_child_is_given(tmp_path: Path) -> None:
 def test_a_program_that_cannot_be_started(tmp_path: Path, argv: list[str]) -> None:
     async def scenario() -> None:
         with pytest.raises(SpawnFailed, match="could not be started"):
-            Process.spawn(argv, env={}, engine="box/a", place=PLACE, log=tmp_path / "log")
+            Process.spawn(argv, env={}, engine="box/a", address=ADDRESS, log=tmp_path / "log")
 
     run(scenario)
 
@@ -304,7 +304,7 @@ def test_progress_is_when_output_was_last_seen(tmp_path: Path) -> None:
     async def scenario() -> None:
         argv = python(OBEYS)
         log = tmp_path / "log"
-        process = Process.spawn(argv, env={}, engine="box/a", place=PLACE, log=log, clock=lambda: now[0])
+        process = Process.spawn(argv, env={}, engine="box/a", address=ADDRESS, log=log, clock=lambda: now[0])
         assert process.output.progress_at == 100.0
         now[0] = 250.0
         await line(process, "ready")

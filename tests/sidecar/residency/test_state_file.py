@@ -36,7 +36,9 @@ from sidecar.residency.state_file import (
     replace,
 )
 
-PROCESS = ProcessRecord(engine="box/m-1", pid=7, started=8, boot="b", log="/x", place=EngineAddress(uds="/run/m.sock"))
+PROCESS = ProcessRecord(
+    engine="box/m-1", pid=7, started=8, boot="b", log="/x", address=EngineAddress(uds="/run/m.sock")
+)
 RECORD = EngineRecord(
     process=PROCESS,
     gpus=(0, 1),
@@ -108,6 +110,11 @@ def test_whatever_a_state_file_holds_only_its_error_is_raised(data: bytes) -> No
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_engines_address_is_where_earlier_sidecars_wrote_it() -> None:
+    written = msgspec.json.decode(encode(SavedState(engines={"m": RECORD})))
+    assert written["engines"]["m"]["process"]["place"]["uds"] == "/run/m.sock"
 
 
 def test_what_is_saved_last_is_there_after_a_restart(tmp_path: Path) -> None:
