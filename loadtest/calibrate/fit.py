@@ -24,7 +24,8 @@ from statistics import fmean, median, stdev
 import msgspec
 
 from loadtest.calibrate.observations import Burst, WorkRow
-from loadtest.engine.engine import Engine, engine_config
+from loadtest.engine.engine import Engine
+from loadtest.engine.engine_config import engine_config
 from loadtest.engine.latency import Front, Profile
 from loadtest.engine.sequence import Sequence as Tokens
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadtest.engine.engine import EngineConfig, engine_config
+from loadtest.engine.engine_config import EngineConfig, engine_config
 from loadtest.engine.engine_memory import GpuShare
 from loadtest.engine.metrics import Version
 from loadtest.engine.profile_file import profile_of

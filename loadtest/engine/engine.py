@@ -16,9 +16,9 @@ from typing import Literal
 import msgspec
 
 from loadtest.engine.blocks import Blocks
-from loadtest.engine.latency import Profile
-from loadtest.engine.scheduler import Policy, Scheduler
-from loadtest.engine.sequence import BLOCK, Sequence, SequenceState
+from loadtest.engine.engine_config import EngineConfig
+from loadtest.engine.scheduler import Scheduler
+from loadtest.engine.sequence import Sequence, SequenceState
 from loadtest.engine.stats import Stats
 
 SleepMode = Literal["abort", "wait", "keep"]
@@ -26,65 +26,6 @@ Weights = Literal["loaded", "offloaded", "discarded", "blank"]
 TAGS = ("weights", "kv_cache")
 LEAST_AHEAD = 3  # steps: fewer are sooner made than foreseen
 DRAWN = 64  # steps whose jitter is drawn together
-
-
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits in tokens, sequences and blocks of 16 tokens. Raises ValueError where they contradict each other."""
-
-    profile: Profile
-    num_gpu_blocks: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    policy: Policy = "fcfs"
-    caching: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
-                f"({self.max_num_seqs}): every running sequence needs a token per step"
-            )
-        room = (self.num_gpu_blocks - 1) * BLOCK
-        if room < self.max_model_len:
-            raise ValueError(
-                f"max_model_len ({self.max_model_len}) is more than the {room} tokens the KV cache holds: "
-                "raise num_gpu_blocks or lower max_model_len"
-            )
-
-
-def engine_config(
-    profile: Profile,
-    *,
-    num_gpu_blocks: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    max_model_len: int | None = None,
-    policy: Policy = "fcfs",
-    caching: bool = True,
-    seed: int = 0,
-) -> EngineConfig:
-    """A profile's own limits where none are given. A `max_model_len` nobody asked for shrinks to what the cache holds,
-    and a batch size nobody asked for to the token budget.
-    """
-    blocks = profile.num_gpu_blocks if num_gpu_blocks is None else num_gpu_blocks
-    budget = profile.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens
-    if max_num_batched_tokens is None and max_num_seqs is not None:
-        budget = max(budget, max_num_seqs)
-    return EngineConfig(
-        profile=profile,
-        num_gpu_blocks=blocks,
-        max_num_seqs=min(profile.max_num_seqs, budget) if max_num_seqs is None else max_num_seqs,
-        max_num_batched_tokens=budget,
-        max_model_len=min(profile.max_model_len, (blocks - 1) * BLOCK) if max_model_len is None else max_model_len,
-        policy=policy,
-        caching=caching,
-        seed=seed,
-    )
 
 
 class StepResult(msgspec.Struct, gc=False):

@@ -24,7 +24,8 @@ from loadtest.load.prompts import Text
 from loadtest.load.workload import Planned
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, key_of
-from loadtest.simulate.simulation import RunResult, SimulationRun
+from loadtest.simulate.run_records import RunResult
+from loadtest.simulate.simulation import SimulationRun
 
 WORDS = 2500
 PROMPTS = 40  # of each kind

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from loadtest.engine.api.checks import ApiError, Limits
-from loadtest.engine.engine import LEAST_AHEAD, Engine, EngineConfig, StepResult
+from loadtest.engine.engine import LEAST_AHEAD, Engine, StepResult
+from loadtest.engine.engine_config import EngineConfig
 from loadtest.engine.latency import Front
 from loadtest.simulate.memory_requests import JSON, Taker, Work, read
 from loadtest.simulate.step_times import Pace

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gateway.shared.files.checked import InvalidFile
-from loadtest.engine.engine import engine_config
+from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
 from loadtest.load.scenario import Scenario, Unusable
 from loadtest.load.scenario_flags import add_groups, overridden, scenario_of, whole

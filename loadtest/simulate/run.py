@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from loadtest.clients.retries import LONGEST_ADVICE, Clients
-from loadtest.engine.engine import EngineConfig
+from loadtest.engine.engine_config import EngineConfig
 from loadtest.load.scenario import Scenario, planned
 from loadtest.report import records
 from loadtest.report.records import RequestResult, Window
@@ -27,8 +27,9 @@ from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.round_robin import Direct, RoundRobin, paced
+from loadtest.simulate.run_records import FleetSample
 from loadtest.simulate.simulated_client import Life
-from loadtest.simulate.simulation import FleetSample, SimulationRun
+from loadtest.simulate.simulation import SimulationRun
 from loadtest.simulate.step_times import Gaps, Pace
 
 Before = Literal["gateway", "round_robin", "direct"]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.engine.engine import Engine, engine_config
+from loadtest.engine.engine import Engine
+from loadtest.engine.engine_config import engine_config
 from loadtest.engine.latency import Profile
 from loadtest.engine.profile_file import profiles
 from loadtest.engine.sequence import BLOCK, Sequence, SequenceState

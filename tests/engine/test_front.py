@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from loadtest.engine.engine import engine_config
+from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import ProfileFile, profiles, text_of
 from loadtest.load.prompts import body_of, message
 from loadtest.simulate import vtime

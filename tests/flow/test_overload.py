@@ -22,8 +22,9 @@ from loadtest.load.workload import Kind, Planned
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.run_records import Fault, RunResult
 from loadtest.simulate.simulated_client import Try
-from loadtest.simulate.simulation import Fault, RunResult, SimulationRun
+from loadtest.simulate.simulation import SimulationRun
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 

@@ -16,7 +16,7 @@ import pytest
 from loadtest.lab.dst.case import Call, Case, EngineSpec, Event, Helper, Reload
 from loadtest.lab.dst.command import Outcome, attempt, case, command, explore, failures, kind, main, shrink
 from loadtest.lab.dst.policy import DAYS
-from loadtest.simulate.simulation import Fault
+from loadtest.simulate.run_records import Fault
 from tests.simulation.mutants import (
     ANOTHERS_ACCOUNT,
     LATE_AT_ONCE,

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from loadtest.load.prompts import Route
-from loadtest.simulate.simulation import Fault
+from loadtest.simulate.run_records import Fault
 
 KEYS = {"": "anonymous", "key-of-acme": "acme", "key-of-zeta": "zeta"}  # and whose they are
 

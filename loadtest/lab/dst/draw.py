@@ -9,7 +9,7 @@ import msgspec
 
 from loadtest.lab.dst.case import KEYS, Call, Case, EngineSpec, Event, Hand, Helper, Reload, Word
 from loadtest.lab.dst.policy import Traits
-from loadtest.simulate.simulation import Fault
+from loadtest.simulate.run_records import Fault
 
 MODELS = ("sim", "m1", "m2")
 CLASSES = ("interactive", "default", "batch", "offline")

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from loadtest.engine.engine import EngineConfig
+from loadtest.engine.engine_config import EngineConfig
 from loadtest.engine.latency import Profile
 from loadtest.lab.dst.case import Call, EngineSpec
 from loadtest.load.prompts import PATHS
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.simulation import Fault
+from loadtest.simulate.run_records import Fault
 
 
 def strike(memory: MemoryEngine, fault: Fault) -> None:

@@ -31,8 +31,9 @@ from loadtest.load.workload import Kind, Planned, Prefix, Sessions
 from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.run_records import RunResult
 from loadtest.simulate.simulated_client import Try
-from loadtest.simulate.simulation import RunResult, SimulationRun
+from loadtest.simulate.simulation import SimulationRun
 
 EVERY = 0.05  # seconds
 EVENTS = "events"

@@ -10,8 +10,8 @@ from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import poisson
 from loadtest.load.workload import Kind, Prefix, Sessions
 from loadtest.report.stats import quantile
+from loadtest.simulate.run_records import Fault
 from loadtest.simulate.simulated_client import Try
-from loadtest.simulate.simulation import Fault
 
 SESSIONS = 1.25  # that begin per second and engine: their prompts about fill the engines' caches
 CONVERSATIONS = Kind(  # six turns and a half on average; as scenarios/multi-turn.yaml has it

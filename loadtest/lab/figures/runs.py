@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from loadtest.clients.retries import Clients
-from loadtest.engine.engine import engine_config
+from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
 from loadtest.load.lengths import Length
 from loadtest.load.plan import poisson
@@ -25,8 +25,9 @@ from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.round_robin import RoundRobin
+from loadtest.simulate.run_records import Fault, RunResult, Watched
 from loadtest.simulate.simulated_client import Transport, Try
-from loadtest.simulate.simulation import Fault, RunResult, SimulationRun, Watched
+from loadtest.simulate.simulation import SimulationRun
 
 PROFILE = "a100-8b"
 LATENCY = profile_of(PROFILE)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from loadtest.engine.engine import engine_config
+from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profile_of
 from loadtest.lab.figures.runs import BLOCKS, InMemory, Measured, Setting, Shape
 from loadtest.lab.rows import Row

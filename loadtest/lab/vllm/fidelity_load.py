@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.engine.engine import engine_config
+from loadtest.engine.engine_config import engine_config
 from loadtest.engine.latency import Profile
 from loadtest.lab.vllm.real_vllm import MODEL
 from loadtest.load.scenario import decode

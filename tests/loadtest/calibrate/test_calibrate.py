@@ -18,7 +18,7 @@ from loadtest.calibrate.observations import Burst, EngineLimits, Observed, Obser
 from loadtest.calibrate.probe import Probe
 from loadtest.calibrate.steps import SLICE, between
 from loadtest.engine.config import sim_config
-from loadtest.engine.engine import engine_config
+from loadtest.engine.engine_config import engine_config
 from loadtest.engine.latency import Front, Profile
 from loadtest.engine.profile_file import ProfileFile, profile_of, profiles, text_of
 from loadtest.load.prompts import Text, completion_of

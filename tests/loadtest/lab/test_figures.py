@@ -16,8 +16,8 @@ from loadtest.lab.figures.waits import foretold, row_of, waits
 from loadtest.lab.rows import Row, percent, table_of
 from loadtest.report.stats import quantile
 from loadtest.simulate.inprocess import ClassTarget
+from loadtest.simulate.run_records import RunResult
 from loadtest.simulate.simulated_client import Try
-from loadtest.simulate.simulation import RunResult
 
 TARGETS = {"chat": ClassTarget(ttft=2.0, deadline=30.0), "batch": ClassTarget(ttft=float("inf"), deadline=600.0)}
 

@@ -13,8 +13,8 @@ from loadtest.lab.figures.picture_points import SIDES, ClassShare, Picture, tabl
 from loadtest.lab.figures.picture_svg import draw
 from loadtest.lab.figures.runs import Measured, Setting
 from loadtest.simulate.inprocess import ClassTarget
+from loadtest.simulate.run_records import RunResult
 from loadtest.simulate.simulated_client import Try
-from loadtest.simulate.simulation import RunResult
 
 FIGURES = Path(__file__).parents[3] / "docs" / "figures.md"
 

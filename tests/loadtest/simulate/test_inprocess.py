@@ -20,8 +20,9 @@ from loadtest.simulate import vtime
 from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.round_robin import RoundRobin
+from loadtest.simulate.run_records import Fault, RunResult
 from loadtest.simulate.simulated_client import Life, Try
-from loadtest.simulate.simulation import Broken, Fault, RunResult, SimulationRun
+from loadtest.simulate.simulation import Broken, SimulationRun
 
 CHAT = b"/v1/chat/completions"
 KIND = Kind(

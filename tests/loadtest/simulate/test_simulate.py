@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from gateway.cli import main
-from loadtest.engine.engine import engine_config
+from loadtest.engine.engine_config import engine_config
 from loadtest.engine.profile_file import profiles
 from loadtest.load.prompts import body_of, message
 from loadtest.load.scenario import Scenario, decode, of_trace

@@ -1,0 +1,71 @@
+"""Records of a simulated run: faults, samples of its engines, its result; and the listener to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Literal, Protocol
+
+import msgspec
+
+from loadtest.simulate.simulated_client import Life, Try
+
+SAMPLE_EVERY = 0.5  # seconds
+
+
+class Watched(Protocol):
+    """An engine, as a run watches it. `posts` counts the requests that reached it, the last one at `posted_at`; `open`
+    are those under way; `preempted` counts sequences."""
+
+    posts: int
+    posted_at: float
+
+    @property
+    def open(self) -> Sized: ...
+    @property
+    def preempted(self) -> int: ...
+    def reading(self) -> tuple[float, int, int]:
+        """KV used (0..1), calls running, calls waiting inside."""
+
+
+class FleetSample(msgspec.Struct, frozen=True, gc=False):
+    """The engines at one moment: `kv` used (0..1), calls `running` and `waiting` inside, of each."""
+
+    at: float
+    kv: tuple[float, ...]
+    running: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """Fault of engines (all of them, where none are named) at a time. `value`: of slow and errors."""
+
+    at: float
+    what: Literal["die", "stop", "recover", "slow", "errors"]
+    engines: tuple[int, ...] = ()
+    value: float = 1.0
+    status: int = 503
+
+
+class RunResult(msgspec.Struct):
+    """Result of a run: every try of every call, the engines over time. `preempted`: sequences since the start."""
+
+    tries: list[Try]
+    calls: int
+    samples: list[FleetSample]
+    preempted: int
+    posts: int
+    seconds: float  # of the loop's time
+    unfinished: int  # calls that the end of the run cut off
+    last_posts: tuple[float, ...]  # when each engine was sent a request last
+    orphans: int  # the most requests open at engines at one moment beyond the calls that clients still wait for
+
+
+class RunListener(Protocol):
+    """Listener to a run while it lasts. Nothing is kept then of its calls: a run of any length has its place in
+    memory."""
+
+    def ended(self, life: Life) -> None:
+        """A call has ended, after its last try."""
+
+    def sampled(self, sample: FleetSample) -> None:
+        """The engines, every SAMPLE_EVERY seconds."""
