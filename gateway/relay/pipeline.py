@@ -39,7 +39,7 @@ from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
-from gateway.core.request.settlement import believed, written
+from gateway.core.request.settlement import clamped_usage, possible_output
 from gateway.core.request.tenants import ANONYMOUS, Account
 from gateway.core.request.trace_context import trace_id
 from gateway.relay.answer import Relay
@@ -285,7 +285,7 @@ class Pipeline:
         except (asyncio.CancelledError, Refused):
             # A stream's first token is its first byte; of a whole answer nothing is seen before its last.
             since = None if call.stream else call.sent_at
-            wrote = 0 if since is None else written(call, 0, self.clock() - since, grant.engine.pace)
+            wrote = 0 if since is None else possible_output(call, 0, self.clock() - since, grant.engine.pace)
             self._unanswered(call, admission, record, wrote)
             raise
         with closing(reply):
@@ -404,7 +404,7 @@ class Pipeline:
             admission.settle(call.prompt_tokens + record.completion_tokens, now)
             return
         record.settled = True
-        record.prompt_tokens, record.completion_tokens = believed(
+        record.prompt_tokens, record.completion_tokens = clamped_usage(
             call, record.bytes_in, usage.prompt_tokens or 0, usage.completion_tokens or 0, self.decider.context
         )
         record.cached_tokens = usage.cached_tokens or 0
@@ -417,11 +417,14 @@ class Pipeline:
         """Tokens that the engine can have written of an answer it did not tell the whole of."""
         now, pace, known = self.clock(), grant.engine.pace, relay.usage.completion_tokens
         if not call.stream:
-            return written(call, 0, now - grant.hold.taken_at, pace)
+            return possible_output(call, 0, now - grant.hold.taken_at, pace)
         began = call.arrived + record.ttft
         if known is None or relay.held_up:  # what was read last may have been written long before
-            return max(written(call, 0, now - began, pace), written(call, max(known or 0, relay.reads), 0.0, pace))
-        return written(call, known, now - max(began, reply.heard_at), pace)
+            return max(
+                possible_output(call, 0, now - began, pace),
+                possible_output(call, max(known or 0, relay.reads), 0.0, pace),
+            )
+        return possible_output(call, known, now - max(began, reply.heard_at), pace)
 
     # -- headers ------------------------------------------------------------------------------------------------
 

@@ -159,7 +159,7 @@ class Gateway:
         self.pipeline.snapshot = snapshot
         self.attempts.policy = policy
         self.retries.policy = policy.retries
-        self.decider.cost.fix(policy.budget.alpha)
+        self.decider.cost.set_alpha(policy.budget.alpha)
         self.limits.apply(policy, self.clock())
         self._engines(entries, configuration.api_keys, configuration.sidecar_token)
         self.server.settings = self._server_settings()

@@ -100,23 +100,23 @@ class Quantile:
     """Running quantile of a ratio 0..1, tracked in its logarithm by stochastic approximation (Robbins and Monro, 1951).
 
     A step up weighs QUANTILE, a step down 1 - QUANTILE. So the estimate rests where that share of samples lies below.
-    Steps start large. `value` comes down from COLD_ALPHA. `most` is the largest ratio observed, 0 before the first.
+    Steps start large. `value` comes down from COLD_ALPHA. `largest` is the largest ratio observed, 0 before the first.
     """
 
-    __slots__ = ("calls", "log", "most", "samples", "value")
+    __slots__ = ("calls", "largest", "log", "samples", "value")
 
     def __init__(self) -> None:
         self.calls = 0
         self.log = math.log(COLD_ALPHA)
         self.value = COLD_ALPHA
-        self.most = 0.0
+        self.largest = 0.0
         self.samples = 0
 
     def learn(self, ratio: float) -> None:
         """Learn from one observed ratio."""
         self.samples += 1
-        if ratio > self.most:
-            self.most = min(1.0, ratio)
+        if ratio > self.largest:
+            self.largest = min(1.0, ratio)
         step = 0.05 if self.samples >= 380 else 1.0 / (1.0 + self.samples / 20.0)
         log = self.log + step * (QUANTILE if ratio > self.value else QUANTILE - 1.0)
         if not -12.0 <= log <= 0.0:
@@ -133,12 +133,12 @@ class CostModel:
     """
 
     def __init__(self, alpha: float | Literal["auto"] = "auto", *, media_tokens: int = MEDIA_TOKENS) -> None:
-        self.fix(alpha)
+        self.set_alpha(alpha)
         self.media_tokens = media_tokens
         self._weights: dict[tuple[str, str], Weights] = {}
         self._alphas: dict[tuple[str, str, int], Quantile] = {}
 
-    def fix(self, alpha: float | Literal["auto"]) -> None:
+    def set_alpha(self, alpha: float | Literal["auto"]) -> None:
         """Use this share from now on, or the learned one (`auto`). Learning goes on in either case."""
         self.alpha = None if alpha == "auto" else alpha
 
@@ -175,7 +175,7 @@ class CostModel:
         known = self._alphas.get(_bucket(call))
         if alpha is None:
             alpha = COLD_ALPHA if known is None else known.value
-        call.expected_tokens = 0 if known is None else int(min(known.value, known.most) * asked)
+        call.expected_tokens = 0 if known is None else int(min(known.value, known.largest) * asked)
         call.output_tokens = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
 
     def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:
@@ -186,7 +186,7 @@ class CostModel:
         """
         if call.asked and completion_tokens > 0:
             quantile = self._alphas.get(_bucket(call))
-            if quantile is None or _teaches(quantile):
+            if quantile is None or _should_learn(quantile):
                 quantile = _entry(self._alphas, _bucket(call), Quantile)
                 quantile.learn(completion_tokens / (call.asked * call.n))
         text_bytes = call.ascii_bytes + call.cjk_bytes + call.other_bytes
@@ -195,13 +195,13 @@ class CostModel:
         if text_bytes and not call.media and text_bytes / 64 < tokens < 1.2 * text_bytes + 64 * call.messages + 4096:
             weights = self._weights.get((call.model, call.route.kind))
             wrong = abs(call.prompt_tokens - prompt_tokens) > 0.05 * prompt_tokens
-            if weights is None or _teaches(weights) or wrong:
+            if weights is None or _should_learn(weights) or wrong:
                 weights = _entry(self._weights, (call.model, call.route.kind), Weights)
                 features = (call.ascii_bytes, call.cjk_bytes, call.other_bytes, call.messages, 1.0)
                 weights.learn(features, tokens)
 
 
-def _teaches(learner: Weights | Quantile) -> bool:
+def _should_learn(learner: Weights | Quantile) -> bool:
     """Whether to learn from this call: from each of the first LEARN_ALL, then from one in SAMPLE."""
     learner.calls += 1
     return learner.calls < LEARN_ALL or learner.calls % SAMPLE == 0

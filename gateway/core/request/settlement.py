@@ -20,7 +20,7 @@ PER_CALL, PER_MESSAGE = 4096, 64  # tokens at most of a chat template
 PAIRED = ("rerank", "score")  # kinds of route that read their query once for each document
 
 
-def believed(
+def clamped_usage(
     call: Call, size: int, prompt: int, completion: int, context_of: Callable[[str], int | None]
 ) -> tuple[int, int]:
     """The prompt and completion tokens that an engine reported, each clamped to what is possible.
@@ -37,11 +37,11 @@ def believed(
     times = max(1, call.messages)
     text = PER_BYTE * size * (times if call.route.kind in PAIRED else 1)
     read = text + PER_CALL + PER_MESSAGE * times + call.media * longest
-    written = min(call.shaped or call.max_tokens or longest, longest)
-    return min(prompt, times * longest, int(read)), min(completion, written * call.n)
+    longest_output = min(call.shaped or call.max_tokens or longest, longest)
+    return min(prompt, times * longest, int(read)), min(completion, longest_output * call.n)
 
 
-def written(call: Call, known: int, seconds: float, pace: float) -> int:
+def possible_output(call: Call, known: int, seconds: float, pace: float) -> int:
     """Tokens that an engine may have written, over all the call's sequences, no more than was asked for.
 
     They are the `known` ones, and those of the `seconds` since, at `pace` seconds per token of each sequence.

@@ -340,9 +340,9 @@ def test_a_reload_fixes_alpha_and_frees_it_again_with_what_was_learned() -> None
         model.estimate(one, None)
         model.learn(one, 100, one.asked)
     learned = one.output_tokens
-    model.fix(0.25)
+    model.set_alpha(0.25)
     model.estimate(one, None)
     assert one.output_tokens == one.asked // 4 + 1
-    model.fix("auto")
+    model.set_alpha("auto")
     model.estimate(one, None)
     assert one.output_tokens == pytest.approx(learned, abs=2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.request.routes import ROUTES
-from gateway.core.request.settlement import MOST, PER_CALL, TURNS, believed, written
+from gateway.core.request.settlement import MOST, PER_CALL, TURNS, clamped_usage, possible_output
 from tests.calls import a_call
 
 LIE = 2**40
@@ -33,8 +33,8 @@ def test_an_engine_is_believed_no_more_than_can_be(
     fields: dict[str, Any], context: int | None, expected: tuple[int, int]
 ) -> None:
     call = a_call(**fields)
-    assert believed(call, SIZE, LIE, LIE, lambda _: context) == expected
-    assert believed(call, SIZE, 7, 1, lambda _: context) == (7, 1)
+    assert clamped_usage(call, SIZE, LIE, LIE, lambda _: context) == expected
+    assert clamped_usage(call, SIZE, 7, 1, lambda _: context) == (7, 1)
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_an_engine_is_believed_no_more_than_can_be(
 def test_what_can_have_been_written_is_no_more_than_was_asked_for(
     fields: dict[str, Any], known: int, seconds: float, expected: int
 ) -> None:
-    assert written(a_call(**fields), known, seconds, 0.05) == expected
+    assert possible_output(a_call(**fields), known, seconds, 0.05) == expected
