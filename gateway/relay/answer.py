@@ -45,9 +45,8 @@ class Relay:
         self.reads = 0
         self.held_up = False
         self.outcome = Outcome.BUG
-        generates = call.route.kind in ("chat", "completion")
         self.usage = (
-            SSEUsage(hide=generates and not call.wants_usage, cut=call.usage_cut, single=call.n == 1)
+            SSEUsage(hide=call.route.usage_option and not call.wants_usage, cut=call.usage_cut, single=call.n == 1)
             if call.stream
             else JSONUsage()
         )
@@ -70,7 +69,7 @@ class Relay:
         responder.flow(self._hold_up, reply.resume)
         responder.start(reply.status, self._headers, None if self._call.stream else reply.length)
         # Anthropic's streams end without [DONE]: their last event is told by what was read, so all of it is read.
-        whole = self.chunk if isinstance(usage, SSEUsage) and self._call.route.kind != "message" else None
+        whole = self.chunk if isinstance(usage, SSEUsage) and not self._call.route.last_event else None
         reply.relay(self.data, self._done, whole)
         await self._end
         self._finish()
@@ -87,7 +86,7 @@ class Relay:
     def delivered(self) -> bool:
         """Whether the client has the whole stream, though its body has not been ended: then that is its outcome."""
         usage = self.usage
-        if isinstance(usage, SSEUsage) and usage.ended(self._call.route.kind) and not usage.error:
+        if isinstance(usage, SSEUsage) and usage.ended(self._call.route.last_event) and not usage.error:
             self.outcome = Outcome.OK
             return True
         return False
@@ -126,7 +125,7 @@ class Relay:
         responder, usage = self._responder, self.usage
         if self.error is None:
             rest = usage.finish()
-            if isinstance(usage, SSEUsage) and not usage.ended(self._call.route.kind):
+            if isinstance(usage, SSEUsage) and not usage.ended(self._call.route.last_event):
                 self.error = EngineError("truncated", "the stream ended before its last event")
             else:
                 responder.write(rest)

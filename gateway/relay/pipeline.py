@@ -53,8 +53,6 @@ from gateway.upstream.client import EngineError, Reply
 JSON = b"content-type: application/json\r\n"
 TEXT = b"content-type: text/plain; charset=utf-8\r\n"
 
-ANSWERED_HERE = ("models", "health", "help")
-MERGED = ("embedding", "rerank", "score")  # kinds of route the batcher may merge
 
 LOGGED_AT_MOST = 64 * 1024  # bytes of a body
 WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
@@ -132,7 +130,7 @@ class Pipeline:
                 if allowed is not None:
                     return answer(204, allowed, b"")
             refused = no_method(request.method, route)
-        elif route.kind in ("health", "help"):
+        elif route.keyless:
             request.limit = 0  # nobody has said who he is
             return None
         else:
@@ -168,7 +166,7 @@ class Pipeline:
         origins = self.snapshot.policy.cors.origins
         if origins:
             responder.lines = shared_lines(request.fields, origins)
-        if route.kind in ANSWERED_HERE:
+        if route.here:
             self._answer_here(request, responder, route)
             return
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
@@ -256,7 +254,7 @@ class Pipeline:
                 record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
             request.body = b""  # what is sent is the call's
             await admission.judge(call)
-            piece = self.batcher.piece(call) if call.route.kind in MERGED else None
+            piece = self.batcher.piece(call) if call.route.merges else None
             if piece is None:
                 with await admission.ask(call) as grant:
                     await self._granted(request, responder, live, call, admission, grant)

@@ -158,9 +158,9 @@ class SSEUsage:
         self._held.clear()
         return self._relayed(rest)
 
-    def ended(self, kind: str) -> bool:
-        """Whether the stream has had the last event of its route's `kind`, or an error event."""
-        return self.done or self.error or (kind == "message" and b'"message_stop"' in self._last)
+    def ended(self, last_event: bytes) -> bool:
+        """Whether the stream has had its last event (see Route), or an error event."""
+        return self.done or self.error or (last_event != b"" and last_event in self._last)
 
     def _relayed(self, whole: bytes) -> bytes:
         self._last = whole or self._last

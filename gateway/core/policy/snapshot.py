@@ -35,7 +35,7 @@ class Snapshot:
 def largest_body(policy: Policy, route: Route | None = None) -> int:
     """Bytes of the largest body that the route takes; None: that any route takes."""
     body = policy.body
-    carries = route is None or route.kind == "audio" or (route.media and body.media != "none")
+    carries = route is None or route.form or (route.media and body.media != "none")
     return max(body.max, body.max_media) if carries else body.max
 
 

@@ -26,7 +26,6 @@ COLD_ALPHA = 0.5
 QUANTILE = 0.9
 MEDIA_TOKENS = 1000  # tokens of an image or a recording: about those of vision models and Whisper
 OUTPUT_UNKNOWN = 2048  # tokens where the client gives no limit and no engine reports its context
-COMPLETION_DEFAULT = 16  # vLLM's max_tokens for /v1/completions
 
 # Tokens per ASCII byte, per CJK byte (3 to a character), per other byte, per message, per call: the prior mean, and its
 # variance.
@@ -163,7 +162,7 @@ class CostModel:
             return
         asked = call.max_tokens
         if asked is None:
-            asked = COMPLETION_DEFAULT if call.route.kind == "completion" else context or OUTPUT_UNKNOWN
+            asked = call.route.default_output or context or OUTPUT_UNKNOWN
         if context is not None and asked > context - call.prompt_tokens:
             asked = max(1, context - call.prompt_tokens)
         self.expect(call, asked)

@@ -23,8 +23,6 @@ from gateway.core.request.prompt_readers import READERS
 from gateway.core.request.routes import Route
 from gateway.core.request.stream_options import request_usage
 
-_UNCACHED = ("audio", "tokenize")
-
 
 def parse(
     route: Route,
@@ -52,7 +50,7 @@ def parse(
     salt = tenant if salt is None else salt
 
     prompt = Prompt(settings.media, settings.max_messages, [], [], media_hosts=settings.media_hosts)
-    if route.kind == "audio":
+    if route.form:
         fields = _audio(content_type, body, prompt)
     else:
         if content_type != b"application/json" and content_type.split(b";")[0].strip().lower() != b"application/json":
@@ -75,12 +73,12 @@ def parse(
     data = "\0".join(prompt.parts).encode()
     stream = fields.stream is True
     wants_usage = usage_cut = False
-    added = b"" if route.kind in _UNCACHED else cache_salt
+    added = cache_salt if route.cached else b""
     if route.generates:
         n, max_tokens = _output(route.kind, fields, prompt, settings)
         hashed = data + msgspec.json.encode(prompt.ids) if prompt.ids else data
         prefix = chain(hashed, hash((model, salt)), settings.block, settings.max_blocks)
-        if stream and route.kind in {"chat", "completion"}:
+        if stream and route.usage_option:
             body, option, wants_usage, usage_cut = request_usage(body, fields.stream_options, metered)
             added += option
     if added:

@@ -6,48 +6,68 @@ import msgspec
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the fixed route table.
+    """One row of the fixed route table. Its columns are all that sets one route apart from another.
 
-    `kind` is `chat`, `completion`, `response`, `message` (these generate tokens), `embedding`, `rerank`, `score`,
-    `pooling`, `classify`, `tokenize`, `audio` (these do not), or `models`, `health`, `help` (answered here).
+    `kind` names the routes whose bodies are read alike, in the policy too: `chat`, `completion`, `response`, `message`,
+    `embedding`, `rerank`, `score`, `pooling`, `classify`, `tokenize`, `audio`; `models`, `health`, `help`.
     """
 
     path: str
     kind: str
     methods: tuple[str, ...] = ("POST",)
-    generates: bool = False
+    here: bool = False  # the gateway answers it by itself
+    keyless: bool = False  # nobody has to say who he is
+    generates: bool = False  # it generates tokens
     media: bool = True  # its body may hold images, audio or files
+    form: bool = False  # its body is a multipart form with a recording, else JSON
+    cached: bool = True  # engines cache its prompt's beginning, and take a cache salt
+    merges: bool = False  # several calls may share one request to an engine
+    pairs: bool = False  # the engine reads its query once for each document
+    continues: bool = False  # it may go on from an earlier answer that is not in its body
+    usage_option: bool = False  # its streams report usage only where `stream_options` asks for that
+    last_event: bytes = b""  # in the last event of its streams; empty: they end with [DONE]
+    default_output: int = 0  # vLLM's `max_tokens` where a call gives none; 0: what is left of the context
+
+
+READ_ONLY = ("GET", "HEAD")
 
 
 def _routes() -> dict[bytes, Route]:
     rows = [
-        Route(path="/v1/chat/completions", kind="chat", generates=True),
-        Route(path="/v1/completions", kind="completion", generates=True, media=False),
-        Route(path="/v1/responses", kind="response", generates=True),
-        Route(path="/v1/messages", kind="message", generates=True),
-        Route(path="/v1/embeddings", kind="embedding"),
-        Route(path="/v1/rerank", kind="rerank"),
-        Route(path="/rerank", kind="rerank"),
-        Route(path="/v2/rerank", kind="rerank"),
-        Route(path="/v1/score", kind="score"),
-        Route(path="/score", kind="score"),
+        Route(path="/v1/chat/completions", kind="chat", generates=True, usage_option=True),
+        Route(
+            path="/v1/completions",
+            kind="completion",
+            generates=True,
+            usage_option=True,
+            media=False,
+            default_output=16,
+        ),
+        Route(path="/v1/responses", kind="response", generates=True, continues=True),
+        Route(path="/v1/messages", kind="message", generates=True, last_event=b'"message_stop"'),
+        Route(path="/v1/embeddings", kind="embedding", merges=True),
+        Route(path="/v1/rerank", kind="rerank", merges=True, pairs=True),
+        Route(path="/rerank", kind="rerank", merges=True, pairs=True),
+        Route(path="/v2/rerank", kind="rerank", merges=True, pairs=True),
+        Route(path="/v1/score", kind="score", merges=True, pairs=True),
+        Route(path="/score", kind="score", merges=True, pairs=True),
         Route(path="/pooling", kind="pooling"),
         Route(path="/classify", kind="classify"),
-        Route(path="/tokenize", kind="tokenize"),
-        Route(path="/detokenize", kind="tokenize"),
-        Route(path="/v1/audio/transcriptions", kind="audio"),
-        Route(path="/v1/audio/translations", kind="audio"),
-        Route(path="/v1/models", kind="models", methods=("GET", "HEAD"), media=False),
-        Route(path="/health", kind="health", methods=("GET", "HEAD"), media=False),
-        Route(path="/ping", kind="health", methods=("GET", "HEAD", "POST"), media=False),
-        Route(path="/outcomes", kind="help", methods=("GET", "HEAD"), media=False),
+        Route(path="/tokenize", kind="tokenize", cached=False),
+        Route(path="/detokenize", kind="tokenize", cached=False),
+        Route(path="/v1/audio/transcriptions", kind="audio", form=True, cached=False),
+        Route(path="/v1/audio/translations", kind="audio", form=True, cached=False),
+        Route(path="/v1/models", kind="models", methods=READ_ONLY, here=True, media=False),
+        Route(path="/health", kind="health", methods=READ_ONLY, here=True, keyless=True, media=False),
+        Route(path="/ping", kind="health", methods=(*READ_ONLY, "POST"), here=True, keyless=True, media=False),
+        Route(path="/outcomes", kind="help", methods=READ_ONLY, here=True, keyless=True, media=False),
     ]
     return {row.path.encode(): row for row in rows}
 
 
 ROUTES = _routes()
-MODEL_ROUTE = Route(path="/v1/models/{id}", kind="models", methods=("GET", "HEAD"), media=False)
-HELP_ROUTE = Route(path="/outcomes/{reason}", kind="help", methods=("GET", "HEAD"), media=False)
+MODEL_ROUTE = Route(path="/v1/models/{id}", kind="models", methods=READ_ONLY, here=True, media=False)
+HELP_ROUTE = Route(path="/outcomes/{reason}", kind="help", methods=READ_ONLY, here=True, keyless=True, media=False)
 
 
 def route_of(path: bytes) -> Route | None:

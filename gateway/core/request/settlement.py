@@ -17,7 +17,6 @@ MOST = 2**20  # tokens of one sequence, where no engine reports its context
 TURNS = 16  # turns of a model and its tools, whose tokens a response sums up
 PER_BYTE = 1.2  # tokens at most
 PER_CALL, PER_MESSAGE = 4096, 64  # tokens at most of a chat template
-PAIRED = ("rerank", "score")  # kinds of route that read their query once for each document
 
 
 def clamped_usage(
@@ -32,10 +31,10 @@ def clamped_usage(
         return prompt, completion  # nearly every call
     context = context_of(call.model)
     longest = MOST if context is None else context
-    if call.route.kind == "response":  # it may continue another response that is not in its body
+    if call.route.continues:  # it may continue another response that is not in its body
         return min(prompt, TURNS * longest), min(completion, TURNS * longest)
     times = max(1, call.messages)
-    text = PER_BYTE * size * (times if call.route.kind in PAIRED else 1)
+    text = PER_BYTE * size * (times if call.route.pairs else 1)
     read = text + PER_CALL + PER_MESSAGE * times + call.media * longest
     longest_output = min(call.shaped or call.max_tokens or longest, longest)
     return min(prompt, times * longest, int(read)), min(completion, longest_output * call.n)

@@ -245,7 +245,7 @@ def _asked_class(call: Call, headers: Mapping[bytes, bytes], enforced: Snapshot,
     """The class a call asks for: by the header, which is the same for both, or by its tier, which may mean another."""
     if b"x-weir-class" in headers or shadow.calls.service_tiers == enforced.calls.service_tiers:
         return call.asked_class
-    if b'"service_tier"' not in call.body or call.route.kind == "audio":
+    if b'"service_tier"' not in call.body or call.route.form:
         return ""
     return shadow.calls.service_tiers.get(_decode_tier(call.body).service_tier or "", "")
 

@@ -14,6 +14,8 @@ from gateway.core.answer.sse_usage import MAX_EVENT, SSEUsage, UsageError
 USAGE = {"prompt_tokens": 12, "completion_tokens": 7, "total_tokens": 19}
 DONE = b"data: [DONE]\n\n"
 
+MESSAGE_STOP = b'"message_stop"'
+
 
 def event(data: Any, name: str | None = None, end: str = "\n") -> bytes:
     head = f"event: {name}{end}" if name else ""
@@ -45,7 +47,7 @@ def test_the_usage_event_is_read_and_hidden_if_need_be(hide: bool, end: str) -> 
     assert reader.feed(before + usage + done) == (before + done if hide else before + usage + done)
     assert numbers(reader) == (12, 7, None)
     assert reader.done
-    assert reader.ended("chat")
+    assert reader.ended(b"")
     assert not reader.error
 
 
@@ -119,7 +121,7 @@ def test_errors_in_a_stream(data: bytes) -> None:
     reader = SSEUsage(hide=True)
     assert reader.feed(data) == data
     assert reader.error
-    assert reader.ended("message")
+    assert reader.ended(MESSAGE_STOP)
     assert numbers(reader) == (None, None, None)
 
 
@@ -133,11 +135,11 @@ def test_messages() -> None:
     stop = event({"type": "message_stop"}, "message_stop")
     for data in (start, text, last):
         assert reader.feed(data) == data
-        assert not reader.ended("message")
+        assert not reader.ended(MESSAGE_STOP)
     assert numbers(reader) == (12, 7, None)
     assert reader.feed(stop) == stop
-    assert reader.ended("message")
-    assert not reader.ended("chat")
+    assert reader.ended(MESSAGE_STOP)
+    assert not reader.ended(b"")
 
 
 @pytest.mark.parametrize("kind", ["response.completed", "response.incomplete", "response.failed"])
@@ -145,12 +147,12 @@ def test_responses(kind: str) -> None:
     reader = SSEUsage(hide=True)
     created = event({"type": "response.created", "response": {"usage": None, "error": None}}, "response.created")
     assert reader.feed(created) == created
-    assert not reader.ended("response")
+    assert not reader.ended(b"")
     usage = {"input_tokens": 12, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 3}}
     last = event({"type": kind, "response": {"usage": usage}}, kind)
     assert reader.feed(last) == last
     assert numbers(reader) == (12, 7, 3)
-    assert reader.ended("response")
+    assert reader.ended(b"")
     assert reader.error is (kind == "response.failed")
 
 
