@@ -1,4 +1,4 @@
-"""What an engine without sockets is asked, and how it answers: bodies in, sequences; sequences out, bodies.
+"""Requests and answers of an engine without sockets: bodies in become sequences, sequences out become bodies.
 
     asked = read(path, body, limits, model)     # prompts are the same tokens and KV blocks as over HTTP (`tokens.py`)
 

@@ -1,4 +1,4 @@
-"""What must hold of merged calls: nobody waits too long, only what is alike is merged, each token is told once."""
+"""Invariants of merged calls: no wait is too long, only calls that are alike are merged, each token is told once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens in one simulation: all of it follows from the seed, as a list of things and their times.
+"""Case of a simulation: the list of its events and their times, all of which follow from the seed.
 
 Nothing here runs. A part of the list is a simulation too (`Case.only`), which is how a failure is made smaller: what
 one thing does depends on its own fields and on the seed, never on a stream of random numbers shared with others.

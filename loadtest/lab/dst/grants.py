@@ -1,4 +1,4 @@
-"""What must hold of every grant: who may have which engine, when, and before whom. Told as words of what is wrong."""
+"""Invariants of a grant: the engine, the time and the order in which a call may have it. Each breach is a text."""
 
 from __future__ import annotations
 

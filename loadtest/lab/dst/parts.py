@@ -1,4 +1,4 @@
-"""What a case is made of, as the things that a simulation runs: engines, faults, requests."""
+"""Parts of a case, as the objects that a simulation runs: engines, faults, requests."""
 
 from __future__ import annotations
 
