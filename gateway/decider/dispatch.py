@@ -1,11 +1,12 @@
-"""The only place a call waits: `ask(call)` gives a grant, at once or when its turn comes.
+"""Dispatch: the only place a call waits. `ask(call)` gives a grant, at once or when its turn comes.
 
+`AdmissionControl` decides, and Dispatch obeys: it takes holds and bookings, pushes tickets, sets timers, wakes waiters.
 `pump()` is the single writer of queues and holds. It is synchronous, hence atomic in one event loop: no locks, no
 sweepers. It runs on push, settle, a new sample, an engine's coming or going, a reload, and the earliest expiry.
 Leaving the grant, by any path, gives the hold back; so does leaving the queue, cancelled, refused or expired.
 
 A call for a model that no engine serves now is held in its queue like any other while a sidecar has the model made
-ready, if that will be in time for it. `wake` asks for it, `reconsider` is told when the prediction has moved.
+ready, if that will be in time for it. `wake` asks for it; `reconsider` is called when the prediction has moved.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The places of calls that were told to come back: a Retry-After that comes true.
+"""Bookings in a queue: a refused call that obeys Retry-After finds its place.
 
-Under steady overload a refused client that obeys Retry-After finds the same overload and is refused again, unless its
-return counts for something. So a refusal books a place: the call, known by a hash of tenant, model and body (which is
-what a client's retry repeats), is due when the work that was ahead of it has drained. When it returns it goes before
-every newcomer that came after its first attempt; and a newcomer's predicted wait counts the booked work that is due by
-then as ahead of it. Not everyone returns: booked work is weighed with the share of bookings that were claimed lately.
-A place that is not claimed lapses. Where more than HORIZON seconds are booked no place is given, and the caller is
-told not to retry.
+Under steady overload a client that comes back when told finds the same overload and is refused again. So a refusal
+books a place: it is due when the work that was ahead of the call has drained. The call is known by a hash of tenant,
+model and body, which is what a client's retry repeats. When it returns it goes before every newcomer that came after
+its first attempt. A newcomer's predicted wait counts the booked work that is due by then as ahead of it.
 
-Places promise no more than SHARE of what the class is served: the rest is for those who have only just come, since an
-answer after a minute is not the answer somebody wanted at once.
+- Not everyone returns: booked work is weighed with the share of bookings that were claimed lately.
+- A place that is not claimed lapses at the first `advance` after its time.
+- Where more than HORIZON seconds are booked no place is given, and the caller is told not to retry.
+- Places promise no more than SHARE of what the class is served. The rest is for newcomers: an answer after a minute is
+  not the answer somebody wanted at once.
 
 One `Bookings` serves one class of one model. Times are monotonic seconds, work is KV tokens. O(1) per event.
 """

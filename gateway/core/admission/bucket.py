@@ -1,9 +1,12 @@
-"""One rate limit's state, and what callers are told of it. `limits.py` says which limits count which call.
+"""Token bucket of one rate limit (GCRA), and the x-ratelimit lines that callers are told.
 
-A bucket is GCRA in its continuous-state form (a leaky bucket as a meter; ITU-T I.371 has both forms and they let the
-same traffic through): `level` rises by what is taken and drains at `rate`; a take must not lift it above `burst`. So
-in any window what was taken, less what was given back in it, is at most burst + rate x window. The level counts calls
-or tokens where GCRA has a theoretical arrival time: 600 calls at one instant are exactly 600, whatever the clock reads.
+A bucket is GCRA in its continuous-state form, a leaky bucket as a meter; ITU-T I.371 has both forms, and they let the
+same traffic through. `level` rises by what is taken and drains at `rate`. A take must not lift it above `burst`. So in
+any window what was taken, less what was given back in it, is at most burst + rate x window. The level counts calls or
+tokens where GCRA has a theoretical arrival time: 600 calls at one instant are exactly 600, whatever the clock reads.
+
+Questions change nothing: `allows`, `admits`, `wait` and `place` read the level as it is at their `now`. `advance`,
+`add` and `change` write it. `limits.py` says which limits count which call.
 """
 
 from __future__ import annotations

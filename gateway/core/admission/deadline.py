@@ -1,14 +1,15 @@
-"""Predicted wait and predicted service against what was promised: refuse at once, or drop, what cannot make it.
+"""Deadline prediction: wait and service against what was promised.
 
     wait    = work that goes first / measured drain rate          (Little's law: L = lambda W)
     service = ttft + expected output tokens x time per output token
 
-Two promises: the first token by `ttft_by`, the last by `deadline`. A call is refused on arrival when its wait alone
-breaks the first or wait and service break the second; before it runs it is dropped when what is left of its time no
-longer suffices (shed late). An answer that would come late is work taken from calls that could still be in time:
+There are two promises: the first token by `ttft_by`, the last by `deadline`. A call is refused on arrival when its wait
+alone breaks the first, or wait and service break the second. Before it runs it is dropped when what is left of its time
+no longer suffices (load shedding). An answer that would come late is work taken from calls that could still be in time:
 in simulation dropping it lifts goodput under overload from about half of capacity to nearly all of it.
 
 A guess refuses nobody: expected output is what such calls have really written, and an idle engine takes what comes.
+Rates are read at any time and change nothing; `advance` takes what has come into their averages.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""The waiting calls of one class: fair between its tenants, earliest deadline first within each.
+"""Fair queue of one class: virtual token counters between tenants, earliest deadline first within each.
 
 Between tenants the one that was served least goes next, by the virtual token counters of VTC ("Fairness in Serving
-Large Language Models", OSDI 2024): a call served adds (prompt + 2 x output tokens) / weight to its tenant's counter,
-estimated when it leaves the queue and replaced by what it really used when that is known. A tenant that comes back is
+Large Language Models", OSDI 2024). A call served adds (prompt + 2 x output tokens) / weight to its tenant's counter:
+estimated when it leaves the queue, replaced by what it really used when that is known. A tenant that comes back is
 lifted to the least counter of those that wait, or, where nobody does, of the last that did: staying away saves up
-nothing. The bound: counters of two tenants that wait differ by at most U, so what they are served between any two
-moments, over weight, differs by at most 2U while both wait. With estimates alone U is the largest charge over the
-smallest weight. With estimates replaced it is VTC's w_out x M over the smallest weight, M being the tokens of all that
-runs at a time, each call at the larger of estimate and truth.
+nothing.
+
+The bound: counters of two tenants that wait differ by at most U. What they are served between any two moments, over
+weight, then differs by at most 2U while both wait. With estimates alone U is the largest charge over the smallest
+weight. With estimates replaced it is VTC's w_out x M over the smallest weight, M being the tokens of all that runs at a
+time, each call at the larger of estimate and truth.
+
 Within a class nothing passes the call whose turn it is, fitting or not: else neither would hold.
 """
 

@@ -1,13 +1,15 @@
-"""Places in rate limits: the time that a refused call is told comes true.
+"""Bookings in rate limits: a call that a limit refused is let in when it was told to come back.
 
-A call that a limit refuses, and that comes back when it was told to, would find the newcomers of that moment before it.
-So the refusal books a place: what the call takes is kept for it from then on, known by a hash of its tenant and body,
-which is what a client's retry repeats. A newcomer must leave room for what is booked; a call with a place needs what
-GCRA asks, and no more: no window ever holds more than its limit. Places follow each other at SHARE of the limit's rate,
-since the rest is for those who have only just come, and reach no further than HORIZON: beyond it nothing is promised,
-so nobody books a limit out for longer. A place lapses; booked amounts are weighed with the share that was claimed
-lately, so those who never come back hold up nobody for long. Equal bodies have a place each. A limit whose burst is
-less than CALLS such calls promises nothing.
+Without them it would find the newcomers of that moment before it. So the refusal books a place: what the call takes is
+kept for it from then on. The call is known by a hash of its tenant and body, which is what a client's retry repeats.
+
+- A newcomer must leave room for what is booked. A call with a place needs what GCRA asks, and no more: no window ever
+  holds more than its limit.
+- Places follow each other at SHARE of the limit's rate, since the rest is for newcomers. They reach no further than
+  HORIZON: beyond it nothing is promised, so nobody books a limit out for longer.
+- A place lapses. Booked amounts are weighed with the share that was claimed lately, so those who never come back hold
+  up nobody for long.
+- Equal bodies have a place each. A limit whose burst is less than CALLS such calls promises nothing.
 """
 
 from __future__ import annotations

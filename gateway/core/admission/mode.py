@@ -1,12 +1,12 @@
-"""One model's mode: what gives way while its engines are under pressure, and what those pressures are.
+"""Mode of one model (brownout): what gives way while its engines are under pressure.
 
     NORMAL <-> TIGHT <-> BROWNOUT <-> CLOSED
 
 One step at a time, both ways, and no step before the dwell time of the mode it is in has passed (NORMAL has none).
 Up: any threshold of `enter` is reached, of the next mode or of a worse one. Down: no threshold of its own `enter` or
 of a worse one is reached, and every signal that its `leave` names is below (or zero: nothing is below zero).
-A signal that is not known reaches nothing. It holds a mode for UNKNOWN_HOLDS seconds after it was last known, so that
-one lost sample ends no brownout, and then no longer, so that a model whose calls have all ceased comes back.
+A signal that is not known reaches nothing. It holds a mode for UNKNOWN_HOLDS seconds after it was last known: one lost
+sample ends no brownout, and a model whose calls have all ceased comes back.
 """
 
 from __future__ import annotations

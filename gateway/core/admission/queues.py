@@ -1,21 +1,25 @@
-"""The order of the calls that wait for one model: shares between classes by weight; `fairness.py` within a class.
+"""Weighted fair queues of one model: the order between classes, and the room in each.
 
 Late binding: calls wait here and not inside vLLM, so order can still be decided. Between classes this is fair
 queueing by virtual counters: each class counts the tokens it was served over its weight, and the class with the
 smallest counter goes next. A class that comes back from idleness is lifted to the smallest active counter, so nobody
 saves up credit by staying away. Two backlogged classes stay within one call's tokens over weight of each other
-(Start-time Fair Queueing, Goyal 1996). These are estimates for good: they are what is held on the engines.
+(Start-time Fair Queueing, Goyal 1996). These are estimates for good: they are what is held on the engines. The order
+within a class is in `fairness.py`.
 
 Bands: a strict class ends its band. Classes of one band share by weight; a later band gets what they leave.
-A head that does not fit is not passed: the engines drain until it does, which for a call of usual size is a moment.
-Were it passed, small calls would take all room as it comes, whatever the weights, and nobody's wait could be foretold.
-Two may pass: the head of a class with a `reserve`, and anybody a `large` head, which would keep too much idle, until
-that has waited half of its time (`max_wait`, else until its deadline). A head that has, and whose class was not served
-for as long either (only strict classes or a tiny weight can do that), is next, whatever the order. That is one call per
-class in half its time: a class of old calls does not turn importance upside down.
+
+Head of line: a head that does not fit is not passed. The engines drain until it does, which for a call of usual size is
+a moment. Were it passed, small calls would take all room as it comes, whatever the weights, and nobody's wait could be
+foretold. There are two exceptions. The head of a class with a `reserve` may pass. Anybody may pass a `large` head,
+which would keep too much idle, until that has waited half of its time (`max_wait`, else until its deadline).
+
+Starvation: a head that has waited half of its time, and whose class was not served for as long either, is next,
+whatever the order. Only strict classes or a tiny weight can bring that about. It is one call per class in half its
+time: a class of old calls does not turn importance upside down.
 
 Room: `max_queue` and `max_queued_tokens` are places that a class always has. Where they are taken, a newcomer may take
-the place of a waiting call of a less important class that has taken more than half of its own, so the least important
+the place of a waiting call of a less important class that has taken more than half of its own. So the least important
 are refused first and none is driven out. All classes together never hold more than the sum of their places, so what a
 class lent is not filled again behind it.
 """

@@ -1,7 +1,7 @@
-"""The retry budget: how much extra work failures may make.
+"""Retry budget: a bound on the extra work that failures may make.
 
-Retries are bounded by a share of the calls of the last seconds, not per call alone, so that when every engine fails
-the gateway adds at most that share to the load (Finagle's and Envoy's retry budgets).
+Retries are bounded by a share of the calls of the last seconds, not per call alone. So when every engine fails the
+gateway adds at most that share to the load (Finagle's and Envoy's retry budgets).
 """
 
 from __future__ import annotations

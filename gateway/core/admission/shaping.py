@@ -1,7 +1,7 @@
-"""Shaping: under pressure answers become shorter before anybody is refused one.
+"""Shaping: shorter answers under pressure, before anybody is refused one.
 
 The tiers of the policy cap `max_tokens` by the chosen engine's watermark and the model's mode. Shaping never asks for
-more than the client did, never for less than the class's `min_tokens` (unless the client did), and never raises: a
+more than the client did, and never for less than the class's `min_tokens` (unless the client did). It never raises: a
 body that was parsed can be shaped. The client is told by a header of the answer.
 """
 

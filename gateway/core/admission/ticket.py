@@ -1,4 +1,4 @@
-"""A call that waits, and one tenant's waiting calls: earliest deadline first, then place, then arrival."""
+"""Tickets, and one tenant's queue of them: earliest deadline first, then place, then arrival."""
 
 from __future__ import annotations
 

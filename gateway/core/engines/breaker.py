@@ -1,14 +1,14 @@
-"""One engine's circuit breaker: no call waits for the failures of an engine that is known to fail.
+"""Circuit breaker of one engine: no call waits for the failures of an engine that is known to fail.
 
 CLOSED takes every call. `failures` in a row, or more than `error_rate` of at least `at_least` calls within `window`,
-trip it. OPEN takes none for `open_for` seconds, twice as long each time it relapses, `open_for_at_most` at most; then
+trip it. OPEN takes none for `open_for` seconds, twice as long each time it relapses, `open_for_at_most` at most. Then
 it is HALF_OPEN, where one probe at a time finds out: `probes` good ones close it, a bad one opens it again (Nygard,
 "Release It!"). TRANSITIONS is all there is; anything else raises and changes nothing.
 
-A call is known by the token `sent` gave it, which is worth something only in the state it was given in: the calls of
-before a trip, which fail late and all together, neither open an engine that is well again nor give up its probe.
-Nothing can keep the probe's place for good: it is free at the engine's first byte, at the call's ending of whatever
-kind, at every change of state, and at the latest when a probe has said nothing for `open_for_at_most`.
+A call is known by the token that `sent` gave it. The token is worth something only in the state it was given in: calls
+of before a trip, which fail late and all together, neither open an engine that is well again nor give up its probe.
+Nothing keeps the probe's place for good. It is free at the engine's first byte, at the call's ending of whatever kind,
+at every change of state, and at the latest when a probe has said nothing for `open_for_at_most`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The fleet: every engine, what is known of it, and what has been promised on it.
+"""Fleet and engines: the ledger of what was promised on each, and what is known of it.
 
-The ledger leads and the scrape corrects. A `Hold` reserves KV tokens on one engine for one call; the sum of holds is
+The ledger leads and the scrape corrects. A `Hold` reserves KV tokens on one engine for one call. The sum of holds is
 the engine's ledger and is exact at every moment, while vLLM's gauges lag by a poll and more. What the engine measured
 above the ledger at its last sample (`excess`: other users of the engine, holds that were too small) is added to it.
 
-Synchronous, no I/O; `now` is monotonic seconds. Only `Engine.hold` and `Hold.release` change a ledger.
+Synchronous, no I/O; `now` is monotonic seconds. Only `Engine.hold` and `Hold.release` change a ledger. Questions, such
+as `fits` and `reading`, change nothing; `advance` and `press` say that time has passed, and that a call found no room.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answer to GET /v1/models: the models of the whole fleet, in OpenAI's shape with vLLM's `max_model_len`."""
+"""Answer to GET /v1/models: the models of the whole fleet, in OpenAI's shape with vLLM's `max_model_len`."""
 
 from __future__ import annotations
 

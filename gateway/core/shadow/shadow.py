@@ -1,11 +1,11 @@
-"""A second policy that decides too and is obeyed by nobody: what would change if it were the one in force.
+"""Shadow policy: a second policy that decides too and is obeyed by nobody, to see what would change.
 
 The shadow is asked about each call with the facts that the enforced policy had: the same headers, the same estimate,
 the queues and engines as they are under the enforced policy, its predicted wait, the engine it chose. Its limits and
 modes have a state of their own: its buckets are charged and settled as the enforced ones, its modes step on the same
-signals. So each decision is right for the traffic that there was; what traffic the shadow itself would have made
-(shorter queues, other engines) is not foreseen. Neither is what it would have said to calls that the enforced policy
-refused for their form, and what comes later in the queue (shed, displaced, expired).
+signals. So each decision is right for the traffic that there was. The traffic that the shadow itself would have made
+(shorter queues, other engines) is not foreseen. Neither is its answer to calls that the enforced policy refused for
+their form, nor what comes later in the queue (shed, displaced, expired).
 
 Decisions, in the order they are taken: account, class, model, limit, mode, wait, room; each is `passed` or `refused`,
 the class is its name. They are compared up to the first that either refuses. `outcome` is the whole of it. `deadline`
