@@ -34,7 +34,6 @@ from loadtest.lab.layout import (
 # A door is a file (or folder) that alone imports a third-party library. None: any file outside core may.
 DOORS: dict[str, tuple[str, ...] | None] = {
     "msgspec": None,
-    "anyio": None,
     "yaml": ("gateway/shared/files/yaml_file.py",),
     "httptools": (
         "gateway/relay/wire/",
@@ -108,6 +107,8 @@ def _names(path: str, _: ast.Module) -> Iterator[str]:
 def _docstring(_: str, tree: ast.Module) -> Iterator[str]:
     if tree.body and ast.get_docstring(tree) is None:
         yield "no module docstring: it gives the rules of the file"
+    if (line := riddle(tree)) is not None:
+        yield f"the first line of the docstring is a question, no name of what the file is: {line}"
 
 
 # -- imports ----------------------------------------------------------------------------------------------------------
@@ -283,6 +284,13 @@ def test_a_library_has_one_door_in_a_folder() -> None:
         assert set(folders.values()) <= {1}, f"{library} has more doors than one in {folders.most_common(1)}"
 
 
+def test_every_door_is_used() -> None:
+    used = {(name.split(".")[0], file) for file, tree in trees(FILES).items() for name in imported(file, tree)}
+    doors = {(library, door) for library, places in DOORS.items() for door in places or ("",)}
+    there = {pair for pair in doors if any(pair[0] == top and file.startswith(pair[1]) for top, file in used)}
+    assert doors - there == set()
+
+
 def test_a_class_is_defined_once_in_its_package() -> None:
     assert defined_twice(trees(FILES)) == []
 
@@ -301,6 +309,11 @@ def test_a_folder_can_be_read_at_a_glance() -> None:
 
 def test_files_are_counted_by_their_folder() -> None:
     assert folder_sizes(["a/x.py", "a/y.py", "a/b/z.py"]) == {"a": 2, "a/b": 1}
+
+
+def test_a_file_of_tests_says_what_it_is() -> None:
+    asked = {file: riddle(tree) for file, tree in trees(sources("tests")).items()}
+    assert {file: line for file, line in asked.items() if line is not None} == {}
 
 
 @pytest.mark.parametrize("word", ["What", "How", "Which", "Who", "Where", "When", "Why"])
@@ -389,6 +402,9 @@ def test_every_rule_can_fail(path: str, source: str, expected: str) -> None:
 
 
 def test_a_file_without_a_docstring_is_found() -> None:
+    assert problems("gateway/x.py", '"""How it goes."""\n') == [
+        "gateway/x.py: the first line of the docstring is a question, no name of what the file is: How it goes."
+    ]
     assert problems("gateway/cli.py", "import sys\n") == [
         "gateway/cli.py: no module docstring: it gives the rules of the file"
     ]
