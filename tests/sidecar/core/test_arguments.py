@@ -69,6 +69,16 @@ def argv(address: EngineAddress = ADDRESS, share: float | None = None, **fields:
 
 
 @pytest.mark.parametrize(
+    ("flags", "expected"), [({}, ["--max-num-seqs", "8"]), ({"max-num-seqs": 4}, ["--max-num-seqs", "4"])]
+)
+def test_sequences_at_once_are_the_profiles_before_the_estimates(flags: dict[str, Any], expected: list[str]) -> None:
+    profile = Profile(model_path="/m", flags=flags)
+    found = command(profile, EngineSettings(), "m", ADDRESS, own="py", sequences=8)
+    assert [*found][-2:] == expected
+    assert found.count("--max-num-seqs") == 1
+
+
+@pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({}, f"{PLAIN} --enable-sleep-mode"),

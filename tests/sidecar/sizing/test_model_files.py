@@ -145,6 +145,12 @@ def test_a_config_that_is_not_understood_is_no_reason_not_to_run(tmp_path: Path)
     assert read(tmp_path, shape="other") == StoredWeights(EIGHT_B)
 
 
+def test_a_config_that_is_nowhere_leaves_the_models_own(tmp_path: Path) -> None:
+    sharded(tmp_path / "m")
+    for nowhere in ("no folder, and no hub's id", "meta/Absent"):
+        assert read(tmp_path, shape=nowhere, environment={"HF_HOME": str(tmp_path)}) == StoredWeights(EIGHT_B)
+
+
 # -- GGUF -------------------------------------------------------------------------------------------------------------
 
 
