@@ -11,6 +11,7 @@ from pathlib import Path
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
+from sidecar.core.lesson import FailedStart, Lesson
 from sidecar.core.measured import Measured
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.gpus.sampler import Sampler
@@ -53,6 +54,10 @@ class OnlySizes:
         """Nothing was seen."""
         return None
 
+    def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
+        """Nothing was started."""
+        return None
+
 
 async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from: Path | None) -> tuple[str, bool]:
     """What a sidecar that started now would do to have a profile run, with the GPUs as they are, and whether it can be
@@ -64,7 +69,7 @@ async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from
         on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
         machine = GpuMonitor(sampler.sample if on_gpus else None, lambda _: None)
         only: Engines = OnlySizes(engines_of(config, folder, known))
-        asked = SavedState(times=known.times, measured=known.measured)
+        asked = SavedState(times=known.times, measured=known.measured, lessons=known.lessons)
         memory = host_memory(config)
         manager = Manager(
             config, only, machine, None, known=asked, host_memory=memory, clock=time.monotonic, say=lambda _: None
@@ -93,7 +98,7 @@ async def ended(config: SidecarConfig, folder: Path) -> list[str]:
         engines = engines_of(config, folder, known)
         stopped = await asyncio.gather(*(_stop(engines, name, record) for name, record in known.engines.items()))
         await engines.sweep(())  # what could not be taken over, and what the state file does not know
-        state.save(SavedState(key=known.key, measured=known.measured, times=known.times))
+        state.save(SavedState(key=known.key, measured=known.measured, lessons=known.lessons, times=known.times))
         await state.flush()
     finally:
         state.close()

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from sidecar.core.addresses import EngineAddress
+from sidecar.core.diagnosis import Diagnosis
 from sidecar.core.inventory import Size
 from sidecar.core.vllm import Completion
 
@@ -17,11 +18,13 @@ Level = Literal[1, 2]
 
 
 class EngineFailed(Exception):
-    """An engine did not do what it had to; the message says what and why. `out_of_memory`: the GPU had too little."""
+    """An engine did not do what it had to; the message says what and why. `out_of_memory`: the GPU had too little.
+    `found`: what its output says went wrong, of one that was to start or wake."""
 
-    def __init__(self, why: str, *, out_of_memory: bool = False) -> None:
+    def __init__(self, why: str, *, out_of_memory: bool = False, found: Diagnosis | None = None) -> None:
         super().__init__(why)
         self.out_of_memory = out_of_memory
+        self.found = found
 
 
 class Unusable(Exception):

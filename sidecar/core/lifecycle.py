@@ -4,12 +4,13 @@
 
 `state` is what the engine's process is, `pending` is what is being done about it. Orders (start, drain, sleep, wake,
 stop, and cancel for one that nothing was done about yet) change only `pending`; facts (launched, ready, slept, woken,
-stopped, failed, out_of_memory) change `state`, and end what they answer. A stop that was ordered outlasts every fact
-but its own: an engine that gets ready, falls asleep or fails meanwhile is stopped all the same.
+stopped, failed, out_of_memory, taught) change `state`, and end what they answer. A stop that was ordered outlasts
+every fact but its own: an engine that gets ready, falls asleep or fails meanwhile is stopped all the same.
 
 An engine that fails is started again after `backoff` seconds. After MOST_FAILURES in a row it rests: for a pause
 nobody but a person starts it, and after the pause the next call does. Running out of memory is the machine's fault, not
-the model's: it is not counted, and after one more try (for which the plan evicts one more) it too rests. What follows
+the model's: it is not counted, and after one more try (for which the plan evicts one more) it too rests. A start that
+failed and taught why, so that the next is another, is not counted either: the next follows at once. What follows
 within HEALTHY seconds of having got ready is in a row with what was before.
 """
 
@@ -46,12 +47,17 @@ START, DRAIN, SLEEP, WAKE, STOP = Pending
 
 Event = Literal[
     "start", "drain", "sleep", "wake", "stop", "cancel",
-    "launched", "ready", "slept", "woken", "stopped", "failed", "out_of_memory",
+    "launched", "ready", "slept", "woken", "stopped", "failed", "out_of_memory", "taught",
 ]  # fmt: skip
 
 TRANSITIONS: dict[State, dict[Event, State]] = {
     STOPPED: {"start": STOPPED, "cancel": STOPPED, "launched": STARTING},
-    STARTING: {"stop": STARTING, "ready": RUNNING, "failed": ERROR, "out_of_memory": ERROR, "stopped": STOPPED},
+    STARTING: {
+        "stop": STARTING,
+        "ready": RUNNING,
+        **dict.fromkeys(("failed", "out_of_memory", "taught"), ERROR),
+        "stopped": STOPPED,
+    },
     RUNNING: {
         **dict.fromkeys(("drain", "cancel", "sleep", "stop"), RUNNING),
         "slept": SLEEPING,
@@ -83,10 +89,12 @@ PENDING: dict[Event, dict[Pending | None, Pending | None]] = {
     "stopped": {STOP: None},
     "failed": {**dict.fromkeys((None, START, DRAIN, SLEEP, WAKE)), STOP: STOP},
     "out_of_memory": {START: None, WAKE: None, STOP: STOP},
+    "taught": {START: None, STOP: STOP},
 }
 
 MOST_FAILURES = 5  # in a row
 MOST_STARVED = 2  # times in a row out of memory: the first, and once more after another eviction
+MOST_TAUGHT = 8  # times in a row
 SHORTEST, LONGEST = 10.0, 300.0  # seconds of backoff
 FIRST_REST, LAST_REST = 300.0, 3600.0  # seconds without a try, after the last of the tries in a row
 HEALTHY = 300.0  # seconds after which one that got ready has been in order
@@ -121,19 +129,30 @@ def rest(rests: int) -> float:
 class Lifecycle:
     """Of one profile. `since` is when `state` last changed; `transitions` counts by the state that was entered.
 
-    `failures` and `starved` (out of memory) are in a row, and so are the `rests` that they led to: until one that got
-    ready at `ready_at` has been in order for HEALTHY seconds. `last_error` is of the last of either, and stays until it
-    is ready. An engine found alive when the sidecar starts begins in the `state` it is in.
+    `failures`, `starved` (out of memory) and `taught` are in a row, and so are the `rests` that they led to: until one
+    that got ready at `ready_at` has been in order for HEALTHY seconds. `last_error` is of the last of them, and stays
+    until it is ready. An engine found alive when the sidecar starts begins in the `state` it is in.
     """
 
-    __slots__ = ("failures", "last_error", "pending", "ready_at", "rests", "since", "starved", "state", "transitions")
+    __slots__ = (
+        "failures",
+        "last_error",
+        "pending",
+        "ready_at",
+        "rests",
+        "since",
+        "starved",
+        "state",
+        "taught",
+        "transitions",
+    )
 
     def __init__(self, now: float, state: State = STOPPED) -> None:
         self.state = state
         self.pending: Pending | None = None
         self.since = self.ready_at = now
         self.last_error = ""
-        self.failures = self.starved = self.rests = 0
+        self.failures = self.starved = self.taught = self.rests = 0
         self.transitions = {each.value: 0 for each in State}
 
     def step(self, event: Event, now: float, error: str = "") -> State:
@@ -146,14 +165,15 @@ class Lifecycle:
             self.ready_at = now
             self.last_error = ""
         elif event == "start" and self.given_up:
-            self.failures = self.starved = 0  # somebody asked again: it has all its tries again
-        elif event in ("failed", "out_of_memory"):
+            self.failures = self.starved = self.taught = 0  # somebody asked again: it has all its tries again
+        elif event in ("failed", "out_of_memory", "taught"):
             self.last_error = error
             if self.state in (RUNNING, SLEEPING) and now >= self.ready_at + HEALTHY:
-                self.failures = self.starved = self.rests = 0
+                self.failures = self.starved = self.taught = self.rests = 0
             if self.pending is not STOP:  # it was being ended anyway
                 self.failures += event == "failed"
                 self.starved += event == "out_of_memory"
+                self.taught += event == "taught"
                 self.rests += self.given_up
         if state is not self.state:
             self.since = now
@@ -164,7 +184,7 @@ class Lifecycle:
     @property
     def given_up(self) -> bool:
         """Whether it is started again only when somebody asks."""
-        return self.failures >= MOST_FAILURES or self.starved >= MOST_STARVED
+        return self.failures >= MOST_FAILURES or self.starved >= MOST_STARVED or self.taught >= MOST_TAUGHT
 
     @property
     def restart_at(self) -> float | None:

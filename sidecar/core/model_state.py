@@ -10,7 +10,19 @@ import math
 from typing import Literal
 
 from sidecar.core.inventory import Resident, Size, Target
-from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEP, SLEEPING, START, STARTING, STOP, WAKE, Lifecycle
+from sidecar.core.lifecycle import (
+    DRAIN,
+    ERROR,
+    FIRST_REST,
+    RUNNING,
+    SLEEP,
+    SLEEPING,
+    START,
+    STARTING,
+    STOP,
+    WAKE,
+    Lifecycle,
+)
 from sidecar.core.plan import Infeasible, Plan
 from sidecar.core.profile import Profile
 
@@ -29,10 +41,10 @@ class ModelState:
 
     `uses`: the times of its last BACK uses that a pause lay before, the newest last.
     `busy`: requests running and waiting in the engine when it was last looked at. `busy_since`: since when it has had
-    calls, None while it has none. `least_room`: bytes that a start had
-    and found too few. `off`: stopped by hand, and not to be started only because it is pinned. `held_back`: withdrawn
-    by hand. `asked`: a person wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once
-    it was.
+    calls, None while it has none. `least_room`: bytes that a start had and found too few. `taught`: it claims otherwise
+    since its last start, which failed. `off`: stopped by hand, and not to be started only because it is pinned.
+    `held_back`: withdrawn by hand. `asked`: a person wants it though it has failed too often. `unusable`: why it cannot
+    be sized. `sized` once it was.
     """
 
     __slots__ = (
@@ -56,6 +68,7 @@ class ModelState:
         "sized",
         "sleep_seconds",
         "stop_seconds",
+        "taught",
         "unusable",
         "uses",
         "wake_seconds",
@@ -82,6 +95,7 @@ class ModelState:
         self.load_seconds = LOAD
         self.wake_seconds = WAKES
         self.least_room = 0
+        self.taught = False
         self.infeasible: Infeasible | None = None
         self.wanted_since: float | None = None
         self.wanted_until = -math.inf
@@ -204,6 +218,11 @@ class ModelState:
             gpus=self.profile.gpus,
             last_used=self.last_used,
         )
+
+    def tries_again(self, now: float) -> bool:
+        """Whether one that found too little memory may start with no more than it had: it claims otherwise now, or has
+        rested."""
+        return self.taught or self.asked or now >= self.lifecycle.since + FIRST_REST
 
     # -- times ------------------------------------------------------------------------------------------------------
 

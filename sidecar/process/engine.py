@@ -23,6 +23,7 @@ from sidecar.core.arguments import command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
+from sidecar.core.lesson import FailedStart, Lesson, learn
 from sidecar.core.measured import Measured
 from sidecar.process.adoption import end_orphans
 from sidecar.process.installed_flags import InstalledFlags
@@ -30,6 +31,7 @@ from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from sidecar.process.process import Process
 from sidecar.process.vllm_engine import FAILURES, Identity, VllmEngine
 from sidecar.sizing.estimate import Sizing
+from sidecar.sizing.taught import NOTHING_LEARNT
 
 FLAGS_LOG = "_flags.log"  # no profile's name begins so
 HELP_WITHIN = 120.0  # seconds for one help; as long as vLLM's import takes
@@ -39,8 +41,8 @@ class VllmEngines:
     """Engines of one sidecar.
 
     `folder`: what names in the file are relative to, and the working folder of engines. `sidecar`: the id of this
-    machine's sidecar. `clock`: monotonic seconds. `inherited`: the sidecar's own environment. `measured`: by profile,
-    read at every `size`. `say` is told, in a line, what an operator should know.
+    machine's sidecar. `clock`: monotonic seconds. `inherited`: the sidecar's own environment. `measured`, `lessons`:
+    by profile, read at every `size`. `say` is told, in a line, what an operator should know.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class VllmEngines:
         clock: Callable[[], float],
         environment: Mapping[str, str],
         measured: Mapping[str, Measured],
+        lessons: Mapping[str, Lesson],
         say: Callable[[str], None],
         own: str = sys.executable,
     ) -> None:
@@ -61,6 +64,7 @@ class VllmEngines:
         self._clock = clock
         self._environment = environment
         self._measured = measured
+        self._lessons = lessons
         self._say = say
         self._own = own
         self._logs = folder / config.log_dir
@@ -76,7 +80,10 @@ class VllmEngines:
         measured = self._measured.get(profile)
         if measured is not None and measured.settings != self.settings(profile):
             measured = None
-        return await self._sizing.size(profile, total, present, measured)
+        lesson = self._lessons.get(profile)
+        if lesson is None or lesson.settings != self.settings(profile):
+            lesson = NOTHING_LEARNT
+        return await self._sizing.size(profile, total, present, measured, lesson)
 
     def measurement(
         self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
@@ -85,6 +92,10 @@ class VllmEngines:
         while it started, `settled` once it was ready, `asleep` if it was. None: nothing can be concluded from it."""
         kv = self._sizing.kv_bytes(profile, told)
         return None if kv is None else measurement(self.settings(profile), peak, settled, kv, asleep)
+
+    def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
+        """What starts with the profile's settings have taught, with this one's; None: nothing new."""
+        return learn(self._lessons.get(profile), failed, self.settings(profile))
 
     def settings(self, profile: str) -> str:
         """A digest that changes when the profile's engine would be started otherwise. Raises KeyError.

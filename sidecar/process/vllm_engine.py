@@ -237,7 +237,7 @@ class VllmEngine:
             how = f"it was ended by {_signal(-status)}"
         else:
             how = f"it ended with exit status {status}"
-        line = diagnosis(self.lines(200)).line
+        line = diagnosis(self.lines(LINES)).line
         return f"{how}; it said: {line}" if line else f"{how} and had said nothing"
 
     # -- its end ----------------------------------------------------------------------------------------------------
@@ -282,10 +282,12 @@ class VllmEngine:
                         await self._process.wait()
             if not self._process.alive:
                 why = await self.ended()
-            found = diagnosis(self.lines(200))
+            found = diagnosis(self.lines(LINES))
             if found.line and found.line not in why:
                 why = f"{why}; it said: {found.line}"
-            raise EngineFailed(f"{doing}: {why}", out_of_memory=memory and found.out_of_memory) from error
+            raise EngineFailed(
+                f"{doing}: {why}", out_of_memory=memory and found.out_of_memory, found=found if memory else None
+            ) from error
 
 
 def _kv_bytes(lines: Sequence[str]) -> int | None:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from sidecar.core.engine_records import EngineFacts, EngineRecord, Level
 from sidecar.core.inventory import Size
+from sidecar.core.lesson import FailedStart, Lesson
 from sidecar.core.measured import Measured
 
 
@@ -84,3 +85,6 @@ class Engines(Protocol):
         self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
     ) -> Measured | None:
         """Measurement of its engine, in bytes on the GPU where that was most; None: nothing safe to conclude."""
+
+    def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
+        """Lesson of its starts, with this one; None: nothing new."""

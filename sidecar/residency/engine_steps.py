@@ -15,6 +15,8 @@ import msgspec
 
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level, Unusable
 from sidecar.core.gpus import returned
+from sidecar.core.inventory import Size
+from sidecar.core.lesson import AGAIN, FailedStart, Lesson
 from sidecar.core.lifecycle import ERROR, STARTING, STOP, Event
 from sidecar.core.measured import Measured
 from sidecar.core.model_state import ModelState
@@ -39,6 +41,7 @@ class EngineSteps:
         say: Callable[[str], None],
         *,
         measured: dict[str, Measured],
+        lessons: dict[str, Lesson],
         touch: Callable[[], None],
         keep: Callable[[], None],
     ) -> None:
@@ -48,6 +51,7 @@ class EngineSteps:
         self.memory = EngineMemory(monitor, self.running)
         self._last_lines: dict[str, list[str]] = {}
         self._measured = measured
+        self._lessons = lessons
         self._engines = engines
         self._monitor = monitor
         self._clock = clock
@@ -80,8 +84,10 @@ class EngineSteps:
             self.running[entry.name] = engine
             facts = await self._ready(entry, engine, stopping, {gpu.index: gpu.used for gpu in gpus})
         except EngineFailed as error:
-            entry.least_room = room if error.out_of_memory else 0
-            await self.fail(entry, error)
+            entry.taught = await self._learns(entry, error, room)
+            full = error.out_of_memory and (error.found is None or error.found.kind != "no_kv")
+            entry.least_room = room if full else 0
+            await self.fail(entry, error, taught=entry.taught)
             return
         finally:
             del self._stopping[entry.name]
@@ -198,11 +204,11 @@ class EngineSteps:
         entry.gpus, entry.level = (), 0
         self.transition(entry, "stopped")
 
-    async def fail(self, entry: ModelState, error: EngineFailed) -> bool:
-        """It has failed: gateways are told at once, then what is left of it is ended. As `end`."""
-        self.transition(
-            entry, "out_of_memory" if error.out_of_memory and entry.lifecycle.pending else "failed", str(error)
-        )
+    async def fail(self, entry: ModelState, error: EngineFailed, *, taught: bool = False) -> bool:
+        """It has failed: gateways are told at once, then what is left of it is ended. As `end`. `taught`: the next
+        start is another."""
+        event: Event = "out_of_memory" if error.out_of_memory and entry.lifecycle.pending else "failed"
+        self.transition(entry, "taught" if taught else event, str(error))
         self._say(f"{entry.name} failed: {error}")
         back = await self._ended(entry)
         self._keep()
@@ -248,10 +254,33 @@ class EngineSteps:
 
     # -- what else is known -----------------------------------------------------------------------------------------
 
+    async def _learns(self, entry: ModelState, error: EngineFailed, free: int) -> bool:
+        """Take in what its failed start tells of memory, with so much `free` before it. Whether the next start is
+        another for it."""
+        if error.found is None or error.found.kind == AGAIN:
+            return error.found is not None
+        total = min((gpu.total for gpu in self._monitor.gpus if gpu.index in entry.gpus), default=0)
+        failed = FailedStart(size=entry.size, found=error.found, total=total, free=free)
+        lesson = self._engines.lesson(entry.name, failed)
+        if lesson is None:
+            return False
+        self._lessons[entry.name] = lesson
+        try:
+            size = await self._sized(entry)
+        except Unusable:
+            return False
+        if size.starts_as(entry.size):
+            return False
+        self._say(f"{entry.name} failed for memory; the next start claims {size.arithmetic}")
+        return True
+
+    async def _sized(self, entry: ModelState) -> Size:
+        return await self._engines.size(entry.name, self._monitor.smallest, len(self._monitor.gpus))
+
     async def size(self, entry: ModelState) -> None:
         """Find out what its engine will take."""
         try:
-            entry.size = await self._engines.size(entry.name, self._monitor.smallest, len(self._monitor.gpus))
+            entry.size = await self._sized(entry)
             entry.sized, entry.unusable = True, ""
         except Unusable as error:
             if str(error) != entry.unusable:
@@ -268,11 +297,13 @@ class EngineSteps:
         measured = self._engines.measurement(entry.name, facts, peak=peak, settled=settled)
         if measured is not None:
             self._measured[entry.name] = measured
+        if entry.name in self._lessons:
+            self._lessons[entry.name] = self._lessons[entry.name].after(measured)
 
     def transition(self, entry: ModelState, event: Event, error: str = "") -> None:
         """Apply an event of `core.lifecycle` to its state, and count the facts. Raises IllegalTransition."""
         entry.lifecycle.step(event, self._clock(), error)
-        if event in ("ready", "woken", "slept", "stopped", "failed", "out_of_memory"):
+        if event in ("ready", "woken", "slept", "stopped", "failed", "out_of_memory", "taught"):
             key = (entry.name, event)
             self.counts[key] = self.counts.get(key, 0) + 1
         self._touch()

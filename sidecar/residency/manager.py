@@ -61,7 +61,14 @@ class Manager:
         self.changed = asyncio.Event()
         self.entries = {name: ModelState(name, profile, now) for name, profile in config.models.items()}
         self.steps = EngineSteps(
-            engines, monitor, clock, say, measured=known.measured, touch=self._touch, keep=self._keep
+            engines,
+            monitor,
+            clock,
+            say,
+            measured=known.measured,
+            lessons=known.lessons,
+            touch=self._touch,
+            keep=self._keep,
         )
         self._due = asyncio.Event()
         self.tasks = GpuTasks(self._due.set)
@@ -170,7 +177,10 @@ class Manager:
         records = {name: self.steps.record(entry) for name, entry in self.entries.items()}
         times = {name: Times(**entry.times()) for name, entry in self.entries.items()}
         engines = {name: record for name, record in records.items() if record is not None}
-        self._state.save(SavedState(key=self._key, engines=engines, measured=self._known.measured, times=times))
+        known = self._known
+        self._state.save(
+            SavedState(key=self._key, engines=engines, measured=known.measured, lessons=known.lessons, times=times)
+        )
 
     # -- what it hears and tells ------------------------------------------------------------------------------------
 

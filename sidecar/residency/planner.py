@@ -65,7 +65,7 @@ class Planner:
         target, devices = entry.target(since), self._monitor.devices()
         residents = self.residents(ended=ended, idle=idle)
         decision = plan(target, residents, devices, now, settings)
-        if isinstance(decision, Infeasible) and entry.least_room:
+        if isinstance(decision, Infeasible) and entry.least_room and entry.tries_again(now):
             # Nothing more can be evicted for it: with what there is.
             target = msgspec.structs.replace(target, need=entry.size.start_needs)
             return plan(target, residents, devices, now, settings)

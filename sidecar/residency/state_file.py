@@ -24,6 +24,7 @@ import msgspec
 
 from gateway.shared.threads import in_thread
 from sidecar.core.engine_records import EngineRecord
+from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
 
 VERSION = 1
@@ -62,6 +63,7 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     key: _Key = ""
     engines: dict[_Name, EngineRecord] = {}
     measured: dict[_Name, Measured] = {}
+    lessons: dict[_Name, Lesson] = {}
     times: dict[_Name, Times] = {}
 
 
@@ -70,6 +72,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     key: _Key = ""
     engines: dict[_Name, EngineRecord] = {}
     measured: dict[_Name, Measured] = {}
+    lessons: dict[_Name, Lesson] = {}
     times: dict[_Name, Times] = {}
 
 
@@ -88,7 +91,9 @@ def decode(data: bytes) -> SavedState:
         raise StateError(str(error)) from None
     if file.version != VERSION:
         raise StateError(f"it is of version {file.version}, expected {VERSION}")
-    return SavedState(key=file.key, engines=file.engines, measured=file.measured, times=file.times)
+    return SavedState(
+        key=file.key, engines=file.engines, measured=file.measured, lessons=file.lessons, times=file.times
+    )
 
 
 def _trusted(seen: os.stat_result) -> None:

@@ -50,6 +50,7 @@ def engines_of(config: SidecarConfig, folder: Path, known: SavedState, gpus_from
         clock=time.monotonic,
         environment={**os.environ, **simulated},
         measured=known.measured,
+        lessons=known.lessons,
         say=say,
     )
 

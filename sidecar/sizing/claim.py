@@ -39,12 +39,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return _share(self.total, self.thousandths)
 
 
-def claim(need: Need, total: int, *, utilization: float | None = None, kv: int | None = None) -> Claim:
+def claim(
+    need: Need, total: int, *, utilization: float | None = None, kv: int | None = None, most: int | None = None
+) -> Claim:
     """Claim on a GPU of `total` bytes; never more than it has.
 
     `total` is CUDA's, of which vLLM takes shares; NVML's is larger (`cuda_total`). `utilization` (0..1): that share of
     it. `kv` bytes: the KV cache is capped at them. Neither: the least share in which the need and its margin fit, up to
-    MOST. `refuse_reason` says whether it fits.
+    MOST, or up to `most` bytes, where the sidecar chooses. `refuse_reason` says whether it fits.
     """
     if utilization is not None:
         thousandths = min(1000, max(1, round(utilization * 1000)))
@@ -53,7 +55,8 @@ def claim(need: Need, total: int, *, utilization: float | None = None, kv: int |
             bytes=taken, kv=max(0, taken - need.without_kv), total=total, thousandths=thousandths, said="utilization"
         )
     wanted = need.margin + (need.total if kv is None else need.without_kv + kv)
-    thousandths = min(MOST, _thousandths(wanted, total))
+    limit = MOST if most is None else max(1, min(MOST, most * 1000 // total))
+    thousandths = min(limit, _thousandths(wanted, total))
     share = _share(total, thousandths)
     taken = share if kv is None else min(wanted, share)
     return Claim(
@@ -88,8 +91,9 @@ def refuse_reason(shape: ModelShape, need: Need, claim: Claim, present: int) -> 
         fit = ", ".join(str(count) for count in range(1, present + 1) if shape.heads % count == 0)
         return f"tensor_parallel {gpus} does not divide the model's {shape.heads} attention heads: use one of {fit}"
     # An operator's own share is tried: what an estimate finds too small may be measured otherwise. But not where the
-    # weights cannot fit, however they are quantised.
-    if need.total <= claim.bytes or (claim.said == "utilization" and int(need.weights * FLOOR) < claim.bytes):
+    # weights cannot fit, however they are quantised, and not again where a start told what it needs.
+    tried = claim.said == "utilization" and not need.learnt
+    if need.total <= claim.bytes or (tried and int(need.weights * FLOOR) < claim.bytes):
         return None
     least = _thousandths(need.total, claim.total)
     if claim.said == "kv" and least <= MOST:

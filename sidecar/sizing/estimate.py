@@ -17,9 +17,10 @@ from sidecar.core.arguments import environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, Unusable
 from sidecar.core.inventory import Size
+from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
-from sidecar.sizing.claim import Claim, claim, cuda_total, refuse_reason
+from sidecar.sizing.claim import Claim, claim, refuse_reason
 from sidecar.sizing.memory import (
     RESIDUE,
     Need,
@@ -36,6 +37,7 @@ from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import ModelLocation, NotKnown, read_model
 from sidecar.sizing.speculation import drafted_share
+from sidecar.sizing.taught import NOTHING_LEARNT, UNKNOWN_CONTEXT, cuda_of, largest_share, taught, taught_share
 from sidecar.sizing.weights import StoredWeights
 from sidecar.sizing.working_memory import Batch, batch
 
@@ -69,7 +71,9 @@ class Sizing:
         shape, stored = await self._read(profile)
         return estimate(profile, shape, stored, total, profile.tensor_parallel, cuda=cuda)
 
-    async def size(self, name: str, total: int, present: int, measured: Measured | None) -> Size:
+    async def size(
+        self, name: str, total: int, present: int, measured: Measured | None, lesson: Lesson = NOTHING_LEARNT
+    ) -> Size:
         """Memory of an engine of the profile on each GPU. Raises Unusable, and KeyError."""
         profile, engine = self._config.models[name], self._config.engine_of(name)
         if engine.device == "cpu":
@@ -84,10 +88,10 @@ class Sizing:
             return simulated(profile, total)
         try:
             shape, stored = await self._read(profile)
-            size = size_of(profile, estimate(profile, shape, stored, total, present, measured))
+            size = size_of(profile, estimate(profile, shape, stored, total, present, measured, lesson=lesson))
         except (NotKnown, ModelError) as error:
             self._shapes.pop(name, None)
-            return unknown(profile, total, str(error))
+            return unknown(profile, total, str(error), lesson)
         self._shapes[name] = shape
         return size
 
@@ -127,12 +131,13 @@ class Sizing:
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Need of an engine at `least`, for one whole context, and its claim. `tokens`: those its KV cache holds;
-    `sequences`: at once, None: as many as vLLM takes by itself, which `batch` says. `why`: why it cannot run so, None:
-    it can."""
+    """Need of an engine at `least`, for one whole context, and its claim; `beyond` its share, as a failed start taught.
+    `tokens`: those its KV cache holds; `sequences`: at once, None: as many as vLLM takes by itself, which
+    `batch` says. `why`: why it cannot run so, None: it can."""
 
     least: Need
     claim: Claim
+    beyond: int
     residue: Residue
     tokens: int
     sequences: int | None
@@ -144,7 +149,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         """The arithmetic, for people."""
         gpus, told = self.least.gpus, msgspec.structs.replace(self.least, kv=self.claim.kv, tokens=self.tokens)
         where = "its GPU" if gpus == 1 else f"each of {gpus} GPUs"
-        measured = " (by what was measured)" if self.least.measured else ""
+        by = "what a failed start told" if self.least.learnt else "what was measured"
+        measured = f" (by {by})" if self.least.measured or self.least.learnt else ""
         short = self.least.total - self.claim.bytes
         doubt = f"; it may not start: {gib(short)} GiB more are needed by estimate" if short > 0 else ""
         taken, total = gib(self.claim.bytes), gib(self.claim.total)
@@ -159,11 +165,12 @@ def estimate(
     present: int,
     measured: Measured | None = None,
     cuda: int | None = None,
+    lesson: Lesson = NOTHING_LEARNT,
 ) -> Estimate:
     """The estimate for a model whose files are known, on GPUs of `total` bytes, of which CUDA reports `cuda` (None: not
-    known). Raises ModelError."""
+    known). `lesson`: of starts with these settings. Raises ModelError."""
     gpus, memory = profile.tensor_parallel, profile.gpu_memory
-    cuda = cuda_total(total) if cuda is None else min(cuda, total)
+    cuda = cuda_of(total, lesson) if cuda is None else min(cuda, total)
     if profile.flags.get("disable-hybrid-kv-cache-manager") is True:  # then every layer keeps every token
         caches = tuple(msgspec.structs.replace(cache, window=None) for cache in shape.caches)
         shape = msgspec.structs.replace(shape, caches=caches)
@@ -192,22 +199,25 @@ def estimate(
             measured=measured,
         )
 
-    least = needed(context, 1)
+    alone = needed(context, 1)
+    least, limit = taught(alone, lesson, alone.kv), largest_share(lesson, cuda, taught(alone, lesson, alone.kv).total)
     if isinstance(memory, KvMemory):
-        made = claim(least, cuda, kv=memory.kv)
+        made = claim(least, cuda, kv=memory.kv, most=limit)
     elif memory != "auto":
         made = claim(least, cuda, utilization=memory)
     else:
         at_once = 1 if pooling(profile) else max(1, min(AT_ONCE, most.sequences))
-        made = claim(needed(max(context, min(at_once * context, TOKENS)), at_once), cuda)
+        wanted = needed(max(context, min(at_once * context, TOKENS)), at_once)
+        made = claim(taught(wanted, lesson, alone.kv), cuda, most=limit)
     return Estimate(
         least=least,
         claim=made,
+        beyond=min(lesson.beyond, total - made.start_needs),
         residue=asleep(least, 1, measured),
         tokens=_tokens(least, made.kv),
-        sequences=_sequences(shape, made.kv, most.sequences, gpus),
+        sequences=_fewer(_sequences(shape, made.kv, most.sequences, gpus), lesson.sequences),
         batch=most,
-        why=refuse_reason(shape, least, made, present),
+        why=refuse_reason(shape, least, made, present) or _too_many(profile, lesson),
     )
 
 
@@ -217,29 +227,36 @@ def size_of(profile: Profile, found: Estimate) -> Size:
         raise Unusable(found.why)
     sleeps = profile.sleep is not None
     return Size(
-        claim=found.claim.bytes,
-        start_needs=found.claim.start_needs,
+        claim=found.claim.bytes + found.beyond,
+        start_needs=found.claim.start_needs + found.beyond,
         residue=min(found.residue.device, found.claim.bytes) if sleeps else 0,
         host=found.residue.host if sleeps else 0,
         share=found.claim.utilization,
         sequences=found.sequences,
+        context=found.least.kv,
+        beyond=found.beyond,
         arithmetic=found.words,
     )
 
 
-def unknown(profile: Profile, total: int, why: str) -> Size:
-    """Of a model whose files are not here, or not understood: as much as vLLM takes by itself, or as is told."""
+def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEARNT) -> Size:
+    """Of a model whose files are not here, or not understood: as much as vLLM takes by itself, or as is told; more or
+    less by what starts that failed have taught."""
     memory = profile.gpu_memory
-    share = memory if isinstance(memory, float) else BY_ITSELF
+    share = memory if isinstance(memory, float) else taught_share(BY_ITSELF, total, lesson)
     taken = _share(total, share)
+    beyond = min(lesson.beyond, total - taken)
     sleeps = profile.sleep is not None
     said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"
     return Size(
-        claim=taken,
-        start_needs=taken,
+        claim=taken + beyond,
+        start_needs=taken + beyond,
         residue=min(RESIDUE, taken) if sleeps else 0,
         host=taken * profile.tensor_parallel if sleeps else 0,  # its weights are less, nobody knows how much
         share=share,
+        sequences=lesson.sequences,
+        context=UNKNOWN_CONTEXT,
+        beyond=beyond,
         arithmetic=f"{share:.0%} of each GPU, {gib(taken)} GiB: no estimate, since {why}; {said}",
     )
 
@@ -274,6 +291,21 @@ def _sequences(shape: ModelShape, kv: int, most: int, gpus: int) -> int | None:
     with room for fewer states than `--max-num-seqs`."""
     each = kv_per_sequence(shape, gpus=gpus)
     return max(1, min(most, kv // each)) if each else None
+
+
+def _fewer(sequences: int | None, learnt: int | None) -> int | None:
+    return learnt if sequences is None else min(sequences, learnt or sequences)
+
+
+def _too_many(profile: Profile, lesson: Lesson) -> str | None:
+    """Why a hybrid model cannot start with the operator's number of sequences; None: it can, for all that is known."""
+    given = _number(profile, "max-num-seqs", 0)
+    if lesson.sequences is None or given <= lesson.sequences:
+        return None
+    return (
+        f"its flag max-num-seqs is {given:g}, and a start found room for the states of {lesson.sequences}: give it no "
+        "more, or more gpu_memory"
+    )
 
 
 def _tokens(least: Need, kv: int) -> int:

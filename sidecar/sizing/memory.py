@@ -20,6 +20,8 @@ from sidecar.sizing.working_memory import CONTEXT, SMALL_BATCH, Batch, activatio
 
 BLOCK = 16  # tokens: the least that KV cache is given out in
 MARGIN, MARGIN_SHARE = GIB, 0.05  # claimed beyond a need that was never measured: the larger of the two
+LITTLE = 256 * MIB  # claimed beyond a need that a failed start told: the next one differs a little
+STEP_SHARE = 8  # of a need that a failed start only exceeded its eighth is claimed beyond it
 RESIDUE = 1229 * MIB  # 1.2 GiB: the most that a sleeping engine of one GPU was seen to keep
 NCCL = GIB  # what one of several GPUs keeps besides, and its CUDA graphs
 FLOOR = 0.5  # of the weights: quantising 16 bits while loading halves them; a measurement below it is of something else
@@ -31,7 +33,8 @@ USUAL = Batch()
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """Need of one engine on each of its `gpus`, in bytes, to hold `tokens` of `sequences` in its KV cache."""
+    """Need of one engine on each of its `gpus`, in bytes, to hold `tokens` of `sequences` in its KV cache. `learnt`: by
+    a start that failed, which told the whole of it, or only that it is `more`."""
 
     weights: int
     kv: int
@@ -41,6 +44,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     sequences: int = 1
     gpus: int = 1
     measured: bool = False
+    learnt: Literal["told", "more"] | None = None
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -65,6 +69,8 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def margin(self) -> int:
         """Bytes to claim beyond the need while it is an estimate: engines that take more fail their start."""
+        if self.learnt is not None:
+            return LITTLE if self.learnt == "told" else max(MARGIN, self.without_kv // STEP_SHARE)
         return 0 if self.measured else max(MARGIN, int(self.without_kv * MARGIN_SHARE))
 
 

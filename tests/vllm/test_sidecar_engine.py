@@ -58,6 +58,7 @@ def test_the_life_of_a_real_engine(tmp_path: Path) -> None:
             clock=time.monotonic,
             environment=environment,
             measured={},
+            lessons={},
             say=said.append,
         )
         broken = await engines.start("broken", (), Size())

@@ -12,31 +12,38 @@ import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from itertools import count
-from typing import Literal
+from typing import Literal, NoReturn
 
 import msgspec
 
 from loadtest.engine import memory_stages
+from loadtest.lab.residency.true_memory import TrueMemory, estimated
 from sidecar.core.addresses import EngineAddress
+from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level, ProcessRecord, Unusable
 from sidecar.core.gpus import GPU, GPUError
 from sidecar.core.inventory import Size
+from sidecar.core.lesson import FailedStart, Lesson, learn
 from sidecar.core.measured import Measured
+from sidecar.sizing.taught import NOTHING_LEARNT
 
 EXIT = 0.5  # seconds from SIGTERM to the end
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a profile's engine: `weights` and `claim` in bytes on each GPU. `broken`: why it cannot be run."""
+    """Memory of a profile's engine: `weights` and `claim` in bytes on each GPU. `broken`: why it cannot be run.
+    `true`: what it really takes, where `claim` is but the estimate."""
 
     weights: int
     claim: int
     broken: str = ""
+    true: TrueMemory | None = None
 
 
 class MachineFaults(msgspec.Struct):
     """Faults of a machine, to be changed at any time. `fail_start`, `fail_wake`, `fail_sleep`: so many of the
     next fail; `keep_asleep`: so many fall asleep and give nothing back; `oom`: so many starts run out of memory;
+    `changed`: so many find memory that another gave back meanwhile;
     `kept`: seconds for which ended engines' memory stays taken; `driver`: why the GPUs cannot be read; `slow`:
     seconds that reading them takes."""
 
@@ -45,6 +52,7 @@ class MachineFaults(msgspec.Struct):
     fail_sleep: int = 0
     keep_asleep: int = 0
     oom: int = 0
+    changed: int = 0
     kept: float = 0.0
     driver: str = ""
     slow: float = 0.0
@@ -94,6 +102,11 @@ class Machine:
                 raise EngineFailed(f"CUDA out of memory: {size} asked for, {free} free", out_of_memory=True)
         self.held[pid] = dict.fromkeys(gpus, size)
 
+    def free(self, pid: int, gpus: Collection[int]) -> int:
+        """Bytes free on each of these, with what it holds there itself."""
+        before = self.held.get(pid, {})
+        return min(self._gpu(gpu).free + before.get(gpu, 0) for gpu in gpus)
+
     def release(self, pid: int) -> None:
         """Its end, or the end of the time for which its memory stays taken."""
         if self.faults.kept:
@@ -102,15 +115,23 @@ class Machine:
             self.held.pop(pid, None)
 
 
+class TriedStart(msgspec.Struct):
+    """A start: when, of which profile, where and of what size; `failed`: the kind of failure, if it did."""
+
+    at: float
+    profile: str
+    gpus: tuple[int, ...]
+    size: Size
+    failed: str = ""
+
+
 class ResidentEngine:
     """effects.Engine. `requests`: what runs in it; `hung`: it answers nothing; `serves`: a call sent to it now would be
     answered; `process` is done when it has ended."""
 
-    def __init__(
-        self, machine: Machine, model: Model, pid: int, gpus: tuple[int, ...], size: Size, settings: str
-    ) -> None:
+    def __init__(self, machine: Machine, model: Model, pid: int, tried: TriedStart, settings: str) -> None:
         self.pid = pid
-        self.gpus = gpus
+        self.gpus = tried.gpus
         self.url = f"http://127.0.0.1:{pid}"
         self.requests = 0
         self.hung = False
@@ -120,7 +141,8 @@ class ResidentEngine:
         self.level: Literal[0, 1, 2] = 0
         self._machine = machine
         self._model = model
-        self._size = size
+        self._size = tried.size
+        self._tried = tried
         self._settings = settings
         self.process: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -168,9 +190,14 @@ class ResidentEngine:
                 size = memory_stages.held(self._model.weights, self._size.claim, loaded=stage.loaded, cache=stage.cache)
                 if faults.oom:
                     faults.oom -= 1
-                    self.kill("exit 1")
-                    raise EngineFailed("CUDA out of memory", out_of_memory=True)
-                self._machine.take(self.pid, self.gpus, size)
+                    self._fails("torch.OutOfMemoryError: CUDA out of memory.")
+                if faults.changed:
+                    faults.changed -= 1
+                    self._fails(
+                        "AssertionError: Error in memory profiling. Initial free memory 20.0 GiB, current free "
+                        "memory 21.0 GiB."
+                    )
+                self._takes_memory(size, cache=stage.cache)
             await self._takes(stage.seconds)
         if faults.fail_start:
             faults.fail_start -= 1
@@ -178,6 +205,33 @@ class ResidentEngine:
             raise EngineFailed("ValueError: it was made to fail")
         self.serves = True
         return EngineFacts(kv_tokens=100_000, context_length=8192)
+
+    def _fails(self, line: str) -> NoReturn:
+        """It writes this, and ends."""
+        self.kill("exit 1")
+        found = diagnosis([line])
+        self._tried.failed = found.kind
+        raise EngineFailed(line, out_of_memory=found.out_of_memory, found=found)
+
+    def _takes_memory(self, size: int, *, cache: bool) -> None:
+        """It holds so much while it loads, and all that it ever will with its KV cache."""
+        true, machine = self._model.true, self._machine
+        if true is None:
+            machine.take(self.pid, self.gpus, size)
+            return
+        total = min(machine.totals[gpu] for gpu in self.gpus)
+        free = machine.free(self.pid, self.gpus)
+        line = true.complaint(self._size, free, total)
+        if line and (cache or "Free memory" in line):
+            self._fails(line)
+        size = true.takes(self._size) if cache else min(size, true.rest)
+        if size > free:
+            tried = f"Tried to allocate {(size - free) / memory_stages.GIB + 0.5:.2f} GiB"
+            self._fails(
+                f"torch.OutOfMemoryError: CUDA out of memory. {tried}. GPU 0 has a total capacity of "
+                f"{(total - true.hidden) / memory_stages.GIB:.2f} GiB of which 0.50 GiB is free."
+            )
+        machine.take(self.pid, self.gpus, size)
 
     async def awake(self) -> Literal[0, 1, 2]:
         self._check()
@@ -213,7 +267,8 @@ class ResidentEngine:
         with self._machine.alone(self.gpus, f"wake of {self.pid}"):
             self._check()
             self.woken_at = began = asyncio.get_running_loop().time()
-            self._machine.take(self.pid, self.gpus, self._size.claim)
+            true = self._model.true
+            self._machine.take(self.pid, self.gpus, self._size.claim if true is None else true.takes(self._size))
             await self._takes(memory_stages.wake_seconds(self._model.weights, level))
             if self._machine.faults.fail_wake:
                 self._machine.faults.fail_wake -= 1
@@ -244,6 +299,8 @@ class ResidentEngines:
         self.models = dict(models)
         self.all: dict[str, ResidentEngine] = {}
         self.starts: list[tuple[float, str]] = []  # (when, profile)
+        self.tried: list[TriedStart] = []
+        self.lessons: Mapping[str, Lesson] = {}
         self._pids = count(1000)
 
     async def size(self, profile: str, total: int, present: int) -> Size:
@@ -252,17 +309,29 @@ class ResidentEngines:
             raise Unusable(model.broken)
         if model.claim > total:
             raise Unusable(f"needs {model.claim} bytes, the GPU has {total}")
+        lesson = self.lessons.get(profile)
+        if lesson is None or lesson.settings != self.settings(profile):
+            lesson = NOTHING_LEARNT
+        if model.true is not None:
+            return estimated(model.weights, model.claim, total, lesson)
         residue = memory_stages.residue(model.claim)
-        return Size(claim=model.claim, start_needs=model.claim, residue=residue, host=model.weights, arithmetic="sim")
+        beyond = min(lesson.beyond, total - model.claim)
+        claim = model.claim + beyond
+        return Size(
+            claim=claim, start_needs=claim, residue=residue, host=model.weights, beyond=beyond, arithmetic="sim"
+        )
 
     def settings(self, profile: str) -> str:
         return msgspec.json.encode(self.models[profile]).decode()
 
+    def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
+        return learn(self.lessons.get(profile), failed, self.settings(profile))
+
     async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> ResidentEngine:
         self.starts.append((asyncio.get_running_loop().time(), profile))
-        engine = ResidentEngine(
-            self.machine, self.models[profile], next(self._pids), gpus, size, self.settings(profile)
-        )
+        tried = TriedStart(asyncio.get_running_loop().time(), profile, gpus, size)
+        self.tried.append(tried)
+        engine = ResidentEngine(self.machine, self.models[profile], next(self._pids), tried, self.settings(profile))
         self.all[profile] = engine
         return engine
 

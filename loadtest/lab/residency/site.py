@@ -71,6 +71,7 @@ class Site:
 
     def _made(self, known: SavedState) -> Manager:
         loop = asyncio.get_running_loop()
+        self.engines.lessons = self.lessons = known.lessons
         return Manager(
             decode(self.text.encode()),
             self.engines,
@@ -114,7 +115,8 @@ class Site:
         if not killed:
             await manager.close(end_engines=False)
         times = {name: Times(**entry.times()) for name, entry in manager.entries.items()}
-        known = SavedState(engines={name: each for name, each in records.items() if each is not None}, times=times)
+        engines = {name: each for name, each in records.items() if each is not None}
+        known = SavedState(engines=engines, times=times, lessons=self.lessons)
         self.manager = self._made(known)
         for gateway in self.gateways:
             gateway.manager = self.manager
@@ -163,7 +165,11 @@ class Site:
                 found.append(f"{name} has a {entry.lifecycle.pending.value} pending")
             holds = sum(self.machine.held.get(_pid(self.engines, name), {}).values())
             foreseen = entry.size.residue if entry.level else entry.size.claim if entry.gpus else 0
-            if name in operations.running and holds != foreseen * len(entry.gpus):
+            if (
+                name in operations.running
+                and not self.engines.models[name].true
+                and holds != foreseen * len(entry.gpus)
+            ):
                 found.append(f"{name} holds {holds}, by the ledger {foreseen} on each of {entry.gpus}")
         for gateway in self.gateways:
             found += [f"{gateway.name} has {+each}" for each in (gateway.in_flight, gateway.waiting) if +each]

@@ -9,6 +9,7 @@ import pytest
 from sidecar.core.lifecycle import (
     HEALTHY,
     MOST_FAILURES,
+    MOST_TAUGHT,
     PENDING,
     TRANSITIONS,
     Event,
@@ -34,6 +35,8 @@ LEGAL = {
     (STARTING, START, "ready"): (RUNNING, None),
     (STARTING, START, "failed"): (ERROR, None),
     (STARTING, START, "out_of_memory"): (ERROR, None),
+    (STARTING, START, "taught"): (ERROR, None),
+    (STARTING, STOP, "taught"): (ERROR, STOP),
     (STARTING, START, "stop"): (STARTING, STOP),
     (STARTING, STOP, "ready"): (RUNNING, STOP),
     (STARTING, STOP, "failed"): (ERROR, STOP),
@@ -90,7 +93,7 @@ def at(state: State, pending: Pending | None = None) -> Lifecycle:
 def stepped(*events: Event, now: float = 200.0) -> Lifecycle:
     life = Lifecycle(100.0)
     for event in events:
-        life.step(event, now, "why" if event in ("failed", "out_of_memory") else "")
+        life.step(event, now, "why" if event in ("failed", "out_of_memory", "taught") else "")
     return life
 
 
@@ -232,7 +235,17 @@ def test_out_of_memory_is_never_counted_against_the_model() -> None:
     assert (waking.state, waking.failures, waking.starved) == (ERROR, 0, 1)
 
 
-@pytest.mark.parametrize("event", ["failed", "out_of_memory"])
+def test_a_start_that_taught_is_followed_by_the_next_at_once_and_not_for_ever() -> None:
+    life = Lifecycle(0.0)
+    for number in range(1, MOST_TAUGHT + 1):
+        for event in ("start", "launched", "taught"):
+            life.step(event, 100.0, "why")
+        assert (life.failures, life.starved, life.taught, life.last_error) == (0, 0, number, "why")
+        assert life.restart_at == (100.0 if number < MOST_TAUGHT else None)
+    assert life.rests_until == 400.0
+
+
+@pytest.mark.parametrize("event", ["failed", "out_of_memory", "taught"])
 def test_what_fails_while_it_is_being_stopped_is_stopped_and_not_counted(event: Event) -> None:
     life = stepped("start", "launched", "stop", event)
     assert (life.state, life.pending, life.failures, life.starved) == (ERROR, STOP, 0, 0)

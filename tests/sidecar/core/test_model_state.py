@@ -203,6 +203,16 @@ def test_as_a_target_it_waits_since_it_was_wanted_and_needs_more_than_was_too_li
     assert (made.target(5.0).need, made.target(5.0).since) == (21, 3.0)
 
 
+def test_what_found_too_little_is_not_tried_there_again_unless_it_claims_otherwise_or_has_rested() -> None:
+    made = failed()
+    assert not made.tries_again(FIRST_REST - 1.0)
+    assert made.tries_again(FIRST_REST)
+    for name in ("taught", "asked"):
+        made = failed()
+        setattr(made, name, True)
+        assert made.tries_again(0.0)
+
+
 # -- times ------------------------------------------------------------------------------------------------------------
 
 

@@ -139,6 +139,7 @@ class Box:
             clock=time.monotonic,
             environment=dict(os.environ, **(variables or {})),
             measured=measured or {},
+            lessons={},
             say=self.said.append,
         )
 

@@ -22,6 +22,7 @@ import sidecar.residency.state_file
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.engine_records import EngineFacts, EngineRecord, ProcessRecord
 from sidecar.core.inventory import Size
+from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
 from sidecar.core.vllm import Completion
 from sidecar.residency.state_file import (
@@ -48,7 +49,12 @@ RECORD = EngineRecord(
     level=2,
 )
 MEASURED = Measured(settings="a", peak=3, settled=2, kv=1, asleep=1)
-FULL = SavedState(engines={"m": RECORD}, measured={"m": MEASURED}, times={"m": Times(load=1.5), "n": Times(wake2=0.0)})
+FULL = SavedState(
+    engines={"m": RECORD},
+    measured={"m": MEASURED},
+    lessons={"m": Lesson(settings="a", rest=5, exact=True, sequences=3)},
+    times={"m": Times(load=1.5), "n": Times(wake2=0.0)},
+)
 
 
 class Spoken(list[str]):

@@ -15,8 +15,10 @@ import pytest
 
 from gateway.shared.files.units import GIB
 from sidecar.core.config import decode
+from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, Unusable
 from sidecar.core.inventory import Size
+from sidecar.core.lesson import FailedStart, Lesson
 from sidecar.core.measured import Measured
 from sidecar.process.engine import VllmEngines
 from sidecar.sizing.memory import RESIDUE
@@ -221,7 +223,13 @@ def test_where_the_cache_is() -> None:
 # -- what an engine will take of a GPU --------------------------------------------------------------------------------
 
 
-def engines(folder: Path, profile: str, measured: dict[str, Measured] | None = None, engine: str = "p") -> VllmEngines:
+def engines(
+    folder: Path,
+    profile: str,
+    measured: dict[str, Measured] | None = None,
+    engine: str = "p",
+    lessons: dict[str, Lesson] | None = None,
+) -> VllmEngines:
     config = decode(f"engine: {engine}\nmodels:\n  m: {{{profile}}}".encode())
     return VllmEngines(
         config,
@@ -230,6 +238,7 @@ def engines(folder: Path, profile: str, measured: dict[str, Measured] | None = N
         clock=time.monotonic,
         environment={},
         measured={} if measured is None else measured,
+        lessons={} if lessons is None else lessons,
         say=print,
     )
 
@@ -255,6 +264,115 @@ def test_a_claim_is_the_least_share_that_holds_the_model_and_some_contexts(tmp_p
     assert found.claim - eight.claim == pytest.approx(7 * GIB, abs=GIB / 5), "6 of KV cache, and smaller batches"
     long = size(engines(tmp_path, "model_path: m, context_length: 131072, flags: {enforce-eager: true}"))
     assert long.claim - found.claim == pytest.approx(7.5 * GIB, abs=GIB / 5), "one long context is enough"
+
+
+def fails(made: VllmEngines, learnt: dict[str, Lesson], of: Size, line: str) -> Size:
+    """The size after a start of this one has failed with such a line."""
+    failed = FailedStart(size=of, found=diagnosis([line]), total=80 * GIB, free=79 * GIB)
+    lesson = made.lesson("m", failed)
+    assert lesson is not None
+    learnt["m"] = lesson
+    return size(made)
+
+
+def too_small(needed: float, available: float) -> str:
+    return (
+        f"ValueError: To serve at least one request with the models's max seq len (8192), ({needed:.2f} GiB KV cache "
+        f"is needed, which is larger than the available KV cache memory ({available:.2f} GiB)."
+    )
+
+
+NO_KV = "ValueError: No available memory for the cache blocks."
+
+
+def test_a_start_that_failed_raises_the_claim_by_what_it_told(tmp_path: Path) -> None:
+    sharded(tmp_path / "m")
+    learnt: dict[str, Lesson] = {}
+    made = engines(tmp_path, "model_path: m", lessons=learnt)
+    first = size(made)
+    second = fails(made, learnt, first, too_small(2.0, 1.5))
+    assert second.claim == pytest.approx(first.claim - 1.5 * GIB + 16 * GIB + GIB / 4, abs=GIB / 10), "8 contexts of 2"
+    assert "(by what a failed start told)" in second.arithmetic
+    third = fails(made, learnt, second, NO_KV)
+    assert third.claim - second.claim == pytest.approx(16 * GIB + second.claim / 8, abs=GIB / 5)
+    changed = engines(tmp_path, "model_path: m, flags: {seed: 1}", lessons=learnt)
+    assert size(changed).claim == first.claim, "with other settings nothing was learnt"
+
+
+def test_a_share_that_the_operator_gave_is_refused_once_it_has_failed_with_what_it_must_be(tmp_path: Path) -> None:
+    sharded(tmp_path / "m")
+    learnt: dict[str, Lesson] = {}
+    made = engines(tmp_path, "model_path: m, gpu_memory: 23%", lessons=learnt)
+    first = size(made)
+    with pytest.raises(Unusable, match=r"gpu_memory gives 18.2 of them: give it 0.24[0-9] or more"):
+        fails(made, learnt, first, too_small(2.0, 0.9))
+    learnt.clear()
+    made = engines(tmp_path, "model_path: m, gpu_memory: {kv: 2GiB}", lessons=learnt)
+    with pytest.raises(Unusable, match=r"needs a KV cache of 3.0 GiB .* caps it at 2"):
+        fails(made, learnt, size(made), too_small(3.0, 2.0))
+
+
+def test_a_gpu_that_had_less_free_gets_a_smaller_share_where_the_need_still_fits(tmp_path: Path) -> None:
+    sharded(tmp_path / "m")
+    learnt: dict[str, Lesson] = {}
+    made = engines(tmp_path, "model_path: m", lessons=learnt)
+    first = size(made)
+    low = (
+        "ValueError: Free memory on device cuda:0 ({:.2f}/79.19 GiB) on startup is less than desired GPU memory "
+        "utilization (0.335, 26.55 GiB)."
+    )
+    second = fails(made, learnt, first, low.format(24.0))
+    assert second.start_needs - second.beyond <= 24 * GIB
+    assert learnt["m"].cuda == pytest.approx(79.19 * GIB, abs=GIB / 100)
+    assert fails(made, learnt, second, low.format(10.0)).starts_as(
+        size(engines(tmp_path, "model_path: m", lessons={"m": msgspec.structs.replace(learnt["m"], most=None)}))
+    ), "there is no room for it, so it waits for more"
+
+
+def test_one_that_took_more_than_its_share_leaves_more_beside_it(tmp_path: Path) -> None:
+    sharded(tmp_path / "m")
+    learnt: dict[str, Lesson] = {}
+    made = engines(tmp_path, "model_path: m, context_length: 300000", lessons=learnt)
+    first = size(made)
+    assert first.share == 0.696
+    for _ in range(6):
+        first = fails(made, learnt, first, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert first.claim <= 80 * GIB
+    assert first.share is not None
+    assert first.beyond > 10 * GIB
+    made = engines(tmp_path, "model_path: m, context_length: 131072, gpu_memory: 97%", lessons=(kept := {}))
+    sized = size(made)
+    again = fails(made, kept, sized, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.")
+    assert (again.share, again.claim > sized.claim) == (0.97, True), "his share is obeyed, and more is booked"
+
+
+def test_a_model_of_which_nothing_is_known_learns_too(tmp_path: Path) -> None:
+    learnt: dict[str, Lesson] = {}
+    made = engines(tmp_path, "model_path: org/name", lessons=learnt)
+    first = size(made)
+    assert first.share == 0.9
+    second = fails(made, learnt, first, "torch.OutOfMemoryError: CUDA out of memory.")
+    assert (second.share, second.beyond) == (0.9, pytest.approx(3.6 * GIB, abs=GIB / 10))
+    third = fails(made, learnt, second, "torch.OutOfMemoryError: CUDA out of memory.")
+    assert third.share == pytest.approx(0.879, abs=0.002)
+    learnt.clear()
+    assert fails(made, learnt, first, too_small(2.0, 1.5)).share == pytest.approx(0.918, abs=0.002)
+    assert fails(made, learnt, first, NO_KV).share == 0.97
+    learnt.clear()
+    made = engines(tmp_path, "model_path: org/name, gpu_memory: 50%", lessons=learnt)
+    assert fails(made, learnt, size(made), NO_KV).share == 0.5
+
+
+def test_a_hybrid_model_gets_as_many_sequences_as_have_states(tmp_path: Path) -> None:
+    sharded(tmp_path / "m")
+    line = "ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (722)"
+    learnt: dict[str, Lesson] = {}
+    made = engines(tmp_path, "model_path: m", lessons=learnt)
+    assert fails(made, learnt, size(made), line).sequences == 722
+    learnt.clear()
+    made = engines(tmp_path, "model_path: m, flags: {max-num-seqs: 800}", lessons=learnt)
+    with pytest.raises(Unusable, match=r"flag max-num-seqs is 800, and a start found room for the states of 722"):
+        fails(made, learnt, size(made), line)
 
 
 def test_what_a_profile_says_of_its_memory_is_obeyed(tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""Lessons of starts that failed for memory: what vLLM's own lines say that the estimate did not know.
+
+A lesson is kept from one run of the sidecar to the next while the profile's settings are what they were. A measurement
+replaces what it says of needs once the engine runs. Sizes are bytes on each GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from gateway.shared.files.units import GIB, MIB
+from sidecar.core.diagnosis import Diagnosis
+from sidecar.core.inventory import Size
+from sidecar.core.measured import Measured
+
+STEP, STEP_SHARE = 512 * MIB, 20  # by which a start that ran out of memory takes more than its share; its 20th part
+MOST_BEYOND = 4  # a share's fourth part: who takes more beside it was not the one that filled the GPU
+MOST_CONTEXT = GIB  # of a CUDA context; what else is less free than NVML has said, others have taken
+AGAIN = "memory_changed"  # what says that nothing is wrong but the moment
+
+_Memory = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class Lesson(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one profile. `settings`: any text that changes when the profile's settings do.
+
+    `rest`: all beside the KV cache that the share has to hold, at least; `exact`: it was told, not only exceeded.
+    `context`: KV cache of one whole context, at least. `beyond`: what has to be free beside the share. `most`: the
+    largest share that was free. `sequences`: for so many a hybrid model's states have room. `cuda`: what CUDA reports
+    of a GPU of which NVML says `total`. 0, None: nothing was learnt of that.
+    """
+
+    settings: _Name
+    rest: _Memory = 0
+    exact: bool = False
+    context: _Memory = 0
+    beyond: _Memory = 0
+    most: _Memory | None = None
+    sequences: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
+    total: _Memory = 0
+    cuda: _Memory = 0
+
+    def after(self, measured: Measured | None) -> Lesson:
+        """What is left of it once the engine runs. A measurement replaces needs, unless it was of less than these."""
+        kept = msgspec.structs.replace(self, most=None)
+        if measured is None or measured.without_kv < self.rest:
+            return kept
+        return msgspec.structs.replace(kept, rest=0, exact=False, context=0)
+
+
+class FailedStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A start of this `size` that failed as `found`, on GPUs that have `total` bytes by NVML, `free` of them before."""
+
+    size: Size
+    found: Diagnosis
+    total: int
+    free: int
+
+
+def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | None:
+    """`known` with what this start has taught; None: nothing.
+
+    `kv_too_small` tells how much of the share was left for the KV cache, and how much a context needs. `no_kv`: that
+    nothing was left. `mamba_blocks`: for how many sequences there are states. `free_memory_too_low`: what was free once
+    the engine had its CUDA context. `oom`: that the engine takes more than its share.
+    """
+    lesson = known if known is not None and known.settings == settings else Lesson(settings=settings)
+    size, found, told = failed.size, failed.found, failed.found.numbers
+    share = size.start_needs - size.beyond
+
+    def told_bytes(name: str, otherwise: int = 0) -> int:
+        return int(told[name] * GIB) if 0 <= told.get(name, -1.0) < 2**20 else otherwise
+
+    changes: dict[str, int] = {}
+    if "total_gib" in told:
+        changes |= {"total": failed.total, "cuda": min(failed.total, told_bytes("total_gib"))}
+    if found.kind == "kv_too_small":
+        left = told_bytes("available_gib")
+        changes["rest"] = max(lesson.rest, share - left)
+        changes["exact"] = "available_gib" in told
+        changes["context"] = max(lesson.context, told_bytes("needed_gib", size.context))
+    elif found.kind == "no_kv" or (found.kind == "mamba_blocks" and told["blocks"] < 1):
+        changes |= {"rest": max(lesson.rest, share), "exact": False}
+    elif found.kind == "mamba_blocks":
+        changes["sequences"] = min(lesson.sequences or 2**20, int(told["blocks"]))
+    elif found.kind == "free_memory_too_low" and "free_gib" in told:
+        free = told_bytes("free_gib")
+        own = max(0, min(failed.free - free, MOST_CONTEXT))
+        changes |= {"most": free, "beyond": max(lesson.beyond, own)}
+    elif found.kind == "oom":
+        lacks = told_bytes("tried_gib") - told_bytes("free_gib")
+        more = max(STEP, share // STEP_SHARE, lacks, 2 * size.beyond)
+        changes["beyond"] = max(lesson.beyond, min(more, share // MOST_BEYOND))
+    return msgspec.structs.replace(lesson, **changes) if changes else None

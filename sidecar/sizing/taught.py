@@ -1,0 +1,44 @@
+"""Estimates of GPU memory with what starts that failed have taught. Sizes are bytes on each GPU."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.shared.files.units import GIB
+from sidecar.core.lesson import Lesson
+from sidecar.sizing.claim import MOST, cuda_total
+from sidecar.sizing.memory import LITTLE, MARGIN, STEP_SHARE, Need
+
+NOTHING_LEARNT = Lesson(settings="-")
+UNKNOWN_CONTEXT = GIB  # of KV cache: what is claimed more for a model of which nothing else is known
+
+
+def taught(need: Need, lesson: Lesson, context: int) -> Need:
+    """The need with what a start told of the rest, and of the KV cache of one whole context, estimated at `context`.
+    What is more than estimated counts as overhead."""
+    if not lesson.rest and not lesson.context:
+        return need
+    kv = max(need.kv, need.kv * lesson.context // context if context else lesson.context)
+    overhead = need.overhead + max(0, lesson.rest - need.without_kv)
+    return msgspec.structs.replace(need, kv=kv, overhead=overhead, learnt="told" if lesson.exact else "more")
+
+
+def cuda_of(total: int, lesson: Lesson) -> int:
+    """CUDA's bytes of a GPU of `total` by NVML: as a start told, else as is known of such GPUs."""
+    return min(lesson.cuda, total) if lesson.cuda and lesson.total == total else cuda_total(total)
+
+
+def largest_share(lesson: Lesson, cuda: int, least: int) -> int:
+    """The largest share to be asked for: with room beside it for what the engine takes there, and not more than was
+    free. But for what it needs at `least`, which is tried again once there is more room."""
+    limit = max(least, -(-cuda * MOST // 1000) - lesson.beyond)
+    return limit if lesson.most is None or lesson.most < least else min(limit, lesson.most)
+
+
+def taught_share(share: float, total: int, lesson: Lesson) -> float:
+    """The share (0..1) of a model that nothing else is known of."""
+    cuda = cuda_of(total, lesson)
+    margin = LITTLE if lesson.exact else max(MARGIN, lesson.rest // STEP_SHARE)
+    needs = lesson.rest + (lesson.context or UNKNOWN_CONTEXT) + margin if lesson.rest else 0
+    most = min(MOST, largest_share(lesson, cuda, 0) * 1000 // cuda)
+    return max(1, min(most, max(round(share * 1000), -(-needs * 1000 // cuda)))) / 1000

@@ -1,0 +1,154 @@
+"""Starts that fail for memory, in virtual time: each teaches, the next fits or the model says why it cannot be run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from loadtest.lab.residency.residents import Model, TriedStart
+from loadtest.lab.residency.site import GIB, Site, counted, file, opened
+from loadtest.lab.residency.true_memory import TrueMemory
+from loadtest.simulate import vtime
+from sidecar.core.lifecycle import FIRST_REST
+from tests.flow.test_manager import virtual
+
+WEIGHTS, CLAIM, GPU = 6 * GIB, 12 * GIB, 24 * GIB  # the estimate: 10.5 GiB beside 1.5 GiB of KV cache
+
+
+def model(rest: float = 10.5, context: float = 1.5, **more: Any) -> Model:
+    """One that really needs so many GiB."""
+    true = TrueMemory(rest=int(rest * GIB), context=int(context * GIB), **more)
+    return Model(weights=WEIGHTS, claim=CLAIM, true=true)
+
+
+def starts(made: Site, name: str) -> list[TriedStart]:
+    return [each for each in made.engines.tried if each.profile == name]
+
+
+def repeated(made: Site, name: str) -> list[TriedStart]:
+    """Starts that failed for memory, and whose next was the same in the same place."""
+    return [
+        before
+        for before, after in pairwise(starts(made, name))
+        if before.failed not in ("", "memory_changed")
+        and (before.gpus, after.at < before.at + FIRST_REST) == (after.gpus, True)
+        and before.size.starts_as(after.size)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("really", "tries"),
+    [
+        (model(), 1),
+        (model(rest=11.5), 2),  # 0.5 GiB are left for the cache
+        (model(context=2.5), 2),
+        (model(rest=14.0), 2),  # nothing is left
+        (model(blocks=100), 2),
+        (model(rest=11.5, blocks=100), 3),
+        (model(rest=19.0, context=3.0), 4),  # nothing is left, twice, then too little
+    ],
+    ids=str,
+)
+def test_the_next_start_claims_what_the_last_has_told(really: Model, tries: int) -> None:
+    async def run() -> None:
+        async with opened(file("a"), {"a": really}, GPU) as made:
+            answer = await made.gateways[0].call("a", 1.0)
+            assert (answer.ending, len(starts(made, "a"))) == ("served", tries)
+            assert counted(made, "taught")["a"] == tries - 1
+            assert made.entry("a").lifecycle.failures == 0
+            assert made.left_over() == []
+            await made.again()
+            made.manager.orders.give("a", "stop")
+            await made.until("a", "stopped")
+            made.manager.orders.ensure("a")
+            await made.until("a", "running")
+            assert len(starts(made, "a")) == tries + 1, "it is still known"
+
+    vtime.run(run())
+
+
+@virtual
+async def test_what_can_never_fit_is_not_tried_again_and_says_what_it_needs() -> None:
+    async with opened(file("ab"), {"a": model(rest=23.0), "b": model()}, GPU) as made:
+        refused = await made.gateways[0].call("a", 1.0)
+        assert (refused.ending, made.manager.model("a").why) == ("refused", "error")
+        assert "needs" in made.manager.model("a").message
+        tries = len(starts(made, "a"))
+        assert tries <= 4
+        for _ in range(5):
+            await asyncio.sleep(FIRST_REST)
+            assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
+        assert len(starts(made, "a")) == tries
+        assert (await made.gateways[0].call("b", 1.0)).ending == "served"
+
+
+@virtual
+async def test_memory_taken_beside_the_share_is_left_free_the_next_time() -> None:
+    really = model(beyond=2 * GIB)
+    async with opened(file("ab"), {"a": Model(weights=WEIGHTS, claim=11 * GIB), "b": really}, GPU) as made:
+        for name in "ab":
+            assert (await made.gateways[0].call(name, 1.0)).ending == "served"
+        assert counted(made, "taught")["b"] >= 1
+        assert made.entry("b").size.beyond > 0
+        assert made.state().startswith("a sleeping, b running")
+
+
+@virtual
+async def test_a_gpu_that_is_smaller_for_cuda_than_is_known_gets_a_smaller_share() -> None:
+    async with opened(file("a"), {"a": model(rest=13.0, context=1.0, hidden=GIB // 2)}, 16 * GIB) as made:
+        assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+        assert made.lessons["a"].cuda == pytest.approx(15.5 * GIB, abs=GIB // 100)
+
+
+@virtual
+async def test_memory_that_another_gave_back_is_no_failure() -> None:
+    async with opened(file("a"), {"a": model()}, GPU) as made:
+        made.machine.faults.changed = 3
+        assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+        life = made.entry("a").lifecycle
+        assert (life.failures, life.starved, len(starts(made, "a"))) == (0, 0, 4)
+
+
+async def one_machine(seed: int) -> None:
+    """Random models, estimated wrongly, on random GPUs; each is asked for in turn."""
+    rng = random.Random(seed)
+    totals = [rng.choice((16, 24, 40, 80)) * GIB for _ in range(rng.randint(1, 3))]
+    models = {}
+    for name in "abcd"[: rng.randint(1, 4)]:
+        claim = rng.uniform(0.3, 0.9) * min(totals)
+        weights, context = int(claim * rng.uniform(0.3, 0.7)), claim / 8
+        true = TrueMemory(
+            rest=int((claim - context) * rng.choice((0.9, 1.0, 1.1, 1.3, 1.8))),
+            context=int(context * rng.choice((0.5, 1.0, 1.0, 2.0))),
+            beyond=rng.choice((0, 0, GIB // 2, 2 * GIB)),
+            blocks=rng.choice((None, None, 64)),
+            hidden=rng.choice((0, GIB // 2)),
+        )
+        models[name] = Model(weights=weights, claim=int(claim), true=true)
+    names = list(models)
+    async with opened(file(names, len(totals)), models, *totals) as made:
+        for name in names * 2:
+            answer = await made.gateways[0].call(name, 1.0, 2000.0)
+            report = made.manager.model(name)
+            assert answer.ending == "served" or report.message, f"{name} {answer}: {made.state()}"
+        await asyncio.sleep(2 * FIRST_REST)
+        for name in names:
+            assert repeated(made, name) == []
+        assert made.wrong == []
+        for name, entry in made.manager.entries.items():
+            assert entry.lifecycle.pending is None
+            fits = models[name].true
+            assert fits is not None
+            if entry.unusable:
+                assert fits.rest + fits.context > 0.9 * (min(totals) - fits.hidden) - fits.beyond, (
+                    "it would have fitted"
+                )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_machines_with_wrong_estimates(seed: int) -> None:
+    vtime.run(one_machine(seed))

@@ -1,0 +1,74 @@
+"""Lessons of starts that failed for memory."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gateway.shared.files.units import GIB
+from sidecar.core.diagnosis import Diagnosis
+from sidecar.core.inventory import Size
+from sidecar.core.lesson import MOST_CONTEXT, STEP, FailedStart, Lesson, learn
+from sidecar.core.measured import Measured
+
+SIZE = Size(claim=20 * GIB, start_needs=20 * GIB, context=2 * GIB)
+KNOWN = Lesson(settings="a", rest=5 * GIB, beyond=GIB)
+
+
+def learnt(kind: str, known: Lesson | None = None, size: Size = SIZE, free: int = 0, **numbers: float) -> Lesson | None:
+    found = Diagnosis(kind, "x", numbers=numbers)
+    return learn(known, FailedStart(size=size, found=found, total=80 * GIB, free=free), "a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "fields"),
+    [
+        ("kv_too_small", {"needed_gib": 3.0, "available_gib": 1.0},
+         {"rest": 19 * GIB, "exact": True, "context": 3 * GIB}),
+        ("kv_too_small", {"available_tokens": 100}, {"rest": 20 * GIB, "context": 2 * GIB}),
+        ("no_kv", {}, {"rest": 20 * GIB}),
+        ("mamba_blocks", {"seqs": 1024, "blocks": 722}, {"sequences": 722}),
+        ("mamba_blocks", {"seqs": 1024, "blocks": 0}, {"rest": 20 * GIB}),
+        ("free_memory_too_low", {"free_gib": 18.5, "total_gib": 79.0},
+         {"most": int(18.5 * GIB), "total": 80 * GIB, "cuda": 79 * GIB}),
+        ("oom", {}, {"beyond": GIB}),
+        ("oom", {"tried_gib": 4.0, "free_gib": 0.5}, {"beyond": int(3.5 * GIB)}),
+        ("oom", {"tried_gib": 40.0, "free_gib": 0.5}, {"beyond": 5 * GIB}),
+    ],
+)  # fmt: skip
+def test_what_each_kind_of_failure_teaches(kind: str, numbers: dict[str, float], fields: dict[str, int]) -> None:
+    assert learnt(kind, **numbers) == Lesson(settings="a", **fields)  # type: ignore[arg-type] # as they are
+
+
+@pytest.mark.parametrize("kind", ["bad_flag", "unknown", "free_memory_too_low"])
+def test_a_failure_without_its_numbers_or_of_another_kind_teaches_nothing(kind: str) -> None:
+    assert learnt(kind) is None
+
+
+def test_a_lesson_is_added_to_what_is_known_of_the_same_settings() -> None:
+    assert learnt("no_kv", KNOWN) == msgspec.structs.replace(KNOWN, rest=20 * GIB)
+    assert learnt("no_kv", msgspec.structs.replace(KNOWN, settings="b")) == Lesson(settings="a", rest=20 * GIB)
+    fewer = learnt("mamba_blocks", learnt("mamba_blocks", seqs=9, blocks=5), seqs=9, blocks=7)
+    assert fewer is not None
+    assert fewer.sequences == 5
+
+
+def test_what_is_taken_beside_the_share_doubles() -> None:
+    beside = msgspec.structs.replace(SIZE, beyond=2 * GIB, start_needs=22 * GIB)
+    assert learnt("oom", size=beside) == Lesson(settings="a", beyond=4 * GIB)
+    small = learnt("oom", size=Size(start_needs=4 * GIB))
+    assert small == Lesson(settings="a", beyond=STEP)
+
+
+@pytest.mark.parametrize(("free", "beyond"), [(19.0, 0.5), (18.0, 0.0), (60.0, MOST_CONTEXT / GIB)])
+def test_the_context_of_the_engine_itself_has_to_be_free_too(free: float, beyond: float) -> None:
+    found = learnt("free_memory_too_low", free=int(free * GIB), free_gib=18.5)
+    assert found == Lesson(settings="a", most=int(18.5 * GIB), beyond=int(beyond * GIB))
+
+
+def test_a_measurement_replaces_what_was_told_of_needs_unless_it_is_of_less() -> None:
+    known = Lesson(settings="a", rest=8, exact=True, context=2, beyond=3, most=9, sequences=4)
+    kept = Lesson(settings="a", beyond=3, sequences=4)
+    assert known.after(Measured(settings="a", peak=10, settled=10, kv=2)) == kept
+    for measured in (None, Measured(settings="a", peak=9, settled=9, kv=2)):
+        assert known.after(measured) == msgspec.structs.replace(known, most=None)

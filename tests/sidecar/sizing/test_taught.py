@@ -1,0 +1,50 @@
+"""Estimates of GPU memory with the lessons of failed starts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.shared.files.units import GIB, MIB
+from sidecar.core.lesson import Lesson
+from sidecar.sizing.memory import Need
+from sidecar.sizing.taught import cuda_of, largest_share, taught, taught_share
+
+KNOWN = Lesson(settings="a", rest=5 * GIB, beyond=GIB)
+NEED = Need(weights=10 * GIB, kv=2 * GIB, activations=GIB, overhead=GIB, tokens=8192)
+
+
+def test_a_need_is_what_was_told_of_it_and_claims_less_margin() -> None:
+    assert taught(NEED, KNOWN, GIB).without_kv == 12 * GIB, "what was exceeded was less"
+    assert taught(NEED, Lesson(settings="a", beyond=GIB), GIB) == NEED
+    told = taught(NEED, Lesson(settings="a", rest=15 * GIB, exact=True, context=2 * GIB), GIB)
+    assert (told.without_kv, told.kv, told.overhead, told.margin) == (15 * GIB, 4 * GIB, 4 * GIB, 256 * MIB)
+    more = taught(NEED, Lesson(settings="a", rest=16 * GIB), GIB)
+    assert (more.kv, more.margin) == (2 * GIB, 2 * GIB)
+    none = taught(msgspec.structs.replace(NEED, kv=0), Lesson(settings="a", context=GIB), 0)
+    assert none.kv == GIB
+
+
+def test_cuda_has_what_it_told_of_such_a_gpu() -> None:
+    lesson = Lesson(settings="a", total=80 * GIB, cuda=79 * GIB)
+    assert cuda_of(80 * GIB, lesson) == 79 * GIB
+    assert cuda_of(24 * GIB, lesson) == 24 * GIB - 768 * MIB
+
+
+def test_the_largest_share_leaves_room_beside_it_but_never_less_than_is_needed() -> None:
+    assert largest_share(KNOWN, 100 * GIB, 0) == 96 * GIB
+    assert largest_share(KNOWN, 100 * GIB, 96 * GIB + 1) == 96 * GIB + 1
+    for most, least, expected in ((50, 40, 50), (50, 60, 96), (98, 0, 96)):
+        lesson = msgspec.structs.replace(KNOWN, most=most * GIB)
+        assert largest_share(lesson, 100 * GIB, least * GIB) == expected * GIB
+
+
+def test_a_share_of_which_nothing_else_is_known() -> None:
+    nothing = Lesson(settings="a", total=100 * GIB, cuda=100 * GIB)
+    assert taught_share(0.9, 100 * GIB, nothing) == 0.9
+    for fields, expected in (
+        ({"most": 50 * GIB}, 0.5),
+        ({"rest": 91 * GIB, "exact": True}, 0.923),
+        ({"rest": 80 * GIB}, 0.91),
+        ({"rest": 95 * GIB}, 0.97),
+    ):
+        assert taught_share(0.9, 100 * GIB, msgspec.structs.replace(nothing, **fields)) == expected
