@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.relay.wire.connection import _LINGER, DROP_PAUSE, DROPPED_AT_ONCE, ClientConnection
+from gateway.relay.wire.connection import DROP_PAUSE, DROPPED_AT_ONCE, ClientConnection
 from gateway.relay.wire.server import Responder, Server, ServerSettings, answer
+from gateway.relay.wire.states import LINGER
 from tests.wire.server_harness import ALIVE, TEXT, Recorder, Rig, serve
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -271,7 +272,7 @@ def test_bytes_after_a_refusal_are_dropped_a_piece_at_a_time(monkeypatch: pytest
     received = ClientConnection.data_received
 
     def noted(self: ClientConnection, data: bytes) -> None:
-        if self._state == _LINGER:
+        if self._state == LINGER:
             pieces.append((asyncio.get_running_loop().time(), len(data)))
         received(self, data)
 

@@ -1,4 +1,4 @@
-"""One client connection: bytes in, requests to the handler, answers out in order.
+"""One client connection: bytes in, requests to the handler, answers out in order. `states.py` has its states.
 
 Requests of a connection are served one at a time: while an answer is pending the socket is still read, so that a
 client that left is seen at once even behind trailing bytes, and what it sends is kept unparsed up to a bound. A FIN
@@ -25,11 +25,13 @@ from gateway.relay.wire.http1 import HeadReader
 from gateway.relay.wire.messages import CHUNKED, HTTP_1_1_REQUIRED, PREFACE, Request, ServerSettings, WireError, refusal
 from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.shared import UNIX, Shared
+from gateway.relay.wire.states import ANSWER, BODY, HEAD, LINGER, NAMES, after
 from gateway.relay.wire.taken import taken
 
 DROPPED_AT_ONCE = 256 * 1024  # bytes after a refusal that are read and dropped before a pause
 DROP_PAUSE = 0.02  # seconds; so 12 MiB a second at most, and 24 MiB in the usual time
-_HEAD, _BODY, _ANSWER, _LINGER, _CLOSED = range(5)  # what the connection does; _HEAD with an empty buffer is idle
+_WAITS, _CALLS, _ANSWERED = after("wait"), after("call"), after("answer")
+_REFUSES, _CLOSES, _RESETS, _LOST = after("refuse"), after("close"), after("reset"), after("lost")
 
 _BLANK: Final = (b"", b"\r\n")  # a buffer that holds nothing of a request: old clients end a body with an empty line
 _NO_ROOM: Final = MappingProxyType({
@@ -58,7 +60,7 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set before anything else happens
         self.peer = ""
-        self._state = _HEAD
+        self._state = HEAD
         self._reader: HeadReader | None = None
         self._buffer: bytes | bytearray = b""  # not yet consumed: an incomplete head, or what follows a request
         self._scanned = 0  # how much of the buffer is known not to end a head
@@ -80,8 +82,7 @@ class ClientConnection(asyncio.Protocol):
         self._timer_at = 0.0
 
     def __repr__(self) -> str:
-        state = ("reading head", "reading body", "answering", "lingering", "closed")[self._state]
-        return f"<Connection from {self.peer}: {state}, {len(self._buffer)} bytes held>"
+        return f"<Connection from {self.peer}: {NAMES[self._state]}, {len(self._buffer)} bytes held>"
 
     # -- the transport's side
 
@@ -108,7 +109,7 @@ class ClientConnection(asyncio.Protocol):
             self._arm(self._since + settings.keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._state = _CLOSED
+        self._state = _LOST[self._state]
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -119,28 +120,28 @@ class ClientConnection(asyncio.Protocol):
         self._leave("client_gone")
 
     def eof_received(self) -> bool:
-        if self._state == _ANSWER:
+        if self._state == ANSWER:
             self._leave("client_gone")
-            self._state = _CLOSED
+            self._state = _LOST[self._state]
             self._transport.abort()
-        elif self._state < _ANSWER:
+        elif self._state in (HEAD, BODY):
             self._close()  # a complete answer may still be on its way out
         return False
 
     def data_received(self, data: bytes) -> None:
         state = self._state
-        if state == _HEAD:
+        if state == HEAD:
             held = self._buffer
             if held in _BLANK:
                 self._since = self._loop.time()
                 self._burst = 0
             self._consume(_joined(held, data) if held else data)
-        elif state == _BODY:
+        elif state == BODY:
             self._since = self._loop.time()
             self._consume(data)
-        elif state == _ANSWER and not self._last:
+        elif state == ANSWER and not self._last:
             self._hold(_joined(self._buffer, data))
-        elif state == _LINGER:
+        elif state == LINGER:
             self._drop(len(data))
 
     def _drop(self, size: int) -> None:
@@ -152,7 +153,7 @@ class ClientConnection(asyncio.Protocol):
             self._loop.call_later(DROP_PAUSE, self._drop_on)
 
     def _drop_on(self) -> None:
-        if self._state == _LINGER and not self._transport.is_closing():
+        if self._state == LINGER and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
@@ -175,12 +176,12 @@ class ClientConnection(asyncio.Protocol):
         self._running = True
         try:
             while data:
-                if self._state == _HEAD:
+                if self._state == HEAD:
                     rest = self._read_head(data)
                     if rest is None:
                         break
                     data = rest
-                elif self._state == _BODY:
+                elif self._state == BODY:
                     data = self._read_body(bytes(data))
                 else:
                     break
@@ -192,9 +193,9 @@ class ClientConnection(asyncio.Protocol):
             raise
         finally:
             self._running = False
-        if self._state == _ANSWER and data:
+        if self._state == ANSWER and data:
             self._hold(data)
-        elif self._state == _HEAD:
+        elif self._state == HEAD:
             self._buffer = data
 
     def _read_head(self, data: bytes | bytearray) -> bytes | None:
@@ -249,7 +250,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _await_body(self, request: Request) -> None:
         shared, settings = self._shared, self._shared.settings
-        self._state = _BODY
+        self._state = _WAITS[self._state]
         self._request = request
         if request.length == CHUNKED:
             self._body = ChunkedBody(settings, min(request.limit, settings.max_body))
@@ -275,7 +276,7 @@ class ClientConnection(asyncio.Protocol):
         return rest
 
     def _call(self, request: Request) -> None:
-        self._state = _ANSWER
+        self._state = _CALLS[self._state]
         self._responder = responder = Responder(self, self._transport, request)
         request.held, self._held = self._held, None
         try:
@@ -313,7 +314,7 @@ class ClientConnection(asyncio.Protocol):
             self._held = None
 
     def _resume_reading(self) -> None:
-        if self._state == _HEAD and self._buffer:
+        if self._state == HEAD and self._buffer:
             self._consume(self._buffer)
 
     # -- answering
@@ -328,7 +329,7 @@ class ClientConnection(asyncio.Protocol):
         if close or self._last or self._shared.draining:
             self._close(unread=self._last or bool(self._buffer))
             return
-        self._state = _HEAD
+        self._state = _ANSWERED[self._state]
         self._since = self._loop.time()
         if self._timer is None:
             self._arm(self._since + self._shared.settings.keep_alive)
@@ -369,18 +370,18 @@ class ClientConnection(asyncio.Protocol):
         self._since = self._loop.time()
         settings = self._shared.settings
         if unread:
-            self._state = _LINGER
+            self._state = _REFUSES[self._state]
             if self._transport.can_write_eof():
                 self._transport.write_eof()
             self._arm(self._since + settings.linger)
         else:
-            self._state = _CLOSED
+            self._state = _CLOSES[self._state]
             self._transport.close()
             self._expect_reading()
 
     def _reset(self) -> None:
         """Close at once, with a TCP RST."""
-        self._state = _CLOSED
+        self._state = _RESETS[self._state]
         self._stall_at = math.inf
         sock = self._transport.get_extra_info("socket")
         if sock is not None:
@@ -396,12 +397,12 @@ class ClientConnection(asyncio.Protocol):
     @property
     def idle_since(self) -> float:
         """The loop's time of its last answer, or of its beginning; infinity with a request, or an answer not taken."""
-        idle = self._state == _HEAD and self._buffer in _BLANK and not self._transport.get_write_buffer_size()
+        idle = self._state == HEAD and self._buffer in _BLANK and not self._transport.get_write_buffer_size()
         return self._since if idle else math.inf
 
     def close_if_idle(self) -> None:
         """A connection without a request has no reason to stay, when draining or where another needs its seat."""
-        if self._state == _HEAD and self._buffer in _BLANK:
+        if self._state == HEAD and self._buffer in _BLANK:
             self._close()
 
     def warn(self) -> None:
@@ -428,11 +429,11 @@ class ClientConnection(asyncio.Protocol):
     def _deadline(self) -> float:
         """When the state's own wait is over."""
         settings = self._shared.settings
-        if self._state == _HEAD:
+        if self._state == HEAD:
             return self._since + (settings.keep_alive if self._buffer in _BLANK else settings.headers_timeout)
-        if self._state == _BODY:
+        if self._state == BODY:
             return min(self._since + settings.body_timeout, self._body_by)
-        if self._state == _LINGER:
+        if self._state == LINGER:
             return self._since + settings.linger
         return math.inf
 
@@ -448,12 +449,12 @@ class ClientConnection(asyncio.Protocol):
             self._arm(at)
 
     def _expired(self) -> None:
-        if self._state == _BODY:
+        if self._state == BODY:
             self._refuse(self._late(self._shared.settings))
-        elif self._state == _HEAD and self._buffer not in _BLANK:
+        elif self._state == HEAD and self._buffer not in _BLANK:
             limit = self._shared.settings.headers_timeout
             self._refuse(WireError(408, f"headers were not complete in {limit:g} s"))
-        elif self._state == _HEAD or not self._transport.get_write_buffer_size():
+        elif self._state == HEAD or not self._transport.get_write_buffer_size():
             self._close()
         else:  # lingering, and the answer itself is not taken: from here on it is a slow client
             self._since = math.inf

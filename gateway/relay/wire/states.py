@@ -1,0 +1,40 @@
+"""States of a client connection: TRANSITIONS are all there are; any other raises KeyError.
+
+    HEAD -> BODY -> ANSWER -> HEAD, and from each of them an end: LINGER -> CLOSED, or CLOSED at once
+
+Requests of a connection are served one at a time. HEAD with an empty buffer is an idle connection. In ANSWER the socket
+is still read, so that a client that leaves is seen at once. In LINGER the last answer is written, and what the client
+still sends is read and dropped: closing on unread bytes would reset the connection and take the answer with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal
+
+from gateway.shared.state_diagram import state_diagram
+
+State = int  # a member of an Enum is hashed by a call, twice for each request
+NAMES: Final = ("head", "body", "answer", "linger", "closed")
+HEAD, BODY, ANSWER, LINGER, CLOSED = range(len(NAMES))
+Event = Literal["wait", "call", "answer", "refuse", "close", "reset", "lost"]
+ENDED: Final[Mapping[Event, State]] = MappingProxyType({"close": CLOSED, "reset": CLOSED, "lost": CLOSED})
+
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType({
+    HEAD: {"wait": BODY, "call": ANSWER, "refuse": LINGER, **ENDED},
+    BODY: {"call": ANSWER, "refuse": LINGER, **ENDED},
+    ANSWER: {"answer": HEAD, "refuse": LINGER, **ENDED},
+    LINGER: {**ENDED},
+    CLOSED: {**ENDED},
+})  # fmt: skip
+
+
+def after(event: Event) -> Mapping[State, State]:
+    """One column of the table: where the event leads, by state. A look-up costs less than a method that makes it."""
+    return MappingProxyType({state: events[event] for state, events in TRANSITIONS.items() if event in events})
+
+
+def diagram() -> str:
+    """The table as a Mermaid diagram, as docs/states.md shows it."""
+    return state_diagram(TRANSITIONS, HEAD, NAMES.__getitem__)
