@@ -314,7 +314,8 @@ class Engine:
     def reading(self, prefill: int, now: float) -> float:
         """Work until `prefill` tokens more are read: prompt tokens, those that wait to be read included, and more of
         them the fuller the engine is, since every step that reads is shared with the sequences that write."""
-        return (self.prefill_ahead(now) + prefill) * (1.0 + self.load / max(1, self.budget))
+        ahead = self.prefill_ahead(now) if self.unseen else self.prefill_queued  # asked twice for every call
+        return (ahead + prefill) * (1.0 + (self.held + self.excess) / (self.budget or 1))
 
     # -- what the engine tells ----------------------------------------------------------------------------------
 
