@@ -16,17 +16,17 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     methods: tuple[str, ...] = ("POST",)
     here: bool = False  # the gateway answers it by itself
-    keyless: bool = False  # nobody has to say who he is
+    keyless: bool = False  # it needs no API key
     generates: bool = False  # it generates tokens
     media: bool = True  # its body may hold images, audio or files
     form: bool = False  # its body is a multipart form with a recording, else JSON
-    cached: bool = True  # engines cache its prompt's beginning, and take a cache salt
+    cached: bool = True  # engines keep its prompt in their prefix caches, and take a cache salt
     merges: bool = False  # several calls may share one request to an engine
     pairs: bool = False  # the engine reads its query once for each document
-    continues: bool = False  # it may go on from an earlier answer that is not in its body
+    continues: bool = False  # it may continue an earlier answer that is not in its body
     usage_option: bool = False  # its streams report usage only where `stream_options` asks for that
     last_event: bytes = b""  # in the last event of its streams; empty: they end with [DONE]
-    default_output: int = 0  # vLLM's `max_tokens` where a call gives none; 0: what is left of the context
+    default_output: int = 0  # vLLM's `max_tokens` where a call gives none; 0: the rest of the context
 
 
 READ_ONLY = ("GET", "HEAD")
