@@ -24,11 +24,8 @@ from msgspec import UNSET
 
 from gateway.core.admission import refusals
 from gateway.core.admission.decider import Admission, Decider, Grant
-from gateway.core.admission.shaping import shaped_header
 from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.engine_error import engine_error
-from gateway.core.answer.json_usage import JSONUsage
-from gateway.core.engines.breaker import Ending
 from gateway.core.policy.snapshot import Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
@@ -39,24 +36,24 @@ from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
-from gateway.core.request.settlement import clamped_usage, possible_output
+from gateway.core.request.settlement import possible_output
 from gateway.core.request.tenants import ANONYMOUS, Account
-from gateway.core.request.trace_context import trace_id
 from gateway.relay.answer import Relay
-from gateway.relay.attempts import Attempts, failure
-from gateway.relay.batcher import Batcher, Exchanged, Part
+from gateway.relay.attempts import Attempts
+from gateway.relay.batcher import Batcher, Part
+from gateway.relay.heads import answer_lines, engine_lines, note_trace
 from gateway.relay.large_bodies import LARGE, LargeBodies
+from gateway.relay.merged_call import MergedCalls
 from gateway.relay.outcome_help import outcome_help
+from gateway.relay.settling import settle, settle_unanswered
 from gateway.relay.wire.server import Request, Responder, answer
-from gateway.upstream.client import EngineError, Reply
+from gateway.upstream.client import Reply
 
 JSON = b"content-type: application/json\r\n"
 TEXT = b"content-type: text/plain; charset=utf-8\r\n"
 
 
 LOGGED_AT_MOST = 64 * 1024  # bytes of a body
-WHOLE_AT_MOST = 64 * 1024**2  # bytes of a merged answer
-PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the engine
 
 
 class ActiveCall:
@@ -98,7 +95,12 @@ class Pipeline:
         self.decider = decider
         self.attempts = attempts
         self.batcher = Batcher(
-            lambda: self.snapshot.policy.batching, self._exchange, clock, bodies, decider.window, witness
+            lambda: self.snapshot.policy.batching,
+            MergedCalls(decider, attempts, clock).exchange,
+            clock,
+            bodies,
+            decider.window,
+            witness,
         )
         self.observe = observe
         self.large = large  # who parses large bodies; None: the event loop
@@ -149,7 +151,7 @@ class Pipeline:
                     request.owner = request.peer if name == ANONYMOUS else name
                 return None
         record = Record(request_id=self._request_id(request), route=route.path if route else "other")
-        _trace(request, record)
+        note_trace(request, record)
         record.method = request.method.decode()
         headers = self._refusal(refused, record) + shared_lines(request.fields, origins)
         self._finish(record, request.at)
@@ -171,7 +173,7 @@ class Pipeline:
             return
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
         if b"traceparent" in request.fields:
-            _trace(request, record)
+            note_trace(request, record)
         live = ActiveCall(record)
         if self._whose is request:  # its body came with its head: nobody has asked since
             live.account = self._account
@@ -262,7 +264,7 @@ class Pipeline:
             try:
                 part = await self.batcher.answer(piece)
             except (asyncio.CancelledError, Refused):
-                self._unanswered(call, admission, record, 0)
+                settle_unanswered(call, admission, record, 0, self.clock())
                 raise
             self._answer_part(part, call, admission, responder, record)
 
@@ -277,14 +279,14 @@ class Pipeline:
         record.held_tokens = grant.hold.tokens
         if call.shaped:
             record.shaped_tokens = (call.asked - call.shaped) * call.n
-        headers = self._engine_headers(request, call, record)
+        headers = engine_lines(request, call, record)
         try:
             reply = await self.attempts.send(request.path, headers, call, grant, record)
         except (asyncio.CancelledError, Refused):
             # A stream's first token is its first byte; of a whole answer nothing is seen before its last.
             since = None if call.stream else call.sent_at
             wrote = 0 if since is None else possible_output(call, 0, self.clock() - since, grant.engine.pace)
-            self._unanswered(call, admission, record, wrote)
+            settle_unanswered(call, admission, record, wrote, self.clock())
             raise
         with closing(reply):
             call.body = b""  # no engine is tried any more
@@ -295,7 +297,9 @@ class Pipeline:
             if reply.status < 400:
                 grant.first_byte(now)
             content_type = reply.headers.get(b"content-type", b"application/octet-stream")
-            relay = Relay(call, reply, responder, _lines(call, admission, record, grant.engine.name, content_type))
+            relay = Relay(
+                call, reply, responder, answer_lines(call, admission, record, grant.engine.name, content_type)
+            )
             try:
                 await self._relayed(relay, reply, live)
             except asyncio.CancelledError:
@@ -305,46 +309,7 @@ class Pipeline:
                     raise
                 responder.end()
             finally:
-                self._settle(call, grant, admission, relay, reply, record)
-
-    async def _exchange(self, call: Call) -> Exchanged:
-        """One call of the batcher, admitted like any other, and its whole answer."""
-        try:
-            with await self.decider.ask(call) as grant:
-                return await self._exchanged(call, grant)
-        finally:
-            call.body = b""  # whoever still knows the call
-
-    async def _exchanged(self, call: Call, grant: Grant) -> Exchanged:
-        """A call of the batcher, from its grant to its answer's end."""
-        record = Record(request_id=call.request_id, route=call.route.path)
-        headers = b"content-type: application/json\r\nx-request-id: %b\r\n" % call.request_id.encode()
-        granted = self.clock()
-        path = call.route.path.encode()
-        with closing(await self.attempts.send(path, headers, call, grant, record)) as reply:
-            first_byte = self.clock()
-            try:
-                body = await reply.read(WHOLE_AT_MOST)
-            except EngineError as error:
-                grant.ending = Ending.FAILURE
-                call.sent_at = None
-                raise failure(grant.engine, str(error), str(error)) from error
-        if reply.status < 400:
-            grant.first_byte(first_byte)
-            usage = JSONUsage()
-            usage.whole(body)
-            if usage.prompt_tokens is not None:
-                self.decider.learn(call, usage.prompt_tokens, 0)
-        return Exchanged(
-            status=reply.status,
-            body=body,
-            engine=record.engine,
-            engine_name=grant.engine.name,
-            content_type=reply.headers.get(b"content-type", b"application/json"),
-            attempts=record.attempts,
-            granted=granted,
-            first_byte=first_byte,
-        )
+                settle(call, grant, admission, relay, reply, record, self.decider, self.clock())
 
     def _answer_part(self, part: Part, call: Call, admission: Admission, responder: Responder, record: Record) -> None:
         """A call's own part of an answer that others may share."""
@@ -362,7 +327,7 @@ class Pipeline:
             record.settled = True
             record.prompt_tokens = part.prompt_tokens
         admission.settle(record.prompt_tokens, self.clock())
-        headers = _lines(call, admission, record, exchanged.engine_name, exchanged.content_type)
+        headers = answer_lines(call, admission, record, exchanged.engine_name, exchanged.content_type)
         responder.send(exchanged.status, headers, body)
 
     async def _relayed(self, relay: Relay, reply: Reply, live: ActiveCall) -> None:
@@ -377,53 +342,6 @@ class Pipeline:
         finally:
             timer.cancel()
 
-    def _unanswered(self, call: Call, admission: Admission, record: Record, wrote: int) -> None:
-        """Nothing came of the call. What an engine was made to do is charged all the same, however it was ended; if
-        that was by the engine's failure, or none had it, the charge is left to be refunded."""
-        if call.sent_at is not None:
-            record.completion_tokens = wrote
-            admission.settle(call.prompt_tokens + wrote, self.clock())
-
-    def _settle(
-        self, call: Call, grant: Grant, admission: Admission, relay: Relay, reply: Reply, record: Record
-    ) -> None:
-        """The engine's own numbers replace the estimate, and teach it; a failed answer teaches nothing."""
-        now = self.clock()
-        record.outcome = relay.outcome
-        record.status = relay.status
-        record.reason = record.reason or relay.detail
-        if relay.outcome in (Outcome.TRUNCATED, Outcome.UPSTREAM):
-            grant.ending = Ending.FAILURE
-        elif relay.outcome is not Outcome.OK and relay.status < 400:
-            grant.ending = Ending.NEUTRAL  # the client left
-        usage = relay.usage
-        if not (relay.told if call.stream else usage.prompt_tokens is not None):
-            record.completion_tokens = 0 if relay.status >= 400 else self._written(call, grant, relay, reply, record)
-            admission.settle(call.prompt_tokens + record.completion_tokens, now)
-            return
-        record.settled = True
-        record.prompt_tokens, record.completion_tokens = clamped_usage(
-            call, record.bytes_in, usage.prompt_tokens or 0, usage.completion_tokens or 0, self.decider.context
-        )
-        record.cached_tokens = usage.cached_tokens or 0
-        admission.settle(record.prompt_tokens + record.completion_tokens, now)
-        if relay.outcome is Outcome.OK:
-            self.decider.learn(call, record.prompt_tokens, record.completion_tokens)
-            grant.finished(now, record.prompt_tokens, record.completion_tokens)
-
-    def _written(self, call: Call, grant: Grant, relay: Relay, reply: Reply, record: Record) -> int:
-        """Tokens that the engine can have written of an answer it did not tell the whole of."""
-        now, pace, known = self.clock(), grant.engine.pace, relay.usage.completion_tokens
-        if not call.stream:
-            return possible_output(call, 0, now - grant.hold.taken_at, pace)
-        began = call.arrived + record.ttft
-        if known is None or relay.held_up:  # what was read last may have been written long before
-            return max(
-                possible_output(call, 0, now - began, pace),
-                possible_output(call, max(known or 0, relay.reads), 0.0, pace),
-            )
-        return possible_output(call, known, now - max(began, reply.heard_at), pace)
-
     # -- headers ------------------------------------------------------------------------------------------------
 
     def _request_id(self, request: Request) -> str:
@@ -432,16 +350,6 @@ class Pipeline:
         if given and len(given) <= 128 and given.isascii() and given.decode().isprintable() and b" " not in given:
             return given.decode()
         return f"{self._id_prefix}-{next(self._ids):x}"
-
-    def _engine_headers(self, request: Request, call: Call, record: Record) -> bytes:
-        content_type = request.fields.get(b"content-type") or b"application/json"
-        lines = b"content-type: %b\r\nx-request-id: %b\r\n" % (content_type, call.request_id.encode())
-        if record.trace_id is not UNSET:
-            for name in PASSED_ON:
-                value = request.fields.get(name)
-                if value is not None:
-                    lines += b"%b: %b\r\n" % (name, value)
-        return lines
 
     def _refusal(self, refused: Refused, record: Record) -> bytes:
         record.outcome = refused.outcome
@@ -500,35 +408,9 @@ def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account,
     )
 
 
-def _lines(call: Call, admission: Admission, record: Record, engine_name: str, content_type: bytes) -> bytes:
-    """The head of an answer."""
-    lines = (
-        b"content-type: %b\r\nx-request-id: %b\r\nx-weir-engine: %b\r\nx-weir-class: %b\r\nx-weir-queue-ms: %d\r\n"
-        % (
-            content_type,
-            call.request_id.encode(),
-            engine_name.encode(),
-            call.class_name.encode(),
-            record.queue * 1000,
-        )
-    )
-    if call.shaped:
-        lines += shaped_header(call.shaped, call.asked)
-    if record.trace_id is not UNSET:
-        lines += b"x-trace-id: %b\r\n" % record.trace_id.encode()
-    if call.asked_class and call.asked_class != call.class_name:
-        lines += b"x-weir-class-asked: %b\r\n" % call.asked_class.encode()
-    return lines + admission.headers(call.arrived + record.ttft)
-
-
 def _let_go(request: Request, call: Call | None) -> None:
     """The body is needed no more, whoever still knows the call."""
     if call is not None:
         call.body = b""
     if request.held is not None or request.body:
         request.release()
-
-
-def _trace(request: Request, record: Record) -> None:
-    """Note the trace that a request belongs to, if it tells of one."""
-    record.trace_id = trace_id(request.headers) or UNSET

@@ -1,0 +1,52 @@
+"""Header lines of a request to an engine and of an answer to a client."""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from gateway.core.admission.decider import Admission
+from gateway.core.admission.shaping import shaped_header
+from gateway.core.request.call import Call
+from gateway.core.request.record import Record
+from gateway.core.request.trace_context import trace_id
+from gateway.relay.wire.server import Request
+
+PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the engine
+
+
+def engine_lines(request: Request, call: Call, record: Record) -> bytes:
+    """The head of a request to an engine."""
+    content_type = request.fields.get(b"content-type") or b"application/json"
+    lines = b"content-type: %b\r\nx-request-id: %b\r\n" % (content_type, call.request_id.encode())
+    if record.trace_id is not UNSET:
+        for name in PASSED_ON:
+            value = request.fields.get(name)
+            if value is not None:
+                lines += b"%b: %b\r\n" % (name, value)
+    return lines
+
+
+def answer_lines(call: Call, admission: Admission, record: Record, engine_name: str, content_type: bytes) -> bytes:
+    """The head of an answer."""
+    lines = (
+        b"content-type: %b\r\nx-request-id: %b\r\nx-weir-engine: %b\r\nx-weir-class: %b\r\nx-weir-queue-ms: %d\r\n"
+        % (
+            content_type,
+            call.request_id.encode(),
+            engine_name.encode(),
+            call.class_name.encode(),
+            record.queue * 1000,
+        )
+    )
+    if call.shaped:
+        lines += shaped_header(call.shaped, call.asked)
+    if record.trace_id is not UNSET:
+        lines += b"x-trace-id: %b\r\n" % record.trace_id.encode()
+    if call.asked_class and call.asked_class != call.class_name:
+        lines += b"x-weir-class-asked: %b\r\n" % call.asked_class.encode()
+    return lines + admission.headers(call.arrived + record.ttft)
+
+
+def note_trace(request: Request, record: Record) -> None:
+    """Note the trace that a request belongs to, if it tells of one."""
+    record.trace_id = trace_id(request.headers) or UNSET
