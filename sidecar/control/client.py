@@ -42,7 +42,7 @@ class ControlClient:
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
 
     def ask(self, method: Literal["GET", "POST"], path: str, body: object = None) -> bytes:
-        """The body of a 200. Raises NoSidecar, Said."""
+        """The body of a 200. Raises NoSidecar, Rejected."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=WITHIN)
         try:
             content = None if body is None else msgspec.json.encode(body)

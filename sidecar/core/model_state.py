@@ -31,20 +31,19 @@ WAKES = (3.0, 10.0)  # seconds of waking from level 1 and 2, until they were see
 EVICTION = 2.0  # seconds that one victim takes to sleep or to end, until either was seen
 LEARN = 0.5  # the weight of the newest of the times that were seen
 WAITED = 5.0  # seconds after the last word of calls that wait, after which nobody does any more
-BACK = 3  # uses that are remembered: see Entry.warmth
+BACK = 3  # uses that are remembered: see ModelState.warmth
 APART = 1.5  # seconds between two uses of their own: gateways tell of calls once a second
 SOON = 0.2  # seconds: the least that is promised of what is late already
 
 
 class ModelState:
-    """One profile. `gpus`: where its engine is, or is to be. `level`: that it sleeps at. `began`: what is pending.
+    """One profile. `gpus`: those its engine is on, or is to be on. `level`: that it sleeps at. `began`: the step.
 
-    `uses`: the times of its last BACK uses that a pause lay before, the newest last.
-    `busy`: requests running and waiting in the engine when it was last looked at. `busy_since`: since when it has had
-    calls, None while it has none. `least_room`: bytes that a start had and found too few. `taught`: it claims otherwise
-    since its last start, which failed. `off`: stopped by hand, and not to be started only because it is pinned.
-    `held_back`: withdrawn by hand. `asked`: a person wants it though it has failed too often. `unusable`: why it cannot
-    be sized. `sized` once it was.
+    `uses`: the times of its last BACK uses that a pause lay before, the newest last. `busy`: requests running and
+    waiting in the engine at the last look. `busy_since`: the time since which it has had calls, None while it has none.
+    `least_room`: bytes that a start had and found too few. `taught`: it claims otherwise since its last start, which
+    failed. `off`: stopped by hand, and not to be started only because it is pinned. `held_back`: withdrawn by hand.
+    `asked`: a person wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once it was.
     """
 
     __slots__ = (
@@ -105,7 +104,8 @@ class ModelState:
 
     def __repr__(self) -> str:
         life = self.lifecycle
-        return f"<Entry {self.name} {life.state.value} {life.pending.value if life.pending else '-'} on {self.gpus}>"
+        pending = life.pending.value if life.pending else "-"
+        return f"<ModelState {self.name} {life.state.value} {pending} on {self.gpus}>"
 
     # -- who wants it -----------------------------------------------------------------------------------------------
 

@@ -267,5 +267,5 @@ def test_what_is_unusable_or_withdrawn_by_hand_cannot_be_had() -> None:
 
 
 def test_it_shows_itself_in_a_line() -> None:
-    assert repr(entry("start")) == "<Entry m stopped start on ()>"
-    assert repr(entry()) == "<Entry m stopped - on ()>"
+    assert repr(entry("start")) == "<ModelState m stopped start on ()>"
+    assert repr(entry()) == "<ModelState m stopped - on ()>"
