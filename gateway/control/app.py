@@ -1,4 +1,4 @@
-"""The control port: what an operator and an upper tier may see and do, and nothing a client of the data port needs.
+"""Control port: routes for operators and an upper tier. It has nothing that a client of the data port needs.
 
     GET /livez /readyz /metrics        for whoever watches the process
     GET /fleet /calls /summary         what is known, promised, waiting and running

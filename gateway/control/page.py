@@ -1,4 +1,4 @@
-"""The dashboard: one file of markup, style and script, which may load nothing and talk only to this port."""
+"""Dashboard: one file of markup, style and script, which may load nothing and calls only this port."""
 
 from __future__ import annotations
 

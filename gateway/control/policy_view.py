@@ -1,4 +1,4 @@
-"""The active policy, as people and programs read it: what /policy answers. Secrets are never shown."""
+"""Active policy, for GET /policy, as people and programs read it. Secrets are never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /sidecars/report: what a sidecar says of its machine, answered with the demand for its models.
+"""Route of sidecars' reports: POST /sidecars/report, answered with the demand for the sidecar's models.
 
 Who sends is judged by the head alone; only then is the body read, of at most MAX_BYTES. The sidecar's own token takes
 the place of the admin token here (see guard.py), and gives nothing else. The Host must be an address, localhost or a

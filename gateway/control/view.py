@@ -1,4 +1,4 @@
-"""The fleet as JSON: what /fleet answers. A snapshot of the core's own numbers, read in one synchronous step.
+"""Fleet as JSON, for GET /fleet: a snapshot of the core's own numbers, read in one synchronous step.
 
 Tokens are KV-cache tokens, ages and waits seconds, rates tokens per second. An upper tier (a load balancer, another
 gateway) routes by `models`: what is spare, what waits, for how long, and how soon a call would be answered. Looking

@@ -1,4 +1,4 @@
-"""An engine's answer on its way to the client: bytes in at `data`, bytes out on the client's transport.
+"""Relay of an engine's answer: bytes in at `data`, bytes out on the client's transport.
 
 Both are synchronous and called from the engine connection's own read callback, so a chunk costs no coroutine wake-up;
 backpressure runs the other way through `Reply.pause` and `resume`. A stream is passed on in whole events: when the

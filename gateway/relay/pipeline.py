@@ -1,4 +1,4 @@
-"""The life of one request, top to bottom. Read this first.
+"""Life of one request, from top to bottom. Read this first.
 
     who pays -> parse -> estimate -> class -> charge the limits -> hold on the ledger, or wait in the class's queue
     -> choose an engine -> forward -> first byte (the only place that may change engine) -> relay (no retry past this

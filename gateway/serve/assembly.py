@@ -1,4 +1,4 @@
-"""Every object of one gateway, built once and wired together; and the one place where a new policy takes effect.
+"""Assembly of one gateway: every object, built once and wired together. The one place where a new policy takes effect.
 
 `apply` is a reload: everything that can be wrong with the new policy is found before anything changes. Then the
 snapshot is swapped, and what has state (buckets, queues, ledgers, breakers, learned rates) goes by the new policy with

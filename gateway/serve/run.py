@@ -1,4 +1,4 @@
-"""Builds every object once, runs the background tasks, drains on SIGTERM.
+"""Process of one gateway: builds every object once, runs the background tasks, drains on SIGTERM.
 
 Start: embedded engines, engine clients, core, telemetry, data port, control port. End, in this order: `/readyz` fails;
 after `timeouts.drain_grace` new connections and what waits are refused; what streams finishes within `timeouts.drain`;

@@ -1,4 +1,4 @@
-"""To the engines: one pool of connections per engine. `upstream.py` is one connection.
+"""Connection pool of one engine. `connection.py` is one connection.
 
 The pool is a deque used as a stack; it has no queue of its own, since the ledger bounds what is in flight. A reused
 connection may have been closed by the engine a moment ago (vLLM keeps them 5 s): a send on it that fails before any

@@ -1,4 +1,4 @@
-"""Errors of sockets, TLS and names, as a reason of `core/trouble.py` and in words."""
+"""Errors of sockets, TLS and names, as a reason of `core/engines/trouble.py` and in words."""
 
 from __future__ import annotations
 

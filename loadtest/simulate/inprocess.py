@@ -1,6 +1,6 @@
-"""The whole gateway in virtual time: its real pipeline and decisions over simulated engines, without a socket.
+"""Gateway in virtual time: its real pipeline and decisions over simulated engines, without a socket.
 
-The only module of the load test that imports the gateway. What touches a network is stood in for: connections by
+The only module of the load test that runs the gateway. Whatever touches a network is replaced: connections by
 `memory_wire.py`, telemetry by `Watch`, the call log by `Records`. Everything between them is the gateway as it ships.
 """
 

@@ -1,4 +1,4 @@
-"""The simulated vLLM without sockets: one `Engine`, driven by the event loop's clock, answering in memory.
+"""Simulated vLLM without sockets: one `Engine`, driven by the event loop's clock, answering in memory.
 
     leave = engine.post(path, body, taker)      # `taker` is told what comes back; `leave()` is a closed connection
 

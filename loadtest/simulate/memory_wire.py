@@ -1,4 +1,4 @@
-"""Connections in memory: what the gateway's wire is replaced by, on both its sides, when there are no sockets.
+"""Connections in memory, in place of the gateway's wire on both its sides.
 
 `MemoryClient` and `MemoryReply` have the surface of `gateway.upstream.client.Client` and `Reply`, `Wire` is what a
 `Responder` writes to. The gateway's own error type comes in as an argument: nothing here imports the gateway.

@@ -1,4 +1,4 @@
-"""Collects request bodies that do not arrive with their head: counted, or chunked. No sockets, no clock.
+"""Readers of request bodies that do not arrive with their head: counted, or chunked. No sockets, no clock.
 
 Chunks are decoded strictly: RFC 9112 section 7.1 without optional white space. Every line has a bound, and so has all
 that is not body: extensions are dropped, trailers checked and dropped.

@@ -1,4 +1,4 @@
-"""Reads the heads of HTTP/1.x requests, strictly. No sockets, no clock.
+"""Strict reader of the heads of HTTP/1.x requests. No sockets, no clock.
 
 llhttp (httptools) reads header fields and refuses bare LF, bare CR, obs-fold, space before a colon, control bytes,
 bad tokens, and Content-Length that is repeated, signed, empty, not decimal or beside Transfer-Encoding. What it lets

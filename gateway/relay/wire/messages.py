@@ -1,4 +1,4 @@
-"""The values the data port deals in: its settings, requests, whole answers, refusals. No sockets, no clock."""
+"""Values of the data port: its settings, requests, whole answers, refusals. No sockets, no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data port: accepts connections and drains them. What happens on one is in `connection.py`, TLS in `handshake.py`.
+"""Data port: accepts connections and drains them. `connection.py` serves one, `handshake.py` has TLS.
 
 Listening sockets carry the TCP options; Linux hands them on to every accepted socket, so they cost nothing per
 connection.

@@ -1,4 +1,4 @@
-"""State that all connections of one server share: who is there, and who may still come.
+"""State that all connections of one server share: open connections, and seats that are left.
 
 A connection takes a seat. Seats are bounded in all and for each address, so that no client keeps the others out. Where
 none is left, the connection that has been idle for longest gives up its own; only then is a newcomer refused. Those

@@ -1,4 +1,4 @@
-"""Whether an answer is the one that was asked for: whole, once, its caller's own, and told as it was wanted."""
+"""Check of an answer: whole, once, its caller's own, and with usage as it was wanted."""
 
 from __future__ import annotations
 

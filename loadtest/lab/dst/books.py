@@ -1,4 +1,4 @@
-"""The simulation's own books: what retries and limits must have counted, for comparison with what the gateway has."""
+"""Books of a simulation: retries and charges counted once more, for comparison with the gateway's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines tell of their prefix caches, as vLLM does by ZeroMQ; some of what they tell is lost on the way.
+"""Prefix-cache events of simulated engines, as vLLM sends them by ZeroMQ. Some are lost on the way.
 
 What the gateway then takes for cached is compared with what is. Nothing that decides is looked at here: which blocks an
 engine stores and evicts is the engine's own doing.

@@ -1,4 +1,4 @@
-"""The clients of a simulation: what each sends and hears, and whether the gateway's record of it is the same."""
+"""Clients of a simulation: each one's requests and answers, compared with the gateway's record of it."""
 
 from __future__ import annotations
 

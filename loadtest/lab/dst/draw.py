@@ -1,4 +1,4 @@
-"""Draws simulations: everything that happens in one follows from its seed."""
+"""Draw of a simulation: everything that happens in it follows from its seed."""
 
 from __future__ import annotations
 

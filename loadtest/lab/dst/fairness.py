@@ -1,4 +1,4 @@
-"""Fairness between tenants, looked at from outside: who is served while who waits.
+"""Invariant of fairness between tenants: who is served while who waits.
 
 Of two tenants of a class that both have calls waiting, the one that was served less by its weight goes next. That is
 Start-time Fair Queueing (Goyal, Vin, Cheng, "Start-time Fair Queueing", SIGCOMM 1996), with a call's tokens as a

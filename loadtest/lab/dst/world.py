@@ -1,8 +1,8 @@
-"""One simulation of the whole gateway: clients, engines, sidecars, reloads and an operator's hand, in virtual time.
+"""World of one simulation: clients, engines, sidecars, reloads and an operator's hand, in virtual time.
 
     wrong = vtime.run(simulate(case, told))
 
-The gateway is the one of `inprocess.py`: everything but its sockets. What must hold is in `dst_invariants.py`; here
+The gateway is the one of `inprocess.py`: everything but its sockets. What must hold is in `invariants.py`; here
 every call is followed from its client's side, and the two must agree.
 """
 
