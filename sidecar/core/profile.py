@@ -66,6 +66,9 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True):
     requests: Annotated[Count, Bounds(ge=0, le=100)] = 1
 
 
+LOAD_TIMEOUT = 3600.0  # seconds, unless told
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One model that the sidecar may run.
 
@@ -78,7 +81,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     never. `pin`: it is never put to sleep or stopped to make room. `max_starvation`: how long a call may wait before
     models used more than this one make room for it.
     `warmup`: what is asked of it before others may ask. `load_stall`: how long starting may go on without a sign of
-    progress. `load_timeout`: how long it may take in all; null: as long as it progresses.
+    progress. `load_timeout`: how long it may take in all, but never less than `load_stall`; null: as long as it
+    progresses, by which an engine that hangs and says so every minute keeps its GPUs for ever.
     `engine`: what runs it, where that is not what runs the others. `flags`: more flags of vLLM, without their dashes.
     `environment`: more variables of its environment.
     """
@@ -97,7 +101,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     max_starvation: Moment = 60.0
     warmup: Warmup = Warmup()
     load_stall: Moment = 300.0
-    load_timeout: Moment | None = None
+    load_timeout: Moment | None = LOAD_TIMEOUT
     engine: EngineSettings | None = None
     flags: Mapping[FlagName, Flag] = msgspec.field(default_factory=dict)
     environment: Mapping[VariableName, VariableText] = msgspec.field(default_factory=dict)
@@ -162,7 +166,7 @@ def _idle(profile: Profile, at: Path) -> Iterator[Fault]:
 
 
 def _loads(profile: Profile, at: Path) -> Iterator[Fault]:
-    if profile.load_timeout is not None and profile.load_timeout < profile.load_stall:
+    if profile.load_timeout not in (None, LOAD_TIMEOUT) and profile.load_timeout < profile.load_stall:
         expected = f"at least load_stall, {SECONDS.show(profile.load_stall)}"
         yield Fault((*at, "load_timeout"), SECONDS.show(profile.load_timeout), expected)
 

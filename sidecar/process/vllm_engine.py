@@ -142,7 +142,7 @@ class VllmEngine:
                 self._api,
                 lambda: self._process.output.progress_at,
                 profile.load_stall,
-                profile.load_timeout,
+                None if profile.load_timeout is None else max(profile.load_timeout, profile.load_stall),
                 self._clock,
                 dead=self._process.wait(),
                 prompt=profile.warmup.prompt,

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from gateway.shared.files.units import GIB
 from sidecar.core.gpus import GPU
 from sidecar.core.lifecycle import DRAIN, RUNNING, SLEEP, STOP
 from sidecar.core.model_state import ModelState
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.effects import Engine
+
+MOST_TOLD = 3  # processes of others
 
 
 class EngineMemory:
@@ -48,6 +51,16 @@ class EngineMemory:
     def seen(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
         """Bytes that its processes hold by NVML, by GPU; 0 where NVML does not tell."""
         return {gpu.index: engine.held(gpu.processes) for gpu in gpus if gpu.index in entry.gpus}
+
+    def foreign(self, entry: ModelState) -> str:
+        """The processes that hold most of its GPUs and are no engine's of this sidecar, in words; empty: none told."""
+        others = [
+            (size, f"process {pid} holds {size / GIB:.1f} GiB of GPU {gpu.index}")
+            for gpu in self._monitor.gpus
+            for pid, size in gpu.processes.items()
+            if gpu.index in entry.gpus and size and not any(e.held({pid: size}) for e in self._running.values())
+        ]
+        return ", ".join(words for _, words in sorted(others, reverse=True)[:MOST_TOLD])
 
     def unseen(self, entry: ModelState) -> int:
         """Bytes that it is taking and NVML does not show yet, on the GPU where that is most."""

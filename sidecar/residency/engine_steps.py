@@ -87,7 +87,8 @@ class EngineSteps:
             entry.taught = await self._learns(entry, error, room)
             full = error.out_of_memory and (error.found is None or error.found.kind != "no_kv")
             entry.least_room = room if full else 0
-            await self.fail(entry, error, taught=entry.taught)
+            others = self.memory.foreign(entry) if full else ""
+            await self.fail(entry, error, others, taught=entry.taught)
             return
         finally:
             del self._stopping[entry.name]
@@ -204,12 +205,13 @@ class EngineSteps:
         entry.gpus, entry.level = (), 0
         self.transition(entry, "stopped")
 
-    async def fail(self, entry: ModelState, error: EngineFailed, *, taught: bool = False) -> bool:
-        """It has failed: gateways are told at once, then what is left of it is ended. As `end`. `taught`: the next
-        start is another."""
+    async def fail(self, entry: ModelState, error: EngineFailed, others: str = "", *, taught: bool = False) -> bool:
+        """It has failed: gateways are told at once, then what is left of it is ended. As `end`. `others`: who
+        else holds memory there. `taught`: the next start is another."""
         event: Event = "out_of_memory" if error.out_of_memory and entry.lifecycle.pending else "failed"
-        self.transition(entry, "taught" if taught else event, str(error))
-        self._say(f"{entry.name} failed: {error}")
+        why = f"{error}; {others}" if others else str(error)
+        self.transition(entry, "taught" if taught else event, why)
+        self._say(f"{entry.name} failed: {why}")
         back = await self._ended(entry)
         self._keep()
         if entry.lifecycle.pending is STOP:  # somebody wanted it ended

@@ -11,7 +11,7 @@ from gateway.shared.addresses import is_loopback
 from sidecar.core.addresses import ELSEWHERE, Address, AddressPool, EngineAddress
 from sidecar.core.config import MAX_BYTES, SidecarConfig, decode, explain, warnings
 from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
-from sidecar.core.profile import EngineSettings, KvMemory, Profile, Sleep, Warmup
+from sidecar.core.profile import LOAD_TIMEOUT, EngineSettings, KvMemory, Profile, Sleep, Warmup
 from tests.config_files import problems_of, structs_of
 
 EXAMPLE = Path(__file__).parents[3] / "sidecar" / "cli" / "example.yaml"
@@ -31,12 +31,16 @@ def problems(text: str | bytes) -> list[str]:
 # -- what is right ----------------------------------------------------------------------------------------------------
 
 
+def test_a_long_stall_needs_no_longer_timeout_unless_one_is_told() -> None:
+    assert decode(b"models:\n  a: {model_path: /m, load_stall: 2h}\n").models["a"].load_timeout == LOAD_TIMEOUT
+
+
 def test_models_alone_are_a_file() -> None:
     config = decode(A.encode())
     assert config == SidecarConfig(models={"a": Profile(model_path="/m")})
     assert (str(config.listen), config.engine_addresses, config.gpus) == ("127.0.0.1:8002", None, "all")
     assert config.models["a"].sleep == Sleep(level=1, after=None)
-    assert (config.models["a"].load_stall, config.models["a"].load_timeout) == (300.0, None)
+    assert (config.models["a"].load_stall, config.models["a"].load_timeout) == (300.0, 3600.0)
 
 
 def test_engines_of_one_model_may_share_its_name() -> None:
