@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.relay.pipeline import Pipeline
+from gateway.relay import pipeline
 from loadtest.lab.evasions import CALLS, EVASIONS, IN_FLIGHT, got, main
 from loadtest.simulate.vtime import run
 
@@ -21,6 +21,6 @@ def test_it_would_be_without_the_charge_for_what_was_left(what: str, monkeypatch
     def free(*_: Any) -> None:
         """As if no engine had it."""
 
-    monkeypatch.setattr(Pipeline, "_unanswered", free)
+    monkeypatch.setattr(pipeline, "settle_unanswered", free)
     worked, charged = run(got(EVASIONS[what]))
     assert worked - charged > IN_FLIGHT * CALLS
