@@ -122,9 +122,10 @@ class Dispatch:
     def _press(self, call: Call) -> None:
         """Engines learn that a call wanted more than they had room for."""
         if self.control.may_run(call.class_name):
+            cost = call.cost
             for engine in self.fleet.serving(call.model):
                 if engine.up and not engine.draining:
-                    engine.press(call.cost)
+                    engine.press(cost)
 
     async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> LocalGrant:
         """Wait in the class's line for a grant. Raises Refused; cancellation withdraws the call."""

@@ -270,7 +270,7 @@ class Engine:
         the next sample, which may learn that there is more."""
         if self.in_flight >= self.slots:
             self._pressed_slots = True
-        elif self.load + cost > self.budget and (self.in_flight or cost > self.largest):
+        elif not self._pressed_tokens and self.load + cost > self.budget and (self.in_flight or cost > self.largest):
             self._pressed_tokens = True
 
     def hold(self, cost: int, prefill: int, now: float, class_name: str = "", *, teaches: bool = True) -> Hold:
