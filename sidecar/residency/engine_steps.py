@@ -276,6 +276,10 @@ class EngineSteps:
         self._say(f"{entry.name} failed for memory; the next start claims {size.arithmetic}")
         return True
 
+    def forget_lesson(self, entry: ModelState) -> None:
+        """What its failed starts have told may be otherwise, with another vLLM or other GPUs."""
+        self._lessons.pop(entry.name, None)
+
     async def _sized(self, entry: ModelState) -> Size:
         return await self._engines.size(entry.name, self._monitor.smallest, len(self._monitor.gpus))
 

@@ -109,4 +109,5 @@ class Orders:
     def size_again(self, entry: ModelState) -> None:
         """Size a model again that could not be run: the reason may be gone."""
         if entry.unusable and entry.name not in self._tasks:
+            self._steps.forget_lesson(entry)
             self._tasks.begin([entry.name], (), self._steps.size(entry))

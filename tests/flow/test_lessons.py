@@ -84,6 +84,9 @@ async def test_what_can_never_fit_is_not_tried_again_and_says_what_it_needs() ->
             assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
         assert len(starts(made, "a")) == tries
         assert (await made.gateways[0].call("b", 1.0)).ending == "served"
+        made.engines.models["a"] = Model(weights=WEIGHTS, claim=CLAIM, true=TrueMemory(rest=CLAIM, context=GIB))
+        made.manager.orders.ensure("a")  # somebody has installed another vLLM
+        await made.until("a", "running")
 
 
 @virtual

@@ -322,7 +322,7 @@ class ResidentEngines:
         )
 
     def settings(self, profile: str) -> str:
-        return msgspec.json.encode(self.models[profile]).decode()
+        return msgspec.json.encode(msgspec.structs.replace(self.models[profile], true=None)).decode()
 
     def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
         return learn(self.lessons.get(profile), failed, self.settings(profile))
