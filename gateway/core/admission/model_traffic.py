@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from gateway.core.admission.bookings import SHARE, Bookings
-from gateway.core.admission.deadline import Drain, TokenRate
+from gateway.core.admission.deadline import EVERY, Drain, TokenRate
 from gateway.core.admission.mode import Mode, ModelMode, Signals, Window
 from gateway.core.admission.queues import Queues
 from gateway.core.admission.ticket import Ticket
@@ -29,6 +29,7 @@ class ModelTraffic:
     """`drain` and `bookings` serve predictions, `level` is the mode as a number: 0 is normal."""
 
     __slots__ = (
+        "_advanced_at",
         "_judged_at", "_mode", "_offered", "_order", "_ttfts", "_window", "bookings", "drain", "level", "readings",
     )  # fmt: skip
 
@@ -42,7 +43,7 @@ class ModelTraffic:
         self._window = Window()
         self._offered: dict[str, TokenRate] = {}  # by newcomers that could not start at once
         self._ttfts: dict[str, TTFTQuantile] = {}
-        self._judged_at = -math.inf
+        self._judged_at = self._advanced_at = -math.inf
         self.apply(policy)
 
     def apply(self, policy: Policy) -> None:
@@ -55,6 +56,9 @@ class ModelTraffic:
 
     def advance(self, now: float) -> None:
         """Time has passed, and a prediction is about to be asked for."""
+        if now - self._advanced_at < EVERY:
+            return  # nothing in it would be folded anew
+        self._advanced_at = now
         self.drain.advance(now)
         for rate in self._offered.values():
             rate.advance(now)

@@ -19,6 +19,7 @@ from gateway.core.policy.policy import Policy, TrafficClass
 from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome
+from gateway.core.sidecars.sidecar import Outlook
 from gateway.shared.vllm.answers import ModelCard
 from tests.calls import a_call
 
@@ -121,6 +122,22 @@ def test_a_call_without_engines_is_weighed_by_what_sidecars_say() -> None:
     assert (unknown.reason, unknown.weighed) == (Reason.UNKNOWN_MODEL, UNSERVED[:3])
     assert (down.reason, down.weighed, len(down.engines)) == (Reason.NO_ENGINE, UNSERVED[:4], 1)
     assert made.queues.keys() == {"m"}, "clients choose names of models: to ask keeps none"
+
+
+def test_a_call_whose_model_is_made_ready_waits_for_it_if_that_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = control()
+    made.fleet.engines["e0"].down()
+    outlook = Outlook(sidecar="s", profile="p", ready_in=5.0)
+    monkeypatch.setattr(made.sidecars, "outlook", lambda model, now: outlook)
+    late = made.decide(call(), NOW, RNG)
+    assert isinstance(late, Refuse)
+    assert (late.reason, late.weighed, late.foretold.ready) == (Reason.NOT_READY, UNSERVED[:7], 5.0)
+    waits = made.decide(call(ttft_by=NOW + 20.0), NOW, RNG)
+    assert isinstance(waits, Wait)
+    assert (waits.outlook, waits.predicted, waits.weighed) == (outlook, 5.0, UNSERVED)
+    moved = made.to_wait(call(), NOW, front=True)
+    assert isinstance(moved, Wait)
+    assert (moved.outlook, moved.predicted) == (outlook, None), "it was granted before: nothing is weighed again"
 
 
 def test_a_call_that_comes_back_for_its_place_is_weighed_by_no_prediction() -> None:

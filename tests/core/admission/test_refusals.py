@@ -49,6 +49,18 @@ def engines(*seen: bool) -> list[Engine]:
         (refusals.hopeless(CALL, 0.0, LONG, None), Outcome.HOPELESS, 503, "will not help", None),
         (refusals.shed_late(CALL, 2.5, LONG, 3.0), Outcome.SHED, 503, "has become too late: its", 3.0),
         (refusals.not_ready(CALL, 0.0, LONG), Outcome.MODEL_UNAVAILABLE, 503, "is being made ready. This call", 4.0),
+        (
+            refusals.engine_failed("engine-1", "10.0.0.1:8000", "at 10.0.0.1", "reset"),
+            Outcome.UPSTREAM,
+            502,
+            "engine-1 failed: reset",
+            1.0,
+        ),
+        (refusals.wrong_answer("Not JSON."), Outcome.UPSTREAM, 502, "Not JSON.", 1.0),
+        (refusals.no_first_byte(), Outcome.EXPIRED, 504, "before the engine's first byte", None),
+        (refusals.cut_by_deadline(), Outcome.EXPIRED, 504, "before the end of the answer", None),
+        (refusals.cut_by_drain(), Outcome.DRAINING, 503, "shutting down", 1.0),
+        (refusals.bug("r7"), Outcome.BUG, 500, "report request id r7", None),
         (refusals.expired(CALL, 2.5), Outcome.EXPIRED, 504, "passed after 2.5 s in the queue", 1.0),
     ],
 )
