@@ -540,3 +540,30 @@ def test_where_nothing_is_limited_nothing_is_taken(monkeypatch: pytest.MonkeyPat
     it.charge("a", "default", "m", 1, 100.0, it.arrive("a", 100.0))
     refused(it)
     assert book().arrive("a", 100.0).headers(100.0) == b""
+
+
+def test_a_witness_is_told_of_every_charge_and_nothing_of_refusals() -> None:
+    seen: list[tuple[Charge, Charge | None]] = []
+
+    class Witness:
+        def arrived(self, charge: Charge) -> None:
+            seen.append((charge, None))
+
+        def charged(self, charge: Charge, arrived: Charge | None) -> None:
+            seen.append((charge, arrived))
+
+    it = LimitBook(policy("{per_tenant: {requests: {rate: 1/min, burst: 1}}}"), Witness())
+    arrived = it.arrive("a", 100.0)
+    charged = it.charge("a", "default", "m", 10, 100.0, arrived)
+    assert seen == [(arrived, None), (charged, arrived)]
+    with pytest.raises(Refused):
+        it.arrive("a", 100.0)
+    assert len(seen) == 2
+
+
+def test_the_level_of_a_limit_can_be_read() -> None:
+    it = book("{per_tenant: {requests: 60/min}}")
+    take(it)
+    (key,) = it._buckets
+    assert it.level(key) > 0.0
+    assert book().level(key) == 0.0

@@ -604,3 +604,12 @@ def test_what_is_ahead_of_a_call_in_its_own_class_and_the_share_its_class_has() 
     queues.push(first)
     assert queues.own_ahead(one, 0.0) == (70.0, 0.0), "a strict class goes first"
     assert queues.own_ahead(first.call, 0.0) == (5.0, 1.0), "and shares with nobody"
+
+
+def test_what_a_tenant_was_served_can_be_read_and_is_nothing_where_nobody_knows_him() -> None:
+    queues = Queues(CLASSES)
+    pushed(queues, ticket(tokens=100, tenant="a"))
+    popped(queues)
+    assert queues.served("default", "a") > 0.0
+    assert queues.served("default", "b") == 0.0
+    assert queues.served("gone", "a") == 0.0
