@@ -5,7 +5,7 @@
 sweepers. It runs on push, settle, a new sample, an engine's coming or going, a reload, and the earliest expiry.
 Leaving the grant, by any path, gives the hold back; so does leaving the queue, cancelled, refused or expired.
 
-A call for a model that no engine serves now is held in its queue like any other while a sidecar has the model made
+A call for a model that no engine serves now waits in its queue like any other while a sidecar has the model made
 ready, if that will be in time for it. `wake` asks for it; `reconsider` is called when the prediction has moved.
 """
 
@@ -34,7 +34,7 @@ from gateway.core.sidecars.sidecar import Outlook
 from gateway.decider.grant import LocalGrant
 
 NOBODY = NO_ENGINES
-MOVED = 0.25  # seconds that a prediction must move for calls that are held to be looked at again
+MOVED = 0.25  # seconds that a prediction must move for calls that wait for the model to be looked at again
 
 
 def _ignored(_: str, __: float) -> None:
@@ -80,7 +80,7 @@ class Dispatch:
         self._wake = wake
         self._woken = woken
         self._awaiting_model: dict[Ticket, float] = {}  # those that wait for a model to be made ready, and since when
-        self._foreseen: dict[str, float] = {}  # model -> when it will be ready, as calls that are held were told
+        self._foreseen: dict[str, float] = {}  # model -> when it will be ready, as calls that wait for it were told
 
     @property
     def policy(self) -> Policy:
@@ -128,7 +128,7 @@ class Dispatch:
                     engine.press(cost)
 
     async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> LocalGrant:
-        """Wait in the class's line for a grant. Raises Refused; cancellation withdraws the call."""
+        """Wait in the class's queue for a grant. Raises Refused; cancellation withdraws the call."""
         now, witness = self.clock(), self.witness
         if witness is not None:
             witness.entering(call, exclude, front=front)
@@ -193,12 +193,12 @@ class Dispatch:
             self._awaiting_model[ticket] = now
 
     def _refused(self, call: Call, why: Refuse, now: float) -> Refused:
-        """What the call is told; with a place booked for it, where one is."""
-        place = None
+        """What the call is told; with a booking, where its reason has one."""
+        due_in = None
         if why.reason in KEPT:
             queues, traffic = self._state(call.model)
-            place = traffic.book(queues, call, now)
-        return refusals.refused(why, call, now, place)
+            due_in = traffic.book(queues, call, now)
+        return refusals.refused(why, call, now, due_in)
 
     def unknown(self, model: str) -> Refused:
         """What is told of a model that neither an engine nor a sidecar has, as far as is known."""
@@ -400,7 +400,7 @@ class Dispatch:
     def left_over(self) -> dict[str, object]:
         """What is kept for calls that wait, by name. Of a gateway without calls nothing may be left."""
         self._arm()
-        return {"turns": self._turns, "calls held for models": self._awaiting_model, "a timer": self._timer}
+        return {"turns": self._turns, "calls that wait for models": self._awaiting_model, "a timer": self._timer}
 
     def refuse_waiting(self) -> None:
         """Drain: what waits is refused, what runs goes on."""

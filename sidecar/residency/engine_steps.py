@@ -74,7 +74,7 @@ class EngineSteps:
         gpus = await self._monitor.look()
         room = min((gpu.free for gpu in gpus if gpu.index in entry.gpus), default=0)
         entry.began = began = self._clock()
-        self._say(f"{entry.name} starts on {_places(entry.gpus)}")
+        self._say(f"{entry.name} starts on {_gpu_names(entry.gpus)}")
         stopping = self._stopping[entry.name] = asyncio.Event()
         try:
             try:
@@ -98,7 +98,7 @@ class EngineSteps:
         self.facts[entry.name] = facts
         entry.loaded(self._clock() - began)
         self._serves(entry, "ready")
-        self._say(f"{entry.name} is ready after {self._clock() - began:.1f} s on {_places(entry.gpus)}")
+        self._say(f"{entry.name} is ready after {self._clock() - began:.1f} s on {_gpu_names(entry.gpus)}")
 
     async def _ready(
         self, entry: ModelState, engine: Engine, stopping: asyncio.Event, before: Mapping[int, int]
@@ -315,5 +315,5 @@ class EngineSteps:
         self._touch()
 
 
-def _places(gpus: tuple[int, ...]) -> str:
+def _gpu_names(gpus: tuple[int, ...]) -> str:
     return f"GPU {', '.join(map(str, gpus))}" if gpus else "CPU"

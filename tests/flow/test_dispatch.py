@@ -149,7 +149,7 @@ def test_what_a_call_used_corrects_what_its_tenant_was_charged_and_nothing_else(
 
     async def scenario(world: World) -> None:
         def counter(tenant: str) -> float:
-            return world.dispatch.queues["m"]._lines["interactive"]._accounts[tenant].counter
+            return world.dispatch.queues["m"]._by_class["interactive"]._tenants[tenant].counter
 
         await world.use(world.call(1), 0.0)  # of a model's calls only the first is always charged
         calls = {tenant: world.call(800) for tenant in ("at once", "another", "waited")}
@@ -662,7 +662,7 @@ def not_idle(world: World) -> None:
             usable = [engine for engine in engines if engine.id not in ticket.exclude] or engines
             fits = [engine for engine in usable if engine.fits(ticket.call.cost, ticket.call.class_name)]
             assert not (fits and passes), (now, ticket.call.class_name, fits)
-            if now - ticket.place > (ticket.call.deadline - ticket.place) / 2:
+            if now - ticket.since > (ticket.call.deadline - ticket.since) / 2:
                 break
 
 

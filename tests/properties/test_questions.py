@@ -183,7 +183,7 @@ def limits_asked(run: Run, rng: random.Random, now: float) -> None:
         bucket.allows(1, now)
         bucket.admits(100, now)
         bucket.wait(5000, now)
-        bucket.place(5000, now)
+        bucket.retry_after(5000, now)
         bucket.left(now)
         kinds = ((bucket,), ()) if bucket.key[0] == "requests" else ((), (bucket,))
         rate_lines(*kinds, now)

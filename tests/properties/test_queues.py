@@ -199,8 +199,8 @@ class Model:
             output_tokens=self.rng.randint(0, 200),
             deadline=self.now + self.rng.choice([1.0, 10.0, 60.0]),
         )
-        place, large = self.now - self.rng.choice([0.0, 0.0, 2.0]), call.cost > self.largest
-        self.inside.append(Ticket(call, self.now, place=place, large=large))
+        since, large = self.now - self.rng.choice([0.0, 0.0, 2.0]), call.cost > self.largest
+        self.inside.append(Ticket(call, self.now, since=since, large=large))
         self.queues.push(self.inside[-1])
 
     def again(self) -> None:
@@ -237,8 +237,8 @@ class Model:
         return ticket.call.class_name, ticket.call.tenant
 
     def starves(self, ticket: Ticket) -> bool:
-        limit = self.queues.classes[ticket.call.class_name].max_wait or ticket.call.deadline - ticket.place
-        return self.now - ticket.place > limit / 2
+        limit = self.queues.classes[ticket.call.class_name].max_wait or ticket.call.deadline - ticket.since
+        return self.now - ticket.since > limit / 2
 
     def remove(self) -> None:
         if self.inside:

@@ -63,7 +63,7 @@ PREDICTED_AT_ONCE = Mutant(
 )
 
 # Nobody is charged for what waited: tenants go in turn by anything but what they were served.
-UNCHARGED = Mutant(ClassQueue, "take", "account.counter += ticket.charge / account.weight", "pass")
+UNCHARGED = Mutant(ClassQueue, "take", "queue.counter += ticket.charge / queue.weight", "pass")
 
 # Whose head was read last pays, though its body is still coming and this one's has come.
 ANOTHERS_ACCOUNT = Mutant(Pipeline, "call", "if self._whose is request:", "if True:")

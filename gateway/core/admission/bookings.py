@@ -1,15 +1,15 @@
-"""Bookings in a queue: a refused call that obeys Retry-After finds its place.
+"""Bookings in a queue: room kept for a refused call that obeys Retry-After.
 
 Under steady overload a client that comes back when told finds the same overload and is refused again. So a refusal
-books a place: it is due when the work that was ahead of the call has drained. The call is known by a hash of tenant,
+makes a booking. It is due when the work that was ahead of the call has drained. The call is known by a hash of tenant,
 model and body, which is what a client's retry repeats. When it returns it goes before every newcomer that came after
 its first attempt. A newcomer's predicted wait counts the booked work that is due by then as ahead of it.
 
 - Not everyone returns: booked work is weighed with the share of bookings that were claimed lately.
-- A place that is not claimed lapses at the first `advance` after its time.
-- Where more than HORIZON seconds are booked no place is given, and the caller is told not to retry.
-- Places promise no more than SHARE of what the class is served. The rest is for newcomers: an answer after a minute is
-  not the answer somebody wanted at once.
+- A booking that is not claimed lapses at the first `advance` after its time.
+- Where more than HORIZON seconds are booked no booking is made, and the caller is told not to retry.
+- Bookings promise no more than SHARE of what the class is served. The rest is for newcomers: an answer after a minute
+  is not the answer somebody wanted at once.
 
 One `Bookings` serves one class of one model. Times are monotonic seconds, work is KV tokens. O(1) per event.
 """
@@ -22,8 +22,8 @@ from gateway.core.request.call import Call
 
 SHARE = 0.5
 HORIZON = 60.0  # seconds; clients honour no longer Retry-After
-LATE = 2.0  # seconds after it is due that a place is kept: Retry-After is in whole seconds, and the way takes time
-EARLY = 0.25  # seconds before it is due that a call may come for its place: clocks and roundings differ
+LATE = 2.0  # seconds after it is due that a booking is kept: Retry-After is in whole seconds, and the way takes time
+EARLY = 0.25  # seconds before it is due that a call may come for its booking: clocks and roundings differ
 MOST = 10_000
 SHOWS = 0.5  # share of bookings that are claimed, until seen
 SHOWS_WEIGHT = 0.05  # of one booking in that share
@@ -45,23 +45,23 @@ class Booking:
 class Bookings:
     """Bookings in the order they were made, which is roughly the order they are due in."""
 
-    __slots__ = ("_due", "_places", "_tokens", "shows")
+    __slots__ = ("_bookings", "_due", "_tokens", "shows")
 
     def __init__(self) -> None:
-        self._places: dict[int, Booking] = {}
+        self._bookings: dict[int, Booking] = {}
         self._tokens = 0
         self._due: dict[int, int] = {}  # second -> tokens due in it
         self.shows = SHOWS
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._bookings)
 
     def advance(self, now: float) -> None:
-        """Time has passed: places that nobody has claimed lapse."""
-        places = self._places
-        while places:
-            key = next(iter(places))
-            if places[key].lapses > now:
+        """Time has passed: bookings that nobody has claimed lapse."""
+        bookings = self._bookings
+        while bookings:
+            key = next(iter(bookings))
+            if bookings[key].lapses > now:
                 break
             self._drop(key, 0.0)
 
@@ -73,40 +73,40 @@ class Bookings:
         return sum([tokens for second, tokens in self._due.items() if second <= until]) * self.shows
 
     def book(self, call: Call, wait: float, now: float) -> float | None:
-        """Seconds after which to come back, for a call that would have to wait for `wait`; None: there is no place.
+        """Seconds after which to come back, for a call that would have to wait for `wait`; None: it gets no booking.
 
         A call that has one keeps it, also if it came back too early.
         """
         key = fingerprint(call)
-        place = self._places.get(key)
-        if place is not None and place.lapses > now:
-            return max(0.0, place.due - now)
-        if wait > HORIZON or len(self._places) >= MOST:
+        booking = self._bookings.get(key)
+        if booking is not None and booking.lapses > now:
+            return max(0.0, booking.due - now)
+        if wait > HORIZON or len(self._bookings) >= MOST:
             return None
-        if place is not None:
+        if booking is not None:
             self._drop(key, 0.0)
-        place = self._places[key] = Booking(call, now + wait)
-        self._tokens += place.tokens
-        second = int(place.due)
-        self._due[second] = self._due.get(second, 0) + place.tokens
+        booking = self._bookings[key] = Booking(call, now + wait)
+        self._tokens += booking.tokens
+        second = int(booking.due)
+        self._due[second] = self._due.get(second, 0) + booking.tokens
         return wait
 
     def due(self, call: Call, now: float) -> Booking | None:
-        """The place of a call that has come back when it was told to, if it has one."""
-        if not self._places:
+        """The booking of a call that has come back when it was told to, if it has one."""
+        if not self._bookings:
             return None
-        place = self._places.get(fingerprint(call))
-        return place if place is not None and place.due - EARLY <= now < place.lapses else None
+        booking = self._bookings.get(fingerprint(call))
+        return booking if booking is not None and booking.due - EARLY <= now < booking.lapses else None
 
     def claim(self, call: Call) -> None:
-        """Its call has come for its place, which is used up."""
+        """Its call has come back; the booking is used up."""
         self._drop(fingerprint(call), 1.0)
 
     def _drop(self, key: int, shown: float) -> None:
-        place = self._places.pop(key)
-        self._tokens -= place.tokens
-        second = int(place.due)
-        self._due[second] -= place.tokens
+        booking = self._bookings.pop(key)
+        self._tokens -= booking.tokens
+        second = int(booking.due)
+        self._due[second] -= booking.tokens
         if not self._due[second]:
             del self._due[second]
         self.shows += SHOWS_WEIGHT * (shown - self.shows)

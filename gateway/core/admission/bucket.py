@@ -5,8 +5,8 @@ same traffic through. `level` rises by what is taken and drains at `rate`. A tak
 any window what was taken, less what was given back in it, is at most burst + rate x window. The level counts calls or
 tokens where GCRA has a theoretical arrival time: 600 calls at one instant are exactly 600, whatever the clock reads.
 
-Questions change nothing: `allows`, `admits`, `wait` and `place` read the level as it is at their `now`. `advance`,
-`add` and `change` write it. `limits.py` says which limits count which call.
+Questions change nothing: `allows`, `admits`, `wait` and `retry_after` read the level as it is at their `now`.
+`advance`, `add` and `change` write it. `limits.py` says which limits count which call.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Bucket:
         margin = MARGIN * self.burst if self.key[0] == "tokens" else 0.0
         return self.booked.leaves(self.level_at(now) + amount - self.burst + margin, self.rate, now)
 
-    def place(self, amount: int, now: float) -> float:
-        """Seconds after which a call that is not admitted may come back."""
+    def retry_after(self, amount: int, now: float) -> float:
+        """Retry-After of a call that is not admitted, in seconds."""
         wait = self.wait(amount, now)
         return wait if self.booked is None else self.booked.after(wait, amount, self.rate, now)
 
@@ -121,7 +121,9 @@ Buckets = tuple[Bucket, ...]
 def longest_wait(by_request: Buckets, by_token: Buckets, tokens: int, now: float) -> tuple[float, Bucket, int]:
     """Of these buckets the one that a call of `tokens` has to wait for longest: how long, which, and for how much."""
     takes = [*((bucket, 1) for bucket in by_request), *((bucket, tokens) for bucket in by_token)]
-    return max(((bucket.place(amount, now), bucket, amount) for bucket, amount in takes), key=lambda wait: wait[0])
+    return max(
+        ((bucket.retry_after(amount, now), bucket, amount) for bucket, amount in takes), key=lambda wait: wait[0]
+    )
 
 
 def rate_lines(by_request: Buckets, by_token: Buckets, now: float) -> bytes:

@@ -44,7 +44,7 @@ UNSERVED = (
     Reason.DRAINING, Reason.OVERDUE, Reason.UNKNOWN_MODEL, Reason.NO_ENGINE, Reason.UNAVAILABLE, Reason.TOO_LARGE,
     Reason.NOT_READY, Reason.QUEUE_FULL,
 )  # fmt: skip
-KEPT = frozenset({Reason.TOO_LATE, Reason.QUEUE_FULL, Reason.DISPLACED, Reason.SHED_LATE})  # a place is booked for them
+KEPT = frozenset({Reason.TOO_LATE, Reason.QUEUE_FULL, Reason.DISPLACED, Reason.SHED_LATE})  # they get a booking
 
 
 class Foretold(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ NOTHING = Foretold(ttft=0.0, tpot=0.0)
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """The call waits as `ticket`, which is in no queue yet. `predicted`: seconds until its turn.
 
-    `booking`: the place that was kept for it. `victim`: who must leave the queue for it. `outlook`: how its model is
+    `booking`: the room that was kept for it. `victim`: who must leave the queue for it. `outlook`: how its model is
     made ready, where no engine serves it now. `newcomer`: it asks for a share of what its class is served.
     """
 
@@ -85,11 +85,10 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     """The call is refused for `reason`; the other fields are the numbers that the reason goes by.
 
-    `largest`: tokens of the largest call. `words`: what is full, what the mode refuses,
-    or the class that takes its place. `wait`: seconds until what
-    waits now has been served. `waited`: seconds since it came. `engines`: of its model.
-    `reports_awaited`: sidecars may have its model, and have not said so yet. `retry_in`, `no_memory`: what the sidecar
-    says that cannot have the model ready; None: it does not know. The rest is as in `Wait`.
+    `largest`: tokens of the largest call. `words`: the bound that is full, the mode's rule, or the class that takes its
+    place. `wait`: seconds until all that waits now has been served. `waited`: seconds since it came. `engines`: of its
+    model. `reports_awaited`: sidecars may have its model, and have not said so yet. `retry_in`, `no_memory`: the words
+    of the sidecar that cannot have the model ready; None: it does not know. The rest is as in `Wait`.
     """
 
     reason: Reason

@@ -34,8 +34,22 @@ class ClassQueue:
     """One class of one model: its queue, and its own counter `served` among the classes (tokens over weight)."""
 
     __slots__ = (
-        "_accounts", "_floor", "_stamp", "_turns", "_weights", "active", "band", "lifo_after", "max_wait", "served",
-        "served_at", "settings", "since", "tickets", "tokens", "weight",
+        "_floor",
+        "_stamp",
+        "_tenants",
+        "_turns",
+        "_weights",
+        "active",
+        "band",
+        "lifo_after",
+        "max_wait",
+        "served",
+        "served_at",
+        "settings",
+        "since",
+        "tickets",
+        "tokens",
+        "weight",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -45,17 +59,15 @@ class ClassQueue:
         self.tickets: dict[Ticket, None] = {}  # in order of arrival
         self.tokens = 0
         self.active = 0  # tenants that wait
-        self._accounts: dict[str, TenantQueue] = {}
-        self._turns: list[
-            tuple[float, int, TenantQueue]
-        ] = []  # heap by counter; void unless the stamp is the account's
+        self._tenants: dict[str, TenantQueue] = {}
+        self._turns: list[tuple[float, int, TenantQueue]] = []  # heap by counter; void unless the stamp is the queue's
         self._stamp = 0
         self._floor = 0.0  # no tenant that comes back has less
 
     def counter(self, tenant: str) -> float:
         """What the tenant was served: charges over weight."""
-        account = self._accounts.get(tenant)
-        return 0.0 if account is None else account.counter
+        queue = self._tenants.get(tenant)
+        return 0.0 if queue is None else queue.counter
 
     def configure(self, settings: TrafficClass, band: int, weights: dict[str, float]) -> None:
         """Take the policy's settings and the tenants' weights. A tenant's lead over the least served stays the same
@@ -68,35 +80,35 @@ class ClassQueue:
         self.lifo_after = max(LIFO_INTERVAL, patience * LIFO_SCALE) if settings.overload == "lifo" else inf
         self._weights = weights
         level = self.level()
-        for tenant, account in self._accounts.items():
+        for tenant, queue in self._tenants.items():
             weight = weights.get(tenant, 1.0)
-            account.counter = level + (account.counter - level) * account.weight / weight
-            account.weight = weight
+            queue.counter = level + (queue.counter - level) * queue.weight / weight
+            queue.weight = weight
         self._sort_turns()
 
     # -- who is next --------------------------------------------------------------------------------------------
 
     def head(self, now: float) -> Ticket:
-        """The ticket whose turn it is; the line is not empty."""
-        account = self._turns[0][2]
-        first = account.order[0][3]
+        """The ticket whose turn it is; the queue is not empty."""
+        queue = self._turns[0][2]
+        first = queue.order[0][3]
         if now - self.since > self.lifo_after and not first.paid:
-            return next(reversed(account.tickets))
+            return next(reversed(queue.tickets))
         return first
 
     def starving(self, ticket: Ticket, now: float) -> bool:
         """Whether it has waited half of the time it may wait."""
-        return now - ticket.place > self._half(ticket)
+        return now - ticket.since > self._half(ticket)
 
     def _half(self, ticket: Ticket) -> float:
-        return (ticket.call.deadline - ticket.place if self.max_wait is None else self.max_wait) / 2
+        return (ticket.call.deadline - ticket.since if self.max_wait is None else self.max_wait) / 2
 
     def rank(self, now: float) -> tuple[bool, int, float]:
-        """Its place among the lines. Before all others, whatever their bands and counters, if its head starves and
-        the class was not served for as long either."""
+        """Sort key among the class queues. It is before all others, whatever their bands and counters, if its head
+        starves and the class was not served for as long either."""
         ticket = self.head(now)
         half = self._half(ticket)
-        return now - ticket.place <= half or now - self.served_at <= half, self.band, self.served
+        return now - ticket.since <= half or now - self.served_at <= half, self.band, self.served
 
     def level(self) -> float:
         """The counter to which a tenant that comes back is lifted."""
@@ -107,17 +119,17 @@ class ClassQueue:
     def push(self, ticket: Ticket) -> None:
         """Take a place in the tenant's order. O(log n)."""
         tenant = ticket.call.tenant
-        account = self._accounts.get(tenant)
-        if account is None:
-            account = self._open(tenant)
-        if not account.tickets:
+        queue = self._tenants.get(tenant)
+        if queue is None:
+            queue = self._open(tenant)
+        if not queue.tickets:
             if not self.tickets:
                 self.since = ticket.pushed_at
             self._floor = self.level()
-            account.counter = max(account.counter, self._floor)
+            queue.counter = max(queue.counter, self._floor)
             self.active += 1
-            self._turn(account)
-        account.push(ticket)
+            self._turn(queue)
+        queue.push(ticket)
         self.tickets[ticket] = None
         self.tokens += ticket.cost
 
@@ -127,53 +139,53 @@ class ClassQueue:
         if not ticket.paid:
             ticket.paid = True
             self.served += ticket.cost / self.weight
-            account = self._accounts[ticket.call.tenant]
-            account.counter += ticket.charge / account.weight
-            if len(account.tickets) > 1:
-                self._turn(account)
+            queue = self._tenants[ticket.call.tenant]
+            queue.counter += ticket.charge / queue.weight
+            if len(queue.tickets) > 1:
+                self._turn(queue)
         self.remove(ticket)
 
     def remove(self, ticket: Ticket) -> None:
         """Withdraw a ticket."""
-        account = self._accounts[ticket.call.tenant]
-        account.remove(ticket)
+        queue = self._tenants[ticket.call.tenant]
+        queue.remove(ticket)
         del self.tickets[ticket]
         self.tokens -= ticket.cost
-        if not account.tickets:
-            account.stamp = 0
+        if not queue.tickets:
+            queue.stamp = 0
             self.active -= 1
             self._tidy()
             if not self.active:
-                self._floor = max(self._floor, account.counter)
+                self._floor = max(self._floor, queue.counter)
 
     def merge(self) -> None:
-        """Bring tickets that came from another line into the order of arrival."""
+        """Bring tickets that came from another class into the order of arrival."""
         self.tickets = by_arrival(self.tickets)
-        for account in self._accounts.values():
-            account.tickets = by_arrival(account.tickets)
+        for queue in self._tenants.values():
+            queue.tickets = by_arrival(queue.tickets)
 
     def correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         """Replace what the tenant was charged for a served ticket by what it used; a second time changes nothing.
 
         Of a tenant that was forgotten there is nothing to correct.
         """
-        account = self._accounts.get(ticket.call.tenant)
-        if account is None:
+        queue = self._tenants.get(ticket.call.tenant)
+        if queue is None:
             return
         prompt, completion = max(0, min(prompt_tokens, CREDIBLE)), max(0, min(completion_tokens, CREDIBLE))
         charge = prompt + OUTPUT_WEIGHT * completion
-        account.counter += (charge - ticket.charge) / account.weight
+        queue.counter += (charge - ticket.charge) / queue.weight
         ticket.charge = charge
-        if account.tickets:
-            self._turn(account)
+        if queue.tickets:
+            self._turn(queue)
 
     # -- tenants ------------------------------------------------------------------------------------------------
 
     def _open(self, tenant: str) -> TenantQueue:
-        if len(self._accounts) - self.active >= REMEMBERED:
+        if len(self._tenants) - self.active >= REMEMBERED:
             self._forget()
-        account = self._accounts[tenant] = TenantQueue(self._weights.get(tenant, 1.0))
-        return account
+        queue = self._tenants[tenant] = TenantQueue(self._weights.get(tenant, 1.0))
+        return queue
 
     def _forget(self) -> None:
         """Keep those who wait, and of the others the half of REMEMBERED that would come back the latest.
@@ -182,20 +194,20 @@ class ClassQueue:
         the lead it had: at most one call, and what its running calls use beyond their estimates.
         """
         level = self.level()
-        above = [(name, each) for name, each in self._accounts.items() if not each.tickets and each.counter > level]
+        above = [(name, each) for name, each in self._tenants.items() if not each.tickets and each.counter > level]
         above.sort(key=lambda entry: entry[1].counter)
-        waiting = {name: each for name, each in self._accounts.items() if each.tickets}
-        self._accounts = waiting | dict(above[-REMEMBERED // 2 :])
+        waiting = {name: each for name, each in self._tenants.items() if each.tickets}
+        self._tenants = waiting | dict(above[-REMEMBERED // 2 :])
 
-    def _turn(self, account: TenantQueue) -> None:
+    def _turn(self, queue: TenantQueue) -> None:
         """Give a waiting tenant its place among the others, behind its equals; the one it had is void."""
         self._stamp += 1
-        account.stamp = self._stamp
+        queue.stamp = self._stamp
         turns = self._turns
-        if turns and turns[0][2] is account:
-            heapreplace(turns, (account.counter, self._stamp, account))
+        if turns and turns[0][2] is queue:
+            heapreplace(turns, (queue.counter, self._stamp, queue))
         else:
-            heappush(turns, (account.counter, self._stamp, account))
+            heappush(turns, (queue.counter, self._stamp, queue))
         self._tidy()
 
     def _tidy(self) -> None:
@@ -207,7 +219,7 @@ class ClassQueue:
             self._sort_turns()
 
     def _sort_turns(self) -> None:
-        self._turns = [(each.counter, each.stamp, each) for each in self._accounts.values() if each.stamp]
+        self._turns = [(each.counter, each.stamp, each) for each in self._tenants.values() if each.stamp]
         heapify(self._turns)
 
     # -- estimates ----------------------------------------------------------------------------------------------
@@ -219,26 +231,26 @@ class ClassQueue:
         until its own counter is above that, each of the mean size of its tickets. Among equals the one that has had
         its place for longer goes first.
         """
-        account = self._accounts.get(call.tenant)
+        queue = self._tenants.get(call.tenant)
         tokens, charge, start, mine = 0.0, 0.0, self.level(), inf
-        if account is not None:
-            start = max(start, account.counter)
-            if account.tickets:
-                tokens, charge = self._before(account, call, now, ticket)
-                start = account.counter + charge / account.weight
-                mine = account.stamp
+        if queue is not None:
+            start = max(start, queue.counter)
+            if queue.tickets:
+                tokens, charge = self._before(queue, call, now, ticket)
+                start = queue.counter + charge / queue.weight
+                mine = queue.stamp
         for _, stamp, other in self._turns:
-            if stamp == other.stamp and other is not account:
+            if stamp == other.stamp and other is not queue:
                 behind = (start - other.counter) * other.weight
                 ties = stamp < mine or (behind == 0.0 and charge > 0.0)
                 tokens += turns_before(behind, other.charge, len(other.tickets), ties=ties) * other.tokens
         return tokens
 
-    def _before(self, account: TenantQueue, call: Call, now: float, ticket: Ticket | None) -> tuple[float, float]:
+    def _before(self, queue: TenantQueue, call: Call, now: float, ticket: Ticket | None) -> tuple[float, float]:
         if now - self.since <= self.lifo_after:
-            return account.before(call.deadline, ticket)
+            return queue.before(call.deadline, ticket)
         tokens = charge = 0
-        for newer in reversed(account.tickets) if ticket is not None else ():
+        for newer in reversed(queue.tickets) if ticket is not None else ():
             if newer is ticket:
                 break
             tokens += newer.cost

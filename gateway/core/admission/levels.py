@@ -42,17 +42,17 @@ def levels_of(tenant: str, class_name: str, model: str) -> list[Level]:
 
 
 def counted(policy: Policy, kind: Kind, level: Level) -> Counted:
-    """What limits calls (`requests`) or tokens at one level."""
-    for default, (path, limit) in enumerate(_places(policy, level)):
+    """The limit of calls (`requests`) or tokens at one level."""
+    for default, (path, limit) in enumerate(_candidates(policy, level)):
         quantity: Quantity = getattr(limit, kind)
         if quantity is not None:
             return Counted((*path, kind), quantity if isinstance(quantity, Quota) else None, bool(default))
-    path, _ = next(_places(policy, level))
+    path, _ = next(_candidates(policy, level))
     return Counted((*path, kind), None)
 
 
-def _places(policy: Policy, level: Level) -> Iterator[tuple[Path, Limit | TenantLimits]]:
-    """Where a level's limit may be said: for itself, then its default."""
+def _candidates(policy: Policy, level: Level) -> Iterator[tuple[Path, Limit | TenantLimits]]:
+    """The entries of a policy that may set a level's limit: its own, then its default."""
     tenant, class_name, model = level
     limits = policy.limits
     own = policy.tenants.get(tenant, Tenant()).limits

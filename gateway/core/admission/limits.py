@@ -115,7 +115,7 @@ class LimitBook:
         self._buckets: dict[Key, Bucket] = {}
         self._routes: dict[Level, Route] = {}
         self._arrivals: dict[str, Route] = {}  # by tenant
-        self._places = LimitBookings()
+        self._bookings = LimitBookings()
         self._others: dict[str, Route] = {}  # the least recently used first
         self.apply(policy, 0.0)
 
@@ -182,7 +182,7 @@ class LimitBook:
     ) -> Charge:
         """Take 1 request and `tokens` (the estimate, at least 0) from every bucket that counts the call, or from none.
         What `arrived` has taken is not taken again, and ends with this charge. `body` is what a retry would repeat:
-        with it, a place is kept for a call that is refused.
+        with it, a call that is refused gets a booking.
 
         Raises Refused (RATE_LIMITED): it names the limit to wait for and when all of them will allow the call.
         """
@@ -210,19 +210,19 @@ class LimitBook:
         self, by_request: Buckets, by_token: Buckets, tokens: int, now: float, tenant: str, body: bytes | None
     ) -> bool:
         """Take the call from all of these, or from none: False."""
-        places, place = self._places, None
-        if places:
-            places.lapse(now)
-            place = None if body is None else places.due(hash((tenant, body)), now)
-        allowed = Bucket.admits if places and place is None else Bucket.allows
+        bookings, booking = self._bookings, None
+        if bookings:
+            bookings.lapse(now)
+            booking = None if body is None else bookings.due(hash((tenant, body)), now)
+        allowed = Bucket.admits if bookings and booking is None else Bucket.allows
         for bucket in by_request:
             if not allowed(bucket, 1, now):
                 return False
         for bucket in by_token:
             if not allowed(bucket, tokens, now):
                 return False
-        if place is not None:
-            places.claim(place)
+        if booking is not None:
+            bookings.claim(booking)
         for bucket in by_request:
             bucket.add(1, now)
         for bucket in by_token:
@@ -233,7 +233,7 @@ class LimitBook:
         self, by_request: Buckets, by_token: Buckets, left: Buckets, tokens: int, now: float, tenant: str,
         body: bytes | None,
     ) -> Refused:  # fmt: skip
-        """What a call is told that is not let in; with a place for it, if its client can repeat it."""
+        """Refusal of a call that is not let in; with a booking, if its client can repeat it."""
         seconds, bucket, amount = longest_wait(by_request, by_token, tokens, now)
         lines = rate_lines(by_request, by_token, now)
         kept: bool | None = None
@@ -244,11 +244,11 @@ class LimitBook:
         return rate_limited(bucket, amount, seconds, now, lines, kept=kept)
 
     def _book(self, key: int, after: float, left: Buckets, by_token: Buckets, tokens: int, now: float) -> bool | None:
-        """Keep a place for a refused call. False: none can be kept, and coming back will not help; None: nothing is
+        """Make a booking for a refused call. False: none can be made, and coming back will not help; None: nothing is
         promised."""
-        place = self._places.due(key, now)
-        if place is not None:  # it has come for its place, and there was no room yet
-            self._places.claim(place)
+        booking = self._bookings.due(key, now)
+        if booking is not None:  # it has come back, and there was no room yet
+            self._bookings.claim(booking)
         parts = []
         for bucket, amount in [*((bucket, 1) for bucket in left), *((bucket, tokens) for bucket in by_token)]:
             if not bucket.admits(amount, now):
@@ -257,7 +257,7 @@ class LimitBook:
                 if bucket.booked is None:
                     bucket.booked = Booked(max(SLOT_LEAST, min(SLOT, bucket.burst / bucket.rate / 2)))
                 parts.append((bucket.booked, amount))
-        if parts and self._places.book(key, after, now, parts):
+        if parts and self._bookings.book(key, after, now, parts):
             return True
         return False if after <= HORIZON else None
 

@@ -152,7 +152,7 @@ class ModelTraffic:
         return min(1.0, max(0.0, (offered.rate(now) / rate - UNCROWDED) / (1.0 - UNCROWDED)))
 
     def book(self, queues: Queues, call: Call, now: float) -> float | None:
-        """Seconds after which a call that is refused may come back and find a place; None: there is none, as for a
+        """Seconds after which a call that is refused may come back to its booking; None: it gets none, as does a
         merged call, which no client can repeat."""
         if call.merged:
             return None

@@ -11,15 +11,15 @@ import msgspec
 from gateway.core.policy.traffic import Refusal
 from gateway.core.request.outcome import Refused
 
-_PLACE = re.compile(r"\{(tenant|class|model|limit|retry_after|request_id)\}")
+_PLACEHOLDER = re.compile(r"\{(tenant|class|model|limit|retry_after|request_id)\}")
 
 
 def refusal_body(
     template: Refusal, refused: Refused, *, tenant: str, class_name: str, model: str, request_id: str
 ) -> bytes:
-    """The JSON a tenant's callers receive instead of OpenAI's error object: the template with its places filled in.
+    """JSON for a tenant's callers instead of OpenAI's error object: the template with its placeholders filled in.
 
-    Only text is filled in, in one pass: what a client put into a name is data, also where it looks like a place.
+    Only text is filled in, in one pass: what a client put into a name is data, also where it looks like a placeholder.
     `{retry_after}` is whole seconds, `-` where a retry cannot help.
     """
     seconds = "-" if refused.retry_after is None else str(math.ceil(refused.retry_after))
@@ -28,7 +28,7 @@ def refusal_body(
 
     def filled(value: Any) -> Any:
         if isinstance(value, str):
-            return _PLACE.sub(lambda place: words[place[1]], value)
+            return _PLACEHOLDER.sub(lambda found: words[found[1]], value)
         if isinstance(value, dict):
             return {name: filled(item) for name, item in value.items()}
         return [filled(item) for item in value] if isinstance(value, list) else value

@@ -45,12 +45,12 @@ LOOKED_AT = 64  # newest tickets of a class that may be pushed out
 class QueueBounds:
     """How much of what may wait for a model, by one policy. `classes` are in order of importance."""
 
-    __slots__ = ("classes", "places", "token_places")
+    __slots__ = ("calls", "classes", "tokens")
 
     def __init__(self, classes: Mapping[str, TrafficClass]) -> None:
         self.classes = dict(classes)
-        self.places = sum([each.max_queue for each in classes.values()])
-        self.token_places = sum([each.max_queued_tokens or inf for each in classes.values()])
+        self.calls = sum([each.max_queue for each in classes.values()])
+        self.tokens = sum([each.max_queued_tokens or inf for each in classes.values()])
 
 
 class Queues:
@@ -60,7 +60,7 @@ class Queues:
     """
 
     def __init__(self, classes: Mapping[str, TrafficClass], weights: Mapping[str, float] = {}) -> None:
-        self._lines: dict[str, ClassQueue] = {}
+        self._by_class: dict[str, ClassQueue] = {}
         self._length = 0
         self._sequence = count(1)
         self._floors: list[float] = [0.0]  # per band: no class that comes back has less
@@ -71,47 +71,47 @@ class Queues:
         the same number of tokens. Tickets of a class that is gone move to `default`, whose name their calls get."""
         weights = dict(weights)
         levels = [self._level(band) for band in range(len(self._floors))]
-        old, self._lines, band = self._lines, {}, 0
+        old, self._by_class, band = self._by_class, {}, 0
         for name, settings in classes.items():
-            line = old.pop(name, None)
-            if line is None:
-                line = ClassQueue()
+            queue = old.pop(name, None)
+            if queue is None:
+                queue = ClassQueue()
             else:
-                line.served = max(0.0, line.served - levels[line.band]) * line.weight / settings.weight
-            line.configure(settings, band, weights)
-            self._lines[name] = line
+                queue.served = max(0.0, queue.served - levels[queue.band]) * queue.weight / settings.weight
+            queue.configure(settings, band, weights)
+            self._by_class[name] = queue
             band += settings.strict
         self._floors = [0.0] * (band + 1)
         self.bounds = QueueBounds(classes)
-        for line in old.values():
-            for ticket in line.tickets:
+        for queue in old.values():
+            for ticket in queue.tickets:
                 ticket.call.class_name = DEFAULT
-                self._enter(self._lines[DEFAULT], ticket)
+                self._enter(self._by_class[DEFAULT], ticket)
         if old:
-            self._lines[DEFAULT].merge()
+            self._by_class[DEFAULT].merge()
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Ticket]:
-        return (ticket for line in self._lines.values() for ticket in line.tickets)
+        return (ticket for queue in self._by_class.values() for ticket in queue.tickets)
 
     @property
     def classes(self) -> Mapping[str, TrafficClass]:
         """The classes by name, most important first."""
-        return {name: line.settings for name, line in self._lines.items()}
+        return {name: queue.settings for name, queue in self._by_class.items()}
 
     def length(self, class_name: str) -> int:
-        line = self._lines.get(class_name)
-        return 0 if line is None else len(line.tickets)
+        queue = self._by_class.get(class_name)
+        return 0 if queue is None else len(queue.tickets)
 
     def tokens(self, class_name: str) -> int:
-        line = self._lines.get(class_name)
-        return 0 if line is None else line.tokens
+        queue = self._by_class.get(class_name)
+        return 0 if queue is None else queue.tokens
 
     @property
     def total_tokens(self) -> int:
-        return sum(line.tokens for line in self._lines.values())
+        return sum(queue.tokens for queue in self._by_class.values())
 
     # -- coming and going ---------------------------------------------------------------------------------------
 
@@ -120,14 +120,14 @@ class Queues:
         tenant, and nobody is charged for it again. Whether there is `room` is the caller's to ask."""
         ticket.sequence = next(self._sequence)
         ticket.paid = front
-        self._enter(self._lines[ticket.call.class_name], ticket)
+        self._enter(self._by_class[ticket.call.class_name], ticket)
         self._length += 1
 
-    def _enter(self, line: ClassQueue, ticket: Ticket) -> None:
-        if not line.tickets:
-            self._floors[line.band] = level = self._level(line.band)
-            line.served = max(line.served, level)
-        line.push(ticket)
+    def _enter(self, queue: ClassQueue, ticket: Ticket) -> None:
+        if not queue.tickets:
+            self._floors[queue.band] = level = self._level(queue.band)
+            queue.served = max(queue.served, level)
+        queue.push(ticket)
 
     def _level(self, band: int) -> float:
         """The counter to which a class of that band is lifted: the least of those that wait, else of the last."""
@@ -138,7 +138,7 @@ class Queues:
         return self._floors[band]
 
     def _waiting(self, band: int) -> list[float]:
-        return [line.served for line in self._lines.values() if line.tickets and line.band == band]
+        return [queue.served for queue in self._by_class.values() if queue.tickets and queue.band == band]
 
     def pop(self, fits: Callable[[Ticket], bool], now: float, paused: Container[str] = ()) -> Ticket | None:
         """The next ticket in order for which `fits` holds, removed and accounted; None if none may go now.
@@ -147,50 +147,50 @@ class Queues:
         out, and a head of theirs holds nobody up.
         """
         held_up = False
-        for line in self.order(now, paused):
-            ticket = line.head(now)
-            if (not held_up or line.settings.reserve) and fits(ticket):
-                line.take(ticket, now)
-                self._left(line)
+        for queue in self.order(now, paused):
+            ticket = queue.head(now)
+            if (not held_up or queue.settings.reserve) and fits(ticket):
+                queue.take(ticket, now)
+                self._left(queue)
                 return ticket
-            if line.starving(ticket, now):
+            if queue.starving(ticket, now):
                 return None
             held_up = held_up or not ticket.large
         return None
 
     def heads(self, now: float) -> Iterator[Ticket]:
         """Each class's next ticket, in order. To drop the hopeless: remove them and ask again."""
-        return (line.head(now) for line in self.order(now, ()))
+        return (queue.head(now) for queue in self.order(now, ()))
 
     def order(self, now: float, paused: Container[str]) -> list[ClassQueue]:
         """Classes that have a call to go, in the order of their turns."""
-        lines = [line for name, line in self._lines.items() if line.tickets and name not in paused]
-        if len(lines) > 1:
-            lines.sort(key=lambda line: line.rank(now))
-        return lines
+        queues = [queue for name, queue in self._by_class.items() if queue.tickets and name not in paused]
+        if len(queues) > 1:
+            queues.sort(key=lambda queue: queue.rank(now))
+        return queues
 
     def remove(self, ticket: Ticket) -> None:
         """Withdraw a waiting ticket: its client left, or it was refused. Nobody is charged for it."""
-        line = self._lines[ticket.call.class_name]
-        line.remove(ticket)
-        self._left(line)
+        queue = self._by_class[ticket.call.class_name]
+        queue.remove(ticket)
+        self._left(queue)
 
-    def _left(self, line: ClassQueue) -> None:
+    def _left(self, queue: ClassQueue) -> None:
         self._length -= 1
-        if not line.tickets and (not self._length or not self._waiting(line.band)):
-            self._floors[line.band] = line.served
+        if not queue.tickets and (not self._length or not self._waiting(queue.band)):
+            self._floors[queue.band] = queue.served
 
     def served(self, class_name: str, tenant: str) -> float:
         """The tenant's counter in its class: charges over weight."""
-        line = self._lines.get(class_name)
-        return 0.0 if line is None else line.counter(tenant)
+        queue = self._by_class.get(class_name)
+        return 0.0 if queue is None else queue.counter(tenant)
 
     def correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         """What a popped ticket really used, in place of what its tenant was charged. Without effect on a ticket
         that was never charged, on one whose class or tenant is forgotten, and the second time."""
-        line = self._lines.get(ticket.call.class_name)
-        if line is not None and ticket.paid and not ticket.waiting:
-            line.correct(ticket, prompt_tokens, completion_tokens)
+        queue = self._by_class.get(ticket.call.class_name)
+        if queue is not None and ticket.paid and not ticket.waiting:
+            queue.correct(ticket, prompt_tokens, completion_tokens)
 
     # -- room ---------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Queues:
         """What leaves no room for a newcomer; None: it may enter. `bounds`: by another policy than the queues' own."""
         bounds = bounds or self.bounds
         settings = bounds.classes[call.class_name]
-        if self.length(call.class_name) >= settings.max_queue or self._length >= bounds.places:
+        if self.length(call.class_name) >= settings.max_queue or self._length >= bounds.calls:
             return f"{settings.max_queue} calls"
         return None if self._tokens_fit(call, bounds) else f"{settings.max_queued_tokens} tokens"
 
@@ -206,7 +206,7 @@ class Queues:
         own = bounds.classes[call.class_name].max_queued_tokens
         if own is None:
             return True
-        return self.tokens(call.class_name) + call.cost <= own and self.total_tokens + call.cost <= bounds.token_places
+        return self.tokens(call.class_name) + call.cost <= own and self.total_tokens + call.cost <= bounds.tokens
 
     def victim(self, call: Call, bounds: QueueBounds | None = None) -> Ticket | None:
         """The ticket to refuse so that the newcomer may have its place, where there is no `room`; None: there is none.
@@ -223,8 +223,8 @@ class Queues:
         for name in takewhile(lambda name: name != own, reversed(bounds.classes)):
             if more and 2 * self.length(name) <= bounds.classes[name].max_queue:
                 continue
-            line = self._lines.get(name)
-            for ticket in islice(reversed(line.tickets), LOOKED_AT) if line is not None else ():
+            queue = self._by_class.get(name)
+            for ticket in islice(reversed(queue.tickets), LOOKED_AT) if queue is not None else ():
                 if not ticket.paid and ticket.cost >= least:
                     return ticket
         return None
@@ -234,18 +234,18 @@ class Queues:
     def own_ahead(self, call: Call, now: float, ticket: Ticket | None = None) -> tuple[float, float]:
         """Of the call's class alone: the tokens that go before it, and the class's share by weight among the classes
         that wait (0 behind a strict class that does)."""
-        own = self._lines[call.class_name]
+        own = self._by_class[call.class_name]
         weights = own.weight
-        for line in self._lines.values():
-            if line.tickets and line is not own:
-                if line.band < own.band:
+        for queue in self._by_class.values():
+            if queue.tickets and queue is not own:
+                if queue.band < own.band:
                     return own.ahead(call, now, ticket), 0.0
-                weights += line.weight if line.band == own.band else 0.0
+                weights += queue.weight if queue.band == own.band else 0.0
         return own.ahead(call, now, ticket), own.weight / weights
 
     def passing(self, class_name: str) -> list[str]:
         """The other classes of which nobody waits at the moment: what comes of them is served as it comes."""
-        return [name for name, line in self._lines.items() if not line.tickets and name != class_name]
+        return [name for name, queue in self._by_class.items() if not queue.tickets and name != class_name]
 
     def ahead(self, class_name: str, own: float) -> float:
         """Tokens that go before what has `own` tokens of its class before it, by the order above, if nobody else came.
@@ -253,15 +253,15 @@ class Queues:
         Earlier bands whole; of its band what gets its turn meanwhile; later bands nothing. Starving heads are not
         foreseen.
         """
-        line = self._lines[class_name]
-        start = (line.served if line.tickets else max(line.served, self._level(line.band))) + own / line.weight
+        queue = self._by_class[class_name]
+        start = (queue.served if queue.tickets else max(queue.served, self._level(queue.band))) + own / queue.weight
         tokens, ties = own, True  # equal counters: the more important class goes first
-        for other in self._lines.values():
-            if other is line:
+        for other in self._by_class.values():
+            if other is queue:
                 ties = False
-            elif other.band < line.band:
+            elif other.band < queue.band:
                 tokens += other.tokens
-            elif other.band == line.band and other.tickets:
+            elif other.band == queue.band and other.tickets:
                 behind = (start - other.served) * other.weight
                 tokens += turns_before(behind, other.tokens, len(other.tickets), ties=ties) * other.tokens
         return tokens

@@ -22,8 +22,8 @@ UNKNOWN = 5.0  # seconds: what is in the way may take long, and nobody knows how
 SHOWN = 0.05  # seconds; less is no cause
 
 
-def refused(why: Refuse, call: Call, now: float, place: float | None = None) -> Refused:
-    """What the caller of a refused call is told. `place`: seconds after which a place is kept for it; None: none is."""
+def refused(why: Refuse, call: Call, now: float, due_in: float | None = None) -> Refused:
+    """What the caller of a refused call is told. `due_in`: seconds until its booking is due; None: it has none."""
     match why.reason:
         case Reason.DRAINING:
             return draining()
@@ -43,26 +43,26 @@ def refused(why: Refuse, call: Call, now: float, place: float | None = None) -> 
             return not_ready(call, now, why.foretold)
         case Reason.EXPIRED:
             return expired(call, why.waited)
-    return _with_place(why, call, now, place)
+    return _booked(why, call, now, due_in)
 
 
-def _with_place(why: Refuse, call: Call, now: float, place: float | None) -> Refused:
+def _booked(why: Refuse, call: Call, now: float, due_in: float | None) -> Refused:
     """The reasons of KEPT."""
     match why.reason:
         case Reason.TOO_LATE:
-            return hopeless(call, now, why.foretold, place)
+            return hopeless(call, now, why.foretold, due_in)
         case Reason.QUEUE_FULL:
-            return queue_full(call, why.words, place)
+            return queue_full(call, why.words, due_in)
         case Reason.DISPLACED:
-            return displaced(call, why.words, place)
-    return shed_late(call, now, why.foretold, place)
+            return displaced(call, why.words, due_in)
+    return shed_late(call, now, why.foretold, due_in)
 
 
 def rate_limited(
     bucket: Bucket, amount: int, seconds: float, now: float, lines: bytes, *, kept: bool | None
 ) -> Refused:
     """The limit that a call has to wait for longest. `seconds`: until it is allowed, infinite where it never is.
-    `kept`: whether a place is; None: nothing is promised. `lines`: what is left of the limits, for its headers."""
+    `kept`: whether it has a booking; None: nothing is promised. `lines`: its x-ratelimit headers."""
     limit = f"{bucket.quota.rate} {bucket.key[0]}"
     if seconds == math.inf:
         message = (
@@ -167,37 +167,37 @@ def draining() -> Refused:
     return Refused(Outcome.DRAINING, "This gateway is shutting down; retry elsewhere.", retry_after=SOON)
 
 
-def queue_full(call: Call, bound: str, place: float | None) -> Refused:
+def queue_full(call: Call, bound: str, due_in: float | None) -> Refused:
     message = f"The queue of class {call.class_name!r} for {call.model!r} is full: its limit is {bound}."
-    return _come_back(Outcome.QUEUE_FULL, message, place)
+    return _come_back(Outcome.QUEUE_FULL, message, due_in)
 
 
-def displaced(call: Call, by_class: str, place: float | None) -> Refused:
+def displaced(call: Call, by_class: str, due_in: float | None) -> Refused:
     message = (
         f"The queue for {call.model!r} was full, and a call of class {by_class!r}, which is more important, took "
         f"the place of this one of class {call.class_name!r}."
     )
-    return _come_back(Outcome.SHED, message, place)
+    return _come_back(Outcome.SHED, message, due_in)
 
 
 def refused_by_mode(call: Call, why: str, wait: float) -> Refused:
     return Refused(Outcome.SHED, f"The engines of {call.model!r} are under pressure: {why}.", retry_after=wait)
 
 
-def hopeless(call: Call, now: float, foretold: Foretold, place: float | None) -> Refused:
+def hopeless(call: Call, now: float, foretold: Foretold, due_in: float | None) -> Refused:
     message = f"This call of class {call.class_name!r} would be too late: {lateness(foretold, call, now)}."
-    return _come_back(Outcome.HOPELESS, message, place)
+    return _come_back(Outcome.HOPELESS, message, due_in)
 
 
-def shed_late(call: Call, now: float, foretold: Foretold, place: float | None) -> Refused:
+def shed_late(call: Call, now: float, foretold: Foretold, due_in: float | None) -> Refused:
     message = f"This call of class {call.class_name!r} has become too late: {lateness(foretold, call, now)}."
-    return _come_back(Outcome.SHED, message, place)
+    return _come_back(Outcome.SHED, message, due_in)
 
 
-def _come_back(outcome: Outcome, message: str, place: float | None) -> Refused:
-    """`place`: seconds after which the call finds a place kept for it; None: so much is booked that none can be."""
-    if place is not None:
-        return Refused(outcome, message, retry_after=place, kept=True)
+def _come_back(outcome: Outcome, message: str, due_in: float | None) -> Refused:
+    """`due_in`: seconds until the call's booking is due; None: so much is booked that it has none."""
+    if due_in is not None:
+        return Refused(outcome, message, retry_after=due_in, kept=True)
     return Refused(outcome, f"{message} The next minute is booked out: retrying within it will not help.", retry=False)
 
 

@@ -1,4 +1,4 @@
-"""Tickets, and one tenant's queue of them: earliest deadline first, then place, then arrival."""
+"""Tickets, and one tenant's queue of them: earliest deadline first, then age, then arrival."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SCANNED = 512  # tickets of one tenant that one estimate looks at
 class Ticket:
     """One call in a queue. `waiting` turns false exactly once: granted, refused, expired or withdrawn.
 
-    Absolute seconds: `expires`, when its owner gives it up; `place`, its age and its order among equal deadlines,
-    which is `pushed_at` unless a place was booked earlier; `deadline`, its order within its tenant, which is the call's
+    Absolute seconds: `expires`, when its owner gives it up; `since`, its age and its order among equal deadlines,
+    which is `pushed_at` unless it returns for a booking; `deadline`, its order within its tenant, which is the call's
     unless it was booked with another. `large`: it needs so much that others may pass it while it does not fit.
     """
 
     __slots__ = (
-        "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "place", "pushed_at", "sequence",
+        "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "pushed_at", "sequence", "since",
         "waiting",
     )  # fmt: skip
 
@@ -30,7 +30,7 @@ class Ticket:
         pushed_at: float,
         exclude: frozenset[str] = frozenset(),
         expires: float | None = None,
-        place: float | None = None,
+        since: float | None = None,
         deadline: float | None = None,
         *,
         large: bool = False,
@@ -42,7 +42,7 @@ class Ticket:
         self.pushed_at = pushed_at
         self.exclude = exclude  # engines that have failed this call
         self.expires = call.deadline if expires is None else expires
-        self.place = pushed_at if place is None else place
+        self.since = pushed_at if since is None else since
         self.deadline = call.deadline if deadline is None else deadline
         self.large = large
         self.paid = False  # its class and tenant have been charged for it
@@ -52,7 +52,7 @@ class Ticket:
     @property
     def key(self) -> tuple[float, float, int]:
         """Its order within its tenant. One that was granted before has paid, and goes first."""
-        return -inf if self.paid else self.deadline, self.place, self.sequence
+        return -inf if self.paid else self.deadline, self.since, self.sequence
 
 
 class TenantQueue:
@@ -63,7 +63,7 @@ class TenantQueue:
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.counter = 0.0
-        self.stamp = 0  # of its entry among the line's turns; 0: it has none
+        self.stamp = 0  # of its entry among its class's turns; 0: it has none
         self.tickets: dict[Ticket, None] = {}  # in order of arrival
         self.order: list[tuple[float, float, int, Ticket]] = []  # heap by key; the removed stay until they come up
         self.latest = -inf  # deadline since it last had no ticket
@@ -71,9 +71,9 @@ class TenantQueue:
 
     def push(self, ticket: Ticket) -> None:
         """Take a ticket. O(log n)."""
-        deadline, place, sequence = ticket.key
+        deadline, since, sequence = ticket.key
         self.latest = max(self.latest, deadline)
-        heappush(self.order, (deadline, place, sequence, ticket))
+        heappush(self.order, (deadline, since, sequence, ticket))
         self.tickets[ticket] = None
         self.tokens += ticket.cost
         self.charge += ticket.charge

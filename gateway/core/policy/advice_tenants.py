@@ -16,7 +16,7 @@ from gateway.shared.files.units import COUNT
 
 ANONYMOUS = "anonymous"
 USUAL = 2_000  # tokens of prompt and answer of a usual call
-PLACES = ("tenant", "class", "model", "limit", "retry_after", "request_id")  # what a refusal's texts may hold
+PLACEHOLDERS = ("tenant", "class", "model", "limit", "retry_after", "request_id")  # of a refusal's texts
 
 Found = Iterator[tuple[Path, str]]
 
@@ -55,10 +55,10 @@ def _refusals(policy: Policy) -> Found:
     for name, tenant in policy.tenants.items():
         text = msgspec.json.encode(tenant.refusal.body).decode() if tenant.refusal else ""
         for place in dict.fromkeys(re.findall(r"\{(\w+)\}", text)):
-            if place not in PLACES:
+            if place not in PLACEHOLDERS:
                 yield (
                     ("tenants", name, "refusal", "body"),
-                    f"{{{place}}} stands for nothing and is sent as it is{_hint(nearest(place, PLACES))}",
+                    f"{{{place}}} stands for nothing and is sent as it is{_hint(nearest(place, PLACEHOLDERS))}",
                 )
 
 

@@ -189,7 +189,7 @@ class Verdict:
     # -- beside the enforced ones -------------------------------------------------------------------------------
 
     def _granted(self, engine: Engine, hold: Hold, ticket: Ticket | None) -> None:
-        booked = ticket is not None and ticket.place < ticket.pushed_at  # its place was promised: no wait is predicted
+        booked = ticket is not None and ticket.since < ticket.pushed_at  # its place was promised: no wait is predicted
         self._compare(NONE, NONE, ADMITTED, waits=ticket is not None, predicted=not booked)
         call, own, rules = self._call, self._own, self._rules
         if self._refused != NONE or not call.route.generates:

@@ -70,7 +70,7 @@ class Grants:
         call = ticket.call
         if self._dispatch.policy.classes[call.class_name].overload != "edf" or call.request_id in self.first:
             return
-        key = (ticket.deadline, ticket.place, ticket.sequence)
+        key = (ticket.deadline, ticket.since, ticket.sequence)
         for other in queues:
             theirs = other.call
             if (theirs.class_name, theirs.tenant) == (call.class_name, call.tenant) and other.key < key:

@@ -151,7 +151,7 @@ def test_a_call_that_comes_back_for_its_place_is_weighed_by_no_prediction() -> N
     assert isinstance(decision, Wait)
     assert decision.booking is not None
     assert Reason.TOO_LATE not in decision.weighed
-    assert (decision.ticket.place, decision.newcomer) == (NOW, False)
+    assert (decision.ticket.since, decision.newcomer) == (NOW, False)
     assert made.traffic["m"].bookings["default"].due(back, NOW + 1.0) is decision.booking, "to ask uses up nothing"
     waiting(made)
     full = made.decide(back, NOW + 1.0, RNG)

@@ -109,7 +109,7 @@ def test_whatever_happens_the_sums_are_those_of_the_places_there_are() -> None:
             shown += claimed(places, one, now) is not None
         else:
             places.advance(now)
-        left = places._places.values()
+        left = places._bookings.values()
         assert places._tokens == sum(place.tokens for place in left)
         assert sum(places._due.values()) == places._tokens
         assert 0.0 < places.shows < 1.0

@@ -70,14 +70,14 @@ def test_equal_bodies_have_a_place_each() -> None:
     assert waits == pytest.approx([1.0, 2.5, 4.0], abs=1e-3)
     for wait in waits:
         assert isinstance(come(it, b"same", 100.0 + wait), Charge)
-    assert not it._places
+    assert not it._bookings
 
 
 def test_a_place_lapses() -> None:
     it = used_up(FOUR)
     wait = told(it, b"2", 100.0)
     assert isinstance(come(it, b"3", 100.0 + wait + LATE + 0.01), Charge)
-    assert not it._places
+    assert not it._bookings
 
 
 def test_a_minute_is_promised_and_no_more() -> None:
@@ -172,7 +172,7 @@ def test_at_a_steady_overload_the_time_told_is_true_and_no_room_is_lost(
     assert done >= 0.9 * rate * 120.0
     assert let_in >= 0.97 * back
     assert (back > 0.3 * 120.0 * rate) is bool(obey)
-    assert len(it._places) < 2 * offered * LATE + SHARE * rate * HORIZON
+    assert len(it._bookings) < 2 * offered * LATE + SHARE * rate * HORIZON
 
 
 def test_a_burst_of_few_calls_promises_nothing() -> None:
@@ -180,7 +180,7 @@ def test_a_burst_of_few_calls_promises_nothing() -> None:
     come(it, b"1", 100.0)
     refused = come(it, b"2", 100.0)
     assert isinstance(refused, Refused)
-    assert (refused.kept, refused.retry, len(it._places)) == (False, True, 0)
+    assert (refused.kept, refused.retry, len(it._bookings)) == (False, True, 0)
     assert isinstance(come(it, b"3", 101.0), Charge)
 
 

@@ -20,10 +20,10 @@ NEVER = 1e9  # so late that nothing starves
 
 
 def ticket(class_name: str = "default", tokens: int = 100, at: float = 0.0, **fields: Any) -> Ticket:
-    """Its call's `fields`, `place` and `large`."""
-    place, large = fields.pop("place", None), fields.pop("large", False)
+    """Its call's `fields`, `since` and `large`."""
+    since, large = fields.pop("since", None), fields.pop("large", False)
     call = a_call(**{"class_name": class_name, "arrived": at, "prompt_tokens": tokens, "deadline": 1000.0, **fields})
-    return Ticket(call, at, place=place, large=large)
+    return Ticket(call, at, since=since, large=large)
 
 
 def yes(_: Ticket) -> bool:
@@ -129,12 +129,10 @@ def test_a_large_head_that_does_not_fit_lets_others_pass_until_half_its_time() -
     assert len(queues) == 1
 
 
-@pytest.mark.parametrize(("place", "now", "passes"), [(None, 1.9, True), (None, 2.1, False), (-1.0, 1.1, False)])
-def test_max_wait_and_a_booked_place_say_when_half_its_time_is_over(
-    place: float | None, now: float, passes: bool
-) -> None:
+@pytest.mark.parametrize(("since", "now", "passes"), [(None, 1.9, True), (None, 2.1, False), (-1.0, 1.1, False)])
+def test_max_wait_and_a_booking_say_when_half_its_time_is_over(since: float | None, now: float, passes: bool) -> None:
     queues = Queues({"default": TrafficClass(weight=9, max_wait=4.0), "batch": TrafficClass()})
-    pushed(queues, ticket(tokens=1000, place=place, large=True), ticket("batch", 1))
+    pushed(queues, ticket(tokens=1000, since=since, large=True), ticket("batch", 1))
     assert (queues.pop(lambda each: each.cost < 100, now) is not None) is passes
 
 
@@ -288,7 +286,7 @@ def test_what_an_engine_reports_is_believed_within_reason() -> None:
     less, more, _ = popped(queues, 3)
     queues.correct(less, -(10**9), -(10**9))
     queues.correct(more, 10**18, 10**18)
-    accounts = queues._lines["default"]._accounts
+    accounts = queues._by_class["default"]._tenants
     assert [accounts[name].counter for name in "abc"] == [0, 3 * fairness.CREDIBLE, 100]
     popped(queues)
     pushed(queues, ticket(tenant="c"), ticket(tenant="a"))
@@ -298,7 +296,7 @@ def test_what_an_engine_reports_is_believed_within_reason() -> None:
 def test_idle_tenants_are_forgotten_from_a_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fairness, "REMEMBERED", 4)
     queues = Queues(ONE)
-    accounts = queues._lines["default"]._accounts
+    accounts = queues._by_class["default"]._tenants
     pushed(queues, ticket(tenant="waits", tokens=1), ticket(tenant="waits", tokens=1))
     for tokens in (30, 10, 20, 40, 50):
         pushed(queues, ticket(tenant=f"t{tokens}", tokens=tokens))
@@ -306,27 +304,27 @@ def test_idle_tenants_are_forgotten_from_a_number_on(monkeypatch: pytest.MonkeyP
     assert len(accounts) == 6, "those who wait do not count"
     popped(queues, 1)
     pushed(queues, ticket(tenant="x"))
-    accounts = queues._lines["default"]._accounts
+    accounts = queues._by_class["default"]._tenants
     assert set(accounts) == {"waits", "t50", "t40", "x"}, "those who wait, and the longest leads"
     queues.correct(first[1], 10**6, 0)
     assert "t30" not in accounts
     for number in range(200):
         pushed(queues, ticket(tenant=str(number), tokens=number))
         popped(queues)
-        assert len(queues._lines["default"]._accounts) <= 5
+        assert len(queues._by_class["default"]._tenants) <= 5
 
 
 # -- within a tenant --------------------------------------------------------------------------------------------------
 
 
-def test_earliest_deadline_first_then_place_then_arrival() -> None:
+def test_earliest_deadline_first_then_age_then_arrival() -> None:
     queues = Queues(ONE)
     late, soon, next_, booked, last = pushed(
         queues,
         ticket(deadline=30.0),
         ticket(deadline=10.0),
         ticket(deadline=20.0),
-        ticket(deadline=20.0, place=-5.0),
+        ticket(deadline=20.0, since=-5.0),
         ticket(deadline=30.0),
     )
     assert popped(queues) == [soon, booked, next_, late, last]
@@ -359,8 +357,8 @@ def test_what_is_removed_is_not_kept() -> None:
     for number in range(200):
         queues.remove(*pushed(queues, ticket(deadline=500.0 + number)))
         queues.remove(*pushed(queues, ticket(tenant=f"t{number}")))
-    line = queues._lines["default"]
-    assert len(line._accounts["t"].order) < 20
+    line = queues._by_class["default"]
+    assert len(line._tenants["t"].order) < 20
     assert len(line._turns) < 25
 
 

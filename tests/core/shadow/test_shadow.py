@@ -90,7 +90,7 @@ class World:
         if outcome is Outcome.OK:
             ticket = None
             if wait is not None:
-                ticket = Ticket(call, call.arrived, place=call.arrived - booked)
+                ticket = Ticket(call, call.arrived, since=call.arrived - booked)
             with self.charge(call, verdict) as charge:
                 hold = self.engine.hold(call.cost, 0, call.arrived)
                 verdict.granted(self.engine, hold, ticket)
