@@ -7,7 +7,10 @@ them as a Resident or a Target. Bytes are per GPU, times are monotonic seconds.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
+
+import msgspec
 
 from sidecar.core.inventory import Resident, Size, Target
 from sidecar.core.lifecycle import (
@@ -43,7 +46,8 @@ class ModelState:
     waiting in the engine at the last look. `busy_since`: the time since which it has had calls, None while it has none.
     `least_room`: bytes that a start had and found too few. `taught`: it claims otherwise since its last start, which
     failed. `off`: stopped by hand, and not to be started only because it is pinned. `held_back`: withdrawn by hand.
-    `asked`: a person wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once it was.
+    `asked`: a person wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once it was;
+    `sizes`: by the bytes of the GPUs it may run on; `size`: on those where it is, or on the smallest.
     """
 
     __slots__ = (
@@ -65,6 +69,7 @@ class ModelState:
         "profile",
         "size",
         "sized",
+        "sizes",
         "sleep_seconds",
         "stop_seconds",
         "taught",
@@ -80,6 +85,7 @@ class ModelState:
         self.profile = profile
         self.lifecycle = Lifecycle(now)
         self.size = Size()
+        self.sizes: dict[int, Size] = {}
         self.sized = False
         self.unusable = ""
         self.gpus: tuple[int, ...] = ()
@@ -218,6 +224,30 @@ class ModelState:
             gpus=self.profile.gpus,
             last_used=self.last_used,
         )
+
+    def targets(self, now: float, totals: Mapping[int, int], *, room: bool = True) -> list[tuple[int, Target]]:
+        """As the plan is to have it run, on GPUs of each size: their bytes, and the target. One for all (0) where one
+        size of GPU is all there is. `totals`: bytes by GPU. `room` False: with no more than a start had that found it
+        too little.
+
+        An engine on several GPUs is sized for the smallest of them: the least KV cache of one is that of each.
+        """
+        whole, several = self.target(now), self.profile.tensor_parallel > 1
+        if not room:
+            whole = msgspec.structs.replace(whole, need=self.size.start_needs)
+        if len(set(totals.values())) < 2 or not self.sizes:
+            return [(0, whole)]
+        found = []
+        for total, size in sorted(self.sizes.items()):
+            fits = (gpu for gpu, each in totals.items() if each == total or (several and each > total))
+            gpus = tuple(gpu for gpu in fits if whole.gpus is None or gpu in whole.gpus)
+            need = max(size.start_needs, self.least_room + 1 if self.least_room and room else 0)
+            found.append((total, msgspec.structs.replace(whole, need=need, gpus=gpus)))
+        return found
+
+    def place(self, plan: Plan) -> None:
+        """It is to be on these GPUs."""
+        self.gpus, self.size = plan.gpus, self.sizes.get(plan.total, self.size)
 
     def tries_again(self, now: float) -> bool:
         """Whether one that found too little memory may start with no more than it had: it claims otherwise now, or has

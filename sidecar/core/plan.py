@@ -48,7 +48,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     Of a target that sleeps where it cannot wake, or is in ERROR, `stop` has the target itself last. `after`: seconds
     until it may begin, of one that was foreseen; `plan` itself says only what may begin now. `makes_room`: seconds that
-    `sleep` and `stop` take, where somebody has filled that in.
+    `sleep` and `stop` take, and `total`: bytes of the GPUs that the target was sized for, where somebody has filled
+    that in.
     """
 
     sleep: tuple[PutToSleep, ...] = ()
@@ -58,6 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...] = ()
     after: float = 0.0
     makes_room: float = 0.0
+    total: int = 0
 
 
 class Infeasible(msgspec.Struct, frozen=True):

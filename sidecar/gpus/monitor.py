@@ -6,7 +6,7 @@ last reading stays, and none of its memory counts as free.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from sidecar.core.gpus import GPU, SHARE, GPUError, Unselectable
 from sidecar.core.inventory import Device
@@ -68,10 +68,16 @@ class GpuMonitor:
         """The number and the bytes of every GPU whose size is known."""
         return tuple((gpu.index, gpu.total) for gpu in self.gpus if gpu.total)
 
-    @property
-    def smallest(self) -> int:
-        """Bytes of the smallest GPU; a model that may run on any has to fit there."""
-        return min((total for _, total in self.totals), default=0)
+    def smallest(self, gpus: Collection[int]) -> int:
+        """Bytes of the smallest of these GPUs, 0 for none."""
+        return min((total for index, total in self.totals if index in gpus), default=0)
+
+    def sizes(self, gpus: Collection[int] | None, several: int) -> list[int]:
+        """Bytes of the GPUs that an engine on so many of them is to be sized for, of those with these numbers or of
+        all; ascending, (0,) where none is known."""
+        totals = sorted(total for index, total in self.totals if gpus is None or index in gpus)
+        largest = totals[: max(0, len(totals) - several + 1)]  # with so many that are no smaller
+        return sorted({*(largest or totals or (total for _, total in self.totals))}) or [0]
 
     async def back(self, before: Iterable[GPU], held: Mapping[int, int]) -> bool:
         """Wait until what an engine held, bytes by GPU, is free again; `before`: the GPUs while it still held it.

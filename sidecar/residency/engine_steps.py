@@ -261,14 +261,14 @@ class EngineSteps:
         another for it."""
         if error.found is None or error.found.kind == AGAIN:
             return error.found is not None
-        total = min((gpu.total for gpu in self._monitor.gpus if gpu.index in entry.gpus), default=0)
+        total = self._monitor.smallest(entry.gpus)
         failed = FailedStart(size=entry.size, found=error.found, total=total, free=free)
         lesson = self._engines.lesson(entry.name, failed)
         if lesson is None:
             return False
         self._lessons[entry.name] = lesson
         try:
-            size = await self._sized(entry)
+            size = await self._sized(entry, total)
         except Unusable:
             return False
         if size.starts_as(entry.size):
@@ -280,18 +280,23 @@ class EngineSteps:
         """What its failed starts have told may be otherwise, with another vLLM or other GPUs."""
         self._lessons.pop(entry.name, None)
 
-    async def _sized(self, entry: ModelState) -> Size:
-        return await self._engines.size(entry.name, self._monitor.smallest, len(self._monitor.gpus))
+    async def _sized(self, entry: ModelState, total: int) -> Size:
+        return await self._engines.size(entry.name, total, len(self._monitor.gpus))
 
     async def size(self, entry: ModelState) -> None:
-        """Find out what its engine will take."""
-        try:
-            entry.size = await self._sized(entry)
-            entry.sized, entry.unusable = True, ""
-        except Unusable as error:
-            if str(error) != entry.unusable:
-                self._say(f"{entry.name} cannot be run: {error}")
-            entry.sized, entry.unusable = False, str(error)
+        """Find out what its engine will take, on GPUs of each size that it may run on."""
+        sizes: dict[int, Size] = {}
+        why = ""
+        for total in self._monitor.sizes(entry.profile.gpus, entry.profile.tensor_parallel):
+            try:
+                sizes[total] = await self._sized(entry, total)
+            except Unusable as error:
+                why = str(error)
+        if sizes:
+            entry.sizes, entry.size = sizes, sizes[min(sizes)]
+        elif why != entry.unusable:
+            self._say(f"{entry.name} cannot be run: {why}")
+        entry.sized, entry.unusable = bool(sizes), "" if sizes else why
         self._touch()
 
     def lines(self, entry: ModelState, most: int) -> list[str]:

@@ -155,7 +155,7 @@ class Manager:
             await self.monitor.look()
             if self.monitor.totals != known:  # GPUs that could not be read before: what fits there is known only now
                 for entry in self.entries.values():
-                    self.orders.size_again(entry)
+                    self.orders.size_anew(entry)
             await asyncio.sleep(SAMPLE_EVERY)
             self._due.set()
 

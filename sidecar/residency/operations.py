@@ -51,7 +51,7 @@ class Operations:
         if entry.lifecycle.pending is STOP:  # it sleeps where it cannot wake
             if not await self._steps.end(entry):
                 return
-            entry.gpus = plan.gpus
+            entry.place(plan)
             self._steps.transition(entry, "start")
         if entry.lifecycle.pending is WAKE:
             await self._steps.wake(entry)

@@ -106,6 +106,12 @@ class Orders:
         elif state is not STOPPED:
             self._scheduler.begin_idle(entry, "stop", ordered=True)
 
+    def size_anew(self, entry: ModelState) -> None:
+        """Size a model again that has no engine: the GPUs are others."""
+        self.size_again(entry)
+        if entry.name not in self._steps.running and entry.name not in self._tasks:
+            self._tasks.begin([entry.name], (), self._steps.size(entry))
+
     def size_again(self, entry: ModelState) -> None:
         """Size a model again that could not be run: the reason may be gone."""
         if entry.unusable and entry.name not in self._tasks:

@@ -5,13 +5,14 @@ It asks `core.plan` and changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import Level
-from sidecar.core.inventory import PlanSettings, Resident
+from sidecar.core.inventory import PlanSettings, Resident, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan, plan
@@ -62,13 +63,17 @@ class Planner:
             host_memory=self._host_memory, hot=self._hot, max_starvation=entry.profile.max_starvation
         )
         since = now if since is None else since
-        target, devices = entry.target(since), self._monitor.devices()
-        residents = self.residents(ended=ended, idle=idle)
-        decision = plan(target, residents, devices, now, settings)
+        residents, devices = self.residents(ended=ended, idle=idle), self._monitor.devices()
+        totals = dict(self._monitor.totals)
+
+        def best(targets: list[tuple[int, Target]]) -> Plan | Infeasible:
+            found = [(total, plan(target, residents, devices, now, settings)) for total, target in targets]
+            return _best(found, residents)
+
+        decision = best(entry.targets(since, totals))
         if isinstance(decision, Infeasible) and entry.least_room and entry.tries_again(now):
             # Nothing more can be evicted for it: with what there is.
-            target = msgspec.structs.replace(target, need=entry.size.start_needs)
-            return plan(target, residents, devices, now, settings)
+            return best(entry.targets(since, totals, room=False))
         return decision
 
     def residents(self, *, ended: bool = False, idle: bool = False) -> list[Resident]:
@@ -131,3 +136,20 @@ class Planner:
         return explained(
             entry, self.residents(), self._monitor.devices(), self.decide(entry, now) if entry.sized else None
         )
+
+
+def _best(found: list[tuple[int, Plan | Infeasible]], residents: list[Resident]) -> Plan | Infeasible:
+    """Of decisions for GPUs of several sizes, the smaller first: one that wakes it, else the one with the fewest and
+    then the coldest victims; where none is a plan, the one that may be otherwise first, the largest GPUs' where nobody
+    knows."""
+    last_used = {each.profile: each.last_used for each in residents}
+
+    def cost(each: Plan) -> tuple[bool, int, float]:
+        victims = {*(nap.profile for nap in each.sleep), *each.stop} - {each.start}
+        return each.start is not None, len(victims), max((last_used[name] for name in victims), default=-math.inf)
+
+    plans = [msgspec.structs.replace(each, total=total) for total, each in found if isinstance(each, Plan)]
+    if plans:
+        return min(plans, key=cost)
+    others = [each for _, each in reversed(found) if isinstance(each, Infeasible)]
+    return min(others, key=lambda each: math.inf if each.retry_at is None else each.retry_at)

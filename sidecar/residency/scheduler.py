@@ -135,7 +135,7 @@ class Scheduler:
         if decision.wake is not None:
             entry.lifecycle.step("wake", now)
         elif entry.lifecycle.state in (STOPPED, ERROR):
-            entry.gpus = decision.gpus
+            entry.place(decision)
             entry.lifecycle.step("start", now)
         else:
             entry.lifecycle.step("stop", now)  # it sleeps where it cannot wake

@@ -173,11 +173,16 @@ def corrected(estimate: Need, measured: Measured) -> Need:
 
     At least FLOOR of the weights. What is less than estimated is taken from the overhead, then the activations.
     """
-    rest = max(measured.without_kv, int(estimate.weights * FLOOR))
+    return msgspec.structs.replace(with_rest(estimate, measured.without_kv), measured=True)
+
+
+def with_rest(estimate: Need, told: int) -> Need:
+    """The estimate with so many bytes beside the KV cache, but at least FLOOR of the weights."""
+    rest = max(told, int(estimate.weights * FLOOR))
     weights = min(estimate.weights, rest)
     activations = min(estimate.activations, rest - weights)
     overhead = rest - weights - activations
-    return msgspec.structs.replace(estimate, weights=weights, activations=activations, overhead=overhead, measured=True)
+    return msgspec.structs.replace(estimate, weights=weights, activations=activations, overhead=overhead)
 
 
 def asleep(need: Need, level: Literal[1, 2], measured: Measured | None = None) -> Residue:

@@ -7,7 +7,7 @@ import msgspec
 from gateway.shared.files.units import GIB
 from sidecar.core.lesson import Lesson
 from sidecar.sizing.claim import MOST, cuda_total
-from sidecar.sizing.memory import LITTLE, MARGIN, STEP_SHARE, Need
+from sidecar.sizing.memory import LITTLE, MARGIN, STEP_SHARE, Need, with_rest
 
 NOTHING_LEARNT = Lesson(settings="-")
 UNKNOWN_CONTEXT = GIB  # of KV cache: what is claimed more for a model of which nothing else is known
@@ -19,8 +19,8 @@ def taught(need: Need, lesson: Lesson, context: int) -> Need:
     if not lesson.rest and not lesson.context:
         return need
     kv = max(need.kv, need.kv * lesson.context // context if context else lesson.context)
-    overhead = need.overhead + max(0, lesson.rest - need.without_kv)
-    return msgspec.structs.replace(need, kv=kv, overhead=overhead, learnt="told" if lesson.exact else "more")
+    rest = with_rest(need, lesson.rest if lesson.exact else max(lesson.rest, need.without_kv))
+    return msgspec.structs.replace(rest, kv=kv, learnt="told" if lesson.exact else "more")
 
 
 def cuda_of(total: int, lesson: Lesson) -> int:

@@ -132,7 +132,7 @@ async def one_machine(seed: int) -> None:
     totals = [rng.choice((16, 24, 40, 80)) * GIB for _ in range(rng.randint(1, 3))]
     models = {}
     for name in "abcd"[: rng.randint(1, 4)]:
-        claim = rng.uniform(0.3, 0.9) * min(totals)
+        claim = rng.uniform(0.3, 0.9) * rng.choice(totals)
         weights, context = int(claim * rng.uniform(0.3, 0.7)), claim / 8
         true = TrueMemory(
             rest=int((claim - context) * rng.choice((0.9, 1.0, 1.1, 1.3, 1.8))),
@@ -157,7 +157,7 @@ async def one_machine(seed: int) -> None:
             fits = models[name].true
             assert fits is not None
             if entry.unusable:
-                assert fits.rest + fits.context > 0.9 * (min(totals) - fits.hidden) - fits.beyond, (
+                assert fits.rest + fits.context > 0.9 * (max(totals) - fits.hidden) - fits.beyond, (
                     "it would have fitted"
                 )
 

@@ -19,6 +19,7 @@ import pytest
 from gateway.shared.protocol import Demand, DemandReport
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
+from loadtest.lab.residency.true_memory import TrueMemory
 from loadtest.simulate import vtime
 from sidecar.core.lifecycle import FIRST_REST
 from sidecar.residency.orders import Refused
@@ -196,6 +197,52 @@ async def test_an_engine_across_two_gpus_gets_both_or_none() -> None:
         assert made.entry("a").gpus == (0, 1)
         await used(made, "b")
         assert made.state() == "a sleeping, b running"
+
+
+@virtual
+async def test_a_small_gpu_beside_a_large_one_makes_no_model_unusable() -> None:
+    async with site("ab", 2 * GIB, GPU) as made:
+        await used(made, "a", "b")
+        assert made.state() == "a running, b running"
+        assert (made.entry("a").gpus, made.entry("b").gpus) == ((1,), (1,))
+
+
+@virtual
+async def test_one_that_fits_nowhere_says_so_of_the_largest_gpu() -> None:
+    async with site("a", 2 * GIB, 8 * GIB) as made:
+        assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
+        assert made.manager.model("a").message.endswith(f"the GPU has {8 * GIB}")
+
+
+def share(weights: float, claim: float) -> Model:
+    """A model of which half of the larger GPU is claimed there, and as much of the smaller."""
+    true = TrueMemory(rest=int((claim - 1) * GIB), context=GIB)
+    return Model(weights=int(weights * GIB), claim=int(claim * GIB), true=true)
+
+
+@virtual
+async def test_it_is_started_with_the_share_of_the_gpu_where_it_is() -> None:
+    models = {"a": share(6, 12), "b": share(6, 20), "c": share(20, 40)}
+    async with opened(file("abc", 2), models, 24 * GIB, 48 * GIB) as made:
+        for name, gpu, part in (("a", 0, 12 / 23.25), ("b", 1, 20 / 47.25)):
+            await used(made, name)
+            entry = made.entry(name)
+            assert entry.gpus == (gpu,)
+            assert entry.size.share == pytest.approx(part, abs=0.002)
+        await used(made, "c")
+        assert made.entry("c").gpus == (1,)
+        assert made.state() == "a running, b sleeping, c running"
+        assert made.left_over() == []
+
+
+@virtual
+async def test_an_engine_across_unequal_gpus_is_sized_for_the_smaller() -> None:
+    text = file("a", 3, a="tensor_parallel: 2")
+    async with opened(text, {"a": share(6, 12)}, 24 * GIB, 48 * GIB, 40 * GIB) as made:
+        await used(made, "a")
+        assert list(made.entry("a").sizes) == [24 * GIB, 40 * GIB]
+        total = min((24, 48, 40)[gpu] for gpu in made.entry("a").gpus) * GIB
+        assert made.entry("a").size.share == pytest.approx(12 * GIB / (total - 768 * 1024**2), abs=0.002)
 
 
 @virtual

@@ -203,6 +203,39 @@ def test_as_a_target_it_waits_since_it_was_wanted_and_needs_more_than_was_too_li
     assert (made.target(5.0).need, made.target(5.0).since) == (21, 3.0)
 
 
+def of_sizes(several: int = 1, gpus: tuple[int, ...] | None = None) -> ModelState:
+    made = ModelState("m", Profile(model_path="/m", tensor_parallel=several, gpus=gpus), 0.0)
+    made.sizes = {total: Size(claim=total // 2, start_needs=total // 2) for total in (24, 48)}
+    made.size = made.sizes[24]
+    return made
+
+
+def test_it_is_a_target_for_gpus_of_each_size() -> None:
+    totals = {0: 24, 1: 48, 2: 48, 3: 2}
+    for several, gpus, expected in (
+        (1, None, [(24, 12, (0,)), (48, 24, (1, 2))]),
+        (2, None, [(24, 12, (0, 1, 2)), (48, 24, (1, 2))]),
+        (1, (2, 3), [(24, 12, ()), (48, 24, (2,))]),
+    ):
+        found = of_sizes(several, gpus).targets(0.0, totals)
+        assert [(total, each.need, each.gpus) for total, each in found] == expected
+    made = of_sizes()
+    assert [(total, each.gpus) for total, each in made.targets(0.0, {0: 24, 1: 24})] == [(0, None)]
+    made.least_room = 20
+    assert [each.need for _, each in made.targets(0.0, totals)] == [21, 24]
+    assert [each.need for _, each in made.targets(0.0, totals, room=False)] == [12, 24]
+    assert [each.need for _, each in made.targets(0.0, {0: 24})] == [21]
+    assert [each.need for _, each in made.targets(0.0, {0: 24}, room=False)] == [12]
+
+
+def test_its_size_is_that_of_the_gpus_where_it_is() -> None:
+    made = of_sizes()
+    made.place(Plan(gpus=(1,), total=48))
+    assert (made.gpus, made.size.claim) == ((1,), 24)
+    made.place(Plan(gpus=(0,)))
+    assert (made.gpus, made.size.claim) == ((0,), 24), "one size of GPU is all there is"
+
+
 def test_what_found_too_little_is_not_tried_there_again_unless_it_claims_otherwise_or_has_rested() -> None:
     made = failed()
     assert not made.tries_again(FIRST_REST - 1.0)

@@ -18,6 +18,8 @@ def test_a_need_is_what_was_told_of_it_and_claims_less_margin() -> None:
     assert taught(NEED, Lesson(settings="a", beyond=GIB), GIB) == NEED
     told = taught(NEED, Lesson(settings="a", rest=15 * GIB, exact=True, context=2 * GIB), GIB)
     assert (told.without_kv, told.kv, told.overhead, told.margin) == (15 * GIB, 4 * GIB, 4 * GIB, 256 * MIB)
+    less = taught(NEED, Lesson(settings="a", rest=11 * GIB, exact=True), GIB)
+    assert (less.without_kv, less.overhead) == (11 * GIB, 0), "less than estimated, if that was told"
     more = taught(NEED, Lesson(settings="a", rest=16 * GIB), GIB)
     assert (more.kv, more.margin) == (2 * GIB, 2 * GIB)
     none = taught(msgspec.structs.replace(NEED, kv=0), Lesson(settings="a", context=GIB), 0)

@@ -1,0 +1,43 @@
+"""The monitor of a machine's GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sidecar.core.gpus import GPU
+from sidecar.gpus.monitor import GpuMonitor
+
+
+def monitor(*totals: int) -> GpuMonitor:
+    async def sample() -> tuple[GPU, ...]:
+        return tuple(GPU(index=index, total=total, free=total) for index, total in enumerate(totals))
+
+    made = GpuMonitor(sample, print)
+    asyncio.run(made.look())
+    return made
+
+
+@pytest.mark.parametrize(
+    ("totals", "gpus", "several", "expected"),
+    [
+        ((24, 48, 2), None, 1, [2, 24, 48]),
+        ((24, 48, 2), None, 2, [2, 24]),
+        ((24, 48, 48), None, 2, [24, 48]),
+        ((24, 48, 2), (0, 2), 1, [2, 24]),
+        ((24, 48), (0, 1), 3, [24, 48]),
+        ((24, 48), (7,), 1, [24, 48]),
+        ((0, 0), None, 1, [0]),
+        ((), None, 1, [0]),
+    ],
+)
+def test_bytes_of_gpus_that_an_engine_is_sized_for(
+    totals: tuple[int, ...], gpus: tuple[int, ...] | None, several: int, expected: list[int]
+) -> None:
+    assert monitor(*totals).sizes(gpus, several) == expected
+
+
+def test_the_smallest_of_some() -> None:
+    made = monitor(24, 48, 2)
+    assert (made.smallest((0, 1)), made.smallest((1,)), made.smallest(())) == (24, 48, 0)
