@@ -31,12 +31,12 @@ HURRY = 10.0  # a call with less time than this many windows does not wait: nobo
 AGAIN_AT_ONCE = 8  # calls of one refused batch that are with engines at the same time
 KEPT = 2.0  # seconds a key's pace is remembered, longer than any window: a policy's is 1 s at most
 REASONS = ("alone", "window", "items", "tokens")
-# Refusals that depend on a call's size, or keep a place for it: each call of the batch is told its own.
+# Refusals that depend on a call's size, or make a booking: each call of the batch gets its own.
 OF_THE_WHOLE = frozenset({Outcome.HOPELESS, Outcome.QUEUE_FULL, Outcome.SHED})
 
 
 class Exchanged(msgspec.Struct, kw_only=True, gc=False):
-    """What a request to an engine came to, whatever its status. `granted`, `first_byte`: monotonic seconds."""
+    """Result of a request to an engine, whatever its status. `granted`, `first_byte`: monotonic seconds."""
 
     status: int
     body: bytes
@@ -57,8 +57,8 @@ class Part(msgspec.Struct, kw_only=True, gc=False):
     calls: int = 1
 
 
-class _Line:
-    """What is known of one key: how fast its calls come, and the batch that is open for them."""
+class _KeyState:
+    """State of one key: how fast its calls come, and the batch that is open for them."""
 
     __slots__ = ("batch", "pace")
 
@@ -67,8 +67,8 @@ class _Line:
         self.batch: _Batch | None = None
 
 
-class _Place:
-    """One caller's place in a batch. `part` None: the merged call was refused, go by yourself."""
+class _Member:
+    """One call in a batch. `part` None: the merged call was refused, and this one goes by itself."""
 
     __slots__ = ("batch", "part", "piece")
 
@@ -81,12 +81,12 @@ class _Place:
 class _Batch:
     """Calls that wait to be sent (`timer`), or have been (`sent`)."""
 
-    __slots__ = ("again", "items", "line", "places", "request", "sent", "task", "timer", "tokens")
+    __slots__ = ("again", "items", "members", "request", "sent", "state", "task", "timer", "tokens")
 
-    def __init__(self, line: _Line, wait: float, send: Callable[[_Batch, str], None]) -> None:
-        self.line = line
+    def __init__(self, state: _KeyState, wait: float, send: Callable[[_Batch, str], None]) -> None:
+        self.state = state
         self.timer = asyncio.get_running_loop().call_later(wait, send, self, "window")
-        self.places: list[_Place] = []
+        self.members: list[_Member] = []
         self.items = 0
         self.tokens = 0
         self.sent = False
@@ -100,17 +100,17 @@ class _Batch:
             return "items"
         return "tokens" if self.tokens + tokens > rule.max_tokens else ""
 
-    def add(self, piece: Piece) -> _Place:
-        place = _Place(self, piece)
-        self.places.append(place)
+    def add(self, piece: Piece) -> _Member:
+        member = _Member(self, piece)
+        self.members.append(member)
         self.items += piece.items
         self.tokens += piece.call.prompt_tokens
-        return place
+        return member
 
-    def remove(self, place: _Place) -> None:
-        self.places.remove(place)
-        self.items -= place.piece.items
-        self.tokens -= place.piece.call.prompt_tokens
+    def remove(self, member: _Member) -> None:
+        self.members.remove(member)
+        self.items -= member.piece.items
+        self.tokens -= member.piece.call.prompt_tokens
 
 
 class Batcher:
@@ -137,7 +137,7 @@ class Batcher:
         self._bodies = bodies
         self._shrink = shrink
         self._witness = witness
-        self._lines: dict[Hashable, _Line] = {}  # the one used last is last
+        self._states: dict[Hashable, _KeyState] = {}  # the one used last is last
         self.tasks: set[asyncio.Task[None]] = set()
         self.batches = dict.fromkeys(REASONS, 0)
         self.merged = 0
@@ -151,29 +151,29 @@ class Batcher:
         """The call's own part, whatever its status. Raises Refused, as `exchange` does. Cancellation withdraws it."""
         if self._witness is not None:
             self._witness.joining(piece.call)
-        place = self._join(piece)
-        if place is None:
+        member = self._join(piece)
+        if member is None:
             self.batches["alone"] += 1
             return await self._alone(piece.call)
         try:
-            part = await place.part
+            part = await member.part
         except asyncio.CancelledError:
-            self._leave(place)
+            self._leave(member)
             raise
         if part is not None:
             return part
-        async with place.batch.again:
+        async with member.batch.again:
             self.again += 1
             return await self._alone(piece.call)
 
     def left_over(self) -> list[object]:
         """Batches that wait and requests under way. Of a gateway without calls nothing may be left."""
-        return [*(line.batch for line in self._lines.values() if line.batch is not None), *self.tasks]
+        return [*(state.batch for state in self._states.values() if state.batch is not None), *self.tasks]
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _join(self, piece: Piece) -> _Place | None:
-        """A place in a batch, or None: the call is to go at once, by itself."""
+    def _join(self, piece: Piece) -> _Member | None:
+        """Its membership of a batch; None: the call is to go at once, by itself."""
         call, now = piece.call, self._clock()
         rule = rule_of(self._policy(), call)
         if rule is None or piece.items >= rule.max_items or call.prompt_tokens >= rule.max_tokens:
@@ -181,52 +181,52 @@ class Batcher:
         window = rule.window * self._shrink(call.model)
         if call.deadline - now < HURRY * window:
             return None
-        line = self._line(piece.key)
-        wait = line.pace.wait(now, window)
+        state = self._state(piece.key)
+        wait = state.pace.wait(now, window)
         self._forget(now)
-        batch = line.batch
+        batch = state.batch
         if batch is not None and (full := batch.full(rule, piece.items, call.prompt_tokens)):
             self._send(batch, full)
             batch = None
         if batch is None:
             if wait <= 0.0:
                 return None
-            batch = line.batch = _Batch(line, wait, self._send)
-        place = batch.add(piece)
+            batch = state.batch = _Batch(state, wait, self._send)
+        member = batch.add(piece)
         if full := batch.full(rule, 1, 1):
             self._send(batch, full)
-        return place
+        return member
 
-    def _line(self, key: Hashable) -> _Line:
-        line = self._lines.pop(key, None) or _Line()
-        self._lines[key] = line
-        return line
+    def _state(self, key: Hashable) -> _KeyState:
+        state = self._states.pop(key, None) or _KeyState()
+        self._states[key] = state
+        return state
 
     def _forget(self, now: float) -> None:
         """Drop the keys that nobody has used for long. The one used just now is last, and ends the search."""
-        lines = self._lines
-        while now - lines[oldest := next(iter(lines))].pace.at > KEPT:
-            del lines[oldest]
+        states = self._states
+        while now - states[oldest := next(iter(states))].pace.at > KEPT:
+            del states[oldest]
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, member: _Member) -> None:
         """The caller is gone: out of a batch that waits; one that was sent ends only with the last of its callers."""
-        batch = place.batch
+        batch = member.batch
         if not batch.sent:
-            batch.remove(place)
-            if not batch.places:
+            batch.remove(member)
+            if not batch.members:
                 self._close(batch)
         elif batch.task is not None:
             sent_at = None if batch.request is None else batch.request.sent_at
-            if all(other.part.done() for other in batch.places):
+            if all(other.part.done() for other in batch.members):
                 batch.task.cancel()
             elif sent_at is None:
                 sent_at = self._clock()  # it will be sent with its part, for the others
-            place.piece.call.sent_at = sent_at
+            member.piece.call.sent_at = sent_at
 
     @staticmethod
     def _close(batch: _Batch) -> None:
         """Nobody joins it any more."""
-        batch.line.batch = None
+        batch.state.batch = None
         batch.timer.cancel()
 
     # -- sent ---------------------------------------------------------------------------------------------------
@@ -234,8 +234,8 @@ class Batcher:
     def _send(self, batch: _Batch, reason: str) -> None:
         self._close(batch)
         batch.sent = True
-        batch.places = [place for place in batch.places if not place.part.done()]  # else left, and not yet run
-        if not batch.places:
+        batch.members = [member for member in batch.members if not member.part.done()]  # else left, and not yet run
+        if not batch.members:
             return
         self.batches[reason] += 1
         batch.task = asyncio.get_running_loop().create_task(self._run(batch))
@@ -244,7 +244,7 @@ class Batcher:
 
     async def _run(self, batch: _Batch) -> None:
         """The request, and to each its part. What it raises is handed to everybody by `_ended`."""
-        pieces = [place.piece for place in batch.places]
+        pieces = [member.piece for member in batch.members]
         witness = self._witness
         if witness is not None:
             witness.sending([piece.call for piece in pieces])
@@ -260,21 +260,21 @@ class Batcher:
             if witness is not None and parts is not None:
                 status, told = parts[0].exchanged.status, [part.prompt_tokens for part in parts]
                 witness.merged([piece.call for piece in pieces], status, told)
-        for number, place in enumerate(batch.places):
-            if not place.part.done():
-                place.part.set_result(None if parts is None else parts[number])
+        for number, member in enumerate(batch.members):
+            if not member.part.done():
+                member.part.set_result(None if parts is None else parts[number])
 
     def _ended(self, batch: _Batch, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        for place in batch.places:
-            if place.part.done():
+        for member in batch.members:
+            if member.part.done():
                 continue
             if error is None:
-                place.part.cancel()
+                member.part.cancel()
             else:
-                place.piece.call.sent_at = None if batch.request is None else batch.request.sent_at
-                place.part.set_exception(error.copy() if isinstance(error, Refused) else error)
+                member.piece.call.sent_at = None if batch.request is None else batch.request.sent_at
+                member.part.set_exception(error.copy() if isinstance(error, Refused) else error)
 
     async def _alone(self, call: Call) -> Part:
         exchanged = await self._exchange(call)

@@ -73,7 +73,7 @@ class World:
         """Calls have come close upon each other: the next one waits for others."""
         await asyncio.gather(*(self.ask(f"warm{number}") for number in range(8)), self.ask("warm"))
         self.sent.clear()
-        self.batcher._lines[next(iter(self.batcher._lines))].pace.at = self.loop.time()
+        self.batcher._states[next(iter(self.batcher._states))].pace.at = self.loop.time()
 
     def inputs(self) -> list[Any]:
         return [json.loads(call.body)["input"] for _, call in self.sent]
@@ -83,7 +83,7 @@ class World:
         assert self.open == 0
         assert self.bodies.held == 0
         assert not self.batcher.tasks
-        assert all(line.batch is None for line in self.batcher._lines.values())
+        assert all(state.batch is None for state in self.batcher._states.values())
         assert isinstance(self.loop, vtime.VirtualLoop)
         assert not self.loop.timers
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -317,10 +317,10 @@ def test_keys_are_forgotten() -> None:
     async def scenario(world: World) -> None:
         for number in range(50):
             await world.ask({"query": f"q{number}", "documents": ["a"]}, RERANK)
-        assert len(world.batcher._lines) == pytest.approx(20, abs=2), "those of two seconds"
+        assert len(world.batcher._states) == pytest.approx(20, abs=2), "those of two seconds"
         await asyncio.sleep(3.0)
         await world.ask("a")
-        assert len(world.batcher._lines) == 1
+        assert len(world.batcher._states) == 1
 
     virtual(scenario)
 
@@ -539,7 +539,7 @@ def test_leaving_in_the_moment_of_sending(leaving: int) -> None:
         await world.warm()
         tasks = world.asking("a", "b")
         await asyncio.sleep(0)
-        (batch,) = [line.batch for line in world.batcher._lines.values() if line.batch is not None]
+        (batch,) = [state.batch for state in world.batcher._states.values() if state.batch is not None]
         before = sum(world.batcher.batches.values())
         for task in tasks[:leaving]:
             task.cancel()  # their futures are cancelled; they have not run yet
@@ -562,8 +562,10 @@ def test_leaving_in_the_moment_of_the_answer(fails: bool) -> None:
             world.fails = refusing(Outcome.UPSTREAM)
         stays, leaves = world.asking("a", "b")
         await asyncio.sleep(0)
-        (batch,) = [line.batch for line in world.batcher._lines.values() if line.batch is not None]
-        batch.places[0].part.add_done_callback(lambda _, task=leaves: task.cancel())  # both have parts and have not run
+        (batch,) = [state.batch for state in world.batcher._states.values() if state.batch is not None]
+        batch.members[0].part.add_done_callback(
+            lambda _, task=leaves: task.cancel()
+        )  # both have parts and have not run
         await asyncio.wait((stays, leaves))
         assert leaves.cancelled()
         assert (stays.exception() is not None) is fails
