@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.fleet import Engine
 from gateway.shared.tasks import telling
 
@@ -68,7 +68,7 @@ class Listener:
     def __init__(self, engine: Engine, url: str, context: zmq.asyncio.Context, clock: Callable[[], float]) -> None:
         self.url = url
         self._engine = engine
-        self._residency = engine.residency = Residency()
+        self._cache_age = engine.cache_age = CacheAge()
         self._clock = clock
         self._socket = context.socket(zmq.SUB)
         # The monitor is made before the socket connects, so that it misses no event.
@@ -92,7 +92,7 @@ class Listener:
                 self._connect_again()
                 continue
             linked = parse_monitor_message(message)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self._residency.link(linked)
+            self._cache_age.link(linked)
 
     def _connect_again(self) -> None:
         """Reconnect. ZeroMQ does not reconnect by itself to a peer that does not speak ZeroMQ or sent a message above
@@ -104,12 +104,12 @@ class Listener:
 
     async def _follow(self) -> None:
         while True:
-            self._residency.take(await self._socket.recv_multipart(), self._clock())
+            self._cache_age.take(await self._socket.recv_multipart(), self._clock())
             await asyncio.sleep(0)  # messages that wait are received without a pause, and other tasks need the loop
 
     def close(self) -> None:
-        if self._engine.residency is self._residency:
-            self._engine.residency = None
+        if self._engine.cache_age is self._cache_age:
+            self._engine.cache_age = None
         self.task.cancel()
         self._socket.disable_monitor()
         self._socket.close()

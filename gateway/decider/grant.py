@@ -178,7 +178,7 @@ class LocalGrant:
         if hold.live:
             hold.release()
             now = self._dispatch.clock()
-            if self._first_at and self.engine.up and self.engine.residency is not None:
+            if self._first_at and self.engine.up and self.engine.cache_age is not None:
                 self._remember(now)  # only from now on may the engine evict it
             self.engine.breaker.ended(self.probe, self.ending, now)
             self._dispatch.released(self.call, hold, now)

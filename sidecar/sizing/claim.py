@@ -77,11 +77,6 @@ def cuda_total(total: int) -> int:
     return total - min(768 * MIB, total // 32)
 
 
-def can_start(claim: Claim, free: int) -> bool:
-    """Whether vLLM would start on a GPU with `free` bytes: it wants its whole share free (vLLM 0.9 to 0.33)."""
-    return free >= claim.start_needs
-
-
 def refuse_reason(shape: ModelShape, need: Need, claim: Claim, present: int) -> str | None:
     """The reason why the model can never run so on a machine of `present` GPUs, for its operator; None: it can."""
     gpus = need.gpus

@@ -19,7 +19,7 @@ import pytest
 import uvloop
 import zmq
 
-from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import EngineEntry, FleetPolicy, Policy
 from gateway.decider import cache_events
@@ -85,13 +85,13 @@ class Scene:
             publisher.close()
 
     @property
-    def residency(self) -> Residency:
-        assert self.engine.residency is not None
-        return self.engine.residency
+    def cache_age(self) -> CacheAge:
+        assert self.engine.cache_age is not None
+        return self.engine.cache_age
 
     def trusted(self) -> float:
         """For how many seconds back what was used is believed to be cached, `TTL` where the clock rules."""
-        return self.clock() - self.residency.trusted_since(self.clock(), TTL)
+        return self.clock() - self.cache_age.trusted_since(self.clock(), TTL)
 
     async def until(self, holds: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
         async with asyncio.timeout(WITHIN):
@@ -102,7 +102,7 @@ class Scene:
     async def join(self, publisher: Publisher) -> None:
         """Until what is published arrives: what a publisher sends before it knows of a subscriber is lost."""
         blocks = iter(range(10**6, 10**7))
-        await self.until(lambda: self.residency.live, lambda: publisher.store(next(blocks)))
+        await self.until(lambda: self.cache_age.live, lambda: publisher.store(next(blocks)))
 
 
 def play(folder: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
@@ -116,7 +116,7 @@ def play(folder: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
             made.close()
             async with asyncio.timeout(2.0):
                 await made.events.aclose()
-        assert made.engine.residency is None
+        assert made.engine.cache_age is None
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     uvloop.run(main())  # as the gateway
@@ -129,11 +129,11 @@ def test_what_is_published_arrives(folder: Path) -> None:
         publisher = scene.publisher()
         assert scene.trusted() == pytest.approx(TTL)
         await scene.join(publisher)
-        known = scene.residency.resident
+        known = scene.cache_age.cached
         publisher.store(1)
-        await scene.until(lambda: scene.residency.resident == known + 1)
+        await scene.until(lambda: scene.cache_age.cached == known + 1)
         publisher.send({"type": "AllBlocksCleared"})
-        await scene.until(lambda: scene.residency.resident == 0)
+        await scene.until(lambda: scene.cache_age.cached == 0)
         assert scene.trusted() < WITHIN
 
     play(folder, scenario)
@@ -146,14 +146,14 @@ def test_a_connection_that_is_lost_is_noticed_and_made_again(folder: Path) -> No
         await scene.join(publisher)
         for block in range(1000):
             publisher.store(block)
-        await scene.until(lambda: scene.residency.resident >= 1000)
+        await scene.until(lambda: scene.cache_age.cached >= 1000)
         publisher.close()
-        await scene.until(lambda: not scene.residency.live)
-        assert scene.residency.cut == -math.inf
+        await scene.until(lambda: not scene.cache_age.live)
+        assert scene.cache_age.cut == -math.inf
         died = scene.clock()
         publisher = scene.publisher()
         await scene.join(publisher)
-        assert scene.residency.cut > died, "a new process has cached nothing"
+        assert scene.cache_age.cut > died, "a new process has cached nothing"
 
     play(folder, scenario)
 
@@ -164,13 +164,13 @@ def test_more_than_the_gateway_can_follow_is_a_gap_and_no_memory(folder: Path) -
         publisher.socket.sndhwm = QUEUED
         scene.events.listen(scene.engine, scene.url)
         await scene.join(publisher)
-        since = scene.residency.since
+        since = scene.cache_age.since
         for block in range(20 * QUEUED):  # in the loop's own thread: the gateway cannot follow, ZeroMQ's threads can
             publisher.store(block, topic=bytes(10_000))
             if block % 32 == 0:
                 time.sleep(0.001)  # noqa: ASYNC251 # see above
-        await scene.until(lambda: scene.residency.since > since, lambda: publisher.store(random.getrandbits(63)))
-        assert scene.residency.live
+        await scene.until(lambda: scene.cache_age.since > since, lambda: publisher.store(random.getrandbits(63)))
+        assert scene.cache_age.live
 
     play(folder, scenario)
 
@@ -183,13 +183,13 @@ def test_what_cannot_be_read_does_no_harm(folder: Path, monkeypatch: pytest.Monk
         scene.events.listen(scene.engine, scene.url)
         await scene.join(publisher)
         publisher.frames(b"\xc1")
-        await scene.until(lambda: bool(scene.residency.problem))
+        await scene.until(lambda: bool(scene.cache_age.problem))
         assert scene.trusted() == pytest.approx(TTL)
         publisher.store(1)
-        await scene.until(lambda: scene.residency.resident == 1)
-        assert not scene.residency.problem
+        await scene.until(lambda: scene.cache_age.cached == 1)
+        assert not scene.cache_age.problem
         publisher.frames(b"", b"\0" * 8, bytes(LARGEST + 1))  # costs the connection
-        await scene.until(lambda: not scene.residency.live)
+        await scene.until(lambda: not scene.cache_age.live)
         await scene.join(publisher)
 
     play(folder, scenario)
@@ -198,18 +198,18 @@ def test_what_cannot_be_read_does_no_harm(folder: Path, monkeypatch: pytest.Monk
 def test_an_engine_is_listened_to_as_the_policy_says(folder: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.events.listen(scene.engine, None)
-        assert scene.engine.residency is None
+        assert scene.engine.cache_age is None
         scene.events.listen(scene.engine, scene.url)
-        first = scene.residency
+        first = scene.cache_age
         scene.events.listen(scene.engine, scene.url)
-        assert scene.residency is first
+        assert scene.cache_age is first
         scene.events.listen(scene.engine, scene.url + "2")
-        assert scene.residency is not first
+        assert scene.cache_age is not first
         publisher = scene.publisher("2")
         await scene.join(publisher)
         scene.events.listen(scene.engine, None)
         scene.events.forget(scene.engine)
-        assert scene.engine.residency is None
+        assert scene.engine.cache_age is None
         scene.events.listen(scene.engine, scene.url + "2")
         await scene.join(publisher)
 
@@ -223,14 +223,14 @@ def test_a_reload_begins_and_ends_subscriptions(folder: Path) -> None:
     async def main() -> None:
         gateway = Gateway(policy(None), [], None, random.Random(1))
         (engine,) = gateway.fleet
-        assert (gateway.kv_events, engine.residency) == (None, None)
+        assert (gateway.kv_events, engine.cache_age) == (None, None)
         gateway.apply(Configuration(policy(f"ipc://{folder}/e")))
-        assert engine.residency is not None
+        assert engine.cache_age is not None
         gateway.apply(Configuration(policy(None)))
-        assert engine.residency is None
+        assert engine.cache_age is None
         gateway.apply(Configuration(policy(f"ipc://{folder}/e")))
         gateway.apply(Configuration(Policy()))
-        assert (engine.residency, list(gateway.fleet)) == (None, [])
+        assert (engine.cache_age, list(gateway.fleet)) == (None, [])
         await gateway.aclose()
 
     asyncio.run(main())
@@ -260,22 +260,22 @@ def test_a_simulated_engine_publishes_what_becomes_of_its_cache(folder: Path, tm
             scene.events.listen(scene.engine, url)
             numbers = itertools.count(100)
             async with asyncio.timeout(WITHIN):
-                while scene.residency.resident < 16:  # what it publishes before it knows of a subscriber is lost
+                while scene.cache_age.cached < 16:  # what it publishes before it knows of a subscriber is lost
                     await ask(next(numbers))
                     await asyncio.sleep(0.2)
-            assert scene.residency.cut == -math.inf
+            assert scene.cache_age.cut == -math.inf
             for number in range(10, 20):  # 17 blocks each: the cache turns over
                 await ask(number)
-            await scene.until(lambda: scene.residency.cut > -math.inf)
-            await scene.until(lambda: 32 <= scene.residency.resident <= 64)
-            evicted = scene.residency.cut
-            assert scene.residency.since <= evicted <= scene.clock()
+            await scene.until(lambda: scene.cache_age.cut > -math.inf)
+            await scene.until(lambda: 32 <= scene.cache_age.cached <= 64)
+            evicted = scene.cache_age.cut
+            assert scene.cache_age.since <= evicted <= scene.clock()
             assert (await asyncio.to_thread(post, f"{sim.url}/reset_prefix_cache", {}))[0] == 200
             reset = scene.clock()
             await ask(30)  # what was cleared is told with the next step
-            await scene.until(lambda: scene.residency.cut >= reset)
-            assert not scene.residency.problem
-        await scene.until(lambda: not scene.residency.live)
+            await scene.until(lambda: scene.cache_age.cut >= reset)
+            assert not scene.cache_age.problem
+        await scene.until(lambda: not scene.cache_age.live)
 
     play(folder, scenario)
 

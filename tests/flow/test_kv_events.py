@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.cache_age import CacheAge
 from tests.calls import a_call
 from tests.flow.test_dispatch import World, virtual
 
@@ -16,7 +16,7 @@ from tests.flow.test_dispatch import World, virtual
 def test_what_a_call_has_read_was_used_until_its_end_where_events_tell_of_evictions(events: bool, used: float) -> None:
     async def scenario(world: World) -> None:
         engine = world.engine()
-        engine.residency = Residency() if events else None
+        engine.cache_age = CacheAge() if events else None
         with await world.dispatch.ask(a_call(prefix=(1, 2), prompt_tokens=100)) as grant:
             await asyncio.sleep(1.0)
             grant.first_byte(world.loop.time())
@@ -29,7 +29,7 @@ def test_what_a_call_has_read_was_used_until_its_end_where_events_tell_of_evicti
 def test_an_engine_that_is_gone_has_nothing() -> None:
     async def scenario(world: World) -> None:
         engine = world.engine()
-        engine.residency = Residency()
+        engine.cache_age = CacheAge()
         with await world.dispatch.ask(a_call(prefix=(1, 2), prompt_tokens=100)) as grant:
             grant.first_byte(world.loop.time() + 1.0)
             engine.down()
@@ -41,10 +41,10 @@ def test_an_engine_that_is_gone_has_nothing() -> None:
 def test_what_a_call_has_not_read_is_not_remembered_at_its_end() -> None:
     async def scenario(world: World) -> None:
         engine = world.engine()
-        engine.residency = Residency()
+        engine.cache_age = CacheAge()
         with await world.dispatch.ask(a_call(prefix=(1, 2), prompt_tokens=100)):
             await asyncio.sleep(1.0)
         assert engine.prefixes == {}
-        assert engine.residency.cut == -math.inf
+        assert engine.cache_age.cut == -math.inf
 
     virtual(scenario)

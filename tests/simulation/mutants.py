@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gateway.core.admission.admission import AdmissionControl
 from gateway.core.admission.fairness import ClassQueue
-from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.cache_age import CacheAge
 from gateway.decider.dispatch import Dispatch
 from gateway.relay.pipeline import Pipeline
 
@@ -72,4 +72,4 @@ ANOTHERS_ACCOUNT = Mutant(Pipeline, "call", "if self._whose is request:", "if Tr
 REFUNDED_EXPIRY = Mutant(Pipeline, "_granted", "except (asyncio.CancelledError, Refused):", "except ZeroDivisionError:")
 
 # What an engine has evicted stays in the picture of its cache.
-NEVER_EVICTED = Mutant(Residency, "_removed", "stored.pop(", "stored.get(")
+NEVER_EVICTED = Mutant(CacheAge, "_removed", "stored.pop(", "stored.get(")

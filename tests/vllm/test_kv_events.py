@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy
 from gateway.decider.cache_events import KvEvents
@@ -51,8 +51,8 @@ async def scenario(vllm: Vllm, url: str) -> None:
     clock = asyncio.get_running_loop().time
     engine, events = Engine("e", vllm.url, Policy()), KvEvents(clock)
     events.listen(engine, url)
-    residency = engine.residency
-    assert isinstance(residency, Residency)
+    cache_age = engine.cache_age
+    assert isinstance(cache_age, CacheAge)
 
     async def until(holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(WITHIN):
@@ -60,20 +60,20 @@ async def scenario(vllm: Vllm, url: str) -> None:
                 await asyncio.sleep(0.01)
 
     def cached(at: float) -> bool:
-        return at >= residency.trusted_since(clock(), 600.0)
+        return at >= cache_age.trusted_since(clock(), 600.0)
 
     try:
-        await until(lambda: residency._linked)
+        await until(lambda: cache_age._linked)
         begun = clock()
         await ask(vllm, 0)
-        await until(lambda: residency.live and residency.resident == PROMPT // BLOCK)
-        assert (residency.cut, residency.problem) == (-math.inf, "")
+        await until(lambda: cache_age.live and cache_age.cached == PROMPT // BLOCK)
+        assert (cache_age.cut, cache_age.problem) == (-math.inf, "")
         used = {}
         for number in range(1, 13):  # twice what the cache holds
             await ask(vllm, number)
             used[number] = clock()
-        await until(lambda: residency.cut > begun)
-        assert BLOCKS - 2 * PROMPT // BLOCK <= residency.resident < BLOCKS
+        await until(lambda: cache_age.cut > begun)
+        assert BLOCKS - 2 * PROMPT // BLOCK <= cache_age.cached < BLOCKS
         believed = [number for number in used if cached(used[number])]
         assert believed == list(range(believed[0], 13))
         assert 6 <= len(believed) <= 8, "six prompts fit; LATEST evictions are as many blocks as another two have"
@@ -83,10 +83,10 @@ async def scenario(vllm: Vllm, url: str) -> None:
         assert (await asyncio.to_thread(post, f"{vllm.url}/reset_prefix_cache", {}))[0] == 200
         reset = clock()
         assert not await ask(vllm, believed[-1])
-        await until(lambda: residency.cut >= reset)
+        await until(lambda: cache_age.cut >= reset)
         assert not cached(used[12])
         vllm.stop()
-        await until(lambda: not residency.live)
-        assert not residency.problem
+        await until(lambda: not cache_age.live)
+        assert not cache_age.problem
     finally:
         await events.aclose()

@@ -34,7 +34,7 @@ KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention
 GPU = frozenset({None, "GPU", "gpu"})  # a block that left it for another medium has to be fetched at a cost
 
 
-class Residency:
+class CacheAge:
     """One engine's prefix cache, by its events. `since`: from when on they are whole; infinite: they are not.
 
     Feed it from one connection: `link` when that comes and goes, `take` with every message, in order.
@@ -56,7 +56,7 @@ class Residency:
 
     def __repr__(self) -> str:
         state = "live" if self.live else "linked" if self._linked else "not linked"
-        return f"<Residency {state}, {self.resident} blocks, cut at {self.cut:.1f}, whole since {self.since:.1f}>"
+        return f"<CacheAge {state}, {self.cached} blocks, cut at {self.cut:.1f}, whole since {self.since:.1f}>"
 
     # -- what it tells ------------------------------------------------------------------------------------------
 
@@ -67,12 +67,8 @@ class Residency:
             oldest = self.since if self.since > now - LONGEST else now - LONGEST
         return cut if cut > oldest else oldest  # max() costs more than all of this
 
-    def horizon(self, now: float) -> float:
-        """Seconds for which the cache keeps what nobody uses; infinite: nothing has had to go yet."""
-        return now - self.cut
-
     @property
-    def resident(self) -> int:
+    def cached(self) -> int:
         """Blocks that are cached, of those stored since the events are whole; an estimate where they are many."""
         return len(self.stored) * (self._mask + 1)
 

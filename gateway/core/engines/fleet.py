@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from gateway.core.engines.breaker import CircuitBreaker
-from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.origin import engine_id
 from gateway.core.engines.trouble import Trouble
 from gateway.core.policy.policy import EngineEntry, Policy
@@ -107,6 +107,7 @@ class Engine:
         "_untaught",
         "back_at",
         "breaker",
+        "cache_age",
         "capacity",
         "check_failures",
         "checked_at",
@@ -130,7 +131,6 @@ class Engine:
         "prefill_rate",
         "prefixes",
         "reserves",
-        "residency",
         "sample",
         "sampled_at",
         "sessions",
@@ -189,7 +189,7 @@ class Engine:
         self._sent: deque[float] = deque(maxlen=SENT_REMEMBERED)  # when the last holds were taken
         self.prefixes: dict[int, float] = {}  # block hash -> last use; insertion order is LRU order
         self.sessions: dict[int, tuple[int, float]] = {}  # session -> tokens of its last prompt, when; in LRU order
-        self.residency: Residency | None = None  # where the engine publishes what becomes of its cache
+        self.cache_age: CacheAge | None = None  # where the engine publishes what becomes of its cache
         self.tpot = TPOT
         self.pace = PACE  # seconds per output token of its fastest answers of late: what it can have written
         self.breaker = CircuitBreaker(policy.breaker)
@@ -470,7 +470,7 @@ class Engine:
     def trusted_since(self, now: float) -> float:
         """What it has read since then it has still cached: by its own events, or else for `affinity_ttl`."""
         ttl = self.policy.routing.affinity_ttl
-        return now - ttl if self.residency is None else self.residency.trusted_since(now, ttl)
+        return now - ttl if self.cache_age is None else self.cache_age.trusted_since(now, ttl)
 
     def cached_blocks(self, prefix: tuple[int, ...], now: float) -> int:
         """How many leading blocks of `prefix` this engine has probably cached (see `trusted_since`)."""
@@ -534,11 +534,6 @@ class Fleet:
         engine.name = engine.number = f"engine-{self._added}"
         self.engines[engine.id] = engine
         self._index()
-
-    def name_of(self, id: str) -> str:
-        """What clients are told of an engine: no address of it."""
-        engine = self.engines.get(id)
-        return id and ("engine" if engine is None else engine.name)  # one that has just been forgotten has none
 
     def remove(self, id: str) -> None:
         del self.engines[id]

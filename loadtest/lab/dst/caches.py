@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.fleet import Engine
 from loadtest.engine.cache_log import WORD, CacheLog
 from loadtest.simulate.memory_engine import MemoryEngine
@@ -21,7 +21,7 @@ class Telling:
     def __init__(
         self, engine: Engine, memory: MemoryEngine, lost: float, seed: str, wrong: Callable[[str], None]
     ) -> None:
-        self._residency = engine.residency = Residency()
+        self._cache_age = engine.cache_age = CacheAge()
         self._id = engine.id
         self._memory = memory
         self._lost = lost
@@ -42,20 +42,20 @@ class Telling:
             self._begins(now)
         if up != self._linked:
             self._linked = up
-            self._residency.link(up)
+            self._cache_age.link(up)
         batch = self._log.batch(now) if up else None
         if batch is None:
             return
         number, self._number = self._number, self._number + 1
         # A new process whose first message to come has by chance the number that the last one's next would have had is
         # not told apart, here or anywhere.
-        if self._rng.random() < self._lost or (not self._heard and number == self._residency.expected):
+        if self._rng.random() < self._lost or (not self._heard and number == self._cache_age.expected):
             self._missed = True
             return
-        seen_again = number < self._residency.expected
+        seen_again = number < self._cache_age.expected
         self._heard = True
-        self._residency.take((b"", number.to_bytes(8, "big"), batch), now)
-        if seen_again and self._residency.cut < self._began:
+        self._cache_age.take((b"", number.to_bytes(8, "big"), batch), now)
+        if seen_again and self._cache_age.cut < self._began:
             self._wrong(f"{self._id} is another process, and what its last one has read is taken for cached")
         self._compare(now)
 
@@ -70,12 +70,12 @@ class Telling:
         self._missed = bool(blocks.cached)
 
     def _compare(self, now: float) -> None:
-        residency, blocks = self._residency, self._memory.engine.scheduler.blocks
+        cache_age, blocks = self._cache_age, self._memory.engine.scheduler.blocks
         cached = {block & WORD for block in blocks.cached}
-        believed = set(residency.stored)
+        believed = set(cache_age.stored)
         if not believed <= cached:
             self._wrong(f"{len(believed - cached)} blocks that {self._id} has evicted are taken for cached")
         if not self._missed and believed != cached:
             self._wrong(f"{len(cached - believed)} blocks that {self._id} has cached are not known to be")
-        if not residency.live or residency.problem or residency.cut > now:
-            self._wrong(f"after a message of {self._id}: {residency!r}, problem {residency.problem!r}")
+        if not cache_age.live or cache_age.problem or cache_age.cut > now:
+            self._wrong(f"after a message of {self._id}: {cache_age!r}, problem {cache_age.problem!r}")

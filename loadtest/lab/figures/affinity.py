@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gateway.core.engines.cache_age import Residency
+from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.fleet import Engine
 from loadtest.clients.retries import Clients
 from loadtest.engine.cache_log import CacheLog
@@ -82,8 +82,8 @@ class Events:
     """One simulated engine's cache events on their way to what the gateway knows of it."""
 
     def __init__(self, engine: Engine, memory: MemoryEngine) -> None:
-        self._residency = engine.residency = Residency()
-        self._residency.link(True)
+        self._cache_age = engine.cache_age = CacheAge()
+        self._cache_age.link(True)
         self._log = memory.engine.scheduler.blocks.log = CacheLog()
         self._loop = asyncio.get_running_loop()
         self._number = 0
@@ -93,7 +93,7 @@ class Events:
         now = self._loop.time()
         batch = self._log.batch(now)
         if batch is not None:
-            self._residency.take((b"", self._number.to_bytes(8), batch), now)
+            self._cache_age.take((b"", self._number.to_bytes(8), batch), now)
             self._number += 1
         self._loop.call_later(EVERY, self._tell)
 

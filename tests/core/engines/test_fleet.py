@@ -504,4 +504,4 @@ def test_short_prompts_teach_no_rate() -> None:
 def test_clients_are_told_a_name_and_never_an_address() -> None:
     fleet = Fleet()
     fleet.add(engine())
-    assert [fleet.name_of(id) for id in ("e", "10.0.0.11:8000", "")] == ["engine-1", "engine", ""]
+    assert [each.name for each in fleet] == ["engine-1"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.engines import cache_age as module
-from gateway.core.engines.cache_age import LATEST, LONGEST, Residency
+from gateway.core.engines.cache_age import LATEST, LONGEST, CacheAge
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy
 from gateway.shared.vllm.kv_events import EventsError, address_fault, events_from
@@ -34,18 +34,18 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 class Wire:
-    """A Residency and the connection before it: numbers each message."""
+    """A CacheAge and the connection before it: numbers each message."""
 
     def __init__(self) -> None:
-        self.residency = Residency()
-        self.residency.link(True)
+        self.cache_age = CacheAge()
+        self.cache_age.link(True)
         self.number = 0
 
-    def send(self, now: float, *events: Any, skip: int = 0) -> Residency:
+    def send(self, now: float, *events: Any, skip: int = 0) -> CacheAge:
         self.number += skip
-        self.residency.take((b"", self.number.to_bytes(8), encode([1700000000.5, events, 0])), now)
+        self.cache_age.take((b"", self.number.to_bytes(8), encode([1700000000.5, events, 0])), now)
         self.number += 1
-        return self.residency
+        return self.cache_age
 
     def turn_over(self, start: float, now: float, first: int = 1000) -> None:
         """LATEST blocks are stored, one a second from `start` on, and evicted at `now`."""
@@ -129,22 +129,21 @@ def test_addresses(url: str, expected: str | None) -> None:
 
 
 def test_while_nothing_is_evicted_all_that_was_read_since_the_beginning_is_believed_in() -> None:
-    residency = Wire().send(100.0, stored(1, 2, 3))
-    assert residency.trusted_since(110.0, TTL) == 110.0 - TTL, "what was read before the events were, by the clock"
-    assert residency.trusted_since(5_000.0, TTL) == 100.0
-    assert residency.trusted_since(100.0 + LONGEST + 1.0, TTL) == 101.0
-    assert (residency.horizon(5_000.0), residency.resident) == (math.inf, 3)
+    cache_age = Wire().send(100.0, stored(1, 2, 3))
+    assert cache_age.trusted_since(110.0, TTL) == 110.0 - TTL, "what was read before the events were, by the clock"
+    assert cache_age.trusted_since(5_000.0, TTL) == 100.0
+    assert cache_age.trusted_since(100.0 + LONGEST + 1.0, TTL) == 101.0
+    assert (cache_age.cut, cache_age.cached) == (-math.inf, 3)
 
 
 def test_what_was_used_before_an_evicted_block_was_stored_is_gone() -> None:
     wire = Wire()
     wire.turn_over(100.0, 130.0)
-    assert (wire.residency.cut, wire.residency.resident) == (100.0, 0)
+    assert (wire.cache_age.cut, wire.cache_age.cached) == (100.0, 0)
     wire.turn_over(200.0, 230.0)
-    assert wire.residency.cut == 200.0
-    assert wire.residency.horizon(230.0) == 30.0
-    assert wire.residency.trusted_since(230.0, TTL) == 200.0, "sooner than the clock"
-    assert wire.residency.trusted_since(5_000.0, TTL) == 200.0, "and longer"
+    assert wire.cache_age.cut == 200.0
+    assert wire.cache_age.trusted_since(230.0, TTL) == 200.0, "sooner than the clock"
+    assert wire.cache_age.trusted_since(5_000.0, TTL) == 200.0, "and longer"
 
 
 def test_a_few_evictions_out_of_turn_say_nothing() -> None:
@@ -152,7 +151,7 @@ def test_a_few_evictions_out_of_turn_say_nothing() -> None:
     wire.turn_over(100.0, 130.0)
     wire.send(500.0, *[stored(block) for block in range(1, LATEST)])
     wire.send(501.0, *[removed(block) for block in range(1, LATEST)])
-    assert wire.residency.cut <= 100.0 + LATEST
+    assert wire.cache_age.cut <= 100.0 + LATEST
 
 
 def test_of_two_copies_the_older_one_goes_first() -> None:
@@ -161,19 +160,19 @@ def test_of_two_copies_the_older_one_goes_first() -> None:
     wire.send(10.0, *[stored(block) for block in copies])
     wire.send(90.0, *[stored(block) for block in copies])
     wire.send(91.0, *[removed(block) for block in copies])
-    assert wire.residency.cut == 10.0
+    assert wire.cache_age.cut == 10.0
     wire.send(92.0, *[removed(block) for block in copies])
-    assert wire.residency.cut == 10.0
+    assert wire.cache_age.cut == 10.0
 
 
 def test_a_cleared_cache_has_nothing_of_before() -> None:
     wire = Wire()
     wire.send(100.0, stored(1, 2, 3))
-    residency = wire.send(150.0, CLEARED)
-    assert (residency.cut, residency.resident) == (150.0, 0)
-    assert residency.trusted_since(10_000.0, TTL) == 150.0
+    cache_age = wire.send(150.0, CLEARED)
+    assert (cache_age.cut, cache_age.cached) == (150.0, 0)
+    assert cache_age.trusted_since(10_000.0, TTL) == 150.0
     wire.send(151.0, removed(1))
-    assert residency.cut == 150.0
+    assert cache_age.cut == 150.0
 
 
 @pytest.mark.parametrize(
@@ -191,27 +190,27 @@ def test_blocks_that_are_given_up_early_do_not_count(young: dict[str, Any]) -> N
     wire.send(100.0, *[stored(block, **young) for block in range(2, 100)])
     gone = {name: value for name, value in young.items() if name in ("medium", "group_idx")}
     wire.send(101.0, *[removed(block, **gone) for block in range(2, 100)])
-    assert (wire.residency.cut, wire.residency.resident) == (-math.inf, 1)
+    assert (wire.cache_age.cut, wire.cache_age.cached) == (-math.inf, 1)
 
 
 def test_a_block_that_is_kept_elsewhere_too_is_not_gone() -> None:
-    residency = Wire().send(10.0, stored(1), removed(1, medium="CPU"))
-    assert residency.resident == 1
+    cache_age = Wire().send(10.0, stored(1), removed(1, medium="CPU"))
+    assert cache_age.cached == 1
 
 
 def test_groups_have_blocks_of_their_own() -> None:
-    residency = Wire().send(10.0, stored(1, group_idx=0), stored(1, group_idx=1), removed(1, group_idx=1))
-    assert residency.resident == 1
+    cache_age = Wire().send(10.0, stored(1, group_idx=0), stored(1, group_idx=1), removed(1, group_idx=1))
+    assert cache_age.cached == 1
 
 
 def test_larger_blocks_put_an_end_to_smaller_ones() -> None:
-    residency = Wire().send(10.0, stored(1, 2, size=16), stored(3, size=544))
-    assert residency.resident == 1
+    cache_age = Wire().send(10.0, stored(1, 2, size=16), stored(3, size=544))
+    assert cache_age.cached == 1
 
 
 def test_hashes_may_be_bytes() -> None:
-    residency = Wire().send(10.0, stored(b"a" * 32, b"b" * 32, b""), removed(b"b" * 32))
-    assert residency.resident == 2
+    cache_age = Wire().send(10.0, stored(b"a" * 32, b"b" * 32, b""), removed(b"b" * 32))
+    assert cache_age.cached == 2
 
 
 def test_of_a_large_cache_a_sample_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,11 +220,11 @@ def test_of_a_large_cache_a_sample_is_enough(monkeypatch: pytest.MonkeyPatch) ->
     blocks = [number * multiplier % (1 << 64) for number in range(20_000)]
     for second in range(200):
         wire.send(float(second), stored(*blocks[second * 100 : second * 100 + 100]))
-        assert len(wire.residency.stored) <= 1000
-    assert wire.residency.resident == pytest.approx(20_000, rel=0.15)
+        assert len(wire.cache_age.stored) <= 1000
+    assert wire.cache_age.cached == pytest.approx(20_000, rel=0.15)
     wire.send(300.0, *[removed(block) for block in blocks[:10_000]])
-    assert wire.residency.cut == pytest.approx(100.0, abs=10.0)
-    assert wire.residency.resident == pytest.approx(10_000, rel=0.15)
+    assert wire.cache_age.cut == pytest.approx(100.0, abs=10.0)
+    assert wire.cache_age.cached == pytest.approx(10_000, rel=0.15)
 
 
 # -- the connection ---------------------------------------------------------------------------------------------------
@@ -233,47 +232,47 @@ def test_of_a_large_cache_a_sample_is_enough(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_before_the_first_message_and_without_a_connection_the_clock_rules() -> None:
     wire = Wire()
-    residency = wire.residency
-    assert residency.trusted_since(5_000.0, TTL) == 4_400.0
+    cache_age = wire.cache_age
+    assert cache_age.trusted_since(5_000.0, TTL) == 4_400.0
     wire.send(100.0, stored(1))
-    assert residency.trusted_since(5_000.0, TTL) == 100.0
-    residency.link(False)
-    assert residency.trusted_since(5_000.0, TTL) == 4_400.0
-    residency.link(True)
-    assert residency.trusted_since(5_000.0, TTL) == 4_400.0, "nobody knows yet what was missed"
+    assert cache_age.trusted_since(5_000.0, TTL) == 100.0
+    cache_age.link(False)
+    assert cache_age.trusted_since(5_000.0, TTL) == 4_400.0
+    cache_age.link(True)
+    assert cache_age.trusted_since(5_000.0, TTL) == 4_400.0, "nobody knows yet what was missed"
     wire.send(5_000.0, stored(2))
-    assert residency.trusted_since(5_000.0, TTL) == 100.0, "nothing was"
+    assert cache_age.trusted_since(5_000.0, TTL) == 100.0, "nothing was"
 
 
 def test_messages_that_were_under_way_do_not_make_a_connection() -> None:
     wire = Wire()
-    wire.residency.link(False)
+    wire.cache_age.link(False)
     assert not wire.send(1.0, stored(1)).live
 
 
 def test_a_gap_ends_what_was_known_but_not_what_is_gone() -> None:
     wire = Wire()
     wire.turn_over(100.0, 130.0)
-    residency = wire.send(1_000.0, stored(1), skip=1)
-    assert (residency.since, residency.cut, residency.resident) == (1_000.0, 100.0, 1)
-    assert residency.trusted_since(1_001.0, TTL) == 401.0
-    assert residency.trusted_since(9_000.0, TTL) == 1_000.0
-    assert residency.trusted_since(600.0, TTL) == 100.0
+    cache_age = wire.send(1_000.0, stored(1), skip=1)
+    assert (cache_age.since, cache_age.cut, cache_age.cached) == (1_000.0, 100.0, 1)
+    assert cache_age.trusted_since(1_001.0, TTL) == 401.0
+    assert cache_age.trusted_since(9_000.0, TTL) == 1_000.0
+    assert cache_age.trusted_since(600.0, TTL) == 100.0
 
 
 def test_a_gap_without_a_stored_block_is_no_new_beginning() -> None:
     wire = Wire()
     wire.send(100.0, stored(1))
-    residency = wire.send(200.0, removed(2), skip=5)
-    assert (residency.since, residency.trusted_since(5_000.0, TTL)) == (math.inf, 4_400.0)
+    cache_age = wire.send(200.0, removed(2), skip=5)
+    assert (cache_age.since, cache_age.trusted_since(5_000.0, TTL)) == (math.inf, 4_400.0)
 
 
 def test_a_new_process_has_an_empty_cache() -> None:
     wire = Wire()
     wire.send(100.0, stored(1, size=32), skip=7)
     wire.number = 0
-    residency = wire.send(200.0, stored(2))
-    assert (residency.cut, residency.resident) == (200.0, 1)
+    cache_age = wire.send(200.0, stored(2))
+    assert (cache_age.cut, cache_age.cached) == (200.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -288,21 +287,21 @@ def test_a_new_process_has_an_empty_cache() -> None:
 )
 def test_a_message_that_cannot_be_read_is_a_gap(frames: tuple[bytes, ...], problem: str) -> None:
     wire = Wire()
-    residency = wire.send(100.0, stored(1))
-    residency.take(frames, 200.0)
-    assert problem in residency.problem
-    assert (residency.since, residency.cut, residency.resident) == (math.inf, -math.inf, 0)
+    cache_age = wire.send(100.0, stored(1))
+    cache_age.take(frames, 200.0)
+    assert problem in cache_age.problem
+    assert (cache_age.since, cache_age.cut, cache_age.cached) == (math.inf, -math.inf, 0)
     wire.number = 2
     assert wire.send(300.0, stored(2)).problem == ""
-    assert residency.since == 300.0
+    assert cache_age.since == 300.0
 
 
 def test_its_state_can_be_read() -> None:
     wire = Wire()
-    assert repr(wire.residency) == "<Residency linked, 0 blocks, cut at -inf, whole since inf>"
-    assert repr(wire.send(2.0, stored(1))) == "<Residency live, 1 blocks, cut at -inf, whole since 2.0>"
-    wire.residency.link(False)
-    assert repr(wire.residency).startswith("<Residency not linked")
+    assert repr(wire.cache_age) == "<CacheAge linked, 0 blocks, cut at -inf, whole since inf>"
+    assert repr(wire.send(2.0, stored(1))) == "<CacheAge live, 1 blocks, cut at -inf, whole since 2.0>"
+    wire.cache_age.link(False)
+    assert repr(wire.cache_age).startswith("<CacheAge not linked")
 
 
 # -- laws -------------------------------------------------------------------------------------------------------------
@@ -319,13 +318,13 @@ PAYLOADS = st.binary(max_size=60) | TREES.map(encode) | TREES.map(lambda tree: e
 @given(st.lists(st.tuples(st.binary(max_size=9), PAYLOADS), max_size=6))
 @settings(max_examples=200, deadline=None)
 def test_nothing_an_engine_sends_can_do_harm(messages: list[tuple[bytes, bytes]]) -> None:
-    residency = Residency()
-    residency.link(True)
+    cache_age = CacheAge()
+    cache_age.link(True)
     for now, (number, payload) in enumerate(messages):
-        cut = residency.cut
-        residency.take((b"", number, payload), float(now))
-        assert cut <= residency.cut <= now
-        assert residency.trusted_since(now, TTL) <= now
+        cut = cache_age.cut
+        cache_age.take((b"", number, payload), float(now))
+        assert cut <= cache_age.cut <= now
+        assert cache_age.trusted_since(now, TTL) <= now
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), max_size=200), st.integers(2, 20))
@@ -346,9 +345,9 @@ def test_of_a_cache_that_evicts_the_oldest_release_what_is_there_is_believed_in(
         cached |= dict.fromkeys(reversed(blocks))
         used |= dict.fromkeys(blocks, float(now))
         wire.send(float(now), *map(removed, evicted), *([stored(*new)] if new else []))
-        oldest = wire.residency.trusted_since(float(now), math.inf)
+        oldest = wire.cache_age.trusted_since(float(now), math.inf)
         assert all(used[block] >= oldest for block in cached)
-    assert wire.residency.resident == len(cached)
+    assert wire.cache_age.cached == len(cached)
 
 
 # -- the engine -------------------------------------------------------------------------------------------------------
@@ -362,7 +361,7 @@ def test_an_engines_events_replace_the_clock(at: float) -> None:
     believed = at - 50.0 <= Policy().routing.affinity_ttl
     assert (engine.cached_blocks((1, 2), at), engine.session_tokens(7, at)) == ((2, 300) if believed else (0, 0))
     wire = Wire()
-    engine.residency = wire.residency
+    engine.cache_age = wire.cache_age
     wire.send(10.0, stored(1))
     assert (engine.cached_blocks((1, 2), at), engine.session_tokens(7, at)) == (2, 300)
     wire.send(60.0, CLEARED)
