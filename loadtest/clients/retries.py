@@ -1,4 +1,4 @@
-"""Life of a client's call, the same in virtual time and on sockets: patience with a try, and the wait before another.
+"""Retries of clients, the same in virtual time and on sockets: patience with a try, and the wait before another.
 
 A client tries again as openai-python does: on 408, 409, 429, 5xx, failed connections and its own time-out, unless
 `x-should-retry` says otherwise. It waits as long as `retry-after-ms` or `retry-after` says (up to 60 s), or else 0.5 s,

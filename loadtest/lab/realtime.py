@@ -30,7 +30,7 @@ from loadtest.lab.rows import bars, terminal
 from loadtest.load.workload import Planned
 from loadtest.processes import SAMPLE, Child, Gateway, get
 from loadtest.report.stats import quantile
-from loadtest.simulate.simulated_client import Life, Try
+from loadtest.simulate.simulated_client import ClientCall, Try
 
 SWEEP = (208, 240)
 PLACES = 256  # of a batch, at size 1
@@ -92,10 +92,10 @@ class Sockets:
         self._next = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+    def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
         server = self._servers[self._next % len(self._servers)]
         self._next += 1
-        task = asyncio.get_running_loop().create_task(self._exchange(server, call, attempt, tried))
+        task = asyncio.get_running_loop().create_task(self._exchange(server, call, client_call, tried))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -104,13 +104,13 @@ class Sockets:
 
         return leave
 
-    async def _exchange(self, server: tuple[str, int], call: Planned, attempt: Life, tried: Try) -> None:
+    async def _exchange(self, server: tuple[str, int], call: Planned, client_call: ClientCall, tried: Try) -> None:
         loop = asyncio.get_running_loop()
         lines = b"".join(b"%b: %b\r\n" % field for field in call.fields.items())
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n"
         request = head % (server[0].encode(), lines, len(call.body)) + call.body
         over: asyncio.Future[None] = loop.create_future()
-        ear, answer = Ear(attempt, tried), Answer()
+        ear, answer = Ear(client_call, tried), Answer()
         exchange = Exchange(request, answer, over, ear)
         try:
             await loop.create_connection(lambda: exchange, *server)
@@ -124,11 +124,11 @@ class Sockets:
 
 
 class Ear:
-    """Hears an answer for a client's `Life`, and tells of the head with the first bytes of the body: vLLM sends it
-    before it has a token."""
+    """Adapter from a socket to a `ClientCall`. It passes the head on with the first bytes of the body, since vLLM sends
+    the head before it has a token."""
 
-    def __init__(self, attempt: Life, tried: Try) -> None:
-        self._attempt = attempt
+    def __init__(self, client_call: ClientCall, tried: Try) -> None:
+        self._client_call = client_call
         self._tried = tried
         self._status = 0
         self._fields: Mapping[bytes, bytes] = {}
@@ -142,15 +142,15 @@ class Ear:
     def body(self, data: bytes) -> None:
         if data:
             self._tell()
-            self._attempt.body(data)
+            self._client_call.body(data)
 
     def over(self, whole: bool) -> None:
         self._tell()
-        self._attempt.over(whole)
+        self._client_call.over(whole)
 
     def _tell(self) -> None:
         if self._status:
-            self._attempt.head(self._status, self._fields)
+            self._client_call.head(self._status, self._fields)
             self._status = 0
 
 

@@ -32,7 +32,7 @@ from loadtest.load.plan import poisson
 from loadtest.load.workload import Planned
 from loadtest.processes import samples, until
 from loadtest.simulate.inprocess import targets_of
-from loadtest.simulate.simulated_client import Life, Try
+from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.simulation import SimulationRun
 
 ENGINES = 3
@@ -51,11 +51,11 @@ class Tagged:
         self._sockets = Sockets([url])
         self.tries: dict[str, Try] = {}
 
-    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+    def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
         id = f"soak-{len(self.tries)}"
         self.tries[id] = tried
         fields = call.fields | {b"x-request-id": id.encode()}
-        return self._sockets.send(msgspec.structs.replace(call, fields=fields), attempt, tried)
+        return self._sockets.send(msgspec.structs.replace(call, fields=fields), client_call, tried)
 
 
 def cause(tried: Try, record: dict[str, Any], met: Sequence[Met]) -> str:

@@ -34,7 +34,7 @@ from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.memory_wire import MemoryClient, MemoryReply, Sends, Wire
-from loadtest.simulate.simulated_client import Life, Try
+from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.step_times import Gaps
 
 HEALTH_WITHIN = (
@@ -258,7 +258,7 @@ class GatewayTarget:
             self.gateway.clients[engine.id] = cast("Client", client)  # it has all of the surface that is used
             Watch(self.gateway, engine, memory, client).start(number / len(engines))
 
-    def send(self, call: Planned, attempt: Life, tried: Try, upload: float = 0.0) -> Callable[[], None]:
+    def send(self, call: Planned, client_call: ClientCall, tried: Try, upload: float = 0.0) -> Callable[[], None]:
         """One request through the gateway's pipeline, as its data port would hand it over; `upload`: the seconds that
         its body takes to come, after its head."""
         self._sent += 1
@@ -269,7 +269,7 @@ class GatewayTarget:
         request.peer = "127.0.0.1"
         request.at = self._loop.time()
         self.records.open[request_id] = tried
-        pipeline, wire = self.gateway.pipeline, Wire(attempt)
+        pipeline, wire = self.gateway.pipeline, Wire(client_call)
         refused = pipeline.head(request)
         if refused is None and self._full(request):
             del self.records.open[request_id]

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Literal, Protocol
 
 from loadtest.simulate.memory_engine import MemoryEngine
-from loadtest.simulate.simulated_client import Life
+from loadtest.simulate.simulated_client import ClientCall
 
 REQUEST_ID = b"x-request-id: "
 REMEMBERED = 1 << 16  # a run of any length has its place in memory
@@ -239,18 +239,18 @@ class MemoryClient:
 class Wire:
     """A client's connection: the transport a Responder writes to, and its owner."""
 
-    __slots__ = ("_attempt", "_begun")
+    __slots__ = ("_begun", "_client_call")
 
     write_paused = False
 
-    def __init__(self, attempt: Life) -> None:
-        self._attempt = attempt
+    def __init__(self, client_call: ClientCall) -> None:
+        self._client_call = client_call
         self._begun = False
 
     def write(self, data: bytes) -> None:
         """Bytes of HTTP/1.1: the first write begins with a whole head."""
         if self._begun:
-            self._attempt.body(data)
+            self._client_call.body(data)
             return
         self._begun = True
         head, _, rest = data.partition(b"\r\n\r\n")
@@ -260,15 +260,15 @@ class Wire:
             for line in head.split(b"\r\n")[1:]:
                 name, _, value = line.partition(b": ")
                 fields[name.lower()] = value
-        self._attempt.head(status, fields)
+        self._client_call.head(status, fields)
         if rest:
-            self._attempt.body(rest)
+            self._client_call.body(rest)
 
     def keeps_alive(self, request: object) -> bool:
         return True
 
     def answered(self, close: bool) -> None:
-        self._attempt.over(True)
+        self._client_call.over(True)
 
     def abandoned(self) -> None:
-        self._attempt.over(False)
+        self._client_call.over(False)

@@ -28,7 +28,7 @@ from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
 from loadtest.simulate.round_robin import Direct, RoundRobin, paced
 from loadtest.simulate.run_records import FleetSample
-from loadtest.simulate.simulated_client import Life
+from loadtest.simulate.simulated_client import ClientCall
 from loadtest.simulate.simulation import SimulationRun
 from loadtest.simulate.step_times import Gaps, Pace
 
@@ -156,19 +156,20 @@ class Listening:
         else:
             paced(taker, gaps)
 
-    def ended(self, life: Life) -> None:
+    def ended(self, client_call: ClientCall) -> None:
         """A call has ended."""
         self._ended += 1
-        self.tries += len(life.tries)
-        call, tried = life.call, life.tried
+        self.tries += len(client_call.tries)
+        call, tried = client_call.call, client_call.tried
         asked, outcome = call.asked, tried.outcome
         if outcome == "unfinished" and self.stopped:
             outcome = "interrupted"
         result = RequestResult(
-            asked.index, self._cell.name, 0, call.at, asked.kind, asked.class_name, asked.tenant, life.tries[0].sent,
-            max(0.0, tried.first_byte), max(0.0, tried.first_token), max(0.0, tried.finished), tried.status, outcome,
+            asked.index, self._cell.name, 0, call.at, asked.kind, asked.class_name, asked.tenant,
+            client_call.tries[0].sent, max(0.0, tried.first_byte), max(0.0, tried.first_token),
+            max(0.0, tried.finished), tried.status, outcome,
             str(tried.status) if tried.status not in (0, 200) else "", tried.prompt_tokens, tried.completion_tokens,
-            tried.cached_tokens, len(life.tries), tried.gaps or (),
+            tried.cached_tokens, len(client_call.tries), tried.gaps or (),
         )  # fmt: skip
         self._tally.add(result)
         if self._cell.requests:

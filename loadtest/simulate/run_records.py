@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from loadtest.simulate.simulated_client import Life, Try
+from loadtest.simulate.simulated_client import ClientCall, Try
 
 SAMPLE_EVERY = 0.5  # seconds
 
@@ -64,7 +64,7 @@ class RunListener(Protocol):
     """Listener to a run while it lasts. Nothing is kept then of its calls: a run of any length has its place in
     memory."""
 
-    def ended(self, life: Life) -> None:
+    def ended(self, client_call: ClientCall) -> None:
         """A call has ended, after its last try."""
 
     def sampled(self, sample: FleetSample) -> None:

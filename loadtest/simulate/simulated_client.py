@@ -1,4 +1,4 @@
-"""Client in virtual time: one `Life` per call over all its tries, as callbacks and timers without a coroutine.
+"""Client in virtual time: one `ClientCall` per call over all its tries, as callbacks and timers without a coroutine.
 
 A client sends, hears back, and tries again by the rules of `clients/retries.py`; after the first byte of an answer
 never.
@@ -61,18 +61,23 @@ class Try(msgspec.Struct, gc=False):
 class Transport(Protocol):
     """Way of calls to a server: a gateway, or engines directly."""
 
-    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+    def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
         """Send. The function returned is the client's leaving; it may be called at any time, also in vain."""
 
 
-class Life:
+class ClientCall:
     """One call from its intended time to its end."""
 
     __slots__ = ("_answer", "_clients", "_ended", "_leave", "_loop", "_rng", "_target", "_timer", "call", "tried",
                  "tries")  # fmt: skip
 
     def __init__(
-        self, call: Planned, target: Transport, clients: Clients, rng: random.Random, ended: Callable[[Life], None]
+        self,
+        call: Planned,
+        target: Transport,
+        clients: Clients,
+        rng: random.Random,
+        ended: Callable[[ClientCall], None],
     ) -> None:
         self.call = call
         self.tries: list[Try] = []

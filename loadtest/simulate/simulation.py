@@ -16,7 +16,7 @@ from loadtest.load.trace import TraceError
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.run_records import SAMPLE_EVERY, Fault, FleetSample, RunListener, RunResult, Watched
-from loadtest.simulate.simulated_client import Life, Transport, Try
+from loadtest.simulate.simulated_client import ClientCall, Transport, Try
 
 PROGRESS_EVERY = 5.0  # seconds
 
@@ -62,7 +62,7 @@ class SimulationRun:
         self._all = False  # no call is left that begins of itself
         self._waits = True
         self._stopped: asyncio.Future[None] = self._loop.create_future()
-        self._open: dict[Life, None] = {}
+        self._open: dict[ClientCall, None] = {}
         self._over = False
         self._orphans = 0
         self._empty: asyncio.Future[None] = self._loop.create_future()
@@ -89,8 +89,8 @@ class SimulationRun:
         if self._open and self._waits:
             await self._wait(grace, self._empty)
         unfinished = len(self._open)
-        for life in list(self._open):
-            life.leave("unfinished")
+        for client_call in list(self._open):
+            client_call.leave("unfinished")
         await self._wait(0.001, self._broken)  # what was cancelled gives back what it holds
         return RunResult(
             tries=self.tries,
@@ -158,30 +158,30 @@ class SimulationRun:
 
     def _begin(self, planned: Planned) -> None:
         self.calls += 1
-        life = Life(planned, self._target, self._clients, self._rng, self._ended)
-        self._open[life] = None
-        life.send()
+        client_call = ClientCall(planned, self._target, self._clients, self._rng, self._ended)
+        self._open[client_call] = None
+        client_call.send()
 
     def _turn(self, planned: Planned) -> None:
         self._turns -= 1
         if not self._over:
             self._begin(planned)
 
-    def _ended(self, life: Life) -> None:
-        del self._open[life]
+    def _ended(self, client_call: ClientCall) -> None:
+        del self._open[client_call]
         if self._listener is None:
-            self.tries += life.tries
+            self.tries += client_call.tries
         else:
-            self._listener.ended(life)
+            self._listener.ended(client_call)
         if self._over:
             if not self._open and not self._empty.done():
                 self._empty.set_result(None)
             return
-        session = life.call.session
+        session = client_call.call.session
         if self._closed:
             self._loop.call_soon(self._begin_next)
-        elif session is not None and life.tried.outcome == "ok":
-            planned = session.follow(life.answer, self._loop.time())
+        elif session is not None and client_call.tried.outcome == "ok":
+            planned = session.follow(client_call.answer, self._loop.time())
             if planned is not None:
                 self._turns += 1
                 self._loop.call_at(planned.at, self._turn, planned)

@@ -8,7 +8,7 @@ import msgspec
 
 from loadtest.engine import tokens
 from loadtest.lab.dst.case import Call
-from loadtest.simulate.simulated_client import Life
+from loadtest.simulate.simulated_client import ClientCall
 
 FEATURES = (b'"role":"assistant"', b'"finish_reason":"', b"data: [DONE]")  # of a stream, each there once
 
@@ -51,26 +51,31 @@ def wrong_with(call: Call, body: bytes, answer: bytes) -> str:
 
 
 class Reader:
-    """A client's ear: what comes goes on to its `Life`, and a whole answer is looked at before."""
+    """Reader of the answer to a `ClientCall`: passes everything on, and checks a whole answer before."""
 
-    def __init__(self, life: Life, call: Call, wrong: Any) -> None:
-        self._life = life
+    def __init__(self, client_call: ClientCall, call: Call, wrong: Any) -> None:
+        self._client_call = client_call
         self._call = call
         self._wrong = wrong
         self._pieces: list[bytes] = []
-        self.head = life.head
+        self.head = client_call.head
 
     def body(self, data: bytes) -> None:
         """A piece of the body."""
         self._pieces.append(data)
-        self._life.body(data)
+        self._client_call.body(data)
 
     def over(self, whole: bool) -> None:
         """Nothing more will come."""
-        life = self._life
+        client_call = self._client_call
         answer = b"".join(self._pieces)
-        if whole and life.tried.finished < 0.0 and life.tried.status == 200 and b'data: {"error"' not in answer:
-            wrong = wrong_with(self._call, life.call.body, answer)
+        if (
+            whole
+            and client_call.tried.finished < 0.0
+            and client_call.tried.status == 200
+            and b'data: {"error"' not in answer
+        ):
+            wrong = wrong_with(self._call, client_call.call.body, answer)
             if wrong:
                 self._wrong(f"the answer to {self._call} is not its own: {wrong}")
-        life.over(whole)
+        client_call.over(whole)

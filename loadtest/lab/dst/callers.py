@@ -17,7 +17,7 @@ from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
 from loadtest.lab.dst.parts import planned
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget
-from loadtest.simulate.simulated_client import Life, Try
+from loadtest.simulate.simulated_client import ClientCall, Try
 
 # What a client sees, and what the gateway may call it; anything else has the same name on both sides. Who leaves in the
 # very moment of an answer's end sees nothing of it.
@@ -41,9 +41,9 @@ class Callers:
         self._over = over
         self._loop = asyncio.get_running_loop()
         self._events = dict(zip(case.numbers, case.events, strict=True))
-        self.open: dict[Life, int] = {}
+        self.open: dict[ClientCall, int] = {}
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
-        self._flighty: dict[str, Life] = {}  # by request id: clients that leave as soon as it is their turn
+        self._flighty: dict[str, ClientCall] = {}  # by request id: clients that leave as soon as it is their turn
         self._sent: set[bytes] = set()  # request ids that an engine was sent
         self.charges = Charges(self._whose)
         self.shadow_charges = Charges()
@@ -67,45 +67,45 @@ class Callers:
     def call(self, number: int, call: Call) -> None:
         """One begins a call."""
         rng = random.Random(f"{self._case.seed} {number}")  # noqa: S311 # a client's whims
-        life = Life(planned(number, call), self, Clients(retries=call.retries), rng, self._ended)
-        self.open[life] = number
+        client_call = ClientCall(planned(number, call), self, Clients(retries=call.retries), rng, self._ended)
+        self.open[client_call] = number
         if call.leaves > 0.0:
-            self._loop.call_later(call.leaves, self._leave, life)
-        life.send()
+            self._loop.call_later(call.leaves, self._leave, client_call)
+        client_call.send()
         if not call.leaves:  # before anybody has had a turn
-            self._leave(life)
+            self._leave(client_call)
 
-    def _leave(self, life: Life) -> None:
-        if life in self.open:
-            self._tell(f"client of [{self.open[life]}] leaves")
-            life.leave("left")
+    def _leave(self, client_call: ClientCall) -> None:
+        if client_call in self.open:
+            self._tell(f"client of [{self.open[client_call]}] leaves")
+            client_call.leave("left")
 
-    def _ended(self, life: Life) -> None:
-        number = self.open.pop(life, None)
+    def _ended(self, client_call: ClientCall) -> None:
+        number = self.open.pop(client_call, None)
         if number is None:
             self._wrong("a call ended twice")
-        self._tell(f"[{number}] ended: {life.tried.outcome}")
+        self._tell(f"[{number}] ended: {client_call.tried.outcome}")
         if not self.open:
             self._over()
 
-    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+    def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
         """To the gateway. What a client asked is remembered for its record."""
-        event = self._events[self.open[attempt]]
+        event = self._events[self.open[client_call]]
         assert isinstance(event, Call)  # noqa: S101 # nothing else is sent
         self._asked[id(tried)] = tried, event
-        reader = cast("Life", Reader(attempt, event, self._wrong))  # it has all of the surface that is used
+        reader = cast("ClientCall", Reader(client_call, event, self._wrong))  # it has all of the surface that is used
         leave = self._target.send(call, reader, tried, event.upload)
         if event.leaves_granted and self._target.records.open:
-            self._flighty[next(reversed(self._target.records.open))] = attempt
+            self._flighty[next(reversed(self._target.records.open))] = client_call
         return leave
 
     # -- what the gateway does ----------------------------------------------------------------------------------
 
     def _granted(self, request_id: str, engine: str) -> None:
         self._tell(f"grant {request_id} on {engine}")
-        life = self._flighty.pop(request_id, None)
-        if life is not None:
-            self._loop.call_soon(self._leave, life)
+        client_call = self._flighty.pop(request_id, None)
+        if client_call is not None:
+            self._loop.call_soon(self._leave, client_call)
 
     def _whose(self) -> str:
         """The id of the call whose task runs."""

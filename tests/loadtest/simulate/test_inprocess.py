@@ -21,7 +21,7 @@ from loadtest.simulate.inprocess import GatewayTarget, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.round_robin import RoundRobin
 from loadtest.simulate.run_records import Fault, RunResult
-from loadtest.simulate.simulated_client import Life, Try
+from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.simulation import Broken, SimulationRun
 
 CHAT = b"/v1/chat/completions"
@@ -229,7 +229,7 @@ class Scripted:
         self.answers = list(answers)
         self.left = 0
 
-    def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+    def send(self, call: Planned, attempt: ClientCall, tried: Try) -> Callable[[], None]:
         status, fields = self.answers.pop(0)
         if status:
             attempt.head(status, fields)
@@ -354,7 +354,7 @@ def test_a_turn_sends_all_that_was_said_before() -> None:
 
 def test_a_bug_under_the_simulation_ends_the_run() -> None:
     class Buggy:
-        def send(self, call: Planned, attempt: Life, tried: Try) -> Callable[[], None]:
+        def send(self, call: Planned, attempt: ClientCall, tried: Try) -> Callable[[], None]:
             raise ZeroDivisionError("of the target's")
 
     async def scenario() -> None:
