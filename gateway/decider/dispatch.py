@@ -91,7 +91,7 @@ class Dispatch:
         return self.control.draining
 
     def apply(self, policy: Policy) -> None:
-        """Go by `policy` from now on: what waits keeps its place under the new weights, what runs goes on."""
+        """Go by `policy` from now on. Waiting calls keep their place, under the new weights; running calls go on."""
         if self.witness is not None:
             self.witness.applying(policy)
         self.control.apply(policy)
@@ -229,7 +229,7 @@ class Dispatch:
         self._pump_unserved()
 
     def _pump_unserved(self) -> None:
-        """What nobody has any more: those who wait for it are told."""
+        """Pump the queues of models that no engine has any more: their calls are refused, or a sidecar is asked."""
         if self._turns:
             for model, queues in self.queues.items():
                 if queues and not self.fleet.serving(model):
@@ -244,7 +244,7 @@ class Dispatch:
         return len(self.queues.get(model, ()))
 
     def reconsider(self, model: str) -> None:
-        """There is news of when a model can be had: what can no longer wait for it is told, and goes or stays."""
+        """The prediction of when a model is ready has moved: refuse the calls for which that is too late."""
         queues = self.queues.get(model)
         if not queues:
             return
@@ -403,7 +403,7 @@ class Dispatch:
         return {"turns": self._turns, "calls that wait for models": self._awaiting_model, "a timer": self._timer}
 
     def refuse_waiting(self) -> None:
-        """Drain: what waits is refused, what runs goes on."""
+        """Drain: refuse the waiting calls; running calls go on."""
         self.leaving = self.control.draining = True
         now = self.clock()
         for queues in self.queues.values():
@@ -413,5 +413,5 @@ class Dispatch:
     # -- estimates ----------------------------------------------------------------------------------------------
 
     def wait_estimate(self, model: str) -> float:
-        """Seconds until what waits now has been served."""
+        """Seconds until all calls that wait now have been served."""
         return self.control.wait_estimate(model, self.clock())

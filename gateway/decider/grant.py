@@ -25,7 +25,7 @@ QUANTILES = {"p90": 0.90, "p95": 0.95, "p99": 0.99}  # the policy's words
 
 
 class LocalGrant:
-    """A Grant, as in gateway/core/admission/decider.py. `ticket`: what the call waited with, if it had to."""
+    """A Grant, as in gateway/core/admission/decider.py. `ticket`: the call's ticket, if it waited."""
 
     __slots__ = ("_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "hold", "probe", "ticket")
 
@@ -69,7 +69,7 @@ class LocalGrant:
             self.engine.remember(self.call.prefix, now)
 
     def finished(self, now: float, prompt_tokens: int, completion_tokens: int) -> None:
-        """How long each token of the answer took, and what its tenant was really served."""
+        """Learn the time per output token, and charge the tenant's queue for real usage."""
         if self.ticket is not None:
             self._correct(self.ticket, prompt_tokens, completion_tokens)
         tokens = completion_tokens / self.call.n
@@ -167,7 +167,7 @@ class LocalGrant:
         return second
 
     def take(self, other: LocalGrant) -> None:
-        """What its tenant was charged is with the ticket it waited with first, if it did."""
+        """The ticket stays: its tenant's charge is with the one that the call waited with first."""
         self.close()
         self.engine, self.hold, self.expected, self.probe = other.engine, other.hold, other.expected, other.probe
         self.ending, self.cached = other.ending, other.cached

@@ -98,7 +98,7 @@ class LocalDecider:
         return model_list(self.fleet, path, account.models)
 
     async def known(self, call: Call, snapshot: Snapshot) -> None:
-        """Until some engine has the model, or all were asked what they have; as long as the call's class waits."""
+        """Wait until some engine has the model, or all were asked for theirs; as long as the call's class waits."""
         fleet, sidecars, model = self.fleet, self.dispatch.sidecars, call.model
         if fleet.serving(model) or sidecars.knows(model):
             return
@@ -179,7 +179,7 @@ class LocalAdmission:
         self._charge = charge
 
     def _shadow_judges(self, shadow: Shadow, call: Call) -> Verdict | None:
-        """What the shadow policy thinks of it, with the facts that the enforced one has."""
+        """The shadow policy's verdict, from the facts that the enforced policy has."""
         decider, model = self._decider, call.model
         queues, traffic = decider.dispatch.queues.get(model), decider.dispatch.traffic.get(model)
         now, engines = decider.clock(), decider.fleet.serving(model)

@@ -31,7 +31,7 @@ EARLY = 0.005  # seconds that a time-out may come before its time: loops count m
 
 
 class Attempts:
-    """`policy` is the one that new calls go by."""
+    """`policy`: the policy of new calls."""
 
     def __init__(self, policy: Policy, clients: Mapping[str, Client], clock: Callable[[], float]) -> None:
         self.policy = policy
@@ -113,7 +113,7 @@ async def hedged(
     send: Callable[[Grant], Coroutine[Any, Any, Reply]],
     after: float,
 ) -> Reply:
-    """The first good reply of two attempts; where none is good, what became of the first. `grant` is then of the engine
+    """The first good reply of two attempts; where none is good, the first attempt's end. `grant` is then of the engine
     that the reply is from. Good is whatever is no failure of the engine: one that fails fast must not win.
 
     The grant is asked once for a second, `after` seconds from now. Raises EngineError.

@@ -117,7 +117,7 @@ class Pipeline:
     # -- what the data port calls -------------------------------------------------------------------------------
 
     def head(self, request: Request) -> bytes | None:
-        """Refuse before the body is read what no body can save."""
+        """Refuse by the head alone, before the body is read: unknown path, method or key. None: read on."""
         snapshot, headers = self.snapshot, b""
         origins = snapshot.policy.cors.origins
         route = route_of(request.path)
@@ -212,7 +212,7 @@ class Pipeline:
     # -- the life of a call -------------------------------------------------------------------------------------
 
     async def _run(self, request: Request, responder: Responder, route: Route, live: ActiveCall) -> None:
-        """`_serve`, and what becomes of its exceptions. Nothing but a bug leaves here as an exception."""
+        """Run `_serve` and answer its exceptions. Only a bug leaves here as an exception."""
         record = live.record
         live.begun = True
         try:
@@ -409,7 +409,7 @@ def _parse(route: Route, request: Request, snapshot: Snapshot, account: Account,
 
 
 def _let_go(request: Request, call: Call | None) -> None:
-    """The body is needed no more, whoever still knows the call."""
+    """Release the body; the call may be referenced for longer."""
     if call is not None:
         call.body = b""
     if request.held is not None or request.body:

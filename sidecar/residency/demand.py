@@ -42,7 +42,7 @@ class GatewayDemand:
         return self.reports
 
     def take(self, report: DemandReport) -> bool:
-        """Take an answer in; False for one that is older than what is known, or from one gateway too many."""
+        """Take an answer in; False: a later answer is known, or there is one gateway too many."""
         now = self._clock()
         self.advance(now)
         known = self._heard.get(report.gateway)

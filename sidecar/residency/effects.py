@@ -30,7 +30,7 @@ class Engine(Protocol):
         """For the state file."""
 
     def held(self, processes: dict[int, int]) -> int:
-        """Of the bytes by pid on one GPU those that are this engine's, all its processes together."""
+        """Bytes of this engine's processes together, by the bytes of each pid on one GPU."""
 
     def lines(self, most: int) -> list[str]:
         """The last lines it has written."""
@@ -76,10 +76,10 @@ class Engines(Protocol):
         """Start its process; it is not ready yet. Raises EngineFailed."""
 
     async def adopt(self, profile: str, record: EngineRecord) -> Engine:
-        """Take over what an earlier sidecar started. Raises EngineFailed where there is nothing to take over."""
+        """Take over an engine that an earlier sidecar started. Raises EngineFailed where there is none."""
 
     async def sweep(self, keep: Collection[str]) -> None:
-        """End what still runs of engines that were started by an earlier sidecar, but for these (`process.engine`)."""
+        """End the processes of an earlier sidecar's engines, but for these (`process.engine`)."""
 
     def measurement(
         self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None

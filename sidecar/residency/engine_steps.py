@@ -219,7 +219,7 @@ class EngineSteps:
         return back
 
     async def _ended(self, entry: ModelState) -> bool:
-        """End what runs of it; from then on it has no GPUs. False: its memory has not come back."""
+        """End its processes; from then on it has no GPUs. False: its memory has not come back."""
         back = await self._memory_back(entry)
         entry.gpus, entry.level = (), 0
         return back

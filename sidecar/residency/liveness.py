@@ -29,7 +29,7 @@ class LivenessProbes:
         self._watched: dict[Engine, asyncio.Event] = {}
 
     def look_after(self, entry: ModelState) -> None:
-        """See to it that the engine of an entry, if it has one, has somebody who looks at it."""
+        """Probe the engine of an entry from now on, if it has one and is not probed yet."""
         engine = self._steps.running.get(entry.name)
         if engine is not None and engine not in self._watched:
             self._watched[engine] = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Manager of one machine's engines: the loop around the scheduler, and what is reported of it.
+"""Manager of one machine's engines: the loop around the scheduler, and its reports.
 
 The scheduler decides which models are resident (scheduler.py, planner.py). Operations carry that out (operations.py,
 engine_steps.py). Orders of people and gateways only note what is wanted (orders.py). Whatever ends, fails or is heard
@@ -114,7 +114,7 @@ class Manager:
     # -- its life ---------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """See what there is: GPUs, what each model will take, and engines that an earlier sidecar has left. A model
+        """Find the GPUs, the size of each model, and engines that an earlier sidecar has left. A model
         that cannot be run says so in its report and harms no other."""
         await self.monitor.look()
         for name, times in self._known.times.items():
@@ -171,7 +171,7 @@ class Manager:
         self.changed.set()
 
     def _keep(self) -> None:
-        """Write down what another sidecar has to know."""
+        """Save the state that the next sidecar needs."""
         if self._state is None:
             return
         records = {name: self.steps.record(entry) for name, entry in self.entries.items()}

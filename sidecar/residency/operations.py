@@ -59,7 +59,7 @@ class Operations:
             await self._steps.start(entry)
 
     def _give_up(self, entries: Sequence[ModelState]) -> None:
-        """Whatever nothing was done about yet stays as it is, one that sleeps and was to be stopped too."""
+        """Withdraw the orders that no step was taken for: those models stay as they are, sleeping ones too."""
         for entry in entries:
             if entry.lifecycle.pending not in (None, SLEEP):
                 if entry.name not in self._steps.running:

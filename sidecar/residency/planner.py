@@ -1,4 +1,4 @@
-"""Planner: what would be done to have a model run, with the machine as it is now or as it is foreseen.
+"""Planner: the steps that would have a model run, with the machine as it is now or as it is foreseen.
 
 It asks `core.plan` and changes nothing.
 """

@@ -33,7 +33,7 @@ NO_MEMORY = "no_memory"  # the one reason of a sidecar's that callers are told a
 
 
 class AdmissionControl:
-    """What admission is decided by, and the decisions. `running`: calls that hold a grant, by class."""
+    """The decisions, and the state that they read. `running`: calls that hold a grant, by class."""
 
     __slots__ = ("draining", "fleet", "queues", "rules", "running", "sidecars", "traffic")
 
@@ -49,7 +49,7 @@ class AdmissionControl:
     # -- steps that move the state ------------------------------------------------------------------------------
 
     def apply(self, policy: Policy) -> None:
-        """Go by `policy` from now on: what waits keeps its place under the new weights, what runs goes on."""
+        """Go by `policy` from now on. Waiting calls keep their place, under the new weights; running calls go on."""
         self.rules = AdmissionRules(policy)
         for queues in self.queues.values():
             queues.apply(policy.classes, self.rules.weights)
@@ -212,7 +212,7 @@ class AdmissionControl:
         return choice
 
     def overdue(self, ticket: Ticket, now: float) -> Refuse:
-        """Why a call is refused whose time in the queue is up: for its deadline, or for a target."""
+        """The refusal of a call whose time in the queue is up: for its deadline, or for a target."""
         call, waited = ticket.call, now - ticket.pushed_at
         if now >= call.deadline:
             return Refuse(reason=Reason.EXPIRED, waited=waited)
@@ -222,7 +222,7 @@ class AdmissionControl:
         return Refuse(reason=Reason.SHED_LATE, foretold=Foretold(waited=waited, ttft=ttft, tpot=tpot))
 
     def unserved(self, ticket: Ticket, now: float) -> Refuse:
-        """Why a call is refused that waits for a model that no engine may be given calls for."""
+        """The refusal of a call that waits for a model that no engine may be given calls for."""
         outlook = self.sidecars.outlook(ticket.call.model, now)
         return self._unserved(ticket.call, now, outlook, now - ticket.pushed_at)
 
@@ -266,6 +266,6 @@ class AdmissionControl:
         return any(engine.up and not engine.draining for engine in self.fleet.serving(model))
 
     def wait_estimate(self, model: str, now: float) -> float:
-        """Seconds until what waits now has been served: queued tokens over the measured drain rate (Little's law)."""
+        """Seconds until all that waits now has been served: queued tokens over the drain rate (Little's law)."""
         queues, traffic = self._of(model, now)
         return traffic.drain.wait(queues.total_tokens, now) or SOON

@@ -94,18 +94,18 @@ class Bucket:
         return wait if self.booked is None else self.booked.after(wait, amount, self.rate, now)
 
     def add(self, amount: int, now: float) -> None:
-        """Take without asking; or give back, where `amount` is negative: what has drained cannot be given."""
+        """Take without asking, or give back where `amount` is negative: at most all that has not drained."""
         self.advance(now)
         self.level = max(0.0, self.level + amount)
 
     def left(self, now: float) -> int:
-        """What could be taken at once."""
+        """The amount that could be taken at once."""
         left = self.burst - self.level_at(now)
         return int(left) if left > 0.0 else 0
 
     @property
     def owner(self) -> str:
-        """Whose limit it is, as messages say it."""
+        """The limit's owner, as messages name it."""
         _, tenant, class_name, model = self.key
         if model:
             what = "all models the policy does not name" if model == SHARED else f"model {model[:80]}"
@@ -119,7 +119,7 @@ Buckets = tuple[Bucket, ...]
 
 
 def longest_wait(by_request: Buckets, by_token: Buckets, tokens: int, now: float) -> tuple[float, Bucket, int]:
-    """Of these buckets the one that a call of `tokens` has to wait for longest: how long, which, and for how much."""
+    """The bucket that a call of `tokens` waits for longest: the seconds, the bucket, the amount."""
     takes = [*((bucket, 1) for bucket in by_request), *((bucket, tokens) for bucket in by_token)]
     return max(
         ((bucket.retry_after(amount, now), bucket, amount) for bucket, amount in takes), key=lambda wait: wait[0]

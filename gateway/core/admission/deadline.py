@@ -1,4 +1,4 @@
-"""Deadline prediction: wait and service against what was promised.
+"""Deadline prediction: a call's wait and service against the targets of its class.
 
     wait    = work that goes first / measured drain rate          (Little's law: L = lambda W)
     service = ttft + expected output tokens x time per output token
@@ -30,7 +30,7 @@ LEAST_SHARE = 0.01  # of the drain that a class is believed to get
 class TokenRate:
     """Tokens per second, averaged with weights that fall by e in `window` seconds.
 
-    `tokens` is what has come since the last `advance`, and is for its owner to add to."""
+    `tokens`: those since the last `advance`; the owner adds to it."""
 
     __slots__ = ("_at", "_rate", "_window", "tokens")
 
@@ -49,13 +49,13 @@ class TokenRate:
         return self._rate * kept + self.tokens / since * (1.0 - kept)
 
     def advance(self, now: float) -> None:
-        """Take what has come into the average, and begin to count anew."""
+        """Take the tokens since the last time into the average, and begin to count anew."""
         if now - self._at >= EVERY:
             self._rate, self.tokens, self._at = self.rate(now), 0, now
 
 
 class Drain:
-    """How fast one model's work drains, and who gets it.
+    """Drain rate of one model: tokens that come back per second, in all and by class.
 
     The rate is what came back lately, or what is held over the time a hold lasts, whichever is more: by Little's law
     they are equal in a steady state, but after idleness only the second tells what the engines can do.
@@ -114,7 +114,7 @@ class Drain:
         return rate * min(1.0, max(LEAST_SHARE, fair * left, self._had(class_name, now)))
 
     def _had(self, class_name: str, now: float) -> float:
-        """A class's share of what came back lately."""
+        """A class's share of the tokens that came back lately."""
         lately = self._by_class.get(class_name)
         if lately is None:
             return 0.0

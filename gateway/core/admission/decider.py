@@ -85,7 +85,7 @@ class Grant(Protocol):
         engines with an id in `failed` have failed the call before."""
 
     def move(self, exclude: frozenset[str]) -> Awaitable[None]:
-        """Give the hold back and wait for one elsewhere, ahead of all who wait. Raises Refused."""
+        """Give the hold back and wait for one elsewhere, ahead of all waiting calls. Raises Refused."""
 
     def hedge_after(self) -> float | None:
         """Seconds without an answer after which a second attempt is worth its cost; None: never."""
@@ -133,7 +133,7 @@ class Admission(Protocol):
 
 
 class Decider(Protocol):
-    """What a relay asks of whoever decides."""
+    """The relay's questions to a decider."""
 
     @property
     def up(self) -> bool:

@@ -71,7 +71,7 @@ class ClassQueue:
 
     def configure(self, settings: TrafficClass, band: int, weights: dict[str, float]) -> None:
         """Take the policy's settings and the tenants' weights. A tenant's lead over the least served stays the same
-        number of tokens; who waits keeps waiting."""
+        number of tokens; waiting calls stay."""
         self.settings = settings
         self.weight = settings.weight
         self.max_wait = settings.max_wait
@@ -165,7 +165,7 @@ class ClassQueue:
             queue.tickets = by_arrival(queue.tickets)
 
     def correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
-        """Replace what the tenant was charged for a served ticket by what it used; a second time changes nothing.
+        """Replace the charge of a served ticket by the tokens it used; a second time changes nothing.
 
         Of a tenant that was forgotten there is nothing to correct.
         """
@@ -188,7 +188,7 @@ class ClassQueue:
         return queue
 
     def _forget(self) -> None:
-        """Keep those who wait, and of the others the half of REMEMBERED that would come back the latest.
+        """Keep the tenants that wait, and of the others the half of REMEMBERED with the highest counters.
 
         To forget one below the level changes nothing, as it would be lifted there. One above it comes back early, by
         the lead it had: at most one call, and what its running calls use beyond their estimates.

@@ -1,4 +1,4 @@
-"""Mode of one model (brownout): what gives way while its engines are under pressure.
+"""Mode of one model (brownout, load shedding): classes and long prompts are refused while its engines are overloaded.
 
     NORMAL <-> TIGHT <-> BROWNOUT <-> CLOSED
 

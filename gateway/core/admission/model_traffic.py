@@ -47,7 +47,7 @@ class ModelTraffic:
         self.apply(policy)
 
     def apply(self, policy: Policy) -> None:
-        """A reload: rules and classes change, what was seen stays."""
+        """A reload: rules and classes change, measurements stay."""
         self._mode.apply(policy.modes)
         self._order = tuple(policy.classes)
         self.bookings = {name: self.bookings.get(name) or Bookings() for name in policy.classes}

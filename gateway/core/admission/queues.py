@@ -43,7 +43,8 @@ LOOKED_AT = 64  # newest tickets of a class that may be pushed out
 
 
 class QueueBounds:
-    """How much of what may wait for a model, by one policy. `classes` are in order of importance."""
+    """Bounds of a model's queues, by one policy: calls and tokens of all classes together. `classes`: most
+    important first."""
 
     __slots__ = ("calls", "classes", "tokens")
 
@@ -186,7 +187,7 @@ class Queues:
         return 0.0 if queue is None else queue.counter(tenant)
 
     def correct(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
-        """What a popped ticket really used, in place of what its tenant was charged. Without effect on a ticket
+        """Real usage of a popped ticket, in place of its tenant's charge. Without effect on a ticket
         that was never charged, on one whose class or tenant is forgotten, and the second time."""
         queue = self._by_class.get(ticket.call.class_name)
         if queue is not None and ticket.paid and not ticket.waiting:
@@ -244,7 +245,7 @@ class Queues:
         return own.ahead(call, now, ticket), own.weight / weights
 
     def passing(self, class_name: str) -> list[str]:
-        """The other classes of which nobody waits at the moment: what comes of them is served as it comes."""
+        """The other classes without a waiting call: their calls are served as they come."""
         return [name for name, queue in self._by_class.items() if not queue.tickets and name != class_name]
 
     def ahead(self, class_name: str, own: float) -> float:

@@ -23,7 +23,7 @@ SHOWN = 0.05  # seconds; less is no cause
 
 
 def refused(why: Refuse, call: Call, now: float, due_in: float | None = None) -> Refused:
-    """What the caller of a refused call is told. `due_in`: seconds until its booking is due; None: it has none."""
+    """The refusal as its caller gets it. `due_in`: seconds until its booking is due; None: it has none."""
     match why.reason:
         case Reason.DRAINING:
             return draining()
@@ -103,7 +103,7 @@ def _s(seconds: float) -> str:
 
 
 def unknown_model(model: str, engines: Iterable[Engine], *, awaited: bool = False) -> Refused:
-    """Nobody has it, or not everybody has said yet what it has. `awaited`: sidecars have not."""
+    """No engine has the model, or some have not told their models yet. `awaited`: sidecars have not."""
     if awaited:
         message = f"This gateway has just begun and awaits its sidecars' reports, so it does not know {model!r} yet."
         return Refused(Outcome.NO_ENGINE, message, retry_after=SOON)

@@ -56,7 +56,7 @@ class Ticket:
 
 
 class TenantQueue:
-    """One tenant in one class: what it was served (`counter`, charges over weight), and its waiting tickets."""
+    """One tenant in one class: its counter of service (charges over weight), and its waiting tickets."""
 
     __slots__ = ("charge", "counter", "latest", "order", "stamp", "tickets", "tokens", "weight")
 

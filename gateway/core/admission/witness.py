@@ -35,13 +35,13 @@ class DispatchWitness(Protocol):
         """The call begins to wait."""
 
     def popping(self, model: str, queues: Queues, now: float, paused: Container[str]) -> None:
-        """Whoever may go next is looked for."""
+        """The next call is about to be looked for."""
 
     def popped(self, model: str, ticket: Ticket | None) -> None:
         """This call goes next; None: nobody may."""
 
     def granting(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
-        """The call gets this engine. `ticket`: what it waited with."""
+        """The call gets this engine. `ticket`: its ticket, if it waited."""
 
     def granted(self, call: Call, hold: Hold) -> None:
         """The call holds its cost on the engine's ledger."""
@@ -53,7 +53,7 @@ class DispatchWitness(Protocol):
         """A further attempt of the call was taken from the retry budget."""
 
     def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
-        """Real usage is about to replace what the call's tenant was charged in its queue."""
+        """Real usage is about to replace the charge of the call's tenant in its queue."""
 
     def corrected(self, ticket: Ticket) -> None:
         """It has."""

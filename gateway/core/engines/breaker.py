@@ -7,7 +7,7 @@ it is HALF_OPEN, where one probe at a time finds out: `probes` good ones close i
 
 A call is known by the token that `sent` gave it. The token is worth something only in the state it was given in: calls
 of before a trip, which fail late and all together, neither open an engine that is well again nor give up its probe.
-Nothing keeps the probe's place for good. It is free at the engine's first byte, at the call's ending of whatever kind,
+No probe blocks the next for good. The next may go at the engine's first byte, at the call's ending of whatever kind,
 at every change of state, and at the latest when a probe has said nothing for `open_for_at_most`.
 """
 
@@ -106,7 +106,7 @@ class FailureRate:
         self.calls = self.failures = 0  # sums over the window, as of the last event or advance
 
     def advance(self, now: float) -> None:
-        """Forget what has left the window."""
+        """Forget the calls that have left the window."""
         slot = int(now / self._slot_length)
         for passed in range(max(self._slot, slot - SLOTS) + 1, slot + 1):
             index = passed % SLOTS
@@ -157,7 +157,7 @@ class CircuitBreaker:
         self._policy = policy
         self.rate = FailureRate(policy.window)
         self._period = self._serial = 1  # the first token of this state, the last one given in any
-        self._probe = 0  # the token whose first byte is awaited, 0: the place is free
+        self._probe = 0  # the token whose first byte is awaited, 0: none is out
         self._probe_at = -math.inf
         self.state = CLOSED
         self.since = -math.inf
@@ -192,13 +192,13 @@ class CircuitBreaker:
         return not self._probe or now - self._probe_at >= self._policy.open_for_at_most
 
     def advance(self, now: float) -> None:
-        """Time has passed: what is OPEN long enough becomes HALF_OPEN, and what has left the window is forgotten."""
+        """Time has passed: OPEN for long enough becomes HALF_OPEN; calls older than the window are forgotten."""
         if self.state is OPEN and now >= self.probe_at:
             self._move("elapse", now)
         self.rate.advance(now)
 
     def sent(self, now: float) -> int:
-        """A call is given to the engine: its token. While HALF_OPEN, the first takes the probe's place.
+        """A call is given to the engine: its token. While HALF_OPEN, the first is the probe.
 
         A call that `allows` would not have sent (breakers are ignored when too many are open) is not counted.
         """

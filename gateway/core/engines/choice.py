@@ -39,7 +39,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 def cached_tokens(engine: Engine, call: Call, now: float) -> int:
-    """Prompt tokens of `call` this engine has probably cached, by our own record of what it has read."""
+    """Prompt tokens of `call` this engine has probably cached, by our own record of the prompts it has read."""
     if engine.policy.routing.affinity == "session":
         return min(call.prompt_tokens, engine.session_tokens(call.session, now)) if call.session else 0
     blocks = engine.cached_blocks(call.prefix, now)
