@@ -148,7 +148,7 @@ class Control:
     async def metrics(self, _: Request) -> Response:
         return Response(self._exposition(), media_type=None, headers={"content-type": EXPOSITION})
 
-    # -- what there is to see -----------------------------------------------------------------------------------
+    # -- pages to read ------------------------------------------------------------------------------------------
 
     async def fleet(self, _: Request) -> Response:
         return _json(fleet_view(self._fleet, self._dispatch, self._clock()))
@@ -177,7 +177,7 @@ class Control:
             case _:
                 return error(400, "bad_format", "format is yaml or json.")
 
-    # -- what there is to do ------------------------------------------------------------------------------------
+    # -- orders -------------------------------------------------------------------------------------------------
 
     async def reload(self, _: Request) -> Response:
         if self._reload is None:

@@ -114,7 +114,7 @@ class Pipeline:
         self._id_prefix = secrets.token_hex(6)
         self._ids = count(1)
 
-    # -- what the data port calls -------------------------------------------------------------------------------
+    # -- calls from the data port -------------------------------------------------------------------------------
 
     def head(self, request: Request) -> bytes | None:
         """Refuse by the head alone, before the body is read: unknown path, method or key. None: read on."""

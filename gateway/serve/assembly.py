@@ -277,7 +277,7 @@ class Gateway:
             self.clients.pop(engine.id).close()
         self.recorder.watched = bool(self.retired or self.brought)
 
-    # -- what sidecars bring ------------------------------------------------------------------------------------
+    # -- engines of sidecars ------------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
         """A sidecar has a new engine that serves: it is believed, so calls may go at once."""
@@ -317,7 +317,7 @@ class Gateway:
         engine.draining = member.id in self._by_hand
         self.changed(engine)
 
-    # -- what an operator asks for ------------------------------------------------------------------------------
+    # -- for the control port -----------------------------------------------------------------------------------
 
     def calls(self) -> Iterator[CallView]:
         """What waits and runs now."""
@@ -351,7 +351,7 @@ class Gateway:
         self._tell(engine)
         self.dispatch.changed(engine)
 
-    # -- what the others tell -----------------------------------------------------------------------------------
+    # -- news from the other parts ------------------------------------------------------------------------------
 
     def changed(self, engine: Engine) -> None:
         """There is news of an engine: let what waits move, and what waits for a dead one go elsewhere."""

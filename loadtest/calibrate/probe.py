@@ -178,7 +178,7 @@ class Probe:
                 self._alone = median(row.seconds for row in rows)
         return most
 
-    # -- how large a step is ------------------------------------------------------------------------------------------
+    # -- size of a step -----------------------------------------------------------------------------------------------
 
     async def _steps(self) -> None:
         limits, over = self._limits, self._until("steps")

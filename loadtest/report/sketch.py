@@ -132,7 +132,7 @@ class Sketch:
         self._smallest = min(self._smallest, smallest)
         self._largest = max(self._largest, largest)
 
-    # -- what is asked ------------------------------------------------------------------------------------------------
+    # -- questions ----------------------------------------------------------------------------------------------------
 
     def quantiles(self, qs: Sequence[float]) -> list[float]:
         """One value for each of `qs` (0 to 1), 0.0 where there is nothing; see `quantile_of`."""

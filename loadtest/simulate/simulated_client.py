@@ -109,7 +109,7 @@ class ClientCall:
         if tried.finished < 0.0:  # else it was answered on the spot
             self._leave = leave
 
-    # -- what the target tells ----------------------------------------------------------------------------------
+    # -- answers of the target ----------------------------------------------------------------------------------
 
     def head(self, status: int, fields: Mapping[bytes, bytes]) -> None:
         """Status and headers are here."""

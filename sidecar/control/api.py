@@ -121,7 +121,7 @@ class Api:
         self._stop = stop
         self._leaving = leaving
 
-    # -- what there is to see -----------------------------------------------------------------------------------
+    # -- pages to read ------------------------------------------------------------------------------------------
 
     async def healthz(self, _: Request) -> Response:
         """200 while the sidecar serves, 503 once it ends."""
@@ -173,7 +173,7 @@ class Api:
             return error(409, "cannot_be_run", text)
         return _text(text + "\n")
 
-    # -- what there is to do ------------------------------------------------------------------------------------
+    # -- orders -------------------------------------------------------------------------------------------------
 
     async def ensure(self, request: Request) -> Response:
         """The model's report. Where it cannot be had the report says why, and that is no error."""

@@ -113,7 +113,7 @@ class ModelState:
         pending = life.pending.value if life.pending else "-"
         return f"<ModelState {self.name} {life.state.value} {pending} on {self.gpus}>"
 
-    # -- who wants it -----------------------------------------------------------------------------------------------
+    # -- demand -----------------------------------------------------------------------------------------------------
 
     def want(self, now: float, *, ordered: bool = False) -> None:
         """Somebody wants it to run: calls that wait, or, `ordered`, a person or a gateway who says it only once."""
@@ -163,7 +163,7 @@ class ModelState:
         """Whether gateways may send it calls."""
         return self.lifecycle.state is RUNNING and self.lifecycle.pending is None
 
-    # -- what it does by itself -------------------------------------------------------------------------------------
+    # -- due steps --------------------------------------------------------------------------------------------------
 
     def idle_step(self) -> tuple[float, Literal["sleep", "stop"]] | None:
         """Time and kind of its next step down, were it left alone from now on; None: never."""

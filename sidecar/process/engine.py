@@ -73,7 +73,7 @@ class VllmEngines:
         self._installed = InstalledFlags(sidecar, own, self._logs / FLAGS_LOG, folder, say, within=HELP_WITHIN)
         self._sizing = Sizing(config, folder, environment)
 
-    # -- what a model takes -----------------------------------------------------------------------------------------
+    # -- size of a model --------------------------------------------------------------------------------------------
 
     async def size(self, profile: str, total: int, present: int) -> Size:
         """Memory of its engine on GPUs of `total` bytes, of which there are `present`. Raises Unusable."""

@@ -101,7 +101,7 @@ class EngineApi:
         """No question may be asked any more."""
         await self._transport.aclose()
 
-    # -- how it is ----------------------------------------------------------------------------------------------------
+    # -- health, models, gauges ---------------------------------------------------------------------------------------
 
     async def health(self, within: float = QUICK) -> None:
         """Whether the API server is there and EngineCore has not died. A hung or sleeping one passes: see `alive`."""
@@ -155,7 +155,7 @@ class EngineApi:
             if error.status not in NO_COMPLETIONS:
                 raise
 
-    # -- what it says -------------------------------------------------------------------------------------------------
+    # -- completions --------------------------------------------------------------------------------------------------
 
     async def warm_up(self, prompt: str, requests: int, within: float = GENERATE) -> None:
         """So many short completions, one after the other, each of `within` seconds at most."""
@@ -172,7 +172,7 @@ class EngineApi:
         body = await self._ask("POST", "/v1/completions", within, asked)
         return _read(said_from, "/v1/completions", body)
 
-    # -- what it does -------------------------------------------------------------------------------------------------
+    # -- orders -------------------------------------------------------------------------------------------------------
 
     async def sleep(self, level: Literal[1, 2], mode: SleepMode = "wait", within: float = SLEEP) -> None:
         """Sleep; back once it does. After `timeout` and `lost` it may yet: `gauges().sleep_state` tells (since 0.12).

@@ -210,7 +210,7 @@ class VllmEngine:
                 f"{told.canary.text[:80]!r} before and says {said.text[:80]!r} now"
             )
 
-    # -- how it is --------------------------------------------------------------------------------------------------
+    # -- health -----------------------------------------------------------------------------------------------------
 
     async def busy(self) -> int:
         """Requests running and waiting in it, by its own gauges. Raises EngineFailed."""
@@ -262,7 +262,7 @@ class VllmEngine:
         await self._api.aclose()
         self._released()
 
-    # -- what went wrong --------------------------------------------------------------------------------------------
+    # -- failures ---------------------------------------------------------------------------------------------------
 
     def _profile(self) -> Profile:
         if self._identity.profile is None:

@@ -254,7 +254,7 @@ class EngineSteps:
                 await engine.leave()
         self.running.clear()
 
-    # -- what else is known -----------------------------------------------------------------------------------------
+    # -- lessons, sizes, output -------------------------------------------------------------------------------------
 
     async def _learns(self, entry: ModelState, error: EngineFailed, free: int) -> bool:
         """Take in what its failed start tells of memory, with so much `free` before it. Whether the next start is

@@ -182,7 +182,7 @@ class Manager:
             SavedState(key=self._key, engines=engines, measured=known.measured, lessons=known.lessons, times=times)
         )
 
-    # -- what it hears and tells ------------------------------------------------------------------------------------
+    # -- demand and reports -----------------------------------------------------------------------------------------
 
     def heard(self, gateway: DemandReport) -> None:
         """A gateway's answer to a report of ours."""

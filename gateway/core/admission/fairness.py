@@ -86,7 +86,7 @@ class ClassQueue:
             queue.weight = weight
         self._sort_turns()
 
-    # -- who is next --------------------------------------------------------------------------------------------
+    # -- the next call ------------------------------------------------------------------------------------------
 
     def head(self, now: float) -> Ticket:
         """The ticket whose turn it is; the queue is not empty."""

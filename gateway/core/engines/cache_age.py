@@ -58,7 +58,7 @@ class CacheAge:
         state = "live" if self.live else "linked" if self._linked else "not linked"
         return f"<CacheAge {state}, {self.cached} blocks, cut at {self.cut:.1f}, whole since {self.since:.1f}>"
 
-    # -- what it tells ------------------------------------------------------------------------------------------
+    # -- questions ----------------------------------------------------------------------------------------------
 
     def trusted_since(self, now: float, ttl: float) -> float:
         """What the engine has used since then is in its cache: by the events, or else by `ttl` (seconds)."""
@@ -72,7 +72,7 @@ class CacheAge:
         """Blocks that are cached, of those stored since the events are whole; an estimate where they are many."""
         return len(self.stored) * (self._mask + 1)
 
-    # -- what it is told ----------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
     def link(self, up: bool) -> None:
         """The connection has come or gone. Until the next message comes, it is not known what was missed."""

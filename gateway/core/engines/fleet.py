@@ -317,7 +317,7 @@ class Engine:
         ahead = self.prefill_ahead(now) if self.unseen else self.prefill_queued  # asked twice for every call
         return (ahead + prefill) * (1.0 + (self.held + self.excess) / (self.budget or 1))
 
-    # -- what the engine tells ----------------------------------------------------------------------------------
+    # -- samples and learned rates ------------------------------------------------------------------------------
 
     def fresh(self, now: float) -> bool:
         """A sample older than three polls is stale: trim and slots freeze, and the ledger is alone in charge."""
@@ -576,7 +576,7 @@ class Fleet:
         """The longest context, in tokens, any engine gives this model; None where none tells."""
         return self._contexts.get(model)
 
-    # -- what telemetry reports ---------------------------------------------------------------------------------
+    # -- news from telemetry ------------------------------------------------------------------------------------
 
     def sampled(self, engine: Engine, sample: EngineSample, now: float) -> None:
         engine.sampled(sample, now)

@@ -144,7 +144,7 @@ def _queues(policy: Policy) -> Found:
         yield ("deadlines",), text
 
 
-# -- what gives way under pressure ------------------------------------------------------------------------------------
+# -- shaping and modes ------------------------------------------------------------------------------------------------
 
 
 def _shaping(policy: Policy) -> Found:

@@ -62,7 +62,7 @@ class Callers:
         self._target = target
         self.invariants.watch(target.gateway)
 
-    # -- what they do -------------------------------------------------------------------------------------------
+    # -- the clients --------------------------------------------------------------------------------------------
 
     def call(self, number: int, call: Call) -> None:
         """One begins a call."""
@@ -99,7 +99,7 @@ class Callers:
             self._flighty[next(reversed(self._target.records.open))] = client_call
         return leave
 
-    # -- what the gateway does ----------------------------------------------------------------------------------
+    # -- the gateway --------------------------------------------------------------------------------------------
 
     def _granted(self, request_id: str, engine: str) -> None:
         self._tell(f"grant {request_id} on {engine}")

@@ -153,7 +153,7 @@ class World:
             if memory.open:
                 self.found(f"{len(memory.open)} requests are open at {id}")
 
-    # -- what happens -------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
     def _happen(self, number: int, event: Event) -> None:
         if self.wrong:
