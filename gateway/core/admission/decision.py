@@ -31,7 +31,7 @@ class Reason(Enum):
     NOT_READY = "not_ready"  # its model will be ready too late
     TOO_LATE = "too_late"  # its turn would come too late
     QUEUE_FULL = "queue_full"
-    DISPLACED = "displaced"  # a more important call has taken its place
+    DISPLACED = "displaced"  # a more important call has pushed it out
     SHED_LATE = "shed_late"  # it has become too late while it waited
     EXPIRED = "expired"  # its deadline has passed while it waited
 
