@@ -20,8 +20,10 @@ from gateway.core.policy.status import PolicyStatus
 from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
+from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.collector import Metrics
+from gateway.decider.metrics.families import shadow_decisions
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 from tests.calls import a_call
 
@@ -249,5 +251,16 @@ def test_bodies() -> None:
         assert world.total("weir_body_bytes") == 400
         assert world.total("weir_body_refusals_total", full="share") == 1
         assert world.total("weir_body_refusals_total", full="memory") == 0
+
+    play(scene)
+
+
+def test_every_series_of_ours_is_called_weir_and_the_shadow_policy_has_its_three() -> None:
+    shadow = Shadow(Policy(), lambda error: None)
+    names = {family.name for family in shadow_decisions(shadow)}
+    assert names == {"weir_shadow_decisions", "weir_shadow_differences", "weir_shadow_failures"}
+
+    def scene(world: World) -> None:
+        assert {name.partition("_")[0] for name, _, _ in world.samples()} <= {"weir", "process", "python"}
 
     play(scene)

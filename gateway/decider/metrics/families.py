@@ -73,7 +73,7 @@ def engines(fleet: Fleet) -> Iterable[Metric]:
 
 def shadow_decisions(shadow: Shadow) -> Iterable[Metric]:
     decisions = CounterMetricFamily(
-        "weirshadow_decisions",
+        "weir_shadow_decisions",
         "Calls by what was decided and what the shadow policy would have; equal labels: no difference.",
         labels=("decision", "enforced", "shadow"),
     )
