@@ -50,7 +50,7 @@ class LargeBodies:
         """Note that a body of `size` bytes was parsed in vain."""
         if size > LARGE:
             state, now = self._of(owner), self._clock()
-            state.until = max(state.until, now) + size / RATE
+            state.until = max(state.until, now + size / RATE)  # one is parsed at a time, so nothing is owed twice
             asyncio.get_running_loop().call_later(state.until - now + SOON, self._forget, owner)
 
     def _of(self, owner: str) -> _Owner:

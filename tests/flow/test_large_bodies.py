@@ -89,6 +89,17 @@ def test_small_bodies_that_are_refused_cost_nothing() -> None:
     run(scenario)
 
 
+def test_many_refusals_at_once_are_one_pause() -> None:
+    """Bodies that were refused before they were parsed cost no parser's time, so they do not add up."""
+
+    async def scenario(large: LargeBodies, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(100):
+            large.refused("a", RATE)
+        assert await large.parsed("a", loop.time) == 1.0
+
+    run(scenario)
+
+
 def test_who_leaves_while_he_waits_lets_the_next_one_in() -> None:
     async def scenario(large: LargeBodies, loop: asyncio.AbstractEventLoop) -> None:
         large.refused("a", RATE * 4)
