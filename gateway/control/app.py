@@ -34,9 +34,9 @@ from gateway.control.reports import ReportTaker, take_report
 from gateway.control.view import fleet_view
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import state_of
-from gateway.core.policy.status import PolicyStatus
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.control.guard import Guard
+from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import REPORT_PATH
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
@@ -53,8 +53,8 @@ def control_app(
     *,
     outcomes: Callable[[], Mapping[str, int]] = dict,
     calls: Callable[[], Iterable[CallView]] = tuple,
-    policy_status: Callable[[], PolicyStatus] = PolicyStatus,
-    reload: Callable[[], Awaitable[PolicyStatus]] | None = None,
+    policy_status: Callable[[], FileStatus] = FileStatus,
+    reload: Callable[[], Awaitable[FileStatus]] | None = None,
     drain: Callable[[bool], None] | None = None,
     drain_engine: Callable[[Engine, bool], None] | None = None,
     is_user_key: Callable[[str], bool] = lambda _: False,
@@ -100,8 +100,8 @@ class Control:
         clock: Callable[[], float],
         outcomes: Callable[[], Mapping[str, int]],
         calls: Callable[[], Iterable[CallView]],
-        policy_status: Callable[[], PolicyStatus],
-        reload: Callable[[], Awaitable[PolicyStatus]] | None,
+        policy_status: Callable[[], FileStatus],
+        reload: Callable[[], Awaitable[FileStatus]] | None,
         drain: Callable[[bool], None] | None,
         drain_engine: Callable[[Engine, bool], None] | None,
     ) -> None:

@@ -8,8 +8,8 @@ import msgspec
 
 from gateway.core.policy.file import explain
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.status import PolicyStatus
 from gateway.shared.files.checked import plain
+from gateway.shared.files.file_status import FileStatus
 
 HASH_SHOWN = 8  # digits of a key's SHA-256: enough to tell keys apart
 
@@ -23,7 +23,7 @@ def without_secrets(policy: Policy) -> Policy:
     return msgspec.structs.replace(policy, tenants=tenants)
 
 
-def policy_yaml(policy: Policy, status: PolicyStatus) -> bytes:
+def policy_yaml(policy: Policy, status: FileStatus) -> bytes:
     """Every field, with a comment above that says which policy it is and what is wrong with a newer one."""
     lines = [f"version {status.version}, {status.file or 'no file: the defaults and the command line'}"]
     if status.digest:
@@ -33,6 +33,6 @@ def policy_yaml(policy: Policy, status: PolicyStatus) -> bytes:
     return ("".join(f"# {line}\n" for line in lines) + explain(without_secrets(policy))).encode()
 
 
-def policy_json(policy: Policy, status: PolicyStatus) -> dict[str, Any]:
+def policy_json(policy: Policy, status: FileStatus) -> dict[str, Any]:
     """The status and, as `policy`, the same tree as in YAML: numbers in their units."""
     return {**msgspec.structs.asdict(status), "policy": plain(without_secrets(policy), Policy)}

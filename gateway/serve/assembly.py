@@ -24,7 +24,6 @@ from gateway.core.engines.fleet import Engine, Fleet, engine_id
 from gateway.core.engines.health import Announcer
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.snapshot import Snapshot, largest_body
-from gateway.core.policy.status import PolicyStatus
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.cost import CostModel
 from gateway.core.request.record import Record
@@ -44,6 +43,7 @@ from gateway.relay.attempts import Attempts
 from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.server import Server, ServerSettings
+from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import ModelCard
 from gateway.upstream.client import Client, ClientSettings, parse_origin
 
@@ -82,7 +82,7 @@ class Gateway:
         witnesses: Witnesses = NOBODY_WATCHES,
         parser: Executor | None = None,
         lost_lines: Callable[[], int] = int,
-        policy_status: Callable[[], PolicyStatus] = PolicyStatus,
+        policy_status: Callable[[], FileStatus] = FileStatus,
     ) -> None:
         self.policy = policy
         self.rng = rng

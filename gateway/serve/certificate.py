@@ -1,7 +1,7 @@
 """TLS certificate of the data port, from its files to the context that handshakes use.
 
-The files are watched as the policy is (see reload.py): a new certificate is used for new connections within a second of
-its last file's change, or on SIGHUP. One that cannot be used changes nothing, and the reason is told.
+The files are watched as the policy is (watched_file.py): a new certificate is used for new connections within a second
+of its last file's change, or on SIGHUP. One that cannot be used changes nothing, and the reason is told.
 """
 
 from __future__ import annotations

@@ -26,10 +26,8 @@ import uvloop
 
 from gateway.control.app import control_app
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.policy.status import PolicyStatus
 from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration, LoadError, load
-from gateway.decider.reload import PolicyFile
 from gateway.relay.wire.server import Server
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.certificate import Certificate
@@ -41,6 +39,8 @@ from gateway.serve.sidecar_process import SidecarProcess
 from gateway.shared.addresses import reachable
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.file_status import FileStatus
+from gateway.shared.files.watched_file import WatchedFile
 from gateway.shared.lines import LineWriter, standard_error
 from gateway.shared.printable import printable
 
@@ -125,7 +125,7 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
                 shared_out(open_files).clients,
                 parser=stack.enter_context(ThreadPoolExecutor(1, "parser")),
                 lost_lines=partial(_lost_lines, errors, log),
-                policy_status=PolicyStatus if file is None else lambda: file.status,
+                policy_status=FileStatus if file is None else lambda: file.status,
             )
         except ApplyError as error:
             raise StartError(str(error)) from error
@@ -151,7 +151,7 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
             drain_engine=gateway.drain_engine,
             is_user_key=gateway.is_user_key,
             sidecars=gateway.sidecars,
-            policy_status=PolicyStatus if file is None else lambda: file.status,
+            policy_status=FileStatus if file is None else lambda: file.status,
             reload=None if file is None else file.reload_now,
         )
         control = ControlPort(app, options.control, shared_out(open_files).control)
@@ -211,13 +211,15 @@ def _as_it_is(configuration: Configuration) -> Configuration:
 
 def _configuration(
     path: Path | None, which: str = "", *, complete: Callable[[Configuration], Configuration] = _as_it_is
-) -> tuple[PolicyFile | None, Configuration]:
+) -> tuple[WatchedFile | None, Configuration]:
     """The policy file, to be watched, and what it says now; its log lines begin with `which`. `complete` adds what it
     leaves out. Raises StartError."""
     if path is None:
         return None, complete(Configuration())
     failures = (InvalidFile, LoadError, ApplyError, OSError, ValueError)
-    file = PolicyFile(path, lambda read: complete(load(path, read)), lambda line: _say(which + line), failures=failures)
+    file = WatchedFile(
+        path, lambda read: complete(load(path, read)), lambda line: _say(which + line), failures=failures
+    )
     try:
         return file, file.first()
     except OSError as error:
@@ -226,7 +228,7 @@ def _configuration(
         raise StartError(str(error)) from error
 
 
-def _reload(files: list[PolicyFile], log: CallLog | None) -> None:
+def _reload(files: list[WatchedFile], log: CallLog | None) -> None:
     """Read them now, changed or not, and open the log anew if it was moved."""
     for file in files:
         file.ask()
@@ -311,12 +313,12 @@ def _call_log(where: str, errors: LineWriter) -> CallLog | None:
 
 def _certificate(
     options: Options, apply: Callable[[ssl.SSLContext], None], stack: AsyncExitStack
-) -> tuple[PolicyFile | None, ssl.SSLContext | None]:
+) -> tuple[WatchedFile | None, ssl.SSLContext | None]:
     """The certificate's files, watched until the stack ends, and the context of what they hold. Raises StartError."""
     certificate = options.certificate
     if certificate is None:
         return None, None
-    watched = PolicyFile(certificate.chain, certificate.context, _say, name="tls")
+    watched = WatchedFile(certificate.chain, certificate.context, _say, name="tls")
     try:
         context = watched.first()
     except OSError as error:

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.control.calls import CallsView
 from gateway.control.view import FleetView
-from gateway.core.policy.status import PolicyStatus
+from gateway.shared.files.file_status import FileStatus
 from gateway.shared.files.units import SECONDS
 from gateway.shared.vllm.answers import AnswerError, series_of
 
@@ -35,7 +35,7 @@ class Summary(msgspec.Struct, frozen=True):
     """/summary: the gateway's version, and which policy it goes by."""
 
     gateway: str
-    policy: PolicyStatus
+    policy: FileStatus
 
 
 class Point(msgspec.Struct, frozen=True):

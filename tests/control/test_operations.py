@@ -9,7 +9,7 @@ import pytest
 
 from gateway.control.calls import SHOWN, CallView
 from gateway.core.engines.fleet import Engine
-from gateway.core.policy.status import PolicyStatus
+from gateway.shared.files.file_status import FileStatus
 from tests.calls import a_call
 from tests.control.parts import Parts, play
 
@@ -99,7 +99,7 @@ def test_the_summary_has_what_rates_are_made_of() -> None:
         assert second["at_s"] >= first["at_s"]
         assert second["policy"]["version"] == 5
 
-    play(scene, outcomes=lambda: ended, policy_status=lambda: PolicyStatus(version=5))
+    play(scene, outcomes=lambda: ended, policy_status=lambda: FileStatus(version=5))
 
 
 # -- the drain of the gateway -----------------------------------------------------------------------------------------

@@ -6,23 +6,23 @@ import httpx
 
 from gateway.core.policy.file import decode, explain
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.status import PolicyStatus
+from gateway.shared.files.file_status import FileStatus
 from tests.control.parts import Parts, play
 
 HASH = "0123456789abcdef" * 4
 POLICY = decode(f"tenants:\n  acme: {{keys: [{HASH}], models: [m]}}\nfleet: {{poll: 250ms}}\n".encode())
-STATUS = PolicyStatus(version=3, digest="abcdef012345", loaded_at="2026-11-21T10:00:00+00:00", file="/etc/weir.yaml")
+STATUS = FileStatus(version=3, digest="abcdef012345", loaded_at="2026-11-21T10:00:00+00:00", file="/etc/weir.yaml")
 BAD = STATUS.failed("weir.yaml:2: one\nweir.yaml:3: two\x0btenants: {eve: {}}", "2026-11-21T11:00:00+00:00")
 
 
 class File:
     """A policy file as the reloader shows it."""
 
-    def __init__(self, status: PolicyStatus) -> None:
+    def __init__(self, status: FileStatus) -> None:
         self.status = status
         self.asked = 0
 
-    async def reload_now(self) -> PolicyStatus:
+    async def reload_now(self) -> FileStatus:
         self.asked += 1
         return self.status
 
@@ -84,7 +84,7 @@ def test_without_a_file_there_is_nothing_to_reload() -> None:
     play(scene)
 
 
-def reloaded(status: PolicyStatus) -> httpx.Response:
+def reloaded(status: FileStatus) -> httpx.Response:
     """The answer to one POST."""
     answers = []
     file = File(status)

@@ -16,7 +16,6 @@ from gateway.core.engines.breaker import Ending
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.histogram import BOUNDS
 from gateway.core.policy.policy import Policy, Retries
-from gateway.core.policy.status import PolicyStatus
 from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
@@ -24,6 +23,7 @@ from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.families import shadow_decisions
+from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 from tests.calls import a_call
 
@@ -51,7 +51,7 @@ class World:
             self.retries,
             lambda: self.batcher,
             self.bodies,
-            policy_status=lambda: PolicyStatus(version=3, reloads=2, failures=1, error="line 1"),
+            policy_status=lambda: FileStatus(version=3, reloads=2, failures=1, error="line 1"),
         )
 
     def samples(self) -> list[tuple[str, Labels, float]]:

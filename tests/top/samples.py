@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.control.calls import CallsView, CallView
 from gateway.control.view import EngineView, FleetView, ModelView, QueueView, SidecarModelView, SidecarView
-from gateway.core.policy.status import PolicyStatus
+from gateway.shared.files.file_status import FileStatus
 from gateway.top.sample import Counts, Point, Sample, Summary
 
 
@@ -108,13 +108,13 @@ def sample(
     *,
     calls: tuple[CallView, ...] = (),
     total: int | None = None,
-    status: PolicyStatus | None = None,
+    status: FileStatus | None = None,
     targets: dict[str, float | None] | None = None,
     **fields: Any,
 ) -> Sample:
     return Sample(
         Point(at, counts or {}),
-        Summary("1.2.3", status or PolicyStatus()),
+        Summary("1.2.3", status or FileStatus()),
         fleet(**fields),
         CallsView(total=len(calls) if total is None else total, calls=list(calls)),
         {"default": 5.0, "batch": None} if targets is None else targets,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.control.view import QueueView
-from gateway.core.policy.status import PolicyStatus
 from gateway.core.request.outcome import Outcome
+from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import AnswerError
 from gateway.top.sample import Counts, Sample, counts_from, targets_from
 from gateway.top.view import NO_CLASS, View, kind_of, view_of
@@ -200,7 +200,7 @@ def test_models_that_are_not_awake() -> None:
 
 def test_notes() -> None:
     assert one().notes == []
-    status = PolicyStatus(error="x.yaml:3: bad\nx.yaml:9: worse")
+    status = FileStatus(error="x.yaml:3: bad\nx.yaml:9: worse")
     assert one(draining=True, status=status).notes == [
         "draining: it takes no new calls",
         "the policy file cannot be used, and the one before is active: x.yaml:3: bad",

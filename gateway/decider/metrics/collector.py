@@ -17,13 +17,13 @@ from prometheus_client.registry import Collector
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.fleet import Fleet
 from gateway.core.histogram import Histogram
-from gateway.core.policy.status import PolicyStatus
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.families import engines, models, policy, shadow_decisions
+from gateway.shared.files.file_status import FileStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -71,7 +71,7 @@ class Metrics(Collector):
         shadow: Shadow | None = None,
         more: Callable[[], Iterable[Metric]] = tuple,
         lost_lines: Callable[[], int] = int,
-        policy_status: Callable[[], PolicyStatus] = PolicyStatus,
+        policy_status: Callable[[], FileStatus] = FileStatus,
     ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch

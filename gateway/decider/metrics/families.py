@@ -8,14 +8,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine, Fleet
-from gateway.core.policy.status import PolicyStatus
 from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
+from gateway.shared.files.file_status import FileStatus
 
 BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 
 
-def policy(status: PolicyStatus) -> Iterable[Metric]:
+def policy(status: FileStatus) -> Iterable[Metric]:
     yield GaugeMetricFamily("weir_policy_version", "Policies applied since the start.", status.version)
     yield CounterMetricFamily("weir_policy_reloads", "Policies applied while running.", status.reloads)
     yield CounterMetricFamily("weir_policy_failures", "Policy files that could not be used.", status.failures)

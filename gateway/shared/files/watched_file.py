@@ -1,14 +1,16 @@
-"""Hot reload of the policy file. A valid file is applied within a second; a faulty one changes nothing and is reported.
+"""Hot reload of a file: the gateway's policy, a certificate, the sidecar's file.
 
-Every POLL seconds a thread compares the status (device, inode, size, times) of each file that the policy was read from,
-through all symbolic links. Once the files have not changed for SETTLE seconds it reads them.
+A valid file is applied within a second; a faulty one changes nothing and is reported.
+
+Every POLL seconds a thread compares the status (device, inode, size, times) of the file and of each that it names,
+through all symbolic links. Once they have not changed for SETTLE seconds it reads them.
 
 Polling replaces inotify for four reasons. Inotify sees no network file systems, no swap of a symbolic link above the
 watched folder (as Kubernetes does it), and no folder that comes back; and busy machines run out of its instances.
 Polling is soon enough, costs about ten microseconds a look, and has no state that can go wrong.
 
-A half-written file is not read. An empty file is an error although it would be a valid policy: a full disk leaves such
-files, and it would remove every engine.
+A half-written file is not read. An empty file is an error although it would be valid: a full disk leaves such files,
+and it would remove every engine.
 
 A thread is used because a hung file system, or the parsing of a large file, must not stop the event loop. It is a
 daemon, so that it does not keep the process from ending. The thread only reads; the loop decides.
@@ -31,15 +33,15 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.policy.status import PolicyStatus
 from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.file_status import FileStatus
 
 POLL = 0.25  # seconds between two looks
 SETTLE = 0.2  # seconds without a change before files are read, so that a write in several steps has ended
 PATIENCE = 2.0  # seconds after which files that never settle are read all the same
 CLOSE_WITHIN = 2.0  # seconds
 LIMIT = 16 * 1024 * 1024  # bytes of one file
-UNFORESEEN = "It failed in a way nobody foresaw. This is a bug in the gateway; the traceback is in its output."
+UNFORESEEN = "It failed in a way nobody foresaw. This is a bug in Weir; the traceback is in its output."
 
 Mark = tuple[int, ...]  # equal marks: the same file, unchanged
 Read = Callable[[Path], bytes]
@@ -82,18 +84,18 @@ class _Files:
         return any(_mark(path) != mark for path, mark in self.marks.items())
 
 
-class PolicyReading(msgspec.Struct, frozen=True):
-    """The result of one attempt: the loaded policy, or an error."""
+class FileReading(msgspec.Struct, frozen=True):
+    """The result of one attempt: what was loaded, or an error."""
 
     digest: str
     loaded: Loaded = None
     error: str | None = None
 
 
-class PolicyFile:
-    """One policy file, from its first reading to the end of the process.
+class WatchedFile:
+    """One file, from its first reading to the end of the process.
 
-    `load` makes a policy, and what belongs to it, from files that it reads with the function passed to it. So it is
+    `load` makes what is applied, a policy say, from files that it reads with the function passed to it. So it is
     known which files to watch. `load` runs in a thread. `log` takes lines for people, which begin with `name`.
     `failures`: exceptions that `load` and `apply` may raise for unusable files. `poll` and `settle` are seconds.
     """
@@ -109,7 +111,7 @@ class PolicyFile:
         settle: float = SETTLE,
         name: str = "policy",
     ) -> None:
-        self.status = PolicyStatus(file=str(path))
+        self.status = FileStatus(file=str(path))
         self._path = path
         self._load = load
         self._log = log
@@ -132,10 +134,10 @@ class PolicyFile:
         self._files = _Files(path)
 
     def first(self) -> Loaded:
-        """The policy to start with. Raises what `load` raises, since there is no policy to keep."""
+        """What to start with. Raises what `load` raises, since there is nothing to keep."""
         loaded = self._load(self._files.read)
         self._digest = self._files.digest
-        self.status = PolicyStatus(file=str(self._path), digest=self._digest[:12], loaded_at=_now())
+        self.status = FileStatus(file=str(self._path), digest=self._digest[:12], loaded_at=_now())
         return loaded
 
     def start(self, apply: Callable[[Loaded], None]) -> None:
@@ -149,7 +151,7 @@ class PolicyFile:
         self._asked += 1
         self._wake.set()
 
-    async def reload_now(self) -> PolicyStatus:
+    async def reload_now(self) -> FileStatus:
         """Read the files now, changed or not, and return the resulting status."""
         if self._loop is not None and not self._end.is_set():
             self.ask()
@@ -171,7 +173,7 @@ class PolicyFile:
     # -- in the thread ------------------------------------------------------------------------------------------
 
     def _spawn(self) -> None:
-        threading.Thread(target=self._watch, name="weir-policy", daemon=True).start()
+        threading.Thread(target=self._watch, name="weir-watch", daemon=True).start()
 
     def _watch(self) -> None:
         try:
@@ -185,7 +187,7 @@ class PolicyFile:
         finally:
             self._tell(self._ended)
 
-    def _read_at_rest(self) -> PolicyReading:
+    def _read_at_rest(self) -> FileReading:
         """Read at once if nothing has changed since the last look, else once the files have settled."""
         until = time.monotonic() + PATIENCE
         before = self._files.marks
@@ -200,7 +202,7 @@ class PolicyFile:
             before = now
             self._end.wait(self._settle)
 
-    def _read(self) -> PolicyReading:
+    def _read(self) -> FileReading:
         files = self._files = _Files(self._path)
         self._again = False
         try:
@@ -208,10 +210,10 @@ class PolicyFile:
         except self._failures as error:
             # A failure to read may pass without a change of any file.
             self._again = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
-            return PolicyReading(files.digest, error=_words(error))
+            return FileReading(files.digest, error=_words(error))
         if files.empty(self._path):
-            return PolicyReading(files.digest, error=f"{self._path}: the file is empty")
-        return PolicyReading(files.digest, loaded)
+            return FileReading(files.digest, error=f"{self._path}: the file is empty")
+        return FileReading(files.digest, loaded)
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None  # noqa: S101 # start() has set it
@@ -220,14 +222,14 @@ class PolicyFile:
 
     # -- in the loop --------------------------------------------------------------------------------------------
 
-    def _take(self, reading: PolicyReading, asked: int) -> None:
+    def _take(self, reading: FileReading, asked: int) -> None:
         try:
             if not self._end.is_set():
                 self._judge(reading)
         finally:
             self._answer(asked)
 
-    def _judge(self, reading: PolicyReading) -> None:
+    def _judge(self, reading: FileReading) -> None:
         before = self.status
         if reading.error is not None:
             self._failed(reading.digest, reading.error)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.core.policy.status import PolicyStatus
+from gateway.shared.files.file_status import FileStatus
 
-FIRST = PolicyStatus(digest="a", loaded_at="t0", file="f")
+FIRST = FileStatus(digest="a", loaded_at="t0", file="f")
 
 
 def test_what_fails_is_remembered_until_the_file_is_good() -> None:
@@ -16,7 +16,7 @@ def test_what_fails_is_remembered_until_the_file_is_good() -> None:
         "t2",
         2,
     )
-    assert failed.mended() == PolicyStatus(digest="a", loaded_at="t0", file="f", failures=2)
-    assert failed.applied("b", "t3") == PolicyStatus(
+    assert failed.mended() == FileStatus(digest="a", loaded_at="t0", file="f", failures=2)
+    assert failed.applied("b", "t3") == FileStatus(
         version=2, digest="b", loaded_at="t3", file="f", reloads=1, failures=2
     )
