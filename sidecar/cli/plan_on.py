@@ -117,7 +117,7 @@ def _planned(sizing: Sizing, config: SidecarConfig, profile: str, on: Gpu) -> Pl
         rest_bytes=least.activations + least.overhead,
         kv_tokens=found.tokens,
         max_num_seqs=found.sequences or found.batch.sequences,
-        asleep_bytes=min(found.residue.device, claim.bytes) if config.models[profile].sleep is not None else 0,
+        asleep_bytes=min(found.residue.device, claim.bytes) if config.models[profile].sleeps is not None else 0,
     )
 
 
@@ -190,7 +190,7 @@ def _turn(
     loading = STARTS + found.least.weights * found.least.gpus / LOADS
     victims = [known[other] for other in others if set(homes[other]) & set(homes[name])]
     away = max((each.least.weights / SLEEPS for each in victims if isinstance(each, Estimate)), default=0.0)
-    sleeps = config.models[name].sleep is not None
+    sleeps = config.models[name].sleeps is not None
     return Turn(
         profile=name,
         gpus=homes[name],
@@ -206,7 +206,7 @@ def _turn(
 
 def _asleep(config: SidecarConfig, name: str, known: dict[str, Estimate | str]) -> int:
     found = known[name]
-    if isinstance(found, str) or config.models[name].sleep is None:
+    if isinstance(found, str) or config.models[name].sleeps is None:
         return 0
     return min(found.residue.device, found.claim.bytes)
 

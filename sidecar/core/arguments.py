@@ -71,7 +71,7 @@ def command(
     found += _listen(address)
     if engine.device == "gpu":
         found += _memory(profile, share)
-        found += ["--enable-sleep-mode"] if profile.sleep is not None else []
+        found += ["--enable-sleep-mode"] if profile.sleeps is not None else []
     if sequences is not None and "max-num-seqs" not in profile.flags:
         found += ["--max-num-seqs", str(sequences)]
     for name, value in profile.flags.items():
@@ -103,7 +103,7 @@ def environment(
     # What has no line yet is a stall, so no line waits in a buffer.
     found |= {"PYTHONUNBUFFERED": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-    if profile.sleep is not None:  # only then has vLLM routes to put it to sleep, which ask nobody for a key
+    if profile.sleeps is not None:  # only then has vLLM routes to put it to sleep, which ask nobody for a key
         found["VLLM_SERVER_DEV_MODE"] = "1"
     return found
 

@@ -170,8 +170,8 @@ class ModelState:
         profile, state = self.profile, self.lifecycle.state
         if profile.pin or self.lifecycle.pending is not None:
             return None
-        if state is RUNNING and profile.sleep is not None and profile.sleep.after is not None:
-            return self.idle_since + profile.sleep.after, "sleep"
+        if state is RUNNING and profile.sleeps is not None and profile.sleeps.after is not None:
+            return self.idle_since + profile.sleeps.after, "sleep"
         if state in (RUNNING, SLEEPING) and profile.stop_after is not None:
             return self.idle_since + profile.stop_after, "stop"
         return None
@@ -207,7 +207,7 @@ class ModelState:
             warmth=warmth,
             load_seconds=self.load_seconds,
             wake_seconds=self.wake_seconds,
-            sleep_level=0 if profile.sleep is None else profile.sleep.level,
+            sleep_level=0 if profile.sleeps is None else profile.sleeps.level,
             level=self.level,
             host_bytes=self.size.host,
         )
@@ -308,8 +308,8 @@ class ModelState:
         life = self.lifecycle
         if life.state is SLEEPING and life.pending is not STOP:
             return self.wake_seconds[self.level - 1]
-        if life.pending in (DRAIN, SLEEP) and self.profile.sleep is not None:
-            return self.wake_seconds[self.profile.sleep.level - 1]
+        if life.pending in (DRAIN, SLEEP) and self.profile.sleeps is not None:
+            return self.wake_seconds[self.profile.sleeps.level - 1]
         return self.load_seconds
 
 

@@ -106,6 +106,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     flags: Mapping[FlagName, Flag] = msgspec.field(default_factory=dict)
     environment: Mapping[VariableName, VariableText] = msgspec.field(default_factory=dict)
 
+    @property
+    def sleeps(self) -> Sleep | None:
+        """How it sleeps; None: it never does, as it is pinned or has no `sleep`. Only an engine that may sleep has
+        vLLM's development routes."""
+        return None if self.pin else self.sleep
+
 
 def faults(profile: Profile, at: Path) -> Iterator[Fault]:
     """Mistakes that keep a well-formed profile, which is at the path `at`, from being used."""

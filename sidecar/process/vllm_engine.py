@@ -79,7 +79,7 @@ class VllmEngine:
     @property
     def _sleeps(self) -> bool:
         """Whether it was started so that it can sleep: in vLLM's development mode."""
-        return self._identity.profile is not None and self._identity.profile.sleep is not None
+        return self._identity.profile is not None and self._identity.profile.sleeps is not None
 
     @property
     def url(self) -> str:
@@ -148,7 +148,7 @@ class VllmEngine:
                 prompt=profile.warmup.prompt,
                 requests=requests,
             )
-            return None if pools or profile.sleep is None else await self._api.canary()
+            return None if pools or profile.sleeps is None else await self._api.canary()
         except ApiError as error:
             if error.status not in NO_COMPLETIONS:
                 raise

@@ -132,7 +132,7 @@ class Creation:
 
     def __init__(self, config: SidecarConfig, client: ControlClient) -> None:
         self._client = client
-        self._sleeps = tuple(name for name, profile in config.models.items() if profile.sleep and not profile.pin)
+        self._sleeps = tuple(name for name, profile in config.models.items() if profile.sleeps)
         self._to_make = set(self._sleeps)
         self._made: set[str] = set()  # by an order of ours, and not asleep yet
         self._again_at = 0.0

@@ -89,8 +89,8 @@ class Orders:
             entry.held_back = True
             if life.pending is None:
                 life.step("drain", self._clock())
-        elif entry.profile.sleep is None:
-            raise Refused(f"{profile} does not sleep: its profile has `sleep: null`")
+        elif entry.profile.sleeps is None:
+            raise Refused(f"{profile} does not sleep: its profile has `sleep: null` or `pin: true`")
         elif not self._tasks.free(entry.gpus):
             raise Refused("something else is under way on its GPUs", 1.0)
         else:

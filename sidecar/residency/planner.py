@@ -96,10 +96,10 @@ class Planner:
 
     def sleep_level(self, entry: ModelState) -> Level | None:
         """Level to sleep at: 1 only while host memory has room for its weights."""
-        if entry.profile.sleep is None:
+        if entry.profile.sleeps is None:
             return None
         asleep = sum(each.size.host for each in self._entries.values() if each.level == 1)
-        return 1 if entry.profile.sleep.level == 1 and asleep + entry.size.host <= self._host_memory else 2
+        return 1 if entry.profile.sleeps.level == 1 and asleep + entry.size.host <= self._host_memory else 2
 
     def foreseen(self, entry: ModelState, now: float) -> Plan | Infeasible | None:
         """The plan for a model that is not on its way, were it wanted; None: it is, or runs.

@@ -225,7 +225,7 @@ def size_of(profile: Profile, found: Estimate) -> Size:
     """The size that the plan books for an engine. Raises Unusable where it can never run so."""
     if found.why is not None:
         raise Unusable(found.why)
-    sleeps = profile.sleep is not None
+    sleeps = profile.sleeps is not None
     return Size(
         claim=found.claim.bytes + found.beyond,
         start_needs=found.claim.start_needs + found.beyond,
@@ -246,7 +246,7 @@ def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEA
     share = memory if isinstance(memory, float) else taught_share(BY_ITSELF, total, lesson)
     taken = _share(total, share)
     beyond = min(lesson.beyond, total - taken)
-    sleeps = profile.sleep is not None
+    sleeps = profile.sleeps is not None
     said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"
     return Size(
         claim=taken + beyond,
@@ -268,7 +268,7 @@ def simulated(profile: Profile, total: int) -> Size:
     taken = memory.kv if isinstance(memory, KvMemory) else _share(total, share)
     if taken > total:
         raise Unusable(f"gpu_memory is {gib(taken)} GiB, and a GPU has {gib(total)}: give it less")
-    sleeps = profile.sleep is not None
+    sleeps = profile.sleeps is not None
     return Size(
         claim=taken,
         start_needs=taken,

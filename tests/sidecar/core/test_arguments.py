@@ -183,9 +183,11 @@ def test_a_profiles_variables_come_before_the_sidecars_own() -> None:
     assert (found["PATH"], found["VLLM_NO_USAGE_STATS"]) == ("/v/bin", "0")
 
 
-def test_a_model_that_never_sleeps_has_no_routes_to_put_it_to_sleep() -> None:
-    found = environment(Profile(model_path="/m", sleep=None), EngineSettings(), (), {})
+@pytest.mark.parametrize("never", [Profile(model_path="/m", sleep=None), Profile(model_path="/m", pin=True)])
+def test_a_model_that_never_sleeps_has_no_routes_to_put_it_to_sleep(never: Profile) -> None:
+    found = environment(never, EngineSettings(), (), {})
     assert "VLLM_SERVER_DEV_MODE" not in found
+    assert "--enable-sleep-mode" not in command(never, EngineSettings(), "m", EngineAddress(), own="python")
     assert found["CUDA_VISIBLE_DEVICES"] == ""
 
 

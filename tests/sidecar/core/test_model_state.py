@@ -182,8 +182,9 @@ def test_the_plan_sees_all_of_it() -> None:
     assert seen.busy_for == 2.0
     assert (seen.profile, seen.gpus, seen.claim, seen.residue, seen.unseen) == ("m", (0, 1), 11, 1, 5)
     assert (seen.ref_count, seen.pinned, seen.last_used, seen.warmth) == (5, True, 7.0, 1.5)
-    assert (seen.sleep_level, seen.level, seen.host_bytes, seen.held) == (2, 2, 6, 1)
+    assert (seen.sleep_level, seen.level, seen.host_bytes, seen.held) == (0, 2, 6, 1)
     assert entry(sleep=None).resident(0.0, 0, 0).sleep_level == 0
+    assert entry(sleep=Sleep(level=2)).resident(0.0, 0, 0).sleep_level == 2
 
 
 def test_calls_last_since_the_first_of_them_was_known_of() -> None:
