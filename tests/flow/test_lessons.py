@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.residents import Model, TriedStart
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
-from loadtest.lab.residency.true_memory import TrueMemory
 from loadtest.simulate import vtime
 from sidecar.core.lifecycle import FIRST_REST
 from tests.flow.test_manager import virtual

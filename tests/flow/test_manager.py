@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from gateway.shared.protocol import Demand, DemandReport
+from loadtest.engine.true_memory import TrueMemory
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
-from loadtest.lab.residency.true_memory import TrueMemory
 from loadtest.simulate import vtime
 from sidecar.core.lifecycle import FIRST_REST
 from sidecar.residency.orders import Refused

@@ -1,118 +1,51 @@
-"""Engines and GPU memory for the sidecar's manager without a process: for virtual time, hence for its figures and laws.
+"""Engines for the sidecar's manager without a process: for virtual time, hence for its figures and laws.
 
 What a real engine takes seconds for is `asyncio.sleep` here, by the numbers of the simulated engine; its memory is a
-number on a GPU. Everything that goes wrong on a machine can be made to go wrong: see `MachineFaults`. vLLM does not
-forgive two engines of one GPU that start, sleep or wake at once: `Machine.overlaps` has these.
+number on a GPU (machine.py). It may take more or less than was claimed for it, keep more asleep with every sleep, and
+fail in vLLM's words. The sidecar's own deadlines for a start are applied to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from itertools import count
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, cast
 
 import msgspec
 
 from loadtest.engine import memory_stages
-from loadtest.lab.residency.true_memory import TrueMemory, estimated
+from loadtest.engine.true_memory import Shortage, TrueMemory
+from loadtest.engine.vllm_lines import SLOW_OR_HUNG, line
+from loadtest.lab.residency.estimates import estimated
+from loadtest.lab.residency.machine import Machine, failed
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level, ProcessRecord, Unusable
-from sidecar.core.gpus import GPU, GPUError
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import FailedStart, Lesson, learn
 from sidecar.core.measured import Measured
+from sidecar.core.profile import Profile
+from sidecar.process.engine_api import ApiError, EngineApi
+from sidecar.process.readiness import ready
 from sidecar.sizing.taught import NOTHING_LEARNT
 
 EXIT = 0.5  # seconds from SIGTERM to the end
+HANG_SAYS = 60.0  # seconds between two lines of a start whose GPUs wait for each other
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of a profile's engine: `weights` and `claim` in bytes on each GPU. `broken`: why it cannot be run.
-    `true`: what it really takes, where `claim` is but the estimate."""
+    `true`: what it really takes, where `claim` is but the estimate. `pinned`: host memory that it takes to sleep at
+    level 1, as a multiple of its weights; `keeps_pinned`: awake again too."""
 
     weights: int
     claim: int
     broken: str = ""
     true: TrueMemory | None = None
-
-
-class MachineFaults(msgspec.Struct):
-    """Faults of a machine, to be changed at any time. `fail_start`, `fail_wake`, `fail_sleep`: so many of the
-    next fail; `keep_asleep`: so many fall asleep and give nothing back; `oom`: so many starts run out of memory;
-    `changed`: so many find memory that another gave back meanwhile;
-    `kept`: seconds for which ended engines' memory stays taken; `driver`: why the GPUs cannot be read; `slow`:
-    seconds that reading them takes."""
-
-    fail_start: int = 0
-    fail_wake: int = 0
-    fail_sleep: int = 0
-    keep_asleep: int = 0
-    oom: int = 0
-    changed: int = 0
-    kept: float = 0.0
-    driver: str = ""
-    slow: float = 0.0
-
-
-class Machine:
-    """GPUs of these many bytes; `held` by whom, a number that stands for a process."""
-
-    def __init__(self, *totals: int) -> None:
-        self.totals = totals
-        self.held: dict[int, dict[int, int]] = {}
-        self.faults = MachineFaults()
-        self.doing: dict[int, str] = {}  # GPU -> what is done there
-        self.overlaps: list[str] = []
-
-    async def sample(self) -> tuple[GPU, ...]:
-        """As Sampler.sample."""
-        await asyncio.sleep(self.faults.slow)
-        if self.faults.driver:
-            raise GPUError(self.faults.driver)
-        return tuple(self._gpu(index) for index in range(len(self.totals)))
-
-    def _gpu(self, index: int) -> GPU:
-        processes = {pid: held[index] for pid, held in self.held.items() if index in held}
-        used = sum(processes.values())
-        return GPU(
-            index=index, total=self.totals[index], used=used, free=self.totals[index] - used, processes=processes
-        )
-
-    @contextlib.contextmanager
-    def alone(self, gpus: Collection[int], what: str) -> Iterator[None]:
-        """Something that has to have these GPUs to itself."""
-        self.overlaps += [f"{what} while {self.doing[gpu]} on GPU {gpu}" for gpu in gpus if gpu in self.doing]
-        self.doing |= dict.fromkeys(gpus, what)
-        try:
-            yield
-        finally:
-            for gpu in gpus:
-                self.doing.pop(gpu, None)
-
-    def take(self, pid: int, gpus: Collection[int], size: int) -> None:
-        """It holds so much on each of these from now on. Raises EngineFailed where there is too little."""
-        before = self.held.get(pid, {})
-        for gpu in gpus:
-            free = self._gpu(gpu).free + before.get(gpu, 0)
-            if size > free:
-                raise EngineFailed(f"CUDA out of memory: {size} asked for, {free} free", out_of_memory=True)
-        self.held[pid] = dict.fromkeys(gpus, size)
-
-    def free(self, pid: int, gpus: Collection[int]) -> int:
-        """Bytes free on each of these, with what it holds there itself."""
-        before = self.held.get(pid, {})
-        return min(self._gpu(gpu).free + before.get(gpu, 0) for gpu in gpus)
-
-    def release(self, pid: int) -> None:
-        """Its end, or the end of the time for which its memory stays taken."""
-        if self.faults.kept:
-            asyncio.get_running_loop().call_later(self.faults.kept, self.held.pop, pid, None)
-        else:
-            self.held.pop(pid, None)
+    pinned: float = 1.0
+    keeps_pinned: bool = False
 
 
 class TriedStart(msgspec.Struct):
@@ -127,15 +60,18 @@ class TriedStart(msgspec.Struct):
 
 class ResidentEngine:
     """effects.Engine. `requests`: what runs in it; `hung`: it answers nothing; `serves`: a call sent to it now would be
-    answered; `process` is done when it has ended."""
+    answered; `harmed`: something has failed in it; `process` is done when it has ended."""
 
-    def __init__(self, machine: Machine, model: Model, pid: int, tried: TriedStart, settings: str) -> None:
+    def __init__(
+        self, machine: Machine, model: Model, pid: int, tried: TriedStart, settings: str, profile: Profile | None = None
+    ) -> None:
         self.pid = pid
         self.gpus = tried.gpus
         self.url = f"http://127.0.0.1:{pid}"
         self.requests = 0
-        self.hung = False
+        self.hung = self.harmed = False
         self.serves = False
+        self.sleeps = 0
         self.woken_at = -math.inf  # when it was last asked to wake
         self.waking = 0.0  # seconds that it has woken up for, all together
         self.level: Literal[0, 1, 2] = 0
@@ -144,6 +80,9 @@ class ResidentEngine:
         self._size = tried.size
         self._tried = tried
         self._settings = settings
+        self._profile = profile
+        self._said = [f"engine {pid}"]
+        self._progress_at = asyncio.get_running_loop().time()
         self.process: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
@@ -158,7 +97,7 @@ class ResidentEngine:
         return processes.get(self.pid, 0)
 
     def lines(self, most: int) -> list[str]:
-        return [f"engine {self.pid}"][:most]
+        return self._said[-most:]
 
     @property
     def alive_now(self) -> bool:
@@ -173,65 +112,100 @@ class ResidentEngine:
 
     def _check(self) -> None:
         if not self.alive_now:
+            self.harmed = True
             raise EngineFailed(f"its process ended: {self.process.result()}")
 
     async def _takes(self, seconds: float) -> None:
         await asyncio.wait((self.process,), timeout=seconds)
         self._check()
 
+    def _fails(self, why: str) -> EngineFailed:
+        self.harmed = True
+        return EngineFailed(why)
+
+    # -- its start --------------------------------------------------------------------------------------------------
+
     async def ready(self) -> EngineFacts:
         with self._machine.alone(self.gpus, f"start of {self.pid}"):
-            return await self._started()
+            if self._profile is None:
+                return await self._started()
+            start = _Start(self._started)
+            loop = asyncio.get_running_loop()
+            stall, limit = self._profile.load_stall, self._profile.load_timeout
+            try:
+                await ready(
+                    cast(EngineApi, start), lambda: self._progress_at, stall, limit, loop.time, dead=self.process
+                )
+            except ApiError as error:
+                self.harmed = True
+                found = diagnosis(self._said)
+                raise EngineFailed(f"it did not get ready: {error}", found=found) from error
+            return start.facts
 
     async def _started(self) -> EngineFacts:
         faults = self._machine.faults
+        if faults.strikes("silent_start"):
+            self._says("INFO Downloading weights from the hub")
+            await self._takes(faults.silent)
         for stage in memory_stages.start(self._model.weights, self._size.claim):
             if stage.loaded is not None:
                 size = memory_stages.held(self._model.weights, self._size.claim, loaded=stage.loaded, cache=stage.cache)
-                if faults.oom:
-                    faults.oom -= 1
-                    self._fails("torch.OutOfMemoryError: CUDA out of memory.")
-                if faults.changed:
-                    faults.changed -= 1
-                    self._fails(
-                        "AssertionError: Error in memory profiling. Initial free memory 20.0 GiB, current free "
-                        "memory 21.0 GiB."
-                    )
+                if faults.strikes("oom"):
+                    self._ends(Shortage("oom", "torch.OutOfMemoryError: CUDA out of memory."))
+                if faults.strikes("changed"):
+                    self._ends(Shortage("memory_changed", line("memory_changed", free=20.0, current=21.0)))
+                if len(self.gpus) > 1 and faults.strikes("hang_start"):
+                    await self._hangs()
                 self._takes_memory(size, cache=stage.cache)
             await self._takes(stage.seconds)
-        if faults.fail_start:
-            faults.fail_start -= 1
-            self.kill("exit 1")
-            raise EngineFailed("ValueError: it was made to fail")
+            self._says(stage.line)
+        if faults.strikes("fail_start"):
+            self._ends(Shortage(diagnosis([faults.fail_line]).kind, faults.fail_line))
         self.serves = True
         return EngineFacts(kv_tokens=100_000, context_length=8192)
 
-    def _fails(self, line: str) -> NoReturn:
+    async def _hangs(self) -> None:
+        """Its GPUs wait for each other for ever. It says so once a minute."""
+        while True:
+            await self._takes(HANG_SAYS)
+            self._says(SLOW_OR_HUNG)
+
+    def _says(self, words: str) -> None:
+        self._said.append(words)
+        self._progress_at = asyncio.get_running_loop().time()
+
+    def _ends(self, why: Shortage) -> NoReturn:
         """It writes this, and ends."""
+        self._says(why.line)
+        self.harmed = True
         self.kill("exit 1")
-        found = diagnosis([line])
-        self._tried.failed = found.kind
-        raise EngineFailed(line, out_of_memory=found.out_of_memory, found=found)
+        self._tried.failed = why.kind
+        raise failed(why)
 
     def _takes_memory(self, size: int, *, cache: bool) -> None:
         """It holds so much while it loads, and all that it ever will with its KV cache."""
-        true, machine = self._model.true, self._machine
+        true, machine, pid = self._model.true, self._machine, self.pid
         if true is None:
-            machine.take(self.pid, self.gpus, size)
+            machine.take(pid, self.gpus, size)
             return
-        total = min(machine.totals[gpu] for gpu in self.gpus)
-        free = machine.free(self.pid, self.gpus)
-        line = true.complaint(self._size, free, total)
-        if line and (cache or "Free memory" in line):
-            self._fails(line)
-        size = true.takes(self._size) if cache else min(size, true.rest)
-        if size > free:
-            tried = f"Tried to allocate {(size - free) / memory_stages.GIB + 0.5:.2f} GiB"
-            self._fails(
-                f"torch.OutOfMemoryError: CUDA out of memory. {tried}. GPU 0 has a total capacity of "
-                f"{(total - true.hidden) / memory_stages.GIB:.2f} GiB of which 0.50 GiB is free."
-            )
-        machine.take(self.pid, self.gpus, size)
+        share, total = self._size.share or 0.0, min(machine.totals[gpu] for gpu in self.gpus)
+        free = machine.free(pid, self.gpus)
+        lacks = None if pid in machine.held else true.at_first(share, free, total, self.gpus[0])
+        if lacks is None and cache:
+            lacks = true.for_cache(share, self._size.sequences, total)
+        size = self._true_size(true) if cache else min(size, true.rest)
+        if lacks is None and size > free:
+            lacks = true.full(size, free, total, self.gpus[0])
+        if lacks is not None:
+            self._ends(lacks)
+        machine.take(pid, self.gpus, size)
+
+    def _true_size(self, true: TrueMemory) -> int:
+        """Bytes on each of its GPUs, awake."""
+        total = min(self._machine.totals[gpu] for gpu in self.gpus)
+        return true.takes(int((self._size.share or 0.0) * (total - true.hidden)))
+
+    # -- its sleep and its health -----------------------------------------------------------------------------------
 
     async def awake(self) -> Literal[0, 1, 2]:
         self._check()
@@ -245,37 +219,48 @@ class ResidentEngine:
         self._check()
         if self.hung:
             await self._takes(10.0)
-            raise EngineFailed("EngineCore does not answer within 10 s")
+            raise self._fails("EngineCore does not answer within 10 s")
 
     async def sleep(self, level: Level) -> None:
         while self.requests:  # mode=wait
             await self._takes(0.05)
-        faults = self._machine.faults
-        with self._machine.alone(self.gpus, f"sleep of {self.pid}"):
+        machine, model = self._machine, self._model
+        with machine.alone(self.gpus, f"sleep of {self.pid}"):
             self.serves = False
-            await self._takes(memory_stages.sleep_seconds(self._model.weights, level))
-            if faults.fail_sleep:
-                faults.fail_sleep -= 1
-                raise EngineFailed("/sleep: it answered 500")
+            await self._takes(memory_stages.sleep_seconds(model.weights, level))
+            if machine.faults.strikes("fail_sleep"):
+                raise self._fails("/sleep: it answered 500")
             self.level = level
-            if faults.keep_asleep:
-                faults.keep_asleep -= 1
-            else:
-                self._machine.take(self.pid, self.gpus, memory_stages.residue(self._size.claim))
+            self.sleeps += 1
+            if level == 1:
+                machine.host[self.pid] = int(model.pinned * model.weights * len(self.gpus))
+            if not machine.faults.strikes("keep_asleep"):
+                awake = machine.held[self.pid][self.gpus[0]] if self.gpus else 0
+                true = model.true
+                asleep = memory_stages.residue(self._size.claim) if true is None else true.asleep(self.sleeps)
+                machine.take(self.pid, self.gpus, min(awake, asleep))
 
     async def wake(self, level: Level, told: EngineFacts) -> None:
-        with self._machine.alone(self.gpus, f"wake of {self.pid}"):
+        machine, model = self._machine, self._model
+        with machine.alone(self.gpus, f"wake of {self.pid}"):
             self._check()
             self.woken_at = began = asyncio.get_running_loop().time()
-            true = self._model.true
-            self._machine.take(self.pid, self.gpus, self._size.claim if true is None else true.takes(self._size))
-            await self._takes(memory_stages.wake_seconds(self._model.weights, level))
-            if self._machine.faults.fail_wake:
-                self._machine.faults.fail_wake -= 1
-                raise EngineFailed("its answers are not what they were before it slept")
+            size = self._size.claim if model.true is None else self._true_size(model.true)
+            if size > machine.free(self.pid, self.gpus):
+                self.harmed = True
+                self.kill("exit 1")
+                raise failed(Shortage("wake_oom", line("wake_oom")))
+            machine.take(self.pid, self.gpus, size)
+            await self._takes(memory_stages.wake_seconds(model.weights, level))
+            if machine.faults.strikes("fail_wake"):
+                raise self._fails("its answers are not what they were before it slept")
             self.level = 0
             self.serves = True
+            if not model.keeps_pinned:
+                machine.host.pop(self.pid, None)
             self.waking += asyncio.get_running_loop().time() - began
+
+    # -- its end ----------------------------------------------------------------------------------------------------
 
     async def ended(self) -> str:
         await asyncio.wait((self.process,))
@@ -291,8 +276,30 @@ class ResidentEngine:
         return
 
 
+class _Start:
+    """API of an engine that starts, as `readiness.ready` asks it: it is healthy once all stages are over."""
+
+    served_name = "model"
+
+    def __init__(self, stages: Callable[[], Coroutine[None, None, EngineFacts]]) -> None:
+        self._stages = stages
+        self.facts = EngineFacts()
+
+    async def health(self) -> None:
+        """Until it is; raises EngineFailed."""
+        self.facts = await self._stages()
+
+    async def models(self) -> dict[str, int]:
+        """The names that it serves."""
+        return {self.served_name: 0}
+
+    async def warm_up(self, _prompt: str, _tokens: int) -> None:
+        """Answered at once."""
+
+
 class ResidentEngines:
-    """effects.Engines on one machine; `all` that ever were, for whoever wants to harm one."""
+    """effects.Engines on one machine; `all` that ever were, for whoever wants to harm one; `profiles`: for the
+    deadlines of their starts."""
 
     def __init__(self, machine: Machine, models: Mapping[str, Model]) -> None:
         self.machine = machine
@@ -301,6 +308,7 @@ class ResidentEngines:
         self.starts: list[tuple[float, str]] = []  # (when, profile)
         self.tried: list[TriedStart] = []
         self.lessons: Mapping[str, Lesson] = {}
+        self.profiles: Mapping[str, Profile] = {}
         self._pids = count(1000)
 
     async def size(self, profile: str, total: int, present: int) -> Size:
@@ -331,7 +339,9 @@ class ResidentEngines:
         self.starts.append((asyncio.get_running_loop().time(), profile))
         tried = TriedStart(asyncio.get_running_loop().time(), profile, gpus, size)
         self.tried.append(tried)
-        engine = ResidentEngine(self.machine, self.models[profile], next(self._pids), tried, self.settings(profile))
+        model, settings = self.models[profile], self.settings(profile)
+        self.machine.begins(profile, gpus, size.start_needs)
+        engine = ResidentEngine(self.machine, model, next(self._pids), tried, settings, self.profiles.get(profile))
         self.all[profile] = engine
         return engine
 

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from loadtest.lab.residency.callers import ModelCallers
-from loadtest.lab.residency.residents import Machine, Model, ResidentEngines
+from loadtest.lab.residency.machine import Listing, Machine
+from loadtest.lab.residency.residents import Model, ResidentEngines
 from sidecar.core.config import decode
 from sidecar.core.lifecycle import RUNNING, SLEEPING
 from sidecar.core.model_state import ModelState
@@ -37,8 +38,9 @@ class Site:
         hot: float = HOT,
         warmth: Callable[[ModelState, float], float] = ModelState.warmth,
         look_every: float = LOOK_EVERY,
+        listing: Listing = "own",
     ) -> None:
-        self.machine = Machine(*totals)
+        self.machine = Machine(*totals, listing=listing)
         self.engines = ResidentEngines(self.machine, models)
         self.text = text
         self.log: list[tuple[float, str]] = []
@@ -72,8 +74,10 @@ class Site:
     def _made(self, known: SavedState) -> Manager:
         loop = asyncio.get_running_loop()
         self.engines.lessons = self.lessons = known.lessons
+        config = decode(self.text.encode())
+        self.engines.profiles = config.models
         return Manager(
-            decode(self.text.encode()),
+            config,
             self.engines,
             GpuMonitor(self.machine.sample, self.say),
             None,
@@ -190,10 +194,19 @@ async def opened(
     hot: float = HOT,
     warmth: Callable[[ModelState, float], float] = ModelState.warmth,
     look_every: float = LOOK_EVERY,
+    listing: Listing = "own",
 ) -> AsyncIterator[Site]:
     """A Site that runs, and afterwards has ended its engines and holds nothing."""
     site = Site(
-        text, models, *totals, gateways=gateways, host_memory=host_memory, hot=hot, warmth=warmth, look_every=look_every
+        text,
+        models,
+        *totals,
+        gateways=gateways,
+        host_memory=host_memory,
+        hot=hot,
+        warmth=warmth,
+        look_every=look_every,
+        listing=listing,
     )
     await site.open()
     try:

@@ -1,0 +1,82 @@
+"""Memory that an engine really takes, where that is not what was claimed for it, and its words for what it lacks.
+
+A sidecar estimates; this is the truth that its estimate may miss. Bytes are on each GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from loadtest.engine.memory_stages import GIB, RESIDUE
+from loadtest.engine.vllm_lines import line
+
+CONTEXT = GIB // 2  # what CUDA's context takes before vLLM looks at what is free
+SEQUENCES = 1024  # vLLM's own `--max-num-seqs` on a large GPU
+CONTEXT_LENGTH = 8192  # tokens
+
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
+
+
+class Shortage(msgspec.Struct, frozen=True):
+    """A start's want of memory: its kind (as `sidecar diagnose` calls it) and vLLM's line."""
+
+    kind: str
+    line: str
+
+
+class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`rest`: what its share has to hold beside the KV cache; `context`: KV cache of one whole context.
+
+    `beyond`: taken beside its share, less than 0: so much of it is left. `blocks`: sequences for which a hybrid model's
+    states have room, None: it is none. `hidden`: of a GPU's bytes those that CUDA does not report. `residue`: kept
+    asleep, and with each sleep `grows` more. `wording`: which version's words it writes.
+    """
+
+    rest: _Bytes
+    context: _Bytes
+    beyond: Annotated[int, msgspec.Meta(ge=-(2**50), le=2**50)] = 0
+    blocks: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    hidden: _Bytes = 0
+    residue: _Bytes = RESIDUE
+    grows: _Bytes = 0
+    wording: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def at_first(self, share: float, free: int, total: int, gpu: int = 0) -> Shortage | None:
+        """Why it does not begin with this share (0..1) of a GPU of `total` bytes by NVML, `free` of them."""
+        cuda = total - self.hidden
+        told, desired = min(free, cuda) - CONTEXT, int(share * cuda)
+        if told >= desired:
+            return None
+        numbers = {"gpu": gpu, "free": told / GIB, "total": cuda / GIB, "desired": desired / GIB}
+        return self._says("free_memory_too_low", **numbers, utilization=share)
+
+    def for_cache(self, share: float, sequences: int | None, total: int) -> Shortage | None:
+        """Why its KV cache does not do with this share; `sequences`: at most at once, None: vLLM's own number."""
+        left = int(share * (total - self.hidden)) - self.rest
+        if left <= 0:
+            return self._says("no_kv")
+        if left < self.context:
+            numbers = {"needed": self.context / GIB, "available": left / GIB, "length": CONTEXT_LENGTH}
+            return self._says("kv_too_small", **numbers, fits=CONTEXT_LENGTH * left // self.context)
+        asked = sequences or SEQUENCES
+        if self.blocks is not None and asked > self.blocks:
+            return self._says("mamba_blocks", sequences=asked, blocks=self.blocks)
+        return None
+
+    def full(self, size: int, free: int, total: int, gpu: int = 0) -> Shortage:
+        """Why it cannot have `size` bytes where `free` are free."""
+        numbers = {"tried": (size - free) / GIB + 0.5, "free": 0.5, "total": (total - self.hidden) / GIB}
+        return self._says("oom", **numbers, gpu=gpu, own=free / GIB)
+
+    def takes(self, share: int) -> int:
+        """Bytes it holds once it runs, of a share of so many."""
+        return max(self.rest, share + self.beyond)
+
+    def asleep(self, sleeps: int) -> int:
+        """Bytes it keeps after so many sleeps."""
+        return self.residue + self.grows * max(0, sleeps - 1)
+
+    def _says(self, kind: str, **numbers: float) -> Shortage:
+        return Shortage(kind, line(kind, self.wording, **numbers))
