@@ -25,6 +25,8 @@ MAX_BYTES = 1024 * 1024
 REPORT_PATH = "/sidecars/report"
 # A folder of unix sockets has this file where a sidecar made it for its engines, and is its own user's alone.
 SOCKETS_MARK = ".weir-engines"
+# `ModelReport.why` where it is more than a sentence for people: callers are told these two.
+NO_MEMORY, OFF = "no_memory", "off"
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -53,8 +55,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """One profile. `model` is the name that callers use.
 
     `url` is of its engine, empty while there is none. `ready_in`: seconds until it could serve, were it wanted now: 0
-    for one that runs, None for one that cannot be had, and then `why` says so in a word (`no_memory`, `error`) and
-    `message` in a sentence. `retry_in`: seconds after which that may have changed, where it is known.
+    for one that runs, None for one that cannot be had, and then `why` says so in a word (`no_memory`, `error`, `off`)
+    and `message` in a sentence. `retry_in`: seconds after which that may have changed, where it is known.
     """
 
     profile: Name

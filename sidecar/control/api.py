@@ -3,7 +3,7 @@
     GET  /healthz                                              for a supervisor of the process
     GET  /v1/models /gpu /status /metrics                      models, GPUs, everything, for Prometheus
     GET  /models/{profile}/logs?lines=N  /models/{profile}/plan
-    POST /models/{profile}/{ensure|sleep|wake|stop|drain}      answered at once, with the model's report
+    POST /models/{profile}/{ensure|sleep|wake|stop|drain|off|on}  answered at once, with the model's report
     POST /stop  {"engines": true|false}                        ends the sidecar, and its engines too or not
 
 Callers name profiles and nothing else. An order with a query or with more in its body is refused whole, so that no
@@ -189,6 +189,8 @@ class Api:
             if refused.retry_in is None:
                 return error(409, "cannot_be_done", str(refused))
             return error(503, "not_now", str(refused), {"retry-after": str(max(1, math.ceil(refused.retry_in)))})
+        if what in ("off", "on") and (why := await self._manager.kept()):
+            return error(503, "not_kept", f"{profile} is {what}, and a restart would not know it: {why}")
         return Response(encode(Ensured(model=report)), media_type="application/json")
 
     async def stop(self, request: Request) -> Response:
@@ -270,6 +272,6 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
         "The sidecar answers GET /healthz, /metrics, /v1/models, /gpu, /status, /models/PROFILE/logs and "
-        "/models/PROFILE/plan, POST /models/PROFILE/{ensure|sleep|wake|stop|drain} and /stop."
+        "/models/PROFILE/plan, POST /models/PROFILE/{ensure|sleep|wake|stop|drain|off|on} and /stop."
     )
     return error(404, "not_found", message)

@@ -7,6 +7,7 @@ caller.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import get_args
 
@@ -74,7 +75,7 @@ class Metrics(Collector):
             yield family
 
     def _models(self) -> Iterable[Metric]:
-        loaded = GaugeMetricFamily("vllm_model_loaded", "1 while its engine serves.", labels=("model_id",))
+        loaded = GaugeMetricFamily("vllm_model_loaded", "1 while an engine of it serves.", labels=("model_id",))
         active = GaugeMetricFamily(
             "vllm_model_requests_active", "Its calls in flight, at all gateways.", labels=("model_id",)
         )
@@ -85,15 +86,25 @@ class Metrics(Collector):
         level = GaugeMetricFamily(
             "weir_sidecar_model_sleep_level", "How deep it sleeps; 0: awake.", labels=("profile",)
         )
-        for model in self._manager.models():
-            loaded.add_metric((model.model,), float(model.state == "running"))
-            active.add_metric((model.model,), self._manager.requests_active(model.profile))
+        off = GaugeMetricFamily(
+            "weir_sidecar_model_off", "1 while an operator has switched it off.", labels=("profile",)
+        )
+        models = self._manager.models()
+        serving, calls = Counter[str](), Counter[str]()  # several profiles may be of one model
+        for model in models:
+            serving[model.model] += model.state == "running"
+            calls[model.model] += self._manager.requests_active(model.profile)
+        for name in calls:
+            loaded.add_metric((name,), float(serving[name] > 0))
+            active.add_metric((name,), calls[name])
+        for model in models:
+            off.add_metric((model.profile,), float(self._manager.entries[model.profile].off))
             for each in get_args(State):
                 state.add_metric((model.profile, each), float(model.state == each))
             if model.pending is not None:
                 doing.add_metric((model.profile, model.pending), 1.0)
             level.add_metric((model.profile,), model.sleep_level)
-        yield from (loaded, active, state, doing, level)
+        yield from (loaded, active, state, doing, level, off)
 
     def _done(self) -> Iterable[Metric]:
         done = CounterMetricFamily(
@@ -101,12 +112,33 @@ class Metrics(Collector):
         )
         for labels, count in sorted(self._manager.steps.counts.items()):
             done.add_metric(labels, count)
+        evictions = CounterMetricFamily(
+            "weir_sidecar_evictions",
+            "How often it was put to sleep or stopped, and why: room for another, idle, an order, off.",
+            labels=("profile", "kind", "reason"),
+        )
+        for key, count in sorted(self._manager.steps.evictions.items()):
+            evictions.add_metric(key, count)
+        starts = CounterMetricFamily("weir_sidecar_starts", "Starts of its engine.", labels=("profile",))
+        for profile, count in sorted(self._manager.steps.starts.items()):
+            starts.add_metric((profile,), count)
+        failures = CounterMetricFamily(
+            "weir_sidecar_start_failures",
+            "Starts that failed, by the kind that `sidecar diagnose` names; other: its output tells nothing.",
+            labels=("profile", "kind"),
+        )
+        for failed, count in sorted(self._manager.steps.start_failures.items()):
+            failures.add_metric(failed, count)
+        claims = GaugeMetricFamily(
+            "weir_sidecar_claim_bytes", "What it claims of each of its GPUs while it is awake.", labels=("profile",)
+        )
         seconds = GaugeMetricFamily(
             "weir_sidecar_load_seconds", "How long a start is reckoned to take, by those before.", labels=("profile",)
         )
         for profile, entry in self._manager.entries.items():
             seconds.add_metric((profile,), entry.load_seconds)
-        yield from (done, seconds)
+            claims.add_metric((profile,), entry.size.claim)
+        yield from (done, evictions, starts, failures, claims, seconds)
 
     def _reports(self) -> Iterable[Metric]:
         taken = GaugeMetricFamily("weir_sidecar_gateway_up", "1 while it takes reports.", labels=("gateway",))

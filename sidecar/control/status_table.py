@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.shared.protocol import GPUReport, ModelReport
+from gateway.shared.protocol import OFF, GPUReport, ModelReport
 from sidecar.core.formatting import columns, gibs, seconds, shown
 from sidecar.core.status import GatewayStatus, Status
 
@@ -30,6 +30,7 @@ def _gpu(gpu: GPUReport) -> str:
 
 def _model(model: ModelReport, calls: dict[str, int]) -> tuple[str, ...]:
     level = f" (level {model.sleep_level})" if model.state == "sleeping" and model.sleep_level else ""
+    level += ", off" if model.why == OFF else ""
     ready = "-" if model.ready_in is None else "now" if model.ready_in == 0 else seconds(model.ready_in)
     tokens = "-" if model.kv_tokens is None else f"{model.kv_tokens:,} tokens"
     told = model.message or model.last_error or (model.url if model.state != "stopped" else "")

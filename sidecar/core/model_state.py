@@ -45,7 +45,8 @@ class ModelState:
     `uses`: the times of its last BACK uses that a pause lay before, the newest last. `busy`: requests running and
     waiting in the engine at the last look. `busy_since`: the time since which it has had calls, None while it has none.
     `least_room`: bytes that a start had and found too few. `taught`: it claims otherwise since its last start, which
-    failed. `off`: stopped by hand, and not to be started only because it is pinned. `held_back`: withdrawn by hand.
+    failed. `off`: an operator has switched it off, nothing but an operator switches it on. `stopped_by_hand`: not to be
+    started only because it is pinned. `held_back`: withdrawn by hand.
     `asked`: a person wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once it was;
     `sizes`: by the bytes of the GPUs it may run on; `size`: on those where it is, or on the smallest.
     """
@@ -72,6 +73,7 @@ class ModelState:
         "sizes",
         "sleep_seconds",
         "stop_seconds",
+        "stopped_by_hand",
         "taught",
         "unusable",
         "uses",
@@ -105,6 +107,7 @@ class ModelState:
         self.wanted_since: float | None = None
         self.wanted_until = -math.inf
         self.off = False
+        self.stopped_by_hand = False
         self.asked = False
         self.held_back = False
 
@@ -116,7 +119,10 @@ class ModelState:
     # -- demand -----------------------------------------------------------------------------------------------------
 
     def want(self, now: float, *, ordered: bool = False) -> None:
-        """Somebody wants it to run: calls that wait, or, `ordered`, a person or a gateway who says it only once."""
+        """Somebody wants it to run: calls that wait, or, `ordered`, a person or a gateway who says it only once. One
+        that is off stays so."""
+        if self.off:
+            return
         self.wanted_since = now if self.wanted_since is None else self.wanted_since
         holds = self.profile.max_starvation + LOAD if ordered else WAITED
         self.wanted_until = max(self.wanted_until, now + holds)
@@ -124,7 +130,7 @@ class ModelState:
     def wanted(self, now: float) -> bool:
         """Whether it is to run: somebody wants it still, or it is always to."""
         wanted = self.wanted_since is not None and now <= self.wanted_until
-        return wanted or (self.profile.pin and not self.off)
+        return not self.off and (wanted or (self.profile.pin and not self.stopped_by_hand))
 
     def advance(self, now: float) -> None:
         """Forget that it was wanted where nobody has said so again in time, unless it is on its way."""
@@ -179,7 +185,7 @@ class ModelState:
     def starts_at(self, now: float) -> float | None:
         """From when on it may be started or woken, by itself or because it is wanted; None: it is not to be."""
         life = self.lifecycle
-        if life.pending is not None or life.state in (STARTING, RUNNING) or not self.sized:
+        if self.off or life.pending is not None or life.state in (STARTING, RUNNING) or not self.sized:
             return None
         if life.state is ERROR and self.asked:
             return now
@@ -286,7 +292,7 @@ class ModelState:
         life = self.lifecycle
         if self.serves():
             return 0.0
-        if self.unusable or self.held_back or self.rests(now):
+        if self.unusable or self.off or self.held_back or self.rests(now):
             return None
         again = self._way()
         if life.pending in (START, WAKE):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -26,12 +27,16 @@ from sidecar.residency.engine_memory import EngineMemory
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at a starting engine's memory
 KEPT = 200  # lines of an engine that has ended
+Reason = Literal["room", "idle", "order", "off"]  # why a model is put to sleep or ended
 
 
 class EngineSteps:
-    """`running`: the engines there are, by profile. `facts`: what each said of itself once it was ready. `counts`: how
-    often each event came, by profile and event. `touch` is called after every change of a model's state; `keep` when
-    what the state file has to know has changed."""
+    """`running`: the engines there are, by profile. `facts`: what each said of itself once it was ready.
+
+    `counts`: by profile and event. `evictions`: by profile, `sleep` or `stop`, and reason. `starts`: by profile.
+    `start_failures`: by profile and the diagnosis' kind, `other` where there is none. `touch` is called after every
+    change of a model's state; `keep` when what the state file has to know has changed.
+    """
 
     def __init__(
         self,
@@ -48,6 +53,9 @@ class EngineSteps:
         self.running: dict[str, Engine] = {}
         self.facts: dict[str, EngineFacts] = {}
         self.counts: dict[tuple[str, str], int] = {}
+        self.evictions: Counter[tuple[str, Literal["sleep", "stop"], Reason]] = Counter()
+        self.starts: Counter[str] = Counter()
+        self.start_failures: Counter[tuple[str, str]] = Counter()
         self.memory = EngineMemory(monitor, self.running)
         self._last_lines: dict[str, list[str]] = {}
         self._measured = measured
@@ -71,12 +79,14 @@ class EngineSteps:
 
     async def start(self, entry: ModelState) -> None:
         """Start its engine on the GPUs that are its own now, until it serves or has failed."""
-        gpus = await self._monitor.look()
-        room = min((gpu.free for gpu in gpus if gpu.index in entry.gpus), default=0)
-        entry.began = began = self._clock()
-        self._say(f"{entry.name} starts on {_gpu_names(entry.gpus)}")
         stopping = self._stopping[entry.name] = asyncio.Event()
+        room = 0
         try:
+            gpus = await self._monitor.look()
+            room = min((gpu.free for gpu in gpus if gpu.index in entry.gpus), default=0)
+            entry.began = began = self._clock()
+            self._say(f"{entry.name} starts on {_gpu_names(entry.gpus)}")
+            self.starts[entry.name] += 1
             try:
                 engine = await self._engines.start(entry.name, entry.gpus, entry.size)
             finally:
@@ -84,6 +94,7 @@ class EngineSteps:
             self.running[entry.name] = engine
             facts = await self._ready(entry, engine, stopping, {gpu.index: gpu.used for gpu in gpus})
         except EngineFailed as error:
+            self.start_failures[entry.name, error.found.kind if error.found else "other"] += 1
             entry.taught = await self._learns(entry, error, room)
             full = error.out_of_memory and (error.found is None or error.found.kind != "no_kv")
             entry.least_room = room if full else 0
@@ -155,6 +166,8 @@ class EngineSteps:
         entry.wanted_since, entry.infeasible, entry.least_room, entry.busy = None, None, 0, 0
         entry.idle_since = now
         self.transition(entry, event)
+        if entry.off:  # switched off meanwhile: no gateway may send it anything
+            self.transition(entry, "drain")
         self._keep()
 
     async def sleep(self, entry: ModelState, level: Level) -> bool:

@@ -31,6 +31,7 @@ from sidecar.residency.state_file import SavedState, StateFile, Times
 from sidecar.residency.takeover import take_over
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
+KEPT_WITHIN = 5.0  # seconds for the state file, less than whoever has ordered something waits
 # Times the seconds to have a model back, for which it is kept after its last use. By `make residency`: with more, calls
 # wait longer than under plain LRU (four times as long with 10); with none, models that take turns are loaded all day.
 HOT = 0.25
@@ -102,6 +103,7 @@ class Manager:
             self.tasks,
             report=self.model,
             touch=self._touch,
+            keep=self._keep,
             clock=clock,
         )
         self._engines = engines
@@ -125,10 +127,15 @@ class Manager:
                 entry.stop_seconds = times.stop or entry.stop_seconds
                 first, second = entry.wake_seconds
                 entry.wake_seconds = (times.wake1 or first, times.wake2 or second)
+        for name in self._known.off:
+            if name in self.entries:
+                self.entries[name].off = True
         await asyncio.gather(*(self.steps.size(entry) for entry in self.entries.values()))
         for name, record in self._known.engines.items():
             known = self.entries.get(name)
             await take_over(name, record, known, self._engines, self.steps, self._clock(), self._say)
+            if known is not None and known.off and known.serves():
+                self.steps.transition(known, "drain")
         records = [self.steps.record(entry) for entry in self.entries.values()]
         await self._engines.sweep({record.process.engine for record in records if record is not None})
         self._keep()
@@ -179,8 +186,21 @@ class Manager:
         engines = {name: record for name, record in records.items() if record is not None}
         known = self._known
         self._state.save(
-            SavedState(key=self._key, engines=engines, measured=known.measured, lessons=known.lessons, times=times)
+            SavedState(
+                key=self._key,
+                engines=engines,
+                measured={name: each for name, each in known.measured.items() if name in self.entries},
+                lessons={name: each for name, each in known.lessons.items() if name in self.entries},
+                times=times,
+                off=tuple(name for name, entry in self.entries.items() if entry.off),
+            )
         )
+
+    async def kept(self) -> str:
+        """Wait until the state file has what was ordered; why it has not, empty if it has."""
+        if self._state is None:
+            return ""
+        return "" if await self._state.flush(KEPT_WITHIN) else self._state.error or "the disk does not answer"
 
     # -- demand and reports -----------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from sidecar.core.lifecycle import DRAIN, SLEEP, SLEEPING, STOP, STOPPED, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Plan
 from sidecar.residency.demand import GatewayDemand
-from sidecar.residency.engine_steps import EngineSteps
+from sidecar.residency.engine_steps import EngineSteps, Reason
 
 DRAIN_WITHIN = 15.0  # seconds for gateways and engine to have ended what runs, where it makes room
 ORDERED_WITHIN = 60.0  # seconds, where somebody has ordered it
@@ -43,11 +43,14 @@ class Operations:
         steps += [(victims[name], None) for name in plan.stop if name != entry.name]
         for number, (victim, level) in enumerate(steps):
             self._say(f"{victim.name} {f'goes to sleep at level {level}' if level else 'ends'} for {entry.name}")
-            if not await self.evict(victim, level, after, within):
+            if not await self.evict(victim, level, after, within, "room"):
                 if patient:
                     entry.wanted_since = self._clock()
                 self._give_up([entry, *(each for each, _ in steps[number:])])
                 return
+        if entry.off:
+            self._give_up([entry])
+            return
         if entry.lifecycle.pending is STOP:  # it sleeps where it cannot wake
             if not await self._steps.end(entry):
                 return
@@ -66,7 +69,7 @@ class Operations:
                     entry.gpus = ()
                 self._steps.transition(entry, "cancel")
 
-    async def evict(self, entry: ModelState, level: Level | None, after: int, within: float) -> bool:
+    async def evict(self, entry: ModelState, level: Level | None, after: int, within: float, reason: Reason) -> bool:
         """Put it to sleep at `level`, or end it if None. False: it is still used, or its memory has not come back."""
         try:
             if entry.lifecycle.pending is DRAIN and not await self._drained(entry, after, within):
@@ -77,12 +80,14 @@ class Operations:
         made_room = await (self._steps.end(entry) if level is None else self._steps.sleep(entry, level))
         if made_room and entry.lifecycle.state is (STOPPED if level is None else SLEEPING):
             entry.made_room(level or 0, self._clock() - began)
+            self._steps.evictions[entry.name, "stop" if level is None else "sleep", reason] += 1
         return made_room
 
     async def retire(self, entry: ModelState, level: Level | None, after: int, *, ordered: bool) -> None:
         """One that is idle, or that somebody wants to sleep or end: an order to end one is obeyed in any case. `after`:
         as in `carry_out`."""
-        if not await self.evict(entry, level, after, ORDERED_WITHIN if ordered else DRAIN_WITHIN):
+        reason: Reason = "off" if entry.off else "order" if ordered else "idle"
+        if not await self.evict(entry, level, after, ORDERED_WITHIN if ordered else DRAIN_WITHIN, reason):
             if ordered and level is None and entry.lifecycle.pending is DRAIN:
                 await self._steps.end(entry)
             else:

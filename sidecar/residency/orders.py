@@ -1,6 +1,7 @@
-"""Orders of people and gateways: have a model ready, put it to sleep, wake it, stop it, withdraw it.
+"""Orders of people and gateways: have a model ready, put it to sleep, wake it, stop it, withdraw it, switch it off.
 
-An order notes what is wanted. The scheduler's next turn does the rest.
+An order notes what is wanted. The scheduler's next turn does the rest. `off` outlasts the sidecar: no call, gateway,
+pin or restart starts the model until an operator has said `on`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.planner import Planner
 from sidecar.residency.scheduler import Scheduler
 
-Order = Literal["sleep", "wake", "stop", "drain"]
+Order = Literal["sleep", "wake", "stop", "drain", "off", "on"]
 
 
 class Refused(Exception):
@@ -28,7 +29,8 @@ class Refused(Exception):
 
 
 class Orders:
-    """On the models in `entries`. `report` gives the answer to an order: the model as it is then."""
+    """On the models in `entries`. `report` gives the answer to an order: the model as it is then. `keep` is called when
+    what the state file has to know has changed."""
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class Orders:
         *,
         report: Callable[[str], ModelReport],
         touch: Callable[[], None],
+        keep: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self._entries = entries
@@ -49,16 +52,18 @@ class Orders:
         self._tasks = tasks
         self._report = report
         self._touch = touch
+        self._keep = keep
         self._clock = clock
 
     def ensure(self, profile: str) -> ModelReport:
-        """It is wanted: start or wake it as soon as that can be. Raises KeyError."""
+        """It is wanted: start or wake it as soon as that can be. One that is off stays so, and its report says that.
+        Raises KeyError."""
         entry, now = self._entries[profile], self._clock()
-        entry.off = entry.held_back = False
+        if entry.off:
+            return self._report(profile)
+        entry.stopped_by_hand = False
+        self._readmit(entry)
         life = entry.lifecycle
-        self.size_again(entry)
-        if life.pending is DRAIN and profile not in self._tasks:
-            life.step("cancel", now)
         if not entry.serves():
             entry.want(now, ordered=True)
             entry.asked = life.state is ERROR and life.given_up
@@ -68,43 +73,87 @@ class Orders:
 
     def give(self, profile: str, what: Order) -> ModelReport:
         """Take an order; the model as it is then. Raises KeyError, and Refused with nothing changed."""
-        entry, life = self._entries[profile], self._entries[profile].lifecycle
-        if what == "wake":
-            if life.state is STOPPED:
-                raise Refused(f"{profile} does not sleep, it is stopped: `ensure` starts it")
-            return self.ensure(profile)
-        if what == "stop" and life.state is STARTING:
-            entry.off, entry.wanted_since = True, None
-            if life.pending is not STOP:
-                life.step("stop", self._clock())
-                self._steps.stop_starting(entry)
-        elif entry.name in self._tasks:
-            doing = life.pending.value if life.pending else "change"
-            raise Refused(f"{profile} has a {doing} under way", self._planner.ready_in(entry))
+        entry = self._entries[profile]
+        if what in ("off", "on"):
+            self._switch(entry, off=what == "off")
+        elif entry.off:
+            raise Refused(f"{profile} is off: `on` comes first")
         elif what == "stop":
             self._stop(entry)
-        elif life.state is not RUNNING:
-            raise Refused(f"{profile} is {life.state.value}, not running")
-        elif what == "drain":
-            entry.held_back = True
-            if life.pending is None:
-                life.step("drain", self._clock())
-        elif entry.profile.sleeps is None:
-            raise Refused(f"{profile} does not sleep: its profile has `sleep: null` or `pin: true`")
-        elif not self._tasks.free(entry.gpus):
-            raise Refused("something else is under way on its GPUs", 1.0)
+        elif what == "wake" and entry.lifecycle.state is STOPPED:
+            raise Refused(f"{profile} does not sleep, it is stopped: `ensure` starts it")
+        elif what == "wake":
+            return self.ensure(profile)
         else:
-            self._scheduler.begin_idle(entry, "sleep", ordered=True)
+            self._free(entry)
+            if entry.lifecycle.state is not RUNNING:
+                raise Refused(f"{profile} is {entry.lifecycle.state.value}, not running")
+            self._drain(entry) if what == "drain" else self._sleep(entry)
         self._touch()
         return self._report(profile)
 
+    def _free(self, entry: ModelState) -> None:
+        """Raises Refused while an operation on it is under way."""
+        if entry.name in self._tasks:
+            pending = entry.lifecycle.pending
+            doing = pending.value if pending else "change"
+            raise Refused(f"{entry.name} has a {doing} under way", self._planner.ready_in(entry))
+
+    def _drain(self, entry: ModelState) -> None:
+        entry.held_back = True
+        if entry.lifecycle.pending is None:
+            entry.lifecycle.step("drain", self._clock())
+
+    def _sleep(self, entry: ModelState) -> None:
+        if entry.profile.sleeps is None:
+            raise Refused(f"{entry.name} does not sleep: its profile has `sleep: null` or `pin: true`")
+        if not self._tasks.free(entry.gpus):
+            raise Refused("something else is under way on its GPUs", 1.0)
+        self._scheduler.begin_idle(entry, "sleep", ordered=True)
+
     def _stop(self, entry: ModelState) -> None:
-        entry.off, entry.wanted_since, entry.held_back = True, None, False
         state = entry.lifecycle.state
-        if state is ERROR:
+        if state is not STARTING:
+            self._free(entry)
+        entry.stopped_by_hand, entry.wanted_since, entry.held_back = True, None, False
+        if state is STARTING:
+            self._stop_starting(entry)
+        elif state is ERROR:
             self._steps.settle(entry)
         elif state is not STOPPED:
             self._scheduler.begin_idle(entry, "stop", ordered=True)
+
+    def _switch(self, entry: ModelState, *, off: bool) -> None:
+        """Off: no more calls from now on, and its engine ends once those that run have: see `Scheduler`."""
+        changed = entry.off is not off
+        entry.off = off
+        if off:
+            entry.wanted_since, entry.held_back, entry.asked = None, False, False
+            state = entry.lifecycle.state
+            self._steps.stop_starting(entry)  # also one that is not launched yet
+            if state is STARTING:
+                self._stop_starting(entry)
+            elif state is ERROR and entry.name not in self._tasks:
+                self._steps.settle(entry)
+            elif state is RUNNING and entry.lifecycle.pending is None:
+                entry.lifecycle.step("drain", self._clock())
+        elif changed:
+            self._readmit(entry)
+        if changed:
+            self._keep()
+        self._touch()
+
+    def _readmit(self, entry: ModelState) -> None:
+        """It may have calls again, and is sized where it could not be run."""
+        entry.held_back = False
+        self.size_again(entry)
+        if entry.lifecycle.pending is DRAIN and entry.name not in self._tasks:
+            entry.lifecycle.step("cancel", self._clock())
+
+    def _stop_starting(self, entry: ModelState) -> None:
+        if entry.lifecycle.pending is not STOP:
+            entry.lifecycle.step("stop", self._clock())
+            self._steps.stop_starting(entry)
 
     def size_anew(self, entry: ModelState) -> None:
         """Size a model again that has no engine: the GPUs are others."""

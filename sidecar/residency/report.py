@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.shared.files.units import GIB
-from gateway.shared.protocol import GPUReport, ModelReport
+from gateway.shared.protocol import NO_MEMORY, OFF, GPUReport, ModelReport
 from sidecar.core.engine_records import EngineFacts
 from sidecar.core.gpus import GPU
 from sidecar.core.inventory import Device, Resident
@@ -13,7 +13,7 @@ from sidecar.core.lifecycle import SLEEPING, State
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan
 
-NO_MEMORY, FAILED, WITHDRAWN = "no_memory", "error", "draining"  # why a model cannot be had
+FAILED, WITHDRAWN = "error", "draining"  # why a model cannot be had, beside NO_MEMORY and OFF
 LONGEST = 2000  # characters of a sentence, as the wire has it
 
 
@@ -60,6 +60,8 @@ def model_report(
 def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
     """The reason why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
     life = entry.lifecycle
+    if entry.off:
+        return OFF, f"{entry.name} is off until an operator switches it on", None
     if entry.unusable:
         return FAILED, entry.unusable, None
     until = life.rests_until

@@ -70,7 +70,10 @@ class Scheduler:
             entry.used(now)
 
     def _let_idle(self, entry: ModelState, now: float) -> float:
-        """Put it to sleep or end it if it has idled for long enough. When to look again."""
+        """Put it to sleep or end it if it has idled for long enough, end it if it is off. When to look again."""
+        if entry.off:
+            self._end_off(entry)
+            return math.inf
         step = entry.idle_step()
         if step is None or not self._idle(entry):
             return math.inf
@@ -78,6 +81,13 @@ class Scheduler:
         if idle_until <= now and self._tasks.free(entry.gpus):
             self.begin_idle(entry, what)
         return idle_until if idle_until > now else math.inf
+
+    def _end_off(self, entry: ModelState) -> None:
+        """Its calls have as long to end as where somebody orders a stop. The end of what is under way on its GPUs leads
+        to another turn."""
+        has_engine = entry.lifecycle.state in (RUNNING, SLEEPING)
+        if has_engine and entry.name not in self._tasks and self._tasks.free(entry.gpus):
+            self.begin_idle(entry, "stop", ordered=True)
 
     def _idle(self, entry: ModelState) -> bool:
         return not self._demand.in_flight(entry.name) and not entry.busy and entry.name not in self._tasks

@@ -58,13 +58,15 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is kept, by profile; and the `key` that this sidecar's reports show, empty: it has none yet."""
+    """Everything that is kept, by profile; and the `key` that this sidecar's reports show, empty: it has none yet.
+    `off`: the profiles that an operator has switched off."""
 
     key: _Key = ""
     engines: dict[_Name, EngineRecord] = {}
     measured: dict[_Name, Measured] = {}
     lessons: dict[_Name, Lesson] = {}
     times: dict[_Name, Times] = {}
+    off: tuple[_Name, ...] = ()
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +76,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     measured: dict[_Name, Measured] = {}
     lessons: dict[_Name, Lesson] = {}
     times: dict[_Name, Times] = {}
+    off: tuple[_Name, ...] = ()
 
 
 def encode(state: SavedState) -> bytes:
@@ -92,7 +95,12 @@ def decode(data: bytes) -> SavedState:
     if file.version != VERSION:
         raise StateError(f"it is of version {file.version}, expected {VERSION}")
     return SavedState(
-        key=file.key, engines=file.engines, measured=file.measured, lessons=file.lessons, times=file.times
+        key=file.key,
+        engines=file.engines,
+        measured=file.measured,
+        lessons=file.lessons,
+        times=file.times,
+        off=file.off,
     )
 
 
@@ -178,11 +186,13 @@ class StateFile:
         if self._writer is None or self._writer.done():
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
-    async def flush(self, within: float = LATE) -> None:
-        """Until what was saved is on the disk, or has failed to get there, but `within` seconds at most."""
+    async def flush(self, within: float = LATE) -> bool:
+        """Until what was saved is on the disk, or has failed to get there, but `within` seconds at most. Whether it is
+        there."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self._tried.wait()
+        return self._tried.is_set() and not self.error
 
     def close(self) -> None:
         """Write nothing more, and give the lock back."""

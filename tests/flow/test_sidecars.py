@@ -273,6 +273,27 @@ def test_what_nobody_can_have_ready_is_refused_in_the_sidecars_words() -> None:
     virtual(scenario)
 
 
+def test_what_is_switched_off_is_refused_for_good_and_calls_that_wait_for_it_too() -> None:
+    async def scenario(world: World) -> None:
+        sidecar = world.sidecar(takes=30.0)
+        (waiting,) = world.start(world.call())
+        await asyncio.sleep(1.0)
+        sidecar.say("p", pending=None, ready_in=None, why="off", message="p is off")
+        with pytest.raises(Refused, match="has switched the model 'm' off"):
+            await waiting
+        asked = len(sidecar.asked)
+        refused = await world.refused(world.call())
+        assert (refused.outcome, refused.reason, refused.code) == (
+            Outcome.MODEL_UNAVAILABLE, "model_off", "model_off",
+        )  # fmt: skip
+        assert (refused.retry_after, refused.retry) == (None, False)
+        assert len(sidecar.asked) == asked, "no sidecar is asked for it"
+        assert "m" not in world.gateway.fleet.models
+        await asyncio.sleep(30.0)
+
+    virtual(scenario)
+
+
 def test_calls_are_told_when_the_prediction_moves_out_of_their_reach() -> None:
     async def scenario(world: World) -> None:
         sidecar = world.sidecar(takes=10.0)

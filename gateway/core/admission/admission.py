@@ -29,7 +29,6 @@ from gateway.core.sidecars.sidecars import Registry
 NO_ENGINES: frozenset[str] = frozenset()
 LARGE = 1 / 8  # of what an engine can hold: to keep more than that free for one call would idle too much
 SOON = 1.0  # seconds: nothing better is known
-NO_MEMORY = "no_memory"  # the one reason of a sidecar's that callers are told as a word
 
 
 class AdmissionControl:
@@ -235,7 +234,7 @@ class AdmissionControl:
                 reason=Reason.UNAVAILABLE,
                 words=outlook.message,
                 retry_in=outlook.retry_in,
-                no_memory=outlook.why == NO_MEMORY,
+                why=outlook.why,
             )
         ttft, _, tpot = foreseen_ttft(engines, call, now)
         foretold = Foretold(waited=waited, ready=outlook.ready_in, ttft=ttft, tpot=tpot)

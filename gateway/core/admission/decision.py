@@ -87,7 +87,7 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
 
     `largest`: tokens of the largest call. `words`: the bound that is full, the mode's rule, or the class that takes its
     place. `wait`: seconds until all that waits now has been served. `waited`: seconds since it came. `engines`: of its
-    model. `reports_awaited`: sidecars may have its model, and have not said so yet. `retry_in`, `no_memory`: the words
+    model. `reports_awaited`: sidecars may have its model, and have not said so yet. `retry_in`, `why`: the words
     of the sidecar that cannot have the model ready; None: it does not know. The rest is as in `Wait`.
     """
 
@@ -104,7 +104,7 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     engines: Sequence[Engine] = ()
     reports_awaited: bool = False
     retry_in: float | None = None
-    no_memory: bool = False
+    why: str = ""
 
     @property
     def weighed(self) -> tuple[Reason, ...]:

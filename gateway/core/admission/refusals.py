@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from gateway.core.admission.admission import NO_MEMORY, SOON
+from gateway.core.admission.admission import SOON
 from gateway.core.admission.bucket import Bucket
 from gateway.core.admission.decision import Foretold, Reason, Refuse
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
+from gateway.shared.protocol import NO_MEMORY, OFF
 
+MODEL_OFF = "model_off"
 UNKNOWN = 5.0  # seconds: what is in the way may take long, and nobody knows how long
 SHOWN = 0.05  # seconds; less is no cause
 
@@ -34,7 +36,7 @@ def refused(why: Refuse, call: Call, now: float, due_in: float | None = None) ->
         case Reason.NO_ENGINE:
             return no_engine(call.model, why.engines)
         case Reason.UNAVAILABLE:
-            return unavailable(call.model, why.words, why.retry_in, no_memory=why.no_memory)
+            return unavailable(call.model, why.words, why.retry_in, why=why.why)
         case Reason.TOO_LARGE:
             return too_large(call, why.largest)
         case Reason.MODE:
@@ -134,13 +136,16 @@ def no_engine(model: str, engines: Sequence[Engine] = ()) -> Refused:
     return Refused(Outcome.NO_ENGINE, f"No engine that serves {model!r} can be given calls now{why}.", retry_after=2.0)
 
 
-def unavailable(model: str, message: str, retry_in: float | None, *, no_memory: bool) -> Refused:
-    """No sidecar can have it ready now, and the soonest says why."""
+def unavailable(model: str, message: str, retry_in: float | None, *, why: str) -> Refused:
+    """No sidecar can have it ready now, and the soonest says why: in a word, `why`, and in a sentence."""
+    if why == OFF:
+        message = f"An operator has switched the model {model!r} off. GET /v1/models lists what can be had."
+        return Refused(Outcome.MODEL_UNAVAILABLE, message, retry=False, code=MODEL_OFF, reason=MODEL_OFF)
     return Refused(
         Outcome.MODEL_UNAVAILABLE,
         f"The model {model!r} cannot be made ready at the moment: {message.rstrip('.') or 'nobody says why'}.",
         retry_after=UNKNOWN if retry_in is None else retry_in,
-        reason=NO_MEMORY if no_memory else "",
+        reason=NO_MEMORY if why == NO_MEMORY else "",
     )
 
 

@@ -23,7 +23,7 @@ import msgspec
 
 from gateway.core.sidecars.addresses import Network, networks_of, refusal
 from gateway.core.sidecars.sidecar import STALE, Member, Outlook, Sidecar, cards_of, members_of
-from gateway.shared.protocol import CapacityReport, Demand
+from gateway.shared.protocol import OFF, CapacityReport, Demand
 from gateway.shared.vllm.answers import ModelCard
 
 FORGOTTEN = 600.0  # seconds without a report after which a sidecar without serving engines is forgotten
@@ -253,7 +253,7 @@ class Registry:
         """The prediction of the sidecar that can have a model ready soonest; None: no sidecar can be asked for it.
 
         The sidecar that is being asked already is kept while it can have it ready. One that does not answer is the last
-        resort. If none can, it is the one that may be asked again soonest.
+        resort. If none can, it is the one that may be asked again soonest, one where it is off last.
         """
         holders = self._holders.get(model)
         if not holders:
@@ -271,7 +271,7 @@ class Registry:
                 key = (sidecar.failures > 0, outlook.ready_in // SAME, sidecar.load, outlook.sidecar, profile)
                 if best is None or key < best[0]:
                     best = key, outlook
-            elif cannot is None or _known(outlook.retry_in) < _known(cannot.retry_in):
+            elif cannot is None or _hope(outlook) < _hope(cannot):
                 cannot = outlook
         return cannot if best is None else best[1]
 
@@ -334,5 +334,5 @@ class Registry:
         return tuple(demands)
 
 
-def _known(seconds: float | None) -> float:
-    return math.inf if seconds is None else seconds
+def _hope(outlook: Outlook) -> tuple[bool, float]:
+    return outlook.why == OFF, math.inf if outlook.retry_in is None else outlook.retry_in

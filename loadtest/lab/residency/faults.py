@@ -32,9 +32,10 @@ TEXT = file(
 )
 TOTALS = (24 * GIB, 40 * GIB)
 CLAIMS = {"a": 11, "b": 11, "c": 8, "d": 12, "e": 5, "f": 16}  # GiB
+ORDERS = ("sleep", "stop", "drain", "off", "on", "ensure")
 KINDS = (
     "kill", "kill", "kill", "hang", "fail_start", "fail_wake", "fail_sleep", "keep_asleep", "oom", "cut", "driver",
-    "kept", "slow", "sleep", "stop", "drain", "ensure",
+    "kept", "slow", *ORDERS,
 )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ async def storm(
     faults are over, every call has ended, and it is quiet for a while."""
     rng = random.Random(seed)  # noqa: S311 # repeatable, not secret
     found = Storm()
-    kinds = [kind for kind in KINDS if orders or kind not in ("sleep", "stop", "drain", "ensure")]
+    kinds = [kind for kind in KINDS if orders or kind not in ORDERS]
     moments = sorted(rng.uniform(0.0, seconds) for _ in range(events))
     blind = {gateway.name: -FORGIVEN for gateway in site.gateways}
     begin = site.now
@@ -100,7 +101,7 @@ def _harm(site: Site, kind: str, rng: random.Random, blind: dict[str, float]) ->
         value, calm = {"driver": ("it hangs", ""), "kept": (lasts, 0.0), "slow": (rng.uniform(0.0, 2.0), 0.0)}[kind]
         setattr(faults, kind, value)
         loop.call_later(lasts, setattr, faults, kind, calm)
-    elif kind in ("sleep", "stop", "drain", "ensure"):
+    elif kind in ORDERS:
         give(site, name, kind)
     else:
         setattr(faults, kind, getattr(faults, kind) + 1)
@@ -124,6 +125,8 @@ def _calm(site: Site) -> None:
     for gateway in site.gateways:
         gateway.cut = False
     for name, entry in site.manager.entries.items():
+        if entry.off:
+            site.manager.orders.give(name, "on")
         if entry.held_back:
             site.manager.orders.ensure(name)
 

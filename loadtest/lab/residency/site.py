@@ -120,7 +120,8 @@ class Site:
             await manager.close(end_engines=False)
         times = {name: Times(**entry.times()) for name, entry in manager.entries.items()}
         engines = {name: each for name, each in records.items() if each is not None}
-        known = SavedState(engines=engines, times=times, lessons=self.lessons)
+        off = tuple(name for name, entry in manager.entries.items() if entry.off)
+        known = SavedState(engines=engines, times=times, lessons=self.lessons, off=off)
         self.manager = self._made(known)
         for gateway in self.gateways:
             gateway.manager = self.manager
@@ -150,7 +151,8 @@ class Site:
                 if held > total:
                     self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
             for name, entry in self.manager.entries.items():
-                if entry.lifecycle.pending is not None and not entry.held_back and name not in self.manager.tasks:
+                waits = entry.held_back or entry.off  # for somebody to withdraw it, or for its GPUs
+                if entry.lifecycle.pending is not None and not waits and name not in self.manager.tasks:
                     self.wrong.append(f"{self.now:.1f} s: nobody sees to {name}: {self.state()}")
             await asyncio.sleep(self._look_every)
 

@@ -286,6 +286,18 @@ def test_of_those_that_cannot_the_one_that_may_soonest_says_why(told: Told) -> N
     assert (outlook.profile, outlook.why, outlook.message, outlook.retry_in) == ("later", "no_memory", "full", 9.0)
 
 
+def test_where_it_is_off_is_the_last_word_on_a_model(told: Told) -> None:
+    told(model("switched", ready_in=None, why="off", message="off", retry_in=1.0))
+    told(model("broken", ready_in=None, why="error", message="it fails"), sidecar="b")
+    outlook = told.registry.outlook("m", 100.0)
+    assert outlook is not None
+    assert outlook.why == "error"
+    told(sidecar="b")
+    outlook = told.registry.outlook("m", 100.0)
+    assert outlook is not None
+    assert outlook.why == "off"
+
+
 def test_who_does_not_answer_is_paused_ever_longer(told: Told) -> None:
     told(model(**ASLEEP))
     sidecar = told.registry.sidecars["a"]

@@ -20,7 +20,8 @@ from sidecar.control.status_table import table
 from sidecar.core.addresses import Address
 from sidecar.core.status import GatewayStatus, Status
 from sidecar.residency.manager import Manager
-from tests.sidecar.parts import opened
+from sidecar.residency.state_file import decode
+from tests.sidecar.parts import FILE, opened
 
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own
 
@@ -38,11 +39,12 @@ class Door:
             sidecar="box", version="0", pid=1, boot="b", config="f", control="c", up_s=100.0, gpus=manager.gpus(),
             models=manager.models(), gateways=gateways, calls={"a": 2}, troubles=("the disk is full",),
         )  # fmt: skip
+        self.status = lambda: status
         app = control_app(
             manager,
             token=token,
             started=7,
-            status=lambda: status,
+            status=self.status,
             exposition=metrics.exposition,
             stop=self.stopped.append,
             leaving=lambda: self.leaving,
@@ -60,9 +62,9 @@ class Door:
         return answer.status_code, error["message"]
 
 
-def play(folder: Path, scene: Callable[[Door], Awaitable[None]], token: str | None = None) -> None:
+def play(folder: Path, scene: Callable[[Door], Awaitable[None]], token: str | None = None, text: str = FILE) -> None:
     async def main() -> None:
-        async with opened(folder) as manager:
+        async with opened(folder, text) as manager:
             door = Door(manager, token)
             await door.port.start()
             try:
@@ -119,6 +121,56 @@ def test_metrics_have_the_names_that_dashboards_know(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+SHARED = """
+id: box
+engine: {simulated: h100-8b}
+models:
+  a: {model_path: /m/a, served_name: org/A, gpu_memory: 40%}
+  b: {model_path: /m/a, served_name: org/A, gpu_memory: 40%}
+"""
+
+
+def test_no_metric_is_there_twice(tmp_path: Path) -> None:
+    """Two profiles of one model; a scrape with a series twice is refused whole by Prometheus."""
+
+    async def scene(door: Door) -> None:
+        steps = door.manager.steps
+        steps.evictions["a", "sleep", "room"] += 2
+        steps.starts["a"] += 3
+        steps.start_failures["a", "oom"] += 1
+        door.manager.orders.give("b", "off")
+        lines = [line for line in (await door.ask("GET", "/metrics")).text.splitlines() if line[0] != "#"]
+        series = [line.rpartition(" ")[0] for line in lines]
+        assert len(set(series)) == len(series)
+        assert 'vllm_model_loaded{model_id="org/A"} 0.0' in lines
+        assert 'weir_sidecar_evictions_total{kind="sleep",profile="a",reason="room"} 2.0' in lines
+        assert 'weir_sidecar_starts_total{profile="a"} 3.0' in lines
+        assert 'weir_sidecar_start_failures_total{kind="oom",profile="a"} 1.0' in lines
+        assert 'weir_sidecar_model_off{profile="b"} 1.0' in lines
+        assert 'weir_sidecar_claim_bytes{profile="a"} 3.4359738368e+10' in lines
+
+    play(tmp_path, scene, text=SHARED)
+
+
+def test_off_is_kept_before_it_is_answered_and_who_cannot_keep_it_says_so(tmp_path: Path) -> None:
+    async def scene(door: Door) -> None:
+        report = protocol.ensured((await door.ask("POST", "/models/a/off")).content).model
+        assert (report.ready_in, report.why) == (None, "off")
+        assert decode((tmp_path / "sidecar.state").read_bytes()).off == ("a",)
+        assert await door.refused("POST", "/models/a/wake") == (409, "a is off: `on` comes first")
+        assert protocol.ensured((await door.ask("POST", "/models/a/ensure")).content).model.why == "off"
+        assert "stopped, off" in table(msgspec.structs.replace(door.status(), models=door.manager.models()))
+        assert protocol.ensured((await door.ask("POST", "/models/a/on")).content).model.ready_in
+        assert decode((tmp_path / "sidecar.state").read_bytes()).off == ()
+        (tmp_path / "sidecar.state.new").mkdir()
+        assert await door.refused("POST", "/models/a/off") == (
+            503,
+            "a is off, and a restart would not know it: Is a directory",
+        )
+
+    play(tmp_path, scene)
+
+
 def test_orders_are_answered_at_once(tmp_path: Path) -> None:
     async def scene(door: Door) -> None:
         for body in (b"", b"{}", b" {} "):
@@ -157,7 +209,7 @@ def test_callers_name_profiles_and_nothing_else(tmp_path: Path) -> None:
             {"params": {"env": "LD_PRELOAD=/x"}},
             {"params": {"url": "http://169.254.169.254"}},
         ):
-            for order in ("ensure", "sleep", "wake", "stop", "drain"):
+            for order in ("ensure", "sleep", "wake", "stop", "drain", "off", "on"):
                 status, message = await door.refused("POST", f"/models/a/{order}", **more)
                 assert (status, message[:26]) == (400, "Callers name profiles only")
         assert door.manager.entries["a"].wanted_since is None

@@ -79,8 +79,20 @@ def test_a_wish_outlasts_its_time_while_the_model_is_on_its_way() -> None:
 def test_a_pinned_model_is_always_wanted_unless_it_was_stopped_by_hand() -> None:
     made = entry(pin=True)
     assert made.wanted(0.0)
-    made.off = True
+    made.stopped_by_hand = True
     assert not made.wanted(0.0)
+
+
+def test_what_is_off_is_wanted_by_nobody_and_does_not_come_back_by_itself() -> None:
+    made = entry(pin=True)
+    made.off = True
+    made.want(0.0, ordered=True)
+    assert made.wanted_since is None
+    assert not made.wanted(0.0)
+    failing = failed(1)
+    assert failing.starts_at(1000.0) is not None
+    failing.off = True
+    assert failing.starts_at(1000.0) is None
 
 
 def test_it_starves_once_it_was_wanted_for_long_enough() -> None:
@@ -294,7 +306,7 @@ def test_seconds_until_it_could_serve(
 
 
 def test_what_is_unusable_or_withdrawn_by_hand_cannot_be_had() -> None:
-    for what, value in (("unusable", "no such folder"), ("held_back", True)):
+    for what, value in (("unusable", "no such folder"), ("held_back", True), ("off", True)):
         made = entry()
         setattr(made, what, value)
         assert made.ready_in(0.0, Plan()) is None

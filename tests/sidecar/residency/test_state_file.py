@@ -36,6 +36,7 @@ from sidecar.residency.state_file import (
     encode,
     replace,
 )
+from tests.sidecar.parts import opened
 
 PROCESS = ProcessRecord(
     engine="box/m-1", pid=7, started=8, boot="b", log="/x", address=EngineAddress(uds="/run/m.sock")
@@ -54,7 +55,25 @@ FULL = SavedState(
     measured={"m": MEASURED},
     lessons={"m": Lesson(settings="a", rest=5, exact=True, sequences=3)},
     times={"m": Times(load=1.5), "n": Times(wake2=0.0)},
+    off=("n",),
 )
+
+
+def test_what_is_known_of_profiles_that_are_gone_goes_with_them(tmp_path: Path) -> None:
+    lesson = Lesson(settings="a", rest=5)
+    known = SavedState(
+        measured={"a": MEASURED, "gone": MEASURED}, lessons={"a": lesson, "gone": lesson}, off=("b", "gone")
+    )
+    (tmp_path / "sidecar.state").write_bytes(encode(known))
+    (tmp_path / "sidecar.state").chmod(0o600)
+
+    async def main() -> None:
+        async with opened(tmp_path):
+            pass
+
+    asyncio.run(main())
+    kept = decode((tmp_path / "sidecar.state").read_bytes())
+    assert (list(kept.measured), list(kept.lessons), kept.off) == (["a"], ["a"], ("b",))
 
 
 class Spoken(list[str]):
