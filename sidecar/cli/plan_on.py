@@ -12,16 +12,16 @@ import msgspec
 from gateway.shared.files.units import BYTES, GIB
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import Unusable
+from sidecar.core.inventory import Size
+from sidecar.core.model_state import ModelState
+from sidecar.core.step_times import StepTimes
 from sidecar.sizing.claim import cuda_total
 from sidecar.sizing.estimate import Estimate, Sizing
 from sidecar.sizing.memory import gib
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import NotKnown
 
-# Bytes a second, rather slow: weights from a disk, to host memory when a model falls asleep, and back.
-LOADS, SLEEPS, WAKES = 1 * GIB, 2 * GIB, 8 * GIB
 LEAST, MOST = GIB, 2**50  # bytes of a GPU
-STARTS = 60.0  # seconds of a start beside loading: imports, compilation, graphs
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -187,9 +187,11 @@ def _turn(
         if short > 0 and not why:
             kept = f"others keep {gib(asleep)} GiB of GPU {number} while they sleep"
             why = f"{kept}, {gib(short)} GiB too much: give it less gpu_memory, or let some stop (sleep: null)"
-    loading = STARTS + found.least.weights * found.least.gpus / LOADS
-    victims = [known[other] for other in others if set(homes[other]) & set(homes[name])]
-    away = max((each.least.weights / SLEEPS for each in victims if isinstance(each, Estimate)), default=0.0)
+    times, size = _times(config, name), _bytes(found)
+    loading = times.load_seconds(size)
+    victims = {other: known[other] for other in others if set(homes[other]) & set(homes[name])}
+    sleeping = {other: _bytes(each) for other, each in victims.items() if isinstance(each, Estimate)}
+    away = max((_times(config, other).sleep_seconds(each, 1) for other, each in sleeping.items()), default=0.0)
     sleeps = config.models[name].sleeps is not None
     return Turn(
         profile=name,
@@ -199,9 +201,18 @@ def _turn(
         claim_bytes=found.claim.bytes,
         asleep_bytes=_asleep(config, name, known),
         host_bytes=found.residue.host if sleeps else 0,
-        wait_s=round(away + (found.least.weights / WAKES if sleeps else loading), 1),
+        wait_s=round(away + (times.wake_seconds(size)[0] if sleeps else loading), 1),
         first_wait_s=round(away + loading, 1),
     )
+
+
+def _times(config: SidecarConfig, name: str) -> StepTimes:
+    """Of a profile that was never started."""
+    return ModelState(name, config.models[name], 0.0).times
+
+
+def _bytes(found: Estimate) -> Size:
+    return Size(weights=found.least.weights, stored=found.stored.bytes)
 
 
 def _asleep(config: SidecarConfig, name: str, known: dict[str, Estimate | str]) -> int:

@@ -91,8 +91,9 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of an engine on each GPU: `claim` in the ledger, `start_needs` free bytes before it starts, `residue`
     asleep; `host` bytes of the machine's memory at level 1. `share` (0..1) is for its command line, None: not to be
     told. `sequences`: at most at once, where the engine would not start with its own number. `context`: KV cache of one
-    whole context. `beyond`: what of `claim` and `start_needs` it takes beside its share. `arithmetic`: how that came
-    about, in words. All 0 where it needs no GPU."""
+    whole context. `beyond`: what of `claim` and `start_needs` it takes beside its share. `weights`: on each GPU, and
+    `stored`: in its files, all together; 0: not known. `arithmetic`: how that came about, in words. All 0 where it
+    needs no GPU."""
 
     claim: int = 0
     start_needs: int = 0
@@ -102,6 +103,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     sequences: int | None = None
     context: int = 0
     beyond: int = 0
+    weights: int = 0
+    stored: int = 0
     arithmetic: str = ""
 
     def starts_as(self, other: Size) -> bool:

@@ -7,7 +7,7 @@ them as a Resident or a Target. Bytes are per GPU, times are monotonic seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Literal
 
 import msgspec
@@ -28,11 +28,8 @@ from sidecar.core.lifecycle import (
 )
 from sidecar.core.plan import Infeasible, Plan
 from sidecar.core.profile import Profile
+from sidecar.core.step_times import LOAD, StartClock, StepTimes
 
-LOAD = 60.0  # seconds a start takes, until it was seen
-WAKES = (3.0, 10.0)  # seconds of waking from level 1 and 2, until they were seen
-EVICTION = 2.0  # seconds that one victim takes to sleep or to end, until either was seen
-LEARN = 0.5  # the weight of the newest of the times that were seen
 WAITED = 5.0  # seconds after the last word of calls that wait, after which nobody does any more
 BACK = 3  # uses that are remembered: see ModelState.warmth
 APART = 1.5  # seconds between two uses of their own: gateways tell of calls once a second
@@ -47,6 +44,7 @@ class ModelState:
     `least_room`: bytes that a start had and found too few. `taught`: it claims otherwise since its last start, which
     failed. `off`: an operator has switched it off, nothing but an operator switches it on. `stopped_by_hand`: not to be
     started only because it is pinned. `held_back`: withdrawn by hand.
+    `starting`: its start under way, from when its process is begun. `times`: what its steps take.
     `asked`: a person wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once it was;
     `sizes`: by the bytes of the GPUs it may run on; `size`: on those where it is, or on the smallest.
     """
@@ -64,25 +62,26 @@ class ModelState:
         "least_room",
         "level",
         "lifecycle",
-        "load_seconds",
         "name",
         "off",
         "profile",
         "size",
         "sized",
         "sizes",
-        "sleep_seconds",
-        "stop_seconds",
+        "starting",
         "stopped_by_hand",
         "taught",
+        "times",
         "unusable",
         "uses",
-        "wake_seconds",
         "wanted_since",
         "wanted_until",
     )
 
-    def __init__(self, name: str, profile: Profile, now: float) -> None:
+    def __init__(
+        self, name: str, profile: Profile, now: float, disks: MutableMapping[str, float] | None = None
+    ) -> None:
+        """`disks`: see StepTimes."""
         self.name = name
         self.profile = profile
         self.lifecycle = Lifecycle(now)
@@ -98,9 +97,9 @@ class ModelState:
         self.began = now
         self.busy = 0
         self.busy_since: float | None = None
-        self.sleep_seconds = self.stop_seconds = EVICTION
-        self.load_seconds = LOAD
-        self.wake_seconds = WAKES
+        eager = profile.flags.get("enforce-eager") is True
+        self.times = StepTimes(name, eager=eager, disks={} if disks is None else disks)
+        self.starting: StartClock | None = None
         self.least_room = 0
         self.taught = False
         self.infeasible: Infeasible | None = None
@@ -262,29 +261,25 @@ class ModelState:
 
     # -- times ------------------------------------------------------------------------------------------------------
 
-    def loaded(self, seconds: float) -> None:
-        """A start took so long."""
-        self.load_seconds = _learnt(self.load_seconds, seconds, first=self.load_seconds == LOAD)
+    @property
+    def load_seconds(self) -> float:
+        """Seconds of a start, as measured or foretold."""
+        return self.times.load_seconds(self.size)
 
-    def woke(self, level: Literal[1, 2], seconds: float) -> None:
-        """Waking from `level` took so long."""
-        was = self.wake_seconds[level - 1]
-        took = _learnt(was, seconds, first=was == WAKES[level - 1])
-        self.wake_seconds = (took, self.wake_seconds[1]) if level == 1 else (self.wake_seconds[0], took)
+    @property
+    def wake_seconds(self) -> tuple[float, float]:
+        """Seconds of waking from level 1 and 2."""
+        return self.times.wake_seconds(self.size)
 
-    def made_room(self, level: Literal[0, 1, 2], seconds: float) -> None:
-        """It took so long to put it to sleep at `level`, or, at 0, to end it."""
-        if level:
-            self.sleep_seconds = _learnt(self.sleep_seconds, seconds, first=self.sleep_seconds == EVICTION)
-        else:
-            self.stop_seconds = _learnt(self.stop_seconds, seconds, first=self.stop_seconds == EVICTION)
+    @property
+    def sleep_seconds(self) -> float:
+        """Seconds to fall asleep."""
+        return self.times.sleep_seconds(self.size, 1 if self.profile.sleeps is None else self.profile.sleeps.level)
 
-    def times(self) -> dict[str, float]:
-        """Times in seconds that were measured, for the state file."""
-        every = {"load": self.load_seconds, "wake1": self.wake_seconds[0], "wake2": self.wake_seconds[1]}
-        every |= {"sleep": self.sleep_seconds, "stop": self.stop_seconds}
-        first = (LOAD, *WAKES, EVICTION, EVICTION)
-        return {name: seconds for (name, seconds), guess in zip(every.items(), first, strict=True) if seconds != guess}
+    @property
+    def stop_seconds(self) -> float:
+        """Seconds to end."""
+        return self.times.stop_seconds
 
     def ready_in(self, now: float, decision: Plan | Infeasible | None) -> float | None:
         """Seconds until it could serve, were it wanted now; None: it cannot be had. `decision`: what the plan would do
@@ -295,6 +290,8 @@ class ModelState:
         if self.unusable or self.off or self.held_back or self.rests(now):
             return None
         again = self._way()
+        if life.pending is START and self.starting is not None:
+            return max(SOON, self.starting.left(now, self.times.start_stages(self.size)))
         if life.pending in (START, WAKE):
             return max(SOON, again + self.began - now)
         if life.pending in (DRAIN, SLEEP, STOP):
@@ -317,7 +314,3 @@ class ModelState:
         if life.pending in (DRAIN, SLEEP) and self.profile.sleeps is not None:
             return self.wake_seconds[self.profile.sleeps.level - 1]
         return self.load_seconds
-
-
-def _learnt(was: float, seconds: float, *, first: bool) -> float:
-    return seconds if first else was + LEARN * (seconds - was)

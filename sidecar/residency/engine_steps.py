@@ -21,12 +21,14 @@ from sidecar.core.lesson import AGAIN, FailedStart, Lesson
 from sidecar.core.lifecycle import ERROR, STARTING, STOP, Event
 from sidecar.core.measured import Measured
 from sidecar.core.model_state import ModelState
+from sidecar.core.step_times import StartClock
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.effects import Engine, Engines
 from sidecar.residency.engine_memory import EngineMemory
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at a starting engine's memory
 KEPT = 200  # lines of an engine that has ended
+HEARD = 100  # of its last lines that are looked at each time, for the stage of its start
 Reason = Literal["room", "idle", "order", "off"]  # why a model is put to sleep or ended
 
 
@@ -80,11 +82,11 @@ class EngineSteps:
     async def start(self, entry: ModelState) -> None:
         """Start its engine on the GPUs that are its own now, until it serves or has failed."""
         stopping = self._stopping[entry.name] = asyncio.Event()
-        room = 0
         try:
             gpus = await self._monitor.look()
             room = min((gpu.free for gpu in gpus if gpu.index in entry.gpus), default=0)
             entry.began = began = self._clock()
+            start = entry.starting = StartClock(began)
             self._say(f"{entry.name} starts on {_gpu_names(entry.gpus)}")
             self.starts[entry.name] += 1
             try:
@@ -92,7 +94,7 @@ class EngineSteps:
             finally:
                 self.transition(entry, "launched")
             self.running[entry.name] = engine
-            facts = await self._ready(entry, engine, stopping, {gpu.index: gpu.used for gpu in gpus})
+            facts = await self._ready(entry, engine, start, stopping, {gpu.index: gpu.used for gpu in gpus})
         except EngineFailed as error:
             self.start_failures[entry.name, error.found.kind if error.found else "other"] += 1
             entry.taught = await self._learns(entry, error, room)
@@ -103,16 +105,23 @@ class EngineSteps:
             return
         finally:
             del self._stopping[entry.name]
+            entry.starting = None
         if facts is None or entry.lifecycle.pending is STOP:
             await self.end(entry)
             return
         self.facts[entry.name] = facts
-        entry.loaded(self._clock() - began)
+        now = self._clock()
+        entry.times.loaded(now - began, start.ready(now), entry.size)
         self._serves(entry, "ready")
         self._say(f"{entry.name} is ready after {self._clock() - began:.1f} s on {_gpu_names(entry.gpus)}")
 
     async def _ready(
-        self, entry: ModelState, engine: Engine, stopping: asyncio.Event, before: Mapping[int, int]
+        self,
+        entry: ModelState,
+        engine: Engine,
+        start: StartClock,
+        stopping: asyncio.Event,
+        before: Mapping[int, int],
     ) -> EngineFacts | None:
         """The engine's facts once it serves; None: somebody wants it ended before that. `before`: bytes used by GPU."""
         ready = asyncio.ensure_future(engine.ready())
@@ -125,6 +134,7 @@ class EngineSteps:
                 self.memory.starting(entry, before, gpus)
                 held = self.memory.held(entry, engine, gpus)
                 peak = max(peak, *held.values(), 0)
+                start.heard(engine.lines(HEARD), self._clock())
                 if ready.done():
                     facts = ready.result()
                     self._measure(entry, facts, peak, max(held.values(), default=0))
@@ -154,7 +164,7 @@ class EngineSteps:
             await self.fail(entry, error)
             return
         if level:
-            entry.woke(level, self._clock() - began)
+            entry.times.woke(level, self._clock() - began)
         entry.level = 0
         self._serves(entry, "woken")
         self._say(f"{entry.name} is awake after {self._clock() - began:.2f} s")

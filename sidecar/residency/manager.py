@@ -60,7 +60,8 @@ class Manager:
         self.monitor = monitor
         self.demand = GatewayDemand(clock)
         self.changed = asyncio.Event()
-        self.entries = {name: ModelState(name, profile, now) for name, profile in config.models.items()}
+        disks: dict[str, float] = {}
+        self.entries = {name: ModelState(name, profile, now, disks) for name, profile in config.models.items()}
         self.steps = EngineSteps(
             engines,
             monitor,
@@ -121,12 +122,7 @@ class Manager:
         await self.monitor.look()
         for name, times in self._known.times.items():
             if name in self.entries:
-                entry = self.entries[name]
-                entry.load_seconds = times.load or entry.load_seconds
-                entry.sleep_seconds = times.sleep or entry.sleep_seconds
-                entry.stop_seconds = times.stop or entry.stop_seconds
-                first, second = entry.wake_seconds
-                entry.wake_seconds = (times.wake1 or first, times.wake2 or second)
+                times.into(self.entries[name].times)
         for name in self._known.off:
             if name in self.entries:
                 self.entries[name].off = True
@@ -182,7 +178,7 @@ class Manager:
         if self._state is None:
             return
         records = {name: self.steps.record(entry) for name, entry in self.entries.items()}
-        times = {name: Times(**entry.times()) for name, entry in self.entries.items()}
+        times = {name: Times.of(entry.times) for name, entry in self.entries.items()}
         engines = {name: record for name, record in records.items() if record is not None}
         known = self._known
         self._state.save(

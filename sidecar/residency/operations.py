@@ -79,7 +79,7 @@ class Operations:
         began = self._clock()
         made_room = await (self._steps.end(entry) if level is None else self._steps.sleep(entry, level))
         if made_room and entry.lifecycle.state is (STOPPED if level is None else SLEEPING):
-            entry.made_room(level or 0, self._clock() - began)
+            entry.times.made_room(level or 0, self._clock() - began)
             self._steps.evictions[entry.name, "stop" if level is None else "sleep", reason] += 1
         return made_room
 

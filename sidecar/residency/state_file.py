@@ -26,6 +26,8 @@ from gateway.shared.threads import in_thread
 from sidecar.core.engine_records import EngineRecord
 from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
+from sidecar.core.startup_lines import Stage
+from sidecar.core.step_times import StepTimes
 
 VERSION = 1
 MAX_BYTES = 4 * 1024**2
@@ -48,13 +50,35 @@ class Locked(Exception):
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a model took the last time, from the order until it served: to load, to wake from level 1, from
-    level 2; and to make room, asleep or stopped. None: not seen yet."""
+    level 2; and to make room, asleep or stopped. `stages`: of a start. `disk`: bytes of weights a second that its
+    starts have read. None: not seen yet."""
 
     load: _Seconds | None = None
     wake1: _Seconds | None = None
     wake2: _Seconds | None = None
     sleep: _Seconds | None = None
     stop: _Seconds | None = None
+    stages: dict[Stage, _Seconds] = {}
+    disk: Annotated[float, msgspec.Meta(gt=0.0, le=1e15)] | None = None
+
+    @classmethod
+    def of(cls, times: StepTimes) -> Times:
+        """As measured."""
+        wake1, wake2 = times.wakes
+        return cls(
+            load=times.load,
+            wake1=wake1,
+            wake2=wake2,
+            sleep=times.sleep,
+            stop=times.stop,
+            stages=times.stages,
+            disk=times.disk,
+        )
+
+    def into(self, times: StepTimes) -> None:
+        """Have a model's times go on from these."""
+        times.load, times.wakes, times.stages = self.load, [self.wake1, self.wake2], dict(self.stages)
+        times.sleep, times.stop, times.disk = self.sleep, self.stop, self.disk
 
 
 class SavedState(msgspec.Struct, frozen=True, kw_only=True):

@@ -131,12 +131,13 @@ class Sizing:
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Need of an engine at `least`, for one whole context, and its claim; `beyond` its share, as a failed start taught.
-    `tokens`: those its KV cache holds; `sequences`: at once, None: as many as vLLM takes by itself, which
-    `batch` says. `why`: why it cannot run so, None: it can."""
+    """Need of an engine at `least`, for one whole context, and its claim; its weights as `stored`; `beyond` its share,
+    as a failed start taught. `tokens`: those its KV cache holds; `sequences`: at once, None: as many as vLLM takes by
+    itself, which `batch` says. `why`: why it cannot run so, None: it can."""
 
     least: Need
     claim: Claim
+    stored: StoredWeights
     beyond: int
     residue: Residue
     tokens: int
@@ -212,6 +213,7 @@ def estimate(
     return Estimate(
         least=least,
         claim=made,
+        stored=stored,
         beyond=min(lesson.beyond, total - made.start_needs),
         residue=asleep(least, 1, measured),
         tokens=_tokens(least, made.kv),
@@ -235,6 +237,8 @@ def size_of(profile: Profile, found: Estimate) -> Size:
         sequences=found.sequences,
         context=found.least.kv,
         beyond=found.beyond,
+        weights=found.least.weights,
+        stored=found.stored.bytes,
         arithmetic=found.words,
     )
 

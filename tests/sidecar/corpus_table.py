@@ -1,4 +1,4 @@
-"""`python -m tests.sidecar.corpus_table`: estimates of GPU memory beside those of published vLLM starts.
+"""`python -m tests.sidecar.corpus_table`: estimates of GPU memory and of seconds beside published vLLM starts.
 
 Each start is planned as the sidecar would, with `gpu_memory: auto`, on a GPU of its size. A start *succeeds* if the
 claim leaves, beside the measured weights and the measured rest, a KV cache for one whole context. What is claimed
@@ -11,14 +11,16 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gateway.shared.files.units import GIB
+from sidecar.core.inventory import Size
 from sidecar.core.profile import Profile
+from sidecar.core.step_times import StepTimes
 from sidecar.sizing.estimate import estimate
 from sidecar.sizing.model_config import ModelShape, shape_from
 from sidecar.sizing.weights import StoredWeights, stored_of
@@ -143,6 +145,41 @@ def _rest(told: dict[str, Any], measured: dict[str, Any], gpu: float, weights: f
     return float(max(0.0, told["utilization"] * gpu - weights - measured["kv_gib"]))
 
 
+class Seconds(msgspec.Struct, frozen=True, kw_only=True):
+    """A first start's seconds, each as foretold and as measured: to load the weights, and to begin to serve then."""
+
+    id: str
+    load: tuple[float, float | None]
+    begin: tuple[float, float | None]
+
+
+def seconds() -> list[Seconds]:
+    """All starts that tell how long they took, as they would have been foretold on a machine that knows nothing."""
+    found = []
+    for told in starts():
+        measured, gpus = told["measured"], told.get("gpus", 1)
+        weights = measured.get("weights_gib", measured.get("consumed_gib"))
+        if weights is None or not {"load_seconds", "init_seconds"} & measured.keys():
+            continue
+        stored = int(measured.get("checkpoint_gib", weights * gpus) * GIB)
+        times = StepTimes(told["id"], eager=told.get("enforce_eager") is True, disks={})
+        stages = times.start_stages(Size(weights=int(weights * GIB), stored=stored))
+        found.append(
+            Seconds(
+                id=told["id"],
+                load=(stages["weights"], measured.get("load_seconds")),
+                begin=(stages["compile"] + stages["graphs"], measured.get("init_seconds")),
+            )
+        )
+    return found
+
+
+def factor(pairs: Iterable[tuple[float, float | None]]) -> tuple[float, int]:
+    """The median factor between foretold and measured, never below 1, and the number of those that were measured."""
+    factors = [max(told / seen, seen / told) for told, seen in pairs if seen]
+    return statistics.median(factors), len(factors)
+
+
 def rows() -> list[Row]:
     """All starts that say enough."""
     known = models()
@@ -166,6 +203,16 @@ def lines(table: list[Row]) -> Iterator[str]:
     yield f"KV cache of a context, median error: {statistics.median(errors):.1%} of {len(errors)}"
 
 
+def second_lines(table: list[Seconds]) -> Iterator[str]:
+    """Seconds of each start, and what they come to."""
+    yield f"{'start':34}{'load':>18}{'begin':>18}   seconds, foretold / measured"
+    for each in table:
+        yield f"{each.id:34}{_pair(each.load):>18}{_pair(each.begin):>18}"
+    (load, loads), (begin, begins) = factor(each.load for each in table), factor(each.begin for each in table)
+    yield f"seconds to load the weights, median factor: {load:.1f} of {loads}"
+    yield f"seconds to begin to serve then, median factor: {begin:.1f} of {begins}"
+
+
 def _over(judged: list[Row]) -> list[float]:
     return [each.over for each in judged if each.over is not None]
 
@@ -175,5 +222,5 @@ def _pair(pair: tuple[float, float | None]) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(lines(rows())))
+    print("\n".join([*lines(rows()), "", *second_lines(seconds())]))
     sys.exit(0)

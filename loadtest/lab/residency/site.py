@@ -118,7 +118,7 @@ class Site:
         records = {name: manager.steps.record(entry) for name, entry in manager.entries.items()}
         if not killed:
             await manager.close(end_engines=False)
-        times = {name: Times(**entry.times()) for name, entry in manager.entries.items()}
+        times = {name: Times.of(entry.times) for name, entry in manager.entries.items()}
         engines = {name: each for name, each in records.items() if each is not None}
         off = tuple(name for name, entry in manager.entries.items() if entry.off)
         known = SavedState(engines=engines, times=times, lessons=self.lessons, off=off)

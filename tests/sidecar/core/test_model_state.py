@@ -8,9 +8,10 @@ import pytest
 
 from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import FIRST_REST, MOST_FAILURES, Event
-from sidecar.core.model_state import APART, EVICTION, LOAD, SOON, WAITED, WAKES, ModelState
+from sidecar.core.model_state import APART, SOON, WAITED, ModelState
 from sidecar.core.plan import Infeasible, Plan, PutToSleep
 from sidecar.core.profile import Profile, Sleep
+from sidecar.core.step_times import EVICTION, LOAD, WAKES, StartClock
 
 STARTED: tuple[Event, ...] = ("start", "launched", "ready")
 ASLEEP: tuple[Event, ...] = (*STARTED, "sleep", "slept")
@@ -262,18 +263,12 @@ def test_what_found_too_little_is_not_tried_there_again_unless_it_claims_otherwi
 # -- times ------------------------------------------------------------------------------------------------------------
 
 
-def test_times_are_learnt_the_first_at_once_and_then_by_halves() -> None:
-    made = entry()
-    assert made.times() == {}
-    for seconds in (20.0, 30.0):
-        made.loaded(seconds)
-    for seconds in (1.0, 2.0):
-        made.woke(1, seconds)
-    made.woke(2, 4.0)
-    for level in (1, 2):
-        made.made_room(level, float(level))
-    made.made_room(0, 6.0)
-    assert made.times() == {"load": 25.0, "wake1": 1.5, "wake2": 4.0, "sleep": 1.5, "stop": 6.0}
+def test_a_start_under_way_is_foretold_by_the_stage_that_its_lines_reached() -> None:
+    made = entry("start", "launched")
+    made.starting = StartClock(0.0)
+    made.starting.heard(["Starting to load model x...", "Model loading took 15 GiB"], 6.0)
+    assert made.ready_in(8.0, None) == pytest.approx(18.0 + 5.0)  # two of 20 seconds to compile, then the graphs
+    assert made.ready_in(1000.0, None) == pytest.approx(0.25 * 994.0 + 5.0)
 
 
 PLAN = Plan(sleep=(PutToSleep("a", 1),), stop=("b",), makes_room=5.0)

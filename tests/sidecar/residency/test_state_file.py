@@ -24,6 +24,7 @@ from sidecar.core.engine_records import EngineFacts, EngineRecord, ProcessRecord
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
+from sidecar.core.step_times import StepTimes
 from sidecar.core.vllm import Completion
 from sidecar.residency.state_file import (
     MAX_BYTES,
@@ -54,7 +55,7 @@ FULL = SavedState(
     engines={"m": RECORD},
     measured={"m": MEASURED},
     lessons={"m": Lesson(settings="a", rest=5, exact=True, sequences=3)},
-    times={"m": Times(load=1.5), "n": Times(wake2=0.0)},
+    times={"m": Times(load=1.5, stages={"weights": 1.0}, disk=2e9), "n": Times(wake2=0.0)},
     off=("n",),
 )
 
@@ -327,3 +328,15 @@ def test_a_file_of_another_user_says_nothing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("sidecar.residency.state_file.os.geteuid", lambda: own + 1)
     assert StateFile(path, said.append).load() == SavedState()
     assert f"it belongs to user {own}, and this is user {own + 1}" in said[0]
+
+
+def test_times_go_on_where_they_were() -> None:
+    disks: dict[str, float] = {}
+    before, after = (StepTimes("m", eager=False, disks=disks) for disks in ({}, disks))
+    before.loaded(20.0, {"process": 5.0, "weights": 10.0, "compile": 5.0}, Size(stored=30, weights=30))
+    before.woke(2, 3.0)
+    before.made_room(1, 4.0)
+    before.made_room(0, 5.0)
+    Times.of(before).into(after)
+    assert Times.of(after) == Times.of(before)
+    assert disks == {"m": 3.0}

@@ -1,0 +1,163 @@
+"""Durations of an engine's steps (start, sleep, wake, end): as measured, else foretold from the model's bytes.
+
+A start is foretold by stages, so that what is left of it follows from the stage that its lines have reached.
+
+Sources of the figures for what was never measured. DISK: `load_seconds` of published starts, of which the median reads
+1.7 GiB/s, the slowest 0.1, the quickest 22. COMPILE and GRAPHS: their `init_seconds` (median 103, without graphs 4) and
+`graphs_seconds` (median 21); one that finds its compiled graphs in a cache takes 15. SLEEPS_AT: 1.5 to 3 GiB/s were
+published. PROCESS and WAKES_AT have no published source and are rather slow. Where not even the bytes are known, as of
+a simulated engine, a start takes LOAD, and waking takes WAKES.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Literal
+
+from gateway.shared.files.units import GIB
+from sidecar.core.inventory import Size
+from sidecar.core.startup_lines import STAGES, Stage, share_of, stage_of
+
+DISK, WAKES_AT, SLEEPS_AT = 1.5 * GIB, 8.0 * GIB, 2.0 * GIB  # bytes a second: read, back from the host, to the host
+PROCESS, COMPILE, GRAPHS, EAGER = 20.0, 80.0, 20.0, 5.0  # seconds; EAGER: to profile, without compilation and graphs
+AROUND = 0.5  # seconds of sleep and of waking beside the bytes
+DROPS = 1.0  # seconds to fall asleep at level 2, which copies nothing
+WAKES = (3.0, 10.0)  # seconds of waking from level 1 and 2, where the bytes are not known
+EVICTION = 2.0  # seconds that one victim takes to sleep or to end, where nothing is known
+UNKNOWN: Mapping[Stage, float] = {"process": 20.0, "weights": 15.0, "compile": 20.0, "graphs": 5.0}
+LOAD = sum(UNKNOWN.values())  # seconds of a start of which nothing is known
+LEARN = 0.5  # the weight of the newest of the times that were seen
+OVERDUE = 0.25  # what is later than foretold takes that part of what it has taken, at least, once more
+
+
+class StepTimes:
+    """Of one profile. `eager`: it compiles nothing. `disks`: by profile, bytes a second that starts of this machine
+    have read; all profiles share it. Measured seconds are None, or absent, until they were seen."""
+
+    __slots__ = ("_disks", "_eager", "_name", "load", "sleep", "stages", "stop", "wakes")
+
+    def __init__(self, name: str, *, eager: bool, disks: MutableMapping[str, float]) -> None:
+        self._name = name
+        self._eager = eager
+        self._disks = disks
+        self.load: float | None = None
+        self.stages: dict[Stage, float] = {}
+        self.wakes: list[float | None] = [None, None]
+        self.sleep: float | None = None
+        self.stop: float | None = None
+
+    # -- foretold -----------------------------------------------------------------------------------------------------
+
+    def start_stages(self, size: Size) -> Mapping[Stage, float]:
+        """Seconds of each stage of a start."""
+        if self.stages:
+            return {stage: self.stages.get(stage, 0.0) for stage in STAGES}
+        if not size.stored:
+            return {stage: each * (self.load or LOAD) / LOAD for stage, each in UNKNOWN.items()}
+        found: dict[Stage, float] = {"process": PROCESS, "weights": size.stored / self._disk()}
+        return found | {"compile": EAGER if self._eager else COMPILE, "graphs": 0.0 if self._eager else GRAPHS}
+
+    def load_seconds(self, size: Size) -> float:
+        """Seconds of a start."""
+        return self.load or sum(self.start_stages(size).values())
+
+    def wake_seconds(self, size: Size) -> tuple[float, float]:
+        """Seconds of waking from level 1, which copies the weights back, and from level 2, which reads them again."""
+        first, second = WAKES
+        if size.weights:
+            first = AROUND + size.weights / WAKES_AT
+            second = AROUND + max(size.weights, size.stored) / self._disk()
+        return self.wakes[0] or first, self.wakes[1] or second
+
+    def sleep_seconds(self, size: Size, level: Literal[1, 2]) -> float:
+        """Seconds to fall asleep: level 1 copies the weights to the host."""
+        if self.sleep is not None or not size.weights:
+            return self.sleep or EVICTION
+        return AROUND + size.weights / SLEEPS_AT if level == 1 else DROPS
+
+    @property
+    def stop_seconds(self) -> float:
+        """Seconds to end it."""
+        return self.stop or EVICTION
+
+    @property
+    def disk(self) -> float | None:
+        """Bytes a second that its own starts have read."""
+        return self._disks.get(self._name)
+
+    @disk.setter
+    def disk(self, rate: float | None) -> None:
+        if rate is not None:
+            self._disks[self._name] = rate
+
+    def _disk(self) -> float:
+        """Bytes a second: of its own starts, else the median of the others on this machine."""
+        return self.disk or (statistics.median(self._disks.values()) if self._disks else DISK)
+
+    # -- measured -----------------------------------------------------------------------------------------------------
+
+    def loaded(self, seconds: float, stages: Mapping[Stage, float], size: Size) -> None:
+        """A start took so long; `stages`: those that its lines told, none where they told nothing."""
+        self.load = _learnt(self.load, seconds)
+        if stages:
+            self.stages = {stage: _learnt(self.stages.get(stage), stages.get(stage, 0.0)) for stage in STAGES}
+        if size.stored and stages.get("weights", 0.0) > 0:
+            self.disk = _learnt(self.disk, size.stored / stages["weights"])
+
+    def woke(self, level: Literal[1, 2], seconds: float) -> None:
+        """Waking from `level` took so long."""
+        self.wakes[level - 1] = _learnt(self.wakes[level - 1], seconds)
+
+    def made_room(self, level: Literal[0, 1, 2], seconds: float) -> None:
+        """It took so long to put it to sleep at `level`, or, at 0, to end it."""
+        if level:
+            self.sleep = _learnt(self.sleep, seconds)
+        else:
+            self.stop = _learnt(self.stop, seconds)
+
+
+def _learnt(was: float | None, seconds: float) -> float:
+    return seconds if was is None else was + LEARN * (seconds - was)
+
+
+class StartClock:
+    """One start under way: the stage that its lines have reached, and since when. `seconds`: of each stage that is
+    over. Times are monotonic seconds."""
+
+    __slots__ = ("_began", "_share", "_share_at", "_since", "seconds", "stage")
+
+    def __init__(self, now: float) -> None:
+        self.stage: Stage = "process"
+        self.seconds: dict[Stage, float] = {}
+        self._began = self._since = self._share_at = now
+        self._share = 0.0
+
+    def heard(self, lines: Iterable[str], now: float) -> None:
+        """It has written these lines, known ones among them."""
+        for line in lines:
+            stage = stage_of(line)
+            if stage is None or STAGES.index(stage) < STAGES.index(self.stage):
+                continue
+            if stage != self.stage:
+                self.seconds[self.stage] = now - self._since
+                self.stage, self._since, self._share_at, self._share = stage, now, now, 0.0
+            share = share_of(line) or 0.0
+            if share > self._share:
+                self._share, self._share_at = share, now
+
+    def ready(self, now: float) -> dict[Stage, float]:
+        """Seconds of each stage, now that it serves; empty where its lines told none."""
+        return {**self.seconds, self.stage: now - self._since} if self.seconds else {}
+
+    def left(self, now: float, foretold: Mapping[Stage, float]) -> float:
+        """Seconds until it serves: of this stage by its progress bar, else by what was foretold, then the later
+        stages."""
+        if not self.seconds:  # it may be an engine that tells no stage
+            passed = now - self._began
+            return max(sum(foretold.values()) - passed, OVERDUE * passed)
+        here = foretold[self.stage] * (1 - self._share) - (now - self._share_at)
+        if self._share and self._share_at > self._since:
+            here = (self._share_at - self._since) * (1 / self._share - 1) - (now - self._share_at)
+        later = STAGES[STAGES.index(self.stage) + 1 :]
+        return max(here, OVERDUE * (now - self._share_at)) + sum(foretold[stage] for stage in later)
