@@ -1,6 +1,7 @@
 """Command line of the sidecar: `main`, and one module for each command.
 
 Exit status 2: a mistake in a flag or a file. 1: what was asked for cannot be had, as no sidecar runs or it refuses.
+3: an order on a model is not done within --timeout.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ examples:
   sidecar status                                 what is resident, and why something is not
   sidecar plan llama-3-8b                        what it takes to have a model run, and what would make room for it
   sidecar diagnose logs/llama-3-8b.log           why an engine failed, and what to do
+  sidecar ensure llama-3-8b                      have it ready before the first call
+  sidecar off llama-3-8b                         nothing starts it until `sidecar on`
   sidecar stop --all                             end the sidecar and its engines
 
 `sidecar init example --out -` shows and explains every field. The smallest file that will do:
@@ -36,7 +38,13 @@ COMMANDS = {
     "plan": ("sidecar.cli.plan", "show what it takes to have a model run"),
     "logs": ("sidecar.cli.logs", "show what a model's engine has written"),
     "diagnose": ("sidecar.cli.diagnose", "say what an engine's output says went wrong"),
-    "stop": ("sidecar.cli.stop", "end the sidecar"),
+    "ensure": ("sidecar.cli.orders.ensure", "have a model ready"),
+    "sleep": ("sidecar.cli.orders.sleep", "put a model to sleep"),
+    "wake": ("sidecar.cli.orders.wake", "wake a model that sleeps"),
+    "drain": ("sidecar.cli.orders.drain", "withdraw a model from calls"),
+    "off": ("sidecar.cli.orders.off", "switch a model off until it is switched on"),
+    "on": ("sidecar.cli.orders.on", "switch it on"),
+    "stop": ("sidecar.cli.stop", "end a model's engine, or the sidecar"),
     "check": ("sidecar.cli.check", "find the mistakes in sidecar files"),
     "ray": ("sidecar.cli.ray", "the sidecars of a Ray cluster"),
 }

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -86,10 +87,10 @@ class File:
             raise Mistake(f"{self.path}: there is no profile {name!r} ({hint})")
         return name
 
-    def ask(self, path: str) -> bytes:
-        """What the sidecar that runs answers to a GET. Raises Impossible."""
+    def ask(self, path: str, method: Literal["GET", "POST"] = "GET") -> bytes:
+        """The answer of the sidecar that runs. Raises Impossible, from NoSidecar or Rejected."""
         try:
-            return self.client.ask("GET", path)
+            return self.client.ask(method, path)
         except NoSidecar as nobody:
             hint = f"start one: sidecar serve --config {self.path}"
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""`sidecar stop`: the end of the sidecar, and of its engines where asked."""
+"""`sidecar stop`: the end of one model's engine; or of the sidecar, and of its engines where asked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import time
 import msgspec
 
 from sidecar.cli import offline
-from sidecar.cli.errors import Impossible
-from sidecar.cli.files import File, add_config
+from sidecar.cli.errors import Impossible, Mistake
+from sidecar.cli.files import File
+from sidecar.cli.orders import order
 from sidecar.control.api import Stopping
 from sidecar.control.client import NoSidecar, Rejected
 from sidecar.residency.state_file import Locked
@@ -19,23 +20,35 @@ from sidecar.residency.state_file import Locked
 STOP_WITHIN = 90.0  # seconds for a sidecar to end, with its engines
 POLL = 0.05  # seconds between two looks whether it has
 
-DESCRIPTION = "End the sidecar."
-EXAMPLES = """\
-Ends the sidecar and waits for that. Its engines go on, and the next `sidecar serve` takes them over; with --all they
-are ended too, also where the sidecar has ended already.
+DESCRIPTION = "End a model's engine, or the sidecar."
+EXAMPLES = f"""\
+With MODEL: gateways send it nothing more, and its engine ends when its calls have; those that still run after 60 s are
+cut off. The next call starts it again, a pinned one too: `sidecar off MODEL` is for good.
+
+Without: ends the sidecar and waits for that. Its engines go on, and the next `sidecar serve` takes them over; with
+--all they are ended too, also where the sidecar has ended already.
+
+{order.STATUSES}
 
 examples:
-  sidecar stop
-  sidecar stop --all"""
+  sidecar stop llama-3-8b                        its engine; the memory is free afterwards
+  sidecar stop                                   the sidecar
+  sidecar stop --all                             the sidecar and its engines"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
-    parser.add_argument("--all", action="store_true", help="and its engines")
+    order.add_arguments(parser, optional=True)
+    parser.add_argument("--all", action="store_true", help="the sidecar and its engines")
 
 
 def command(given: argparse.Namespace) -> int:
-    """End the sidecar, and its engines if they are to. Raises Mistake, Impossible."""
+    """End a model's engine; or the sidecar, and its engines if they are to. Raises Mistake, Impossible."""
+    if given.model is not None and given.all:
+        raise Mistake("--all is for the sidecar and all its engines: it takes no MODEL")
+    if given.model is not None:
+        return order.carried_out(given, "stop")
+    if given.no_wait or given.json or given.timeout != order.TIMEOUT:
+        raise Mistake("--no-wait, --timeout and --json are for `sidecar stop MODEL`")
     file = File(given.config)
     was_there = True
     try:

@@ -1,4 +1,4 @@
-"""Client of the control API of the sidecar on this machine: for `sidecar status`, `plan`, `logs`, `stop`."""
+"""Client of the control API of the sidecar on this machine: for the commands beside `sidecar serve`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,17 @@ class NoSidecar(Exception):
 
 
 class Rejected(Exception):
-    """The sidecar refuses, or what answers is none; the message is for the person who asked."""
+    """The sidecar refuses, or what answers is none; the message is for the person who asked. `code`: the word of the
+    error, empty where it gives none."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class _Error(msgspec.Struct):
     message: str
+    code: str = ""
 
 
 class _Body(msgspec.Struct):
@@ -59,16 +65,16 @@ class ControlClient:
         finally:
             connection.close()
         if response.status != 200:
-            raise Rejected(self._refusal(response.status, answer))
+            raise self._refusal(response.status, answer)
         if len(answer) > MOST:
             raise Rejected(f"what answers at {self.address} has more than {MOST} bytes to say: it is no sidecar")
         return answer
 
-    def _refusal(self, status: int, answer: bytes) -> str:
+    def _refusal(self, status: int, answer: bytes) -> Rejected:
         try:
-            message = msgspec.json.decode(answer, type=_Body).error.message
+            error = msgspec.json.decode(answer, type=_Body).error
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return f"what answers at {self.address} is no sidecar: it says {status} {answer[:80]!r}"
+            return Rejected(f"what answers at {self.address} is no sidecar: it says {status} {answer[:80]!r}")
         if status == 401:
-            return f"the sidecar at {self.address} was started with another token than token_file has now"
-        return message
+            return Rejected(f"the sidecar at {self.address} was started with another token than token_file has now")
+        return Rejected(error.message, error.code)

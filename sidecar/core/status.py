@@ -19,7 +19,8 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """A sidecar at one moment. `calls`: in flight by profile; `troubles`: what an operator should know, in words."""
+    """A sidecar at one moment. `calls`: in flight by profile; `drained`: profiles that were
+    withdrawn by hand and have no calls any more; `troubles`: what an operator should know, in words."""
 
     sidecar: str
     version: str
@@ -33,4 +34,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelReport, ...] = ()
     gateways: tuple[GatewayStatus, ...] = ()
     calls: dict[str, int] = {}
+    drained: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()

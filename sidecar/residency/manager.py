@@ -105,6 +105,7 @@ class Manager:
             report=self.model,
             touch=self._touch,
             keep=self._keep,
+            reports=lambda: self.demand.reports,
             clock=clock,
         )
         self._engines = engines
@@ -216,6 +217,12 @@ class Manager:
         """Calls in flight, by the gateways or by the engine's own gauges, whichever are more."""
         entry = self.entries[profile]
         return max(self.demand.in_flight(entry.name), entry.busy)
+
+    def drained(self, profile: str) -> bool:
+        """Whether it was withdrawn by hand, and neither a gateway nor its engine has calls of it any more."""
+        entry = self.entries[profile]
+        after = self.orders.drained_after.get(profile, 0)
+        return entry.held_back and self.demand.drained(profile, after) is True and not entry.busy
 
     def lines(self, profile: str, most: int) -> list[str]:
         """The last lines that its engine has written. Raises KeyError."""

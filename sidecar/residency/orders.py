@@ -30,7 +30,8 @@ class Refused(Exception):
 
 class Orders:
     """On the models in `entries`. `report` gives the answer to an order: the model as it is then. `keep` is called when
-    what the state file has to know has changed."""
+    what the state file has to know has changed. `reports`: the number of the last report made. `drained_after`: that
+    number by profile, as each was withdrawn."""
 
     def __init__(
         self,
@@ -43,8 +44,10 @@ class Orders:
         report: Callable[[str], ModelReport],
         touch: Callable[[], None],
         keep: Callable[[], None],
+        reports: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
+        self.drained_after: dict[str, int] = {}
         self._entries = entries
         self._scheduler = scheduler
         self._planner = planner
@@ -53,6 +56,7 @@ class Orders:
         self._report = report
         self._touch = touch
         self._keep = keep
+        self._reports = reports
         self._clock = clock
 
     def ensure(self, profile: str) -> ModelReport:
@@ -101,6 +105,7 @@ class Orders:
 
     def _drain(self, entry: ModelState) -> None:
         entry.held_back = True
+        self.drained_after[entry.name] = self._reports()
         if entry.lifecycle.pending is None:
             entry.lifecycle.step("drain", self._clock())
 

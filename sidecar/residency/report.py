@@ -61,7 +61,7 @@ def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> t
     """The reason why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
     life = entry.lifecycle
     if entry.off:
-        return OFF, f"{entry.name} is off until an operator switches it on", None
+        return OFF, f"{entry.name} is off until an operator switches it on: sidecar on {entry.name}", None
     if entry.unusable:
         return FAILED, entry.unusable, None
     until = life.rests_until

@@ -160,6 +160,7 @@ class StatusView:
             models=manager.models(),
             gateways=self.gateways(),
             calls={profile: manager.requests_active(profile) for profile in config.models},
+            drained=tuple(filter(manager.drained, config.models)),
             troubles=tuple(filter(None, (manager.monitor.error, bad_state))),
         )
 

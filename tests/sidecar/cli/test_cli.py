@@ -38,7 +38,10 @@ def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
     return Ran(capsys)
 
 
-@pytest.mark.parametrize("command", ["serve", "status", "plan", "logs", "diagnose", "stop", "check"])
+@pytest.mark.parametrize(
+    "command",
+    ["serve", "status", "plan", "logs", "diagnose", "stop", "check", "ensure", "sleep", "wake", "drain", "off", "on"],
+)
 def test_help_teaches_by_examples_that_parse(ran: Ran, command: str) -> None:
     status, out, err = ran(command, "--help")
     assert (status, err) == (0, "")
