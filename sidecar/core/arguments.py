@@ -23,6 +23,9 @@ CLI = ("-m", "vllm.entrypoints.cli.main", "serve")
 SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 MODEL = "--model"  # before the model's path, for SERVER
 SIMULATED = "loadtest.engine"
+# Sidecar and gateways ask these paths again and again: a line for each would push an engine's own lines out of its log.
+ACCESS_FLAG = "--disable-access-log-for-endpoints"
+ASKED_OFTEN = "/health,/metrics,/v1/models,/version,/is_sleeping"
 # The profile's words that are vLLM's by another name; model_path has none, it comes first.
 UNIFIED: Mapping[str, str] = {
     "tokenizer_path": "--tokenizer",
@@ -55,14 +58,16 @@ def command(
     own: str,
     share: float | None = None,
     sequences: int | None = None,
+    quiet: bool = False,
     launcher: tuple[str, ...] = CLI,
 ) -> tuple[str, ...]:
     """The command line that starts a profile's engine.
 
     `own`: the sidecar's own interpreter, for an engine that names none. `launcher`: CLI or SERVER. `share`: of each
     GPU, 0..1, what the engine may fill: what the plan has claimed for it, or what vLLM does by itself if None; where
-    the profile says the share, that is it. `sequences`: `--max-num-seqs`, unless the profile says it. The share is told
-    to vLLM beside a cache of fixed size too, for vLLM does not start without that much free.
+    the profile says the share, that is it. vLLM is told the share beside a cache of fixed size too, since it does not
+    start without that much free. `sequences`: `--max-num-seqs`, unless the profile says it. `quiet`: no access lines of
+    ASKED_OFTEN.
     """
     if engine.simulated is not None:
         return _simulated(profile, engine, served_name, address, own, share)
@@ -74,6 +79,7 @@ def command(
         found += ["--enable-sleep-mode"] if profile.sleeps is not None else []
     if sequences is not None and "max-num-seqs" not in profile.flags:
         found += ["--max-num-seqs", str(sequences)]
+    found += [ACCESS_FLAG, ASKED_OFTEN] if quiet else []
     for name, value in profile.flags.items():
         found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)
     model = (MODEL, profile.model_path) if launcher == SERVER else (profile.model_path,)

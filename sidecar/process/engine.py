@@ -19,7 +19,7 @@ import msgspec
 
 from gateway.shared.protocol import SOCKETS_MARK
 from sidecar.core.addresses import AddressPool, EngineAddress
-from sidecar.core.arguments import command, environment
+from sidecar.core.arguments import ACCESS_FLAG, command, environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
@@ -143,6 +143,7 @@ class VllmEngines:
                     own=self._own,
                     share=size.share,
                     sequences=size.sequences,
+                    quiet=self._installed.has(engine, ACCESS_FLAG),
                     launcher=launcher,
                 )
                 lacking = self._installed.lacking(engine, argv)

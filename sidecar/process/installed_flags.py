@@ -56,6 +56,11 @@ class InstalledFlags:
                 self._known[key] = await self._ask(engine, environment)
         return self._known[key][0]
 
+    def has(self, engine: EngineSettings, flag: str) -> bool:
+        """Whether it is known to have the flag; `launcher` has been asked."""
+        known = self._known[_key(engine)][1]
+        return known is not None and flag in known
+
     def lacking(self, engine: EngineSettings, argv: Sequence[str]) -> tuple[str, ...]:
         """The flags of `argv` that it does not have; `launcher` has been asked."""
         known = self._known[_key(engine)][1]

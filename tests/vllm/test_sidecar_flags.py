@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from loadtest.lab.vllm.real_vllm import venv
-from sidecar.core.arguments import MODEL, SERVER, UNIFIED, help_commands, known_flags
+from sidecar.core.arguments import ACCESS_FLAG, MODEL, SERVER, UNIFIED, help_commands, known_flags
 from sidecar.core.flags import FLAGS, OWNED, SWITCH, VARIABLES
 from sidecar.core.profile import EngineSettings
 from tests.vllm import install
@@ -48,6 +48,7 @@ def test_a_real_vllm_has_every_flag_that_it_may_be_told() -> None:
     assert {name for name in FLAGS if f"--{name}" not in flags} == GONE
     assert {name for name in OWNED if f"--{name}" not in flags} == OURS
     told = {
+        ACCESS_FLAG,
         *UNIFIED.values(),
         MODEL,
         "--host",

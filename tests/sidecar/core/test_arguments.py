@@ -243,6 +243,11 @@ def test_where_the_script_does_not_run_the_server_is_told_its_model_by_a_flag() 
     assert " ".join(found) == f"py -m vllm.entrypoints.openai.api_server --model {PLAIN}"
 
 
+def test_access_lines_of_what_is_asked_often_are_off_where_it_is_told_to_be_quiet() -> None:
+    told = command(Profile(model_path="/m", **AWAKE), EngineSettings(), "m", ADDRESS, own="py", quiet=True)
+    assert told[-2:] == ("--disable-access-log-for-endpoints", "/health,/metrics,/v1/models,/version,/is_sleeping")
+
+
 def test_the_simulated_engine_has_every_flag_it_is_told() -> None:
     engine = EngineSettings(simulated="h100-8b")
     _, asked = help_commands(engine, sys.executable)[0]

@@ -403,6 +403,19 @@ def test_the_size_of_the_cache_is_what_the_smallest_worker_says(tmp_path: Path) 
 # -- what it is told --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_access_lines_of_what_is_asked_often_are_off_where_the_installed_vllm_can(tmp_path: Path, knows: bool) -> None:
+    async def scenario() -> None:
+        help_ = HELP.replace("model served", "disable-access-log-for-endpoints model served") if knows else HELP
+        box = Box(tmp_path, vllm(tmp_path, "print(sys.argv)\n" + SERVES, answers_help=help_))
+        engine = await box.start()
+        told = await first_line(engine)
+        assert ("'--disable-access-log-for-endpoints', '/health,/metrics,/v1/models," in told) is knows
+        await engine.stop()
+
+    run(scenario)
+
+
 def test_flags_that_the_installed_vllm_does_not_have_are_named_before_the_start(tmp_path: Path) -> None:
     async def scenario() -> None:
         flags = "{enable-prefix-caching: false, seed: 1, max-num-seqs: 8}"
