@@ -6,6 +6,7 @@ replaces what it says of needs once the engine runs. Sizes are bytes on each GPU
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import msgspec
@@ -95,3 +96,9 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
         more = max(STEP, share // STEP_SHARE, lacks, 2 * size.beyond)
         changes["beyond"] = max(lesson.beyond, min(more, share // MOST_BEYOND))
     return msgspec.structs.replace(lesson, **changes) if changes else None
+
+
+def lower_share(share: float, lesson: Lesson, total: int) -> float:
+    """Share (0..1, in hundredths) to try of a GPU of `total` bytes, after a start with `share` ran out of memory: lower
+    by what such starts have taken beside theirs."""
+    return max(1, math.floor(100 * (share - lesson.beyond / total))) / 100

@@ -17,7 +17,7 @@ import msgspec
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level, Unusable
 from sidecar.core.gpus import returned
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import AGAIN, FailedStart, Lesson
+from sidecar.core.lesson import AGAIN, FailedStart, Lesson, lower_share
 from sidecar.core.lifecycle import ERROR, STARTING, STOP, Event
 from sidecar.core.measured import Measured
 from sidecar.core.model_state import ModelState
@@ -101,7 +101,8 @@ class EngineSteps:
             full = error.out_of_memory and (error.found is None or error.found.kind != "no_kv")
             entry.least_room = room if full else 0
             others = self.memory.foreign(entry) if full else ""
-            await self.fail(entry, error, others, taught=entry.taught)
+            more = "; ".join(filter(None, (self._lower_share(entry, error), others)))
+            await self.fail(entry, error, more, taught=entry.taught)
             return
         finally:
             del self._stopping[entry.name]
@@ -228,11 +229,11 @@ class EngineSteps:
         entry.gpus, entry.level = (), 0
         self.transition(entry, "stopped")
 
-    async def fail(self, entry: ModelState, error: EngineFailed, others: str = "", *, taught: bool = False) -> bool:
-        """It has failed: gateways are told at once, then what is left of it is ended. As `end`. `others`: who
-        else holds memory there. `taught`: the next start is another."""
+    async def fail(self, entry: ModelState, error: EngineFailed, more: str = "", *, taught: bool = False) -> bool:
+        """It has failed: gateways are told at once, then what is left of it is ended. As `end`. `more`: what
+        to do, and who else holds memory there. `taught`: the next start is another."""
         event: Event = "out_of_memory" if error.out_of_memory and entry.lifecycle.pending else "failed"
-        why = f"{error}; {others}" if others else str(error)
+        why = f"{error}; {more}" if more else str(error)
         self.transition(entry, "taught" if taught else event, why)
         self._say(f"{entry.name} failed: {why}")
         back = await self._ended(entry)
@@ -298,6 +299,14 @@ class EngineSteps:
             return False
         self._say(f"{entry.name} failed for memory; the next start claims {size.arithmetic}")
         return True
+
+    def _lower_share(self, entry: ModelState, error: EngineFailed) -> str:
+        """Advice where a start with an operator's own share ran out of memory: nobody else changes that share."""
+        share, lesson = entry.profile.gpu_memory, self._lessons.get(entry.name)
+        if error.found is None or error.found.kind != "oom" or not isinstance(share, float) or lesson is None:
+            return ""
+        lower = lower_share(share, lesson, self._monitor.smallest(entry.gpus))
+        return f"its gpu_memory of {share:.0%} leaves too little beside it: try gpu_memory: {lower:.0%}"
 
     def forget_lesson(self, entry: ModelState) -> None:
         """What its failed starts have told may be otherwise, with another vLLM or other GPUs."""

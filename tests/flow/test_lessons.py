@@ -126,6 +126,18 @@ async def test_memory_that_another_gave_back_is_no_failure() -> None:
         assert (life.failures, life.starved, len(starts(made, "a"))) == (0, 0, 4)
 
 
+@pytest.mark.parametrize("given", ["gpu_memory: 95%", ""], ids=["a share of the operator's", "auto"])
+def test_a_share_that_ran_out_of_memory_is_answered_with_a_lower_one_to_try(given: str) -> None:
+    async def run() -> None:
+        async with opened(file("a", a=given), {"a": model(beyond=2 * GIB)}, 13 * GIB) as made:
+            made.manager.orders.ensure("a")
+            await made.until("a", "error")
+            advised = [line for _, line in made.log if "leaves too little beside it: try gpu_memory: 84%" in line]
+            assert bool(advised) is bool(given)
+
+    vtime.run(run())
+
+
 async def one_machine(seed: int) -> None:
     """Random models, estimated wrongly, on random GPUs; each is asked for in turn."""
     rng = random.Random(seed)

@@ -8,7 +8,7 @@ import pytest
 from gateway.shared.files.units import GIB
 from sidecar.core.diagnosis import Diagnosis
 from sidecar.core.inventory import Size
-from sidecar.core.lesson import MOST_CONTEXT, STEP, FailedStart, Lesson, learn
+from sidecar.core.lesson import MOST_CONTEXT, STEP, FailedStart, Lesson, learn, lower_share
 from sidecar.core.measured import Measured
 
 SIZE = Size(claim=20 * GIB, start_needs=20 * GIB, context=2 * GIB)
@@ -58,6 +58,13 @@ def test_what_is_taken_beside_the_share_doubles() -> None:
     assert learnt("oom", size=beside) == Lesson(settings="a", beyond=4 * GIB)
     small = learnt("oom", size=Size(start_needs=4 * GIB))
     assert small == Lesson(settings="a", beyond=STEP)
+
+
+@pytest.mark.parametrize(("share", "beyond", "lower"), [(0.95, 1.0, 0.93), (0.5, 40.0, 0.01), (0.9, 0.0, 0.9)])
+def test_the_lower_share_to_try_leaves_what_was_taken_beside_the_last(
+    share: float, beyond: float, lower: float
+) -> None:
+    assert lower_share(share, Lesson(settings="a", beyond=int(beyond * GIB)), 80 * GIB) == lower
 
 
 @pytest.mark.parametrize(("free", "beyond"), [(19.0, 0.5), (18.0, 0.0), (60.0, MOST_CONTEXT / GIB)])
