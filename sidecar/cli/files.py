@@ -10,9 +10,10 @@ from typing import Literal
 
 import msgspec
 
+from gateway.shared.files.checked import UNREAD
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.control.client import ControlClient, NoSidecar, Rejected
-from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, decode
+from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, read_config
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.ray import pool
 from sidecar.residency.state_file import StateFile
@@ -22,13 +23,16 @@ TOKEN_LENGTH = 16
 TOKEN_BYTES = 4096
 
 
-def checked(path: Path) -> SidecarConfig:
-    """What the file says. Raises Mistake."""
+def checked(path: Path, *, to_ask: bool = False) -> SidecarConfig:
+    """What the file says. `to_ask`: only where its sidecar listens counts, mistakes elsewhere in it keep nobody from
+    asking one that runs by what the file was before. Raises Mistake."""
     try:
-        config = decode(_read(path, MAX_BYTES + 1), str(path))
+        reading = read_config(_read(path, MAX_BYTES + 1), str(path))
+        config = reading.value
+        readable = config.listen is not UNREAD and config.token_file is not UNREAD
+        return config if to_ask and readable else reading.good()
     except InvalidFile as error:
         raise Mistake(str(error)) from error
-    return config
 
 
 def pool_of(path: Path) -> pool.PoolConfig:
@@ -63,12 +67,12 @@ def _read(path: Path, most: int) -> bytes:
 
 
 class File:
-    """The sidecar's file at `path`, read. Raises Mistake."""
+    """The sidecar's file at `path`, read; see `checked`. Raises Mistake."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, to_ask: bool = False) -> None:
         self.path = Path(path)
         self.folder = self.path.absolute().parent
-        self.config = checked(self.path)
+        self.config = checked(self.path, to_ask=to_ask)
         self.token = token_of(self.config, self.path)
         self.client = ControlClient(self.config, self.token)
 

@@ -33,9 +33,12 @@ class OnlySizes:
         """What its engine will take. Raises Unusable."""
         return await self._engines.size(profile, total, present)
 
-    def settings(self, profile: str) -> str:
+    def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
         """A digest of its profile."""
-        return self._engines.settings(profile)
+        return self._engines.settings(profile, config)
+
+    def apply(self, config: SidecarConfig) -> None:
+        """The file is read once."""
 
     async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> Engine:
         """Refused."""

@@ -18,6 +18,8 @@ It listens on `listen` for gateways and for the commands beside this one, and st
 pinned). SIGTERM or Ctrl-C ends the sidecar and leaves its engines running: calls go on, and the next start takes them
 over. Started again after it was killed, it does the same.
 
+When the file is saved, or on SIGHUP, it is read again: see `sidecar reload --help`.
+
 examples:
   sidecar serve                                  with ./sidecar.yaml
   sidecar serve --config /etc/weir/sidecar.yaml
@@ -44,6 +46,7 @@ def command(given: argparse.Namespace) -> int:
         announce=_announce,
         file=file.path,
         config=file.config,
+        gateway=given.gateway,
         token=file.token,
         gpus_from=gpus_folder(given),
         end_engines=given.end_engines,

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(given: argparse.Namespace) -> int:
     """How everything is. Raises Mistake, Impossible."""
-    file = File(given.config)
+    file = File(given.config, to_ask=True)
     while True:
         answer = file.ask("/status")
         if given.json:

@@ -4,6 +4,7 @@
     GET  /v1/models /gpu /status /metrics                      models, GPUs, everything, for Prometheus
     GET  /models/{profile}/logs?lines=N  /models/{profile}/plan
     POST /models/{profile}/{ensure|sleep|wake|stop|drain|off|on}  answered at once, with the model's report
+    POST /reload                                               reads the sidecar's file again
     POST /stop  {"engines": true|false}                        ends the sidecar, and its engines too or not
 
 Callers name profiles and nothing else. An order with a query or with more in its body is refused whole, so that no
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, get_args
 
@@ -30,7 +31,7 @@ from starlette.routing import Route
 from gateway.shared.control.guard import Guard
 from gateway.shared.protocol import Ensured, ModelReport, encode
 from sidecar.control.guard import HEADERS, HEALTH, ControlApiRules, error
-from sidecar.core.status import Status
+from sidecar.core.status import Reloaded, Status
 from sidecar.residency.manager import Manager
 from sidecar.residency.orders import Order, Refused
 
@@ -73,11 +74,13 @@ def control_app(
     started: int,
     status: Callable[[], Status],
     exposition: Callable[[], bytes],
+    reload: Callable[[], Awaitable[Reloaded]],
     stop: Callable[[bool], None],
     leaving: Callable[[], bool],
 ) -> Starlette:
-    """The application. `started`: Unix seconds. `stop(engines)` begins the end; once `leaving`, no order is taken."""
-    api = Api(manager, started, status, exposition, stop, leaving)
+    """The application. `started`: Unix seconds. `reload` reads the file again; `stop(engines)` begins the end; once
+    `leaving`, no order is taken."""
+    api = Api(manager, started, status, exposition, reload, stop, leaving)
     app = Starlette(
         routes=[
             Route(HEALTH, api.healthz),
@@ -85,6 +88,7 @@ def control_app(
             Route("/v1/models", api.models),
             Route("/gpu", api.gpu),
             Route("/status", api.status),
+            Route("/reload", api.reload, methods=["POST"]),
             Route("/stop", api.stop, methods=["POST"]),
             # :path, so that a model's name with a slash finds out that it is no profile.
             Route("/models/{profile:path}/logs", api.logs),
@@ -111,6 +115,7 @@ class Api:
         started: int,
         status: Callable[[], Status],
         exposition: Callable[[], bytes],
+        reload: Callable[[], Awaitable[Reloaded]],
         stop: Callable[[bool], None],
         leaving: Callable[[], bool],
     ) -> None:
@@ -118,6 +123,7 @@ class Api:
         self._started = started
         self._status = status
         self._exposition = exposition
+        self._reload = reload
         self._stop = stop
         self._leaving = leaving
 
@@ -193,6 +199,14 @@ class Api:
             return error(503, "not_kept", f"{profile} is {what}, and a restart would not know it: {why}")
         return Response(encode(Ensured(model=report)), media_type="application/json")
 
+    async def reload(self, request: Request) -> Response:
+        """A `Reloaded`. 422 for a file with mistakes, all of which it names: nothing has changed then."""
+        await self._nothing_more(request)
+        reloaded = await self._reload()
+        if reloaded.file.error is not None:
+            return error(422, "bad_file", f"Nothing has changed: the file cannot be used.\n{reloaded.file.error}")
+        return _json(reloaded)
+
     async def stop(self, request: Request) -> Response:
         """Begin the end of the sidecar; a `Stopping`."""
         self._no_query(request)
@@ -205,12 +219,16 @@ class Api:
 
     async def _ordered(self, request: Request) -> str:
         """The profile of an order that says nothing else."""
+        await self._nothing_more(request)
+        return self._profile(request)
+
+    async def _nothing_more(self, request: Request) -> None:
+        """An order that says nothing else, to a sidecar that takes orders."""
         self._no_query(request)
         if _read(await _body(request), _Nothing) is None:
             raise _Bad(error(400, "profiles_only", NAMES_ONLY))
         if self._leaving():
             raise _Bad(error(503, "ending", "The sidecar is ending and takes no orders.", {"retry-after": "5"}))
-        return self._profile(request)
 
     def _no_query(self, request: Request) -> None:
         if request.scope["query_string"]:
@@ -272,6 +290,6 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
         "The sidecar answers GET /healthz, /metrics, /v1/models, /gpu, /status, /models/PROFILE/logs and "
-        "/models/PROFILE/plan, POST /models/PROFILE/{ensure|sleep|wake|stop|drain|off|on} and /stop."
+        "/models/PROFILE/plan, POST /models/PROFILE/{ensure|sleep|wake|stop|drain|off|on}, /reload and /stop."
     )
     return error(404, "not_found", message)

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.shared.files.file_status import FileStatus
 from gateway.shared.files.units import MIB
 from gateway.shared.protocol import GPUReport, State
 from sidecar.core.status import GatewayStatus
@@ -23,7 +24,7 @@ from sidecar.residency.manager import Manager
 
 class Metrics(Collector):
     """`exposition` is the body of /metrics. `gateways` gives how each takes reports, `state_error` why the state file
-    cannot be written, empty while it can."""
+    cannot be written, empty while it can; `file` is of the reloads of the sidecar's file."""
 
     def __init__(
         self,
@@ -31,10 +32,12 @@ class Metrics(Collector):
         *,
         gateways: Callable[[], Iterable[GatewayStatus]],
         state_error: Callable[[], str],
+        file: Callable[[], FileStatus],
     ) -> None:
         self._manager = manager
         self._gateways = gateways
         self._state_error = state_error
+        self._file = file
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -52,6 +55,7 @@ class Metrics(Collector):
         yield from self._models()
         yield from self._done()
         yield from self._reports()
+        yield from self._reloads()
 
     def _gpus(self) -> Iterable[Metric]:
         gauges: list[tuple[str, str, Callable[[GPUReport], float | None]]] = [
@@ -151,3 +155,12 @@ class Metrics(Collector):
         bad = GaugeMetricFamily("weir_sidecar_state_file_bad", "1 while it cannot be written.")
         bad.add_metric((), float(bool(self._state_error())))
         yield from (taken, failures, bad)
+
+    def _reloads(self) -> Iterable[Metric]:
+        file = self._file()
+        yield GaugeMetricFamily("weir_sidecar_file_version", "Versions of its file since the start.", file.version)
+        yield CounterMetricFamily("weir_sidecar_file_reloads", "Files applied while running.", file.reloads)
+        yield CounterMetricFamily("weir_sidecar_file_failures", "Files that could not be used.", file.failures)
+        yield GaugeMetricFamily(
+            "weir_sidecar_file_bad", "1 while its file cannot be used.", float(file.error is not None)
+        )

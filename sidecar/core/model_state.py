@@ -42,14 +42,16 @@ class ModelState:
     `uses`: the times of its last BACK uses that a pause lay before, the newest last. `busy`: requests running and
     waiting in the engine at the last look. `busy_since`: the time since which it has had calls, None while it has none.
     `least_room`: bytes that a start had and found too few. `taught`: it claims otherwise since its last start, which
-    failed. `off`: an operator has switched it off, nothing but an operator switches it on. `stopped_by_hand`: not to be
-    started only because it is pinned. `held_back`: withdrawn by hand.
+    failed. `replaced`: the file has other settings for its engine, which has to end first; `leaving`: the file no
+    longer has it. `off`: an operator has switched it off, nothing but an operator switches it on. `stopped_by_hand`:
+    not to be started only because it is pinned. `held_back`: withdrawn by hand.
     `starting`: its start under way, from when its process is begun. `times`: what its steps take.
     `asked`: a person wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once it was;
     `sizes`: by the bytes of the GPUs it may run on; `size`: on those where it is, or on the smallest.
     """
 
     __slots__ = (
+        "_disks",
         "asked",
         "began",
         "busy",
@@ -60,11 +62,13 @@ class ModelState:
         "infeasible",
         "last_used",
         "least_room",
+        "leaving",
         "level",
         "lifecycle",
         "name",
         "off",
         "profile",
+        "replaced",
         "size",
         "sized",
         "sizes",
@@ -83,6 +87,19 @@ class ModelState:
     ) -> None:
         """`disks`: see StepTimes."""
         self.name = name
+        self.last_used = -math.inf
+        self.uses: tuple[float, ...] = ()
+        self.idle_since = now
+        self.began = now
+        self._disks: MutableMapping[str, float] = {} if disks is None else disks
+        self.wanted_since: float | None = None
+        self.wanted_until = -math.inf
+        self.off = False
+        self.stopped_by_hand = False
+        self.renew(profile, now)
+
+    def renew(self, profile: Profile, now: float) -> None:
+        """Begin anew with these settings, without an engine; what is known of its use stays."""
         self.profile = profile
         self.lifecycle = Lifecycle(now)
         self.size = Size()
@@ -91,24 +108,17 @@ class ModelState:
         self.unusable = ""
         self.gpus: tuple[int, ...] = ()
         self.level: Literal[0, 1, 2] = 0
-        self.last_used = -math.inf
-        self.uses: tuple[float, ...] = ()
-        self.idle_since = now
-        self.began = now
         self.busy = 0
         self.busy_since: float | None = None
-        eager = profile.flags.get("enforce-eager") is True
-        self.times = StepTimes(name, eager=eager, disks={} if disks is None else disks)
+        self.times = StepTimes(self.name, eager=profile.flags.get("enforce-eager") is True, disks=self._disks)
         self.starting: StartClock | None = None
         self.least_room = 0
         self.taught = False
         self.infeasible: Infeasible | None = None
-        self.wanted_since: float | None = None
-        self.wanted_until = -math.inf
-        self.off = False
-        self.stopped_by_hand = False
         self.asked = False
         self.held_back = False
+        self.replaced = False
+        self.leaving = False
 
     def __repr__(self) -> str:
         life = self.lifecycle
@@ -184,7 +194,9 @@ class ModelState:
     def starts_at(self, now: float) -> float | None:
         """From when on it may be started or woken, by itself or because it is wanted; None: it is not to be."""
         life = self.lifecycle
-        if self.off or life.pending is not None or life.state in (STARTING, RUNNING) or not self.sized:
+        if self.off or self.replaced or life.pending is not None or not self.sized:
+            return None
+        if life.state in (STARTING, RUNNING):
             return None
         if life.state is ERROR and self.asked:
             return now
@@ -287,7 +299,7 @@ class ModelState:
         life = self.lifecycle
         if self.serves():
             return 0.0
-        if self.unusable or self.off or self.held_back or self.rests(now):
+        if self.unusable or self.off or self.held_back or self.leaving or self.rests(now):
             return None
         again = self._way()
         if life.pending is START and self.starting is not None:
@@ -296,6 +308,8 @@ class ModelState:
             return max(SOON, again + self.began - now)
         if life.pending in (DRAIN, SLEEP, STOP):
             return (self.stop_seconds if again == self.load_seconds else self.sleep_seconds) + again
+        if not self.sized:  # its files are being read
+            return self.load_seconds
         if isinstance(decision, Plan):
             way = self.load_seconds if decision.start is not None else again
             return max(decision.after, (life.restart_at or now) - now) + decision.makes_room + way
@@ -309,6 +323,8 @@ class ModelState:
     def _way(self) -> float:
         """Seconds of the start or the waking that it takes from here."""
         life = self.lifecycle
+        if self.replaced:
+            return self.load_seconds
         if life.state is SLEEPING and life.pending is not STOP:
             return self.wake_seconds[self.level - 1]
         if life.pending in (DRAIN, SLEEP) and self.profile.sleeps is not None:

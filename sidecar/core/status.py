@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import GPUReport, ModelReport
+from sidecar.core.reload import Reload
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +22,8 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A sidecar at one moment. `calls`: in flight by profile; `drained`: profiles that were
-    withdrawn by hand and have no calls any more; `troubles`: what an operator should know, in words."""
+    withdrawn by hand and have no calls any more; `file`: of its reloads; `troubles`: what an operator should know, in
+    words."""
 
     sidecar: str
     version: str
@@ -35,4 +38,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     gateways: tuple[GatewayStatus, ...] = ()
     calls: dict[str, int] = {}
     drained: tuple[str, ...] = ()
+    file: FileStatus = FileStatus()
     troubles: tuple[str, ...] = ()
+
+
+class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `POST /reload`: the file, whether it was `new` by then, and the `changes` of its last version."""
+
+    file: FileStatus
+    new: bool
+    changes: Reload

@@ -68,7 +68,7 @@ class VllmEngines:
         self._say = say
         self._own = own
         self._logs = folder / config.log_dir
-        self._pool = config.pool(str(folder.resolve()))
+        self._pool = self._given_pool = config.pool(str(folder.resolve()))
         self._taken: set[EngineAddress] = set()
         self._installed = InstalledFlags(sidecar, own, self._logs / FLAGS_LOG, folder, say, within=HELP_WITHIN)
         self._sizing = Sizing(config, folder, environment)
@@ -97,20 +97,25 @@ class VllmEngines:
         """What starts with the profile's settings have taught, with this one's; None: nothing new."""
         return learn(self._lessons.get(profile), failed, self.settings(profile))
 
-    def settings(self, profile: str) -> str:
+    def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
         """A digest that changes when the profile's engine would be started otherwise. Raises KeyError.
 
         By the file alone: a sidecar that is started from another shell must be able to adopt its engines. Which port
-        an engine has got does not count.
+        an engine has got does not count. `config`: by that, not by the one in force.
         """
-        given, pool = self._config.models[profile], self._config.pool(str(self._folder.resolve()))
-        engine = self._config.engine_of(profile)
+        config, pool = config or self._config, self._given_pool
+        given, engine = config.models[profile], config.engine_of(profile)
         told = (
-            command(given, engine, self._config.served_name(profile), EngineAddress(), own=self._own),
+            command(given, engine, config.served_name(profile), EngineAddress(), own=self._own),
             environment(given, engine, given.gpus or (), {}),
             (engine.device, pool.sockets or pool.host),
         )
         return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:32]
+
+    def apply(self, config: SidecarConfig) -> None:
+        """Size and start engines by this config from now on."""
+        self._config = config
+        self._sizing.apply(config)
 
     # -- engines ----------------------------------------------------------------------------------------------------
 

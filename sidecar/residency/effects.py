@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal, Protocol
 
+from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineRecord, Level
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import FailedStart, Lesson
@@ -69,8 +70,12 @@ class Engines(Protocol):
     async def size(self, profile: str, total: int, present: int) -> Size:
         """Memory of its engine on GPUs of `total` bytes, of which there are `present`. Raises Unusable."""
 
-    def settings(self, profile: str) -> str:
-        """A digest that changes when the profile's engine would be started otherwise."""
+    def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
+        """A digest that changes when the profile's engine would be started otherwise; by another config than the one in
+        force, where one is given. Raises KeyError."""
+
+    def apply(self, config: SidecarConfig) -> None:
+        """Size and start engines by this config from now on; those that there are stay as they are."""
 
     async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> Engine:
         """Start its process; it is not ready yet. Raises EngineFailed."""

@@ -308,6 +308,14 @@ class EngineSteps:
         lower = lower_share(share, lesson, self._monitor.smallest(entry.gpus))
         return f"its gpu_memory of {share:.0%} leaves too little beside it: try gpu_memory: {lower:.0%}"
 
+    def forget(self, entry: ModelState) -> None:
+        """It has no engine, and never will have one again: nothing is told of it any more."""
+        self._last_lines.pop(entry.name, None)
+        del self.starts[entry.name]
+        for counts in (self.counts, self.evictions, self.start_failures):
+            for key in [key for key in counts if key[0] == entry.name]:
+                del counts[key]  # type: ignore[arg-type] # a key of its own
+
     def forget_lesson(self, entry: ModelState) -> None:
         """What its failed starts have told may be otherwise, with another vLLM or other GPUs."""
         self._lessons.pop(entry.name, None)

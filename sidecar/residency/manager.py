@@ -20,6 +20,7 @@ from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.effects import Engines
 from sidecar.residency.engine_steps import EngineSteps
+from sidecar.residency.file_changes import FileChanges
 from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.liveness import LivenessProbes
 from sidecar.residency.operations import Operations
@@ -56,7 +57,6 @@ class Manager:
         say: Callable[[str], None],
     ) -> None:
         now = clock()
-        self.config = config
         self.monitor = monitor
         self.demand = GatewayDemand(clock)
         self.changed = asyncio.Event()
@@ -108,6 +108,20 @@ class Manager:
             reports=lambda: self.demand.reports,
             clock=clock,
         )
+        self.file = FileChanges(
+            config,
+            self.entries,
+            engines,
+            self.planner,
+            self._scheduler,
+            self.steps,
+            self.tasks,
+            self.demand,
+            disks=disks,
+            touch=self._touch,
+            clock=clock,
+            say=say,
+        )
         self._engines = engines
         self._state = state
         self._known = known
@@ -144,6 +158,7 @@ class Manager:
             while True:
                 for entry in self.entries.values():
                     self._probes.look_after(entry)
+                self.file.turn()
                 at = self._scheduler.turn()
                 self._due.clear()
                 with contextlib.suppress(TimeoutError):
@@ -255,7 +270,7 @@ class Manager:
         engine = self.steps.running.get(profile)
         return model_report(
             entry,
-            self.config.served_name(profile),
+            self.file.config.served_name(profile),
             engine.url if engine else "",
             self.steps.facts.get(profile),
             self.planner.foreseen(entry, now),

@@ -152,7 +152,7 @@ class Orders:
         """It may have calls again, and is sized where it could not be run."""
         entry.held_back = False
         self.size_again(entry)
-        if entry.lifecycle.pending is DRAIN and entry.name not in self._tasks:
+        if entry.lifecycle.pending is DRAIN and entry.name not in self._tasks and not entry.replaced:
             entry.lifecycle.step("cancel", self._clock())
 
     def _stop_starting(self, entry: ModelState) -> None:

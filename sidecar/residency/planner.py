@@ -41,12 +41,12 @@ class Planner:
         warmth: Callable[[ModelState, float], float],
         clock: Callable[[], float],
     ) -> None:
-        self._config = config
+        self.config = config
         self._entries = entries
         self._demand = demand
         self._monitor = monitor
         self._memory = memory
-        self._host_memory = host_memory
+        self.host_memory = host_memory
         self._hot = hot
         self._warmth = warmth
         self._clock = clock
@@ -56,11 +56,11 @@ class Planner:
     ) -> Plan | Infeasible:
         """The plan to have it run now; `since`: from when on it is taken to be wanted, where nobody wants it
         yet; `ended`, `idle`: see `residents`."""
-        if self._config.engine_of(entry.name).device == "cpu":
+        if self.config.engine_of(entry.name).device == "cpu":
             wakes = entry.lifecycle.state is SLEEPING
             return Plan(start=None if wakes else entry.name, wake=entry.name if wakes else None)
         settings = PlanSettings(
-            host_memory=self._host_memory, hot=self._hot, max_starvation=entry.profile.max_starvation
+            host_memory=self.host_memory, hot=self._hot, max_starvation=entry.profile.max_starvation
         )
         since = now if since is None else since
         residents, devices = self.residents(ended=ended, idle=idle), self._monitor.devices()
@@ -99,7 +99,7 @@ class Planner:
         if entry.profile.sleeps is None:
             return None
         asleep = sum(each.size.host for each in self._entries.values() if each.level == 1)
-        return 1 if entry.profile.sleeps.level == 1 and asleep + entry.size.host <= self._host_memory else 2
+        return 1 if entry.profile.sleeps.level == 1 and asleep + entry.size.host <= self.host_memory else 2
 
     def foreseen(self, entry: ModelState, now: float) -> Plan | Infeasible | None:
         """The plan for a model that is not on its way, were it wanted; None: it is, or runs.

@@ -60,6 +60,8 @@ def model_report(
 def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> tuple[str, str, float | None]:
     """The reason why it cannot be had: a word, a sentence, and seconds after which that may be otherwise."""
     life = entry.lifecycle
+    if entry.leaving:
+        return WITHDRAWN, f"the sidecar's file no longer has {entry.name}", None
     if entry.off:
         return OFF, f"{entry.name} is off until an operator switches it on: sidecar on {entry.name}", None
     if entry.unusable:

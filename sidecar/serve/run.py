@@ -21,6 +21,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.file_status import FileStatus
 from sidecar import __version__
 from sidecar.control.api import control_app
 from sidecar.control.listener import ControlPort
@@ -33,6 +35,7 @@ from sidecar.reporting.reporter import Reporter
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import Locked, StateFile
 from sidecar.serve.assembly import gpus_of, managed, sidecar_id
+from sidecar.serve.file_reload import FileReload
 from sidecar.serve.operator_log import say
 
 DRAIN_WITHIN = 30.0  # seconds for calls to end, where engines end with the sidecar
@@ -44,13 +47,14 @@ class StartError(Exception):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the command line. `file` is where `config` was read; `token`: the content of its token_file;
-    `gpus_from`: a folder that simulates GPUs. Where standard input ends, so does a sidecar that is to
-    `end_with_parent`, and one that is to `die_with_parent` with its engines."""
+    """Options of the command line. `file` is where `config` was read, with `gateway` beside its gateways; `token`: the
+    content of its token_file; `gpus_from`: a folder that simulates GPUs. Where standard input ends, so does a sidecar
+    that is to `end_with_parent`, and one that is to `die_with_parent` with its engines."""
 
     announce: Callable[[Status], None]  # called once everything listens
     file: Path
     config: SidecarConfig
+    gateway: str | None = None
     token: str | None = None
     gpus_from: Path | None = None
     end_engines: bool = False
@@ -83,13 +87,18 @@ async def serve(options: Options) -> None:
         await manager.open()
         boot, name = secrets.token_hex(8), sidecar_id(config)
         view = StatusView(manager, state, gpus, options, boot)
-        metrics = Metrics(manager, gateways=view.gateways, state_error=lambda: state.error)
+        try:
+            file = view.file = FileReload(options.file, config, options.gateway, manager)
+        except (InvalidFile, OSError) as error:  # it has changed since the command line was read
+            raise StartError(str(error)) from error
+        metrics = Metrics(manager, gateways=view.gateways, state_error=lambda: state.error, file=lambda: file.status)
         app = control_app(
             manager,
             token=options.token,
             started=int(time.time()),
             status=view.status,
             exposition=metrics.exposition,
+            reload=file.now,
             stop=ending.ask,
             leaving=ending.first.is_set,
         )
@@ -110,8 +119,12 @@ async def serve(options: Options) -> None:
         for line in warnings(config):
             say(line)
         running = asyncio.get_running_loop().create_task(manager.run())
+        file.start()
+        stack.push_async_callback(file.aclose)
+        ending.on_hangup(file.ask)
         options.announce(view.status())
         await ending.or_done(running)
+        await file.aclose()
         await end(manager, running, view.reporter, ending, options.file)
         await state.flush()
 
@@ -127,11 +140,12 @@ async def selectable(sampler: Sampler) -> None:
 
 
 class StatusView:
-    """View of the sidecar for `/status`. `control` and `reporter` are set once they are there."""
+    """View of the sidecar for `/status`. `control`, `reporter` and `file` are set once they are there."""
 
     def __init__(self, manager: Manager, state: StateFile, gpus: GPUs, options: Options, boot: str) -> None:
         self.control = ""
         self.reporter: Reporter | None = None
+        self.file: FileReload | None = None
         self._manager = manager
         self._state = state
         self._gpus = gpus
@@ -145,7 +159,7 @@ class StatusView:
 
     def status(self) -> Status:
         """As it is now."""
-        manager, config = self._manager, self._options.config
+        manager, config, file = self._manager, self._options.config, self.file
         bad_state = f"the state file cannot be written: {self._state.error}" if self._state.error else ""
         return Status(
             sidecar=sidecar_id(config),
@@ -159,9 +173,10 @@ class StatusView:
             gpus=manager.gpus(),
             models=manager.models(),
             gateways=self.gateways(),
-            calls={profile: manager.requests_active(profile) for profile in config.models},
-            drained=tuple(filter(manager.drained, config.models)),
-            troubles=tuple(filter(None, (manager.monitor.error, bad_state))),
+            calls={profile: manager.requests_active(profile) for profile in manager.entries},
+            drained=tuple(filter(manager.drained, manager.entries)),
+            file=FileStatus() if file is None else file.status,
+            troubles=tuple(filter(None, (manager.monitor.error, bad_state, "" if file is None else file.trouble))),
         )
 
 
@@ -197,7 +212,7 @@ class Shutdown:
         self._die = options.die_with_parent
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ask, options.end_engines or options.die_with_parent)
-        loop.add_signal_handler(signal.SIGHUP, self._stay)
+        self.on_hangup(lambda: None)  # a terminal that closes ends neither the sidecar nor the engines
         if options.die_with_parent or options.end_with_parent:
             threading.Thread(target=self._watch_parent, name="parent", daemon=True).start()
 
@@ -208,6 +223,10 @@ class Shutdown:
         else:
             self.engines = engines
             self.first.set()
+
+    def on_hangup(self, call: Callable[[], None]) -> None:
+        """Call this on SIGHUP from now on."""
+        self._loop.add_signal_handler(signal.SIGHUP, call)
 
     async def unless_hurried(self, work: asyncio.Future[None], within: float) -> None:
         """Wait for `work`, and cancel it after `within` seconds or when somebody hurries."""
@@ -227,9 +246,6 @@ class Shutdown:
         """Give the signals back to their defaults."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.remove_signal_handler(number)
-
-    def _stay(self) -> None:
-        """A terminal that closes ends neither the sidecar nor the engines; nothing is read again."""
 
     def _orphaned(self) -> None:
         self.patient = False

@@ -65,6 +65,10 @@ class Sizing:
         self._shapes: dict[str, ModelShape] = {}
         self._sizes_only = sizes_only
 
+    def apply(self, config: SidecarConfig) -> None:
+        """Size the profiles of this file from now on."""
+        self._config = config
+
     async def planned(self, name: str, total: int, cuda: int) -> Estimate:
         """The estimate of a profile on GPUs that need not be here. Raises Unusable, NotKnown, ModelError, KeyError."""
         profile = self._config.models[name]

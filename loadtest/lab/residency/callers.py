@@ -120,13 +120,16 @@ class ModelCallers:
         while not self.serves(model):
             known = self.models.get(model)
             waited = loop.time() - began
+            if known is None and self.models and not self.cut:  # the sidecar's file no longer has it
+                return CallOutcome(ending="refused", waited=waited, retry_after=UNKNOWN)
             if known is not None and not self.cut:
                 if known.ready_in is None:
                     retry_after = UNKNOWN if known.retry_in is None else known.retry_in
                     return CallOutcome(ending="refused", waited=waited, retry_after=retry_after)
                 if not asked:
                     asked = True
-                    self.manager.orders.ensure(model)
+                    with contextlib.suppress(KeyError):  # gone since the last report
+                        self.manager.orders.ensure(model)
                     foretold.append(known.ready_in)
                 if loop.time() + known.ready_in > until:
                     return CallOutcome(ending="refused", waited=waited, retry_after=known.ready_in)

@@ -21,6 +21,7 @@ from loadtest.engine.vllm_lines import SLOW_OR_HUNG, line
 from loadtest.lab.residency.estimates import estimated
 from loadtest.lab.residency.machine import Machine, failed
 from sidecar.core.addresses import EngineAddress
+from sidecar.core.config import SidecarConfig
 from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level, ProcessRecord, Unusable
 from sidecar.core.inventory import Size
@@ -298,8 +299,8 @@ class _Start:
 
 
 class ResidentEngines:
-    """effects.Engines on one machine; `all` that ever were, for whoever wants to harm one; `profiles`: for the
-    deadlines of their starts."""
+    """effects.Engines on one machine; `all` that ever were, for whoever wants to harm one; `profiles`: of the file in
+    force. `models`: by the last part of their model_path."""
 
     def __init__(self, machine: Machine, models: Mapping[str, Model]) -> None:
         self.machine = machine
@@ -311,8 +312,14 @@ class ResidentEngines:
         self.profiles: Mapping[str, Profile] = {}
         self._pids = count(1000)
 
+    def apply(self, config: SidecarConfig) -> None:
+        self.profiles = config.models
+
+    def model(self, profile: Profile) -> Model:
+        return self.models[profile.model_path.rpartition("/")[2]]
+
     async def size(self, profile: str, total: int, present: int) -> Size:
-        model = self.models[profile]
+        model = self.model(self.profiles[profile])
         if model.broken:
             raise Unusable(model.broken)
         if model.claim > total:
@@ -329,8 +336,19 @@ class ResidentEngines:
             claim=claim, start_needs=claim, residue=residue, host=model.weights, beyond=beyond, arithmetic="sim"
         )
 
-    def settings(self, profile: str) -> str:
-        return msgspec.json.encode(msgspec.structs.replace(self.models[profile], true=None)).decode()
+    def settings(self, profile: str, config: SidecarConfig | None = None) -> str:
+        given = (self.profiles if config is None else config.models)[profile]
+        model = msgspec.structs.replace(self.model(given), true=None)
+        told = (
+            model,
+            given.model_path,
+            given.flags,
+            given.gpus,
+            given.tensor_parallel,
+            given.context_length,
+            given.sleeps is None,
+        )
+        return msgspec.json.encode(told).decode()
 
     def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
         return learn(self.lessons.get(profile), failed, self.settings(profile))
@@ -339,9 +357,9 @@ class ResidentEngines:
         self.starts.append((asyncio.get_running_loop().time(), profile))
         tried = TriedStart(asyncio.get_running_loop().time(), profile, gpus, size)
         self.tried.append(tried)
-        model, settings = self.models[profile], self.settings(profile)
+        model, settings = self.model(self.profiles[profile]), self.settings(profile)
         self.machine.begins(profile, gpus, size.start_needs)
-        engine = ResidentEngine(self.machine, model, next(self._pids), tried, settings, self.profiles.get(profile))
+        engine = ResidentEngine(self.machine, model, next(self._pids), tried, settings, self.profiles[profile])
         self.all[profile] = engine
         return engine
 

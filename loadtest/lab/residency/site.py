@@ -17,6 +17,7 @@ from loadtest.lab.residency.residents import Model, ResidentEngines
 from sidecar.core.config import decode
 from sidecar.core.lifecycle import RUNNING, SLEEPING
 from sidecar.core.model_state import ModelState
+from sidecar.core.reload import Reload
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.manager import HOT, Manager
 from sidecar.residency.state_file import SavedState, Times
@@ -75,7 +76,7 @@ class Site:
         loop = asyncio.get_running_loop()
         self.engines.lessons = self.lessons = known.lessons
         config = decode(self.text.encode())
-        self.engines.profiles = config.models
+        self.engines.apply(config)
         return Manager(
             config,
             self.engines,
@@ -127,6 +128,11 @@ class Site:
             gateway.manager = self.manager
         await self.open()
 
+    def reload(self, text: str) -> Reload:
+        """A newer file, while it runs."""
+        self.text, config = text, decode(text.encode())
+        return self.manager.file.take(config, config, self._host_memory)
+
     # -- waiting ----------------------------------------------------------------------------------------------------
 
     async def until(self, model: str, state: str, within: float = 300.0) -> float:
@@ -151,7 +157,7 @@ class Site:
                 if held > total:
                     self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
             for name, entry in self.manager.entries.items():
-                waits = entry.held_back or entry.off  # for somebody to withdraw it, or for its GPUs
+                waits = entry.held_back or entry.off or entry.replaced  # for somebody, for its GPUs, for calls to end
                 if entry.lifecycle.pending is not None and not waits and name not in self.manager.tasks:
                     self.wrong.append(f"{self.now:.1f} s: nobody sees to {name}: {self.state()}")
             await asyncio.sleep(self._look_every)

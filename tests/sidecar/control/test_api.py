@@ -12,13 +12,15 @@ import msgspec
 import pytest
 
 from gateway.shared import protocol
+from gateway.shared.files.file_status import FileStatus
 from sidecar.control import api
 from sidecar.control.api import control_app
 from sidecar.control.listener import ControlPort
 from sidecar.control.metrics import Metrics
 from sidecar.control.status_table import table
 from sidecar.core.addresses import Address
-from sidecar.core.status import GatewayStatus, Status
+from sidecar.core.reload import Reload
+from sidecar.core.status import GatewayStatus, Reloaded, Status
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import decode
 from tests.sidecar.parts import FILE, opened
@@ -33,8 +35,9 @@ class Door:
         self.manager = manager
         self.stopped: list[bool] = []
         self.leaving = False
+        self.reloaded = Reloaded(file=FileStatus(version=2), new=True, changes=Reload(added=("c",)))
         gateways = (GatewayStatus(url="http://g", taken=False, error="gone", failures=3),)
-        metrics = Metrics(manager, gateways=lambda: gateways, state_error=lambda: "")
+        metrics = Metrics(manager, gateways=lambda: gateways, state_error=lambda: "", file=FileStatus)
         status = Status(
             sidecar="box", version="0", pid=1, boot="b", config="f", control="c", up_s=100.0, gpus=manager.gpus(),
             models=manager.models(), gateways=gateways, calls={"a": 2}, troubles=("the disk is full",),
@@ -46,11 +49,15 @@ class Door:
             started=7,
             status=self.status,
             exposition=metrics.exposition,
+            reload=self.reload,
             stop=self.stopped.append,
             leaving=lambda: self.leaving,
         )
         self.port = ControlPort(app, Address("127.0.0.1", 0))
         self.client = httpx.AsyncClient(trust_env=False)
+
+    async def reload(self) -> Reloaded:
+        return self.reloaded
 
     async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         return await self.client.request(method, f"http://{self.port.address}{path}", **more)
@@ -293,3 +300,19 @@ def test_only_this_machine_is_answered_without_a_token(tmp_path: Path) -> None:
             await door.client.aclose()
 
     asyncio.run(main())
+
+
+def test_a_reload_answers_what_it_changed(tmp_path: Path) -> None:
+    async def scene(door: Door) -> None:
+        answer = await door.ask("POST", "/reload")
+        assert answer.status_code == 200
+        assert (answer.json()["changes"]["added"], answer.json()["file"]["version"]) == (["c"], 2)
+        assert (await door.refused("POST", "/reload", json={"path": "/etc/passwd"}))[0] == 400
+        assert (await door.refused("POST", "/reload?path=x"))[0] == 400
+        door.reloaded = Reloaded(file=FileStatus(error="f.yaml:3: bad"), new=False, changes=Reload())
+        status, message = await door.refused("POST", "/reload")
+        assert (status, message) == (422, "Nothing has changed: the file cannot be used.\nf.yaml:3: bad")
+        door.leaving = True
+        assert (await door.refused("POST", "/reload"))[0] == 503
+
+    play(tmp_path, scene)

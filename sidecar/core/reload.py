@@ -1,0 +1,118 @@
+"""Reload of the sidecar's file while it runs: what a newer file changes, and what of it takes effect.
+
+Fields of AT_START cannot change while the sidecar runs: those of the newer file are told by name, and the rest of it
+takes effect. A profile whose engine would be started otherwise is applied once that engine has ended. Until then it is
+kept as it was, which `in_force` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import msgspec
+
+from gateway.shared.files.checked import Fault
+from sidecar.core.addresses import LONGEST_SOCKET
+from sidecar.core.config import MAX_MODELS, SidecarConfig, faults_of, read_config
+
+# Sockets, files and GPUs that the sidecar has opened once, by which gateways and its engines know it.
+AT_START = ("id", "gpus", "gateways", "token_file", "listen", "engine_addresses", "state_file", "log_dir")
+
+
+class Reload(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes by a newer file, as names of profiles. `restarted`: their engines, where they run, end and start with the
+    new settings; `changed`: nothing restarts. `at_start`: fields that take effect at the sidecar's next start alone."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    restarted: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    at_start: tuple[str, ...] = ()
+    host_memory_for_sleep: bool = False
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The changes in words, a line for each kind."""
+        kinds = (
+            ("new", self.added),
+            ("gone, and their engines end once their calls have", self.removed),
+            ("with settings that need another engine, once the calls of this one have ended", self.restarted),
+            ("changed, without a restart", self.changed),
+        )
+        found = [f"{what}: {', '.join(names)}" for what, names in kinds if names]
+        found += ["host_memory_for_sleep is another"] if self.host_memory_for_sleep else []
+        if self.at_start:
+            found.append(f"not before the sidecar is started again: {', '.join(self.at_start)}")
+        return tuple(found) or ("no model has changed",)
+
+
+def newer(data: bytes, name: str, started: SidecarConfig, folder: str) -> tuple[SidecarConfig, SidecarConfig]:
+    """A newer file as it is, and as it takes effect in a sidecar that was `started` with another one. `folder`: of the
+    file. Raises InvalidFile with every mistake, also those that what stays as it was makes of it."""
+    reading = read_config(data, name)
+    file = reading.good()
+    taken = msgspec.structs.replace(file, **{field: getattr(started, field) for field in AT_START})
+    if taken != file:
+        reading.judge(faults_of(taken))
+    reading.judge(_unready(taken, started, folder))
+    reading.good()
+    return file, taken
+
+
+def _unready(taken: SidecarConfig, started: SidecarConfig, folder: str) -> Iterator[Fault]:
+    """Models that the sidecar, as it was started, cannot have."""
+    pool, on_gpus = started.pool(folder), on_gpu(started)
+    for name in taken.models:
+        length = len((pool.on_socket(name).uds or "").encode()) if pool.sockets is not None else 0
+        if length > LONGEST_SOCKET:
+            found = f"a path of {length} bytes for the socket of {name}"
+            yield Fault(("models", name), found, f"at most {LONGEST_SOCKET} bytes, or a restart of the sidecar")
+        if not on_gpus and taken.engine_of(name).device == "gpu":
+            found = "a model on GPUs, where the sidecar was started for models on CPU alone"
+            yield Fault(("models", name), found, "device: cpu, or a restart of the sidecar")
+
+
+def on_gpu(config: SidecarConfig) -> bool:
+    """Whether any model runs on GPUs."""
+    return any(config.engine_of(name).device == "gpu" for name in config.models)
+
+
+def changes(
+    before: SidecarConfig, file: SidecarConfig, taken: SidecarConfig, same_engine: Callable[[str], bool]
+) -> Reload:
+    """Changes from the file `before`, as it took effect, to `file`, of which `taken` does. `same_engine`: whether the
+    engine of a profile would be started as before."""
+    both = [name for name in before.models if name in taken.models]
+    other = [name for name in both if not same_engine(name)]
+    return Reload(
+        added=tuple(name for name in taken.models if name not in before.models),
+        removed=tuple(name for name in before.models if name not in taken.models),
+        restarted=tuple(other),
+        changed=tuple(name for name in both if name not in other and before.models[name] != taken.models[name]),
+        at_start=tuple(field for field in AT_START if _value(file, field) != _value(taken, field)),
+        host_memory_for_sleep=before.host_memory_for_sleep != taken.host_memory_for_sleep,
+    )
+
+
+def _value(config: SidecarConfig, field: str) -> Any:
+    return getattr(config, field)
+
+
+def in_force(before: SidecarConfig, taken: SidecarConfig, ending: Collection[str]) -> SidecarConfig:
+    """The config by which engines are started and sized while those of the profiles in `ending` still run as they did
+    `before`."""
+    kept = {
+        name: msgspec.structs.replace(before.models[name], engine=before.engine_of(name))
+        for name in before.models
+        if name in ending
+    }
+    return msgspec.structs.replace(taken, models={**taken.models, **kept})
+
+
+def too_many(before: Collection[str], taken: Collection[str]) -> str:
+    """The reason why there would be too many models until those that are gone have ended; empty: there would not."""
+    together = len({*before, *taken})
+    if together <= MAX_MODELS:
+        return ""
+    return f"models: with those that have to end first there are {together}, and a report holds {MAX_MODELS}"

@@ -1,0 +1,85 @@
+"""Reload of the sidecar's file while it runs: on a save, on SIGHUP, and by `sidecar reload`.
+
+The file is checked as a whole before anything changes. One with mistakes changes nothing: they are told in the log, in
+`sidecar status` and by a metric until the file is good again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.file_status import FileStatus
+from gateway.shared.files.watched_file import Read, WatchedFile
+from sidecar.core.config import SidecarConfig
+from sidecar.core.reload import Reload, newer
+from sidecar.core.status import Reloaded
+from sidecar.residency.manager import Manager
+from sidecar.serve.assembly import host_memory
+from sidecar.serve.operator_log import say
+
+FAILURES = (InvalidFile, OSError, ValueError)
+
+
+class FileReload:
+    """Of the file at `path`. `started`: the config that the sidecar was started with, with `gateway` beside the file's
+    gateways. Raises what reading raises: the file may have changed since."""
+
+    def __init__(self, path: Path, started: SidecarConfig, gateway: str | None, manager: Manager) -> None:
+        self.last = Reload()
+        self._started = started
+        self._gateway = gateway
+        self._manager = manager
+        self._path = path
+        self._folder = str(path.absolute().parent.resolve())
+        self._watched = WatchedFile(path, self._load, _say, failures=FAILURES, name="file")
+        self._first = self._watched.first()
+        self.ask: Callable[[], None] = self._watched.ask
+        self.aclose: Callable[[], Awaitable[None]] = self._watched.aclose
+
+    @property
+    def status(self) -> FileStatus:
+        """Its version, and why a newer one cannot be used."""
+        return self._watched.status
+
+    @property
+    def trouble(self) -> str:
+        """Trouble with the file that an operator should know of; empty: none."""
+        error = self.status.error
+        if error is not None:
+            return f"the file has mistakes and does not count, version {self.status.version} stays active: {error}"
+        fields = ", ".join(self.last.at_start)
+        return f"the file has changes that count only once the sidecar is started again: {fields}" if fields else ""
+
+    def start(self) -> None:
+        """Watch it in the running loop."""
+        if self._first[1] != self._started:
+            self._apply(self._first)
+        self._watched.start(self._apply)
+
+    async def now(self) -> Reloaded:
+        """Read it now, changed or not; the answer to `POST /reload`."""
+        version = self.status.version
+        status = await self._watched.reload_now()
+        return Reloaded(file=status, new=status.version > version, changes=self.last)
+
+    def _load(self, read: Read) -> tuple[SidecarConfig, SidecarConfig]:
+        file, taken = newer(read(self._path), str(self._path), self._started, self._folder)
+        beside = self._gateway
+        if beside is not None and beside not in file.gateways:
+            file = msgspec.structs.replace(file, gateways=(*file.gateways, beside))
+        return file, taken
+
+    def _apply(self, loaded: tuple[SidecarConfig, SidecarConfig]) -> None:
+        file, taken = loaded
+        self.last = self._manager.file.take(file, taken, host_memory(taken))
+        for line in self.last.lines:
+            say(f"file: {line}")
+
+
+def _say(text: str) -> None:
+    for line in text.splitlines():
+        say(line)
