@@ -81,8 +81,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     never. `pin`: it is never put to sleep or stopped to make room. `max_starvation`: how long a call may wait before
     models used more than this one make room for it.
     `warmup`: what is asked of it before others may ask. `load_stall`: how long starting may go on without a sign of
-    progress. `load_timeout`: how long it may take in all, but never less than `load_stall`; null: as long as it
-    progresses, by which an engine that hangs and says so every minute keeps its GPUs for ever.
+    progress: a new kind of line, growing files, reading; CPU time counts for as long again. `load_timeout`: how long it
+    may take in all, but never less than `load_stall`; null: as long as it progresses.
     `engine`: what runs it, where that is not what runs the others. `flags`: more flags of vLLM, without their dashes.
     `environment`: more variables of its environment.
     """

@@ -29,11 +29,13 @@ from sidecar.process.adoption import end_orphans
 from sidecar.process.installed_flags import InstalledFlags
 from sidecar.process.ports import AddressTaken, clear_socket, free_port
 from sidecar.process.process import Process
+from sidecar.process.start_evidence import watched_folders
 from sidecar.process.vllm_engine import FAILURES, Identity, VllmEngine
 from sidecar.sizing.estimate import Sizing
 from sidecar.sizing.taught import NOTHING_LEARNT
 
 FLAGS_LOG = "_flags.log"  # no profile's name begins so
+NO_FOLDERS: Mapping[str, Path] = {}
 HELP_WITHIN = 120.0  # seconds for one help; as long as vLLM's import takes
 
 
@@ -166,21 +168,21 @@ class VllmEngines:
                     address=address,
                     log=self._logs / f"{profile}.log",
                     cwd=self._folder,
-                    clock=self._clock,
                 )
         except BaseException:
             released()
             raise
         if process.output.error is not None:
             self._say(f"{profile}: {process.output.error}")
-        return self._engine(process, self._identity(profile, gpus, size, self.settings(profile)), released)
+        identity = self._identity(profile, gpus, size, self.settings(profile))
+        return self._engine(process, identity, released, watched_folders(given, self._folder, env))
 
     async def adopt(self, profile: str, record: EngineRecord) -> VllmEngine:
         """Take over what an earlier sidecar started, which may be of a profile that has changed or gone since: see its
         record's `settings`. Raises EngineFailed where there is nothing to take over; one that does not answer, or is
         not what the record says, is ended before that."""
         with self._failing():
-            process = Process.adopt(record.process, clock=self._clock)
+            process = Process.adopt(record.process)
         address = record.process.address
         self._taken.add(address)
         identity = self._identity(profile, record.gpus, record.size, record.settings, record.level)
@@ -215,8 +217,14 @@ class VllmEngines:
             name=profile, profile=given, served_name=served, gpus=gpus, size=size, settings=settings, level=level
         )
 
-    def _engine(self, process: Process, identity: Identity, released: Callable[[], None]) -> VllmEngine:
-        return VllmEngine(process, identity, clock=self._clock, say=self._say, released=released)
+    def _engine(
+        self,
+        process: Process,
+        identity: Identity,
+        released: Callable[[], None],
+        folders: Mapping[str, Path] = NO_FOLDERS,
+    ) -> VllmEngine:
+        return VllmEngine(process, identity, folders=folders, clock=self._clock, say=self._say, released=released)
 
     # -- where ------------------------------------------------------------------------------------------------------
 

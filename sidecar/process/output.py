@@ -23,7 +23,6 @@ import errno
 import fcntl
 import os
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -44,11 +43,11 @@ UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)  # by this file system: it goes w
 class Output:
     """One engine's output. `fd` is what it gets as stdout and stderr.
 
-    `progress_at`: when output was last seen, by `clock` (monotonic seconds); at first, when this was made. `errors`
-    counts what went wrong with the file, `error` is the last of it. `path` is None where memory is in its place.
+    `heard` is called with what is new, if it is set. `errors` counts what went wrong with the file, `error` is the last
+    of it. `path` is None where memory is in its place.
     """
 
-    __slots__ = ("_at", "_clock", "_most", "error", "errors", "fd", "lost_bytes", "path", "progress_at", "ring")
+    __slots__ = ("_at", "_most", "error", "errors", "fd", "heard", "lost_bytes", "path", "ring")
 
     def __init__(
         self,
@@ -57,15 +56,13 @@ class Output:
         writer: int | None = None,
         ring: Ring | None = None,
         most: int = MOST,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """For a new engine; `writer`: for the one with this pid, which has had its output for longer."""
         self.ring = ring or Ring()
         self.path: Path | None = path
         self.error: str | None = None
         self.errors = self.lost_bytes = 0
-        self.progress_at = clock()
-        self._clock = clock
+        self.heard: Callable[[bytes], None] | None = None
         self._most = most
         try:
             self.fd = _made(path, most + most // SPARE) if writer is None else _written_by(writer, path)
@@ -91,33 +88,33 @@ class Output:
         except OSError as error:
             self._failed(f"no room for {self._most} bytes of output in {self.path}", error)
 
-    def read(self) -> None:
-        """One bounded look at what is new."""
+    def read(self) -> bool:
+        """One bounded look at what is new; whether there was anything."""
         try:
             size = os.fstat(self.fd).st_size
             if size < self._at:  # somebody else has cut it
                 self._at = 0
             new = size - self._at
             if new <= 0:
-                return
+                return False
             if new > self.ring.size:
                 self.ring.skip(new - self.ring.size)
                 self._at = size - self.ring.size
             data = os.pread(self.fd, self.ring.size, self._at)
         except OSError as error:
             self._failed(f"the engine's output in {self.path} cannot be read", error)
-            return
+            return False
         self._at += len(data)
         self.ring.feed(data)
-        self.progress_at = self._clock()
+        if self.heard is not None:
+            self.heard(data)
+        return True
 
     async def follow(self) -> None:
         """Read and bound the file until cancelled."""
         pause = POLL
         while True:
-            before = self.progress_at
-            self.read()
-            pause = POLL if self.progress_at != before else min(1.2 * pause, QUIET)
+            pause = POLL if self.read() else min(1.2 * pause, QUIET)
             try:
                 await self._bound()
             except OSError as error:

@@ -17,8 +17,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.shared.tasks import telling
@@ -43,7 +42,7 @@ class Unkillable(Exception):
 class Process:
     """One running engine: `Process.spawn` or `Process.adopt`, then `terminate` or `leave`.
 
-    `output` has its last lines and `progress_at`. `returncode` is the leader's exit status, minus a signal's number;
+    `output` has its last lines. `returncode` is the leader's exit status, minus a signal's number;
     None while it runs and where that is not known, as of an adopted one. `left`: pids that SIGKILL has not ended.
     """
 
@@ -92,13 +91,12 @@ class Process:
         cwd: Path | None = None,
         ring: Ring | None = None,
         log_most: int = MOST,
-        clock: Callable[[], float] = time.monotonic,
     ) -> Process:
         """Start `argv`. Its environment is `env` and the marker, nothing of ours. Raises SpawnFailed."""
         asyncio.get_running_loop()
         try:
             boot = process_family.boot_id()
-            output = Output(log, ring=ring, most=log_most, clock=clock)
+            output = Output(log, ring=ring, most=log_most)
         except OSError as error:
             raise SpawnFailed(f"{argv[0]} was not started: {error}") from error
         try:
@@ -118,14 +116,13 @@ class Process:
         *,
         ring: Ring | None = None,
         log_most: int = MOST,
-        clock: Callable[[], float] = time.monotonic,
     ) -> Process:
         """Take over an engine that an earlier sidecar started. Raises NotOurs, and OSError for want
         of descriptors; nothing is signalled then."""
         asyncio.get_running_loop()
         handle = handle_for(record)
         try:
-            output = Output(Path(record.log), writer=record.pid, ring=ring, most=log_most, clock=clock)
+            output = Output(Path(record.log), writer=record.pid, ring=ring, most=log_most)
             seen = process_family.look(record.pid)
         except OSError:
             if handle is not None:
@@ -149,6 +146,15 @@ class Process:
         pinned = self._child or self.alive
         leader = self.record.pid if pinned else None
         return process_family.belongs(pid, self.record.engine, since=self.record.started, leader=leader)
+
+    def usage(self) -> tuple[float, int]:
+        """Seconds that its processes have run for, and bytes that they have read, all together. For a thread. Raises
+        OSError."""
+        leader = self.record.pid if self._child or self.alive else None
+        family = process_family.family(
+            self.record.engine, since=self.record.started, leader=leader, known=tuple(self._known)
+        )
+        return process_family.usage(family)
 
     async def wait(self) -> int | None:
         """Until the leader has ended, by itself or not: `returncode`. The rest of its family may still be there."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,8 @@ ENVIRONMENT_MOST = 2 * 1024 * 1024  # bytes; Linux allows an environment more on
 
 
 class ProcessSnapshot(msgspec.Struct, frozen=True):
-    """One process at one moment. `started`: clock ticks since boot, field 22 of /proc/PID/stat."""
+    """One process at one moment, by /proc/PID/stat. `started`: clock ticks since boot. `ran`: those that it and its
+    children that have ended have run for."""
 
     pid: int
     parent: int
@@ -31,6 +32,7 @@ class ProcessSnapshot(msgspec.Struct, frozen=True):
     session: int
     state: str
     started: int
+    ran: int = 0
 
     @property
     def ended(self) -> bool:
@@ -65,7 +67,8 @@ def look(pid: int) -> ProcessSnapshot | None:
         return None
     fields = text.rpartition(b")")[2].split()  # the name before it may hold anything, also spaces and brackets
     parent, group, session = map(int, fields[1:4])
-    return ProcessSnapshot(pid, parent, group, session, fields[0].decode(), int(fields[19]))
+    ran = sum(map(int, fields[11:15]))
+    return ProcessSnapshot(pid, parent, group, session, fields[0].decode(), int(fields[19]), ran)
 
 
 def everyone() -> list[ProcessSnapshot]:
@@ -103,6 +106,21 @@ def family(
     while grown := {seen.pid for seen in people if seen.parent in found} - found:
         found |= grown
     return [seen for seen in people if seen.pid in found]
+
+
+def usage(family: Iterable[ProcessSnapshot]) -> tuple[float, int]:
+    """Seconds that these have run for, and bytes that they have read by calls or from a disk; 0 of whoever may not be
+    asked. Raises OSError."""
+    seconds, read = 0.0, 0
+    for seen in family:
+        seconds += seen.ran / os.sysconf("SC_CLK_TCK")
+        try:
+            text = Path(f"/proc/{seen.pid}/io").read_text()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        fields = dict(line.split(": ") for line in text.splitlines())
+        read += int(fields["rchar"]) + int(fields["read_bytes"])
+    return seconds, read
 
 
 def belongs(pid: int, engine: str, *, since: int, leader: int | None) -> bool:

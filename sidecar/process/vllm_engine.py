@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,7 @@ from sidecar.core.diagnosis import diagnosis
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level
 from sidecar.core.inventory import Size
 from sidecar.core.profile import Profile, pooling
+from sidecar.core.start_progress import StartProgress
 from sidecar.core.vllm import Completion
 from sidecar.process import ports
 from sidecar.process.adoption import NotOurs
@@ -32,6 +33,7 @@ from sidecar.process.process import Process, Unkillable
 from sidecar.process.readiness import ready
 from sidecar.process.ring import LINES
 from sidecar.process.spawn import SpawnFailed
+from sidecar.process.start_evidence import StartEvidence
 
 FAILURES = (ApiError, SpawnFailed, AddressTaken, Unkillable, NotOurs, OSError)
 _CACHE = re.compile(r"Available KV cache memory: ([0-9]{1,5}\.[0-9]{1,3}) GiB")
@@ -53,21 +55,24 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VllmEngine:
-    """One engine (effects.Engine), simulated ones too. `released` is called once, when its address is free again."""
+    """One engine (effects.Engine), simulated ones too. `folders`: those that its start fills, by name. `released` is
+    called once, when its address is free again."""
 
-    __slots__ = ("_api", "_clock", "_identity", "_process", "_released", "_say")
+    __slots__ = ("_api", "_clock", "_folders", "_identity", "_process", "_released", "_say")
 
     def __init__(
         self,
         process: Process,
         identity: Identity,
         *,
+        folders: Mapping[str, Path],
         clock: Callable[[], float],
         say: Callable[[str], None],
         released: Callable[[], None],
     ) -> None:
         self._process = process
         self._identity = identity
+        self._folders = folders
         self._clock = clock
         self._say = say
         self._released = released
@@ -137,14 +142,16 @@ class VllmEngine:
         """Its canary; None where it cannot have one, or need not."""
         pools = pooling(profile)
         requests = 0 if pools else profile.warmup.requests
+        progress = StartProgress(self._clock(), profile.load_stall)
+        evidence = StartEvidence(self._process, self._folders, progress, self._clock)
         try:
             await ready(
                 self._api,
-                lambda: self._process.output.progress_at,
-                profile.load_stall,
+                progress,
                 None if profile.load_timeout is None else max(profile.load_timeout, profile.load_stall),
                 self._clock,
                 dead=self._process.wait(),
+                look=evidence.look,
                 prompt=profile.warmup.prompt,
                 requests=requests,
             )
@@ -154,6 +161,8 @@ class VllmEngine:
                 raise
             self._say(f"{self._identity.name} serves, and was not warmed up: {error}")
             return None
+        finally:
+            evidence.close()
 
     async def check(self) -> None:
         """Check that the engine itself answers at its address. After adoption. Raises EngineFailed."""

@@ -84,6 +84,11 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("HOME") or "/nonexistent") / ".cache" / "huggingface" / "hub"
 
 
+def hub_folder(model: str, cache: Path) -> Path | None:
+    """The folder in a cache for a hub's model; None: that is no id of one."""
+    return None if _HUB_ID.fullmatch(model) is None else cache / f"models--{model.replace('/', '--')}"
+
+
 def stored_in(folder: Path, *, sizes_only: bool = False) -> StoredWeights:
     """The weights in a folder: safetensors where there are any, else .bin, else .pt, as vLLM. Raises Unusable where
     there are none or not all, and OSError."""
@@ -173,9 +178,9 @@ def _single(path: Path, where: ModelLocation) -> tuple[ModelShape, StoredWeights
 
 def _snapshot(model: str, revision: str, cache: Path) -> Path | None:
     """The folder of a hub's model in a cache; None: it is not there."""
-    if _HUB_ID.fullmatch(model) is None:
+    folder = hub_folder(model, cache)
+    if folder is None:
         return None
-    folder = cache / f"models--{model.replace('/', '--')}"
     commit = revision
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a commit may be named itself
         commit = _bytes(folder / "refs" / revision, 200).decode("ascii", "replace").strip()

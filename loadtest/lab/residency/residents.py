@@ -28,11 +28,13 @@ from sidecar.core.inventory import Size
 from sidecar.core.lesson import FailedStart, Lesson, learn
 from sidecar.core.measured import Measured
 from sidecar.core.profile import Profile
+from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.readiness import ready
 from sidecar.sizing.taught import NOTHING_LEARNT
 
 EXIT = 0.5  # seconds from SIGTERM to the end
+DOWNLOADS = 100_000_000  # bytes a second
 HANG_SAYS = 60.0  # seconds between two lines of a start whose GPUs wait for each other
 
 
@@ -83,7 +85,10 @@ class ResidentEngine:
         self._settings = settings
         self._profile = profile
         self._said = [f"engine {pid}"]
-        self._progress_at = asyncio.get_running_loop().time()
+        self._fetched = 0  # bytes that it has downloaded
+        self._progress = StartProgress(
+            asyncio.get_running_loop().time(), math.inf if profile is None else profile.load_stall
+        )
         self.process: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def record(self, *, level: Literal[0, 1, 2], told: EngineFacts) -> EngineRecord:
@@ -132,11 +137,10 @@ class ResidentEngine:
                 return await self._started()
             start = _Start(self._started)
             loop = asyncio.get_running_loop()
-            stall, limit = self._profile.load_stall, self._profile.load_timeout
+            limit = self._profile.load_timeout
+            api = cast(EngineApi, start)
             try:
-                await ready(
-                    cast(EngineApi, start), lambda: self._progress_at, stall, limit, loop.time, dead=self.process
-                )
+                await ready(api, self._progress, limit, loop.time, dead=self.process, look=self._look)
             except ApiError as error:
                 self.harmed = True
                 found = diagnosis(self._said)
@@ -147,7 +151,9 @@ class ResidentEngine:
         faults = self._machine.faults
         if faults.strikes("silent_start"):
             self._says("INFO Downloading weights from the hub")
-            await self._takes(faults.silent)
+            for _ in range(int(faults.silent)):
+                await self._takes(1.0)
+                self._fetched += DOWNLOADS
         for stage in memory_stages.start(self._model.weights, self._size.claim):
             if stage.loaded is not None:
                 size = memory_stages.held(self._model.weights, self._size.claim, loaded=stage.loaded, cache=stage.cache)
@@ -173,7 +179,11 @@ class ResidentEngine:
 
     def _says(self, words: str) -> None:
         self._said.append(words)
-        self._progress_at = asyncio.get_running_loop().time()
+        self._progress.wrote(words, asyncio.get_running_loop().time())
+
+    async def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._progress.looked(Look(folders={"its model's folder": self._fetched}), now)
 
     def _ends(self, why: Shortage) -> NoReturn:
         """It writes this, and ends."""

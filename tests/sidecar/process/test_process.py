@@ -298,25 +298,6 @@ def test_a_watch_that_fails_is_told_and_the_end_can_be_asked_for_again(tmp_path:
     run(scenario)
 
 
-def test_progress_is_when_output_was_last_seen(tmp_path: Path) -> None:
-    now = [100.0]
-
-    async def scenario() -> None:
-        argv = python(OBEYS)
-        log = tmp_path / "log"
-        process = Process.spawn(argv, env={}, engine="box/a", address=ADDRESS, log=log, clock=lambda: now[0])
-        assert process.output.progress_at == 100.0
-        now[0] = 250.0
-        await line(process, "ready")
-        assert process.output.progress_at == 250.0
-        now[0] = 300.0
-        process.output.read()
-        assert process.output.progress_at == 250.0
-        await process.terminate(WITHIN)
-
-    run(scenario)
-
-
 def test_a_child_that_floods_costs_neither_memory_nor_the_loop(tmp_path: Path) -> None:
     most = 4 << 20
     block = "('x' * 99 + '\\n') * 10000"

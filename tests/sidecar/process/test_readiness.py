@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from loadtest.processes import Child
+from sidecar.core.start_progress import StartProgress
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.readiness import ready
 from tests.sidecar.scripted import Scripted, answer, engine, play
@@ -31,13 +33,19 @@ async def wait(
     api: EngineApi,
     *,
     stall: float = 10.0,
-    hard: float | None = None,
-    progress: Callable[[], float] = lambda: 0.0,
+    limit: float | None = None,
+    look: Callable[[StartProgress], None] | None = None,
     dead: Awaitable[object] | None = None,
     requests: int = 1,
 ) -> None:
     never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    await ready(api, progress, stall, hard, time.monotonic, dead=dead or never, requests=requests)
+    progress = StartProgress(time.monotonic(), stall)
+
+    async def looks() -> None:
+        if look is not None:
+            look(progress)
+
+    await ready(api, progress, limit, time.monotonic, dead=dead or never, look=looks, requests=requests)
     assert not never.cancelled()
 
 
@@ -103,15 +111,22 @@ def test_without_progress_it_is_given_up_and_says_why(targets: dict[str, Any], w
     play(scene)
 
 
-def test_a_line_of_the_log_extends_the_time() -> None:
-    """It is written until half a second has passed; a stall is 0.2 s."""
+def test_progress_that_is_seen_extends_the_time() -> None:
+    """It is seen until half a second has passed; a stall is 0.2 s."""
 
     async def scene() -> None:
         began = time.monotonic()
+
+        def look(progress: StartProgress) -> None:
+            if time.monotonic() < began + 0.5:
+                progress.reached("it got on", time.monotonic())
+
         async with EngineApi(NOBODY, "m") as api:
-            error = await fails(wait(api, stall=0.2, progress=lambda: min(time.monotonic(), began + 0.5)))
-        assert 0.7 <= time.monotonic() - began < 2.0
-        assert "0.2 s of them without progress" in str(error)
+            error = await fails(wait(api, stall=0.2, look=look))
+        assert 0.6 <= time.monotonic() - began < 2.0
+        assert re.search(
+            r"0\.2 s of them without progress \(the last, 0\.[45] s after its start: it got on\)", str(error)
+        )
 
     play(scene)
 
@@ -134,7 +149,9 @@ def test_the_hard_limit_ends_also_what_gets_on() -> None:
     async def scene() -> None:
         began = time.monotonic()
         async with EngineApi(NOBODY, "m") as api:
-            error = await fails(wait(api, hard=0.2, progress=time.monotonic, dead=asyncio.Event().wait()))
+            gets_on = lambda progress: progress.reached("it got on", time.monotonic())  # noqa: E731
+            error = await fails(wait(api, stall=0.1, limit=0.3, look=gets_on, dead=asyncio.Event().wait()))
+            assert time.monotonic() - began >= 0.3
         assert (error.kind, time.monotonic() - began < 2.0) == ("timeout", True)
 
     play(scene)

@@ -1,0 +1,121 @@
+"""Evidence of a start's progress: what its engine writes and reads, its CPU time, and the folders that it fills.
+
+Folders and /proc are looked at in a thread, one look at a time, each bounded: a network file system that hangs costs
+one thread, and is no progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from gateway.shared.threads import begin_in_thread
+from sidecar.core.profile import Profile
+from sidecar.core.start_progress import Look, StartProgress
+from sidecar.process.process import Process
+from sidecar.sizing.model_files import cache_folder, hub_folder
+
+LOOK_WITHIN = 10.0  # seconds for one look
+MOST_FILES = 20_000  # of one folder that are looked at
+MOST_LINES = 500  # of one reading that are judged, the last ones
+LINE_MOST = 4000  # bytes of a line that is being written
+
+
+class StartEvidence:
+    """Of the start of one engine, for `progress`: it hears the output from here to `close`. `folders`: by name."""
+
+    def __init__(
+        self, process: Process, folders: Mapping[str, Path], progress: StartProgress, clock: Callable[[], float]
+    ) -> None:
+        self._process = process
+        self._folders = folders
+        self._progress = progress
+        self._clock = clock
+        self._rest = b""
+        self._looking: concurrent.futures.Future[Look] | None = None
+        self._hear("\n".join(process.output.ring.lines()).encode() + b"\n")
+        process.output.heard = self._hear
+
+    def close(self) -> None:
+        """Nothing is heard any more."""
+        self._process.output.heard = None
+
+    def _hear(self, data: bytes) -> None:
+        now = self._clock()
+        *whole, rest = re.split(rb"[\r\n]+", self._rest + data)
+        for line in whole[-MOST_LINES:]:
+            self._progress.wrote(line.decode(errors="replace"), now)
+        self._rest = rest[:LINE_MOST]
+        self._progress.wrote(self._rest.decode(errors="replace"), now, whole=False)  # a progress bar ends no line
+
+    async def look(self) -> None:
+        """One look from outside; nothing is found where it takes too long."""
+        if self._looking is None:
+            self._looking = begin_in_thread(partial(_look, self._process, self._folders), (OSError,))
+        asked = asyncio.wrap_future(self._looking)
+        try:
+            async with asyncio.timeout(LOOK_WITHIN):
+                found = await asyncio.shield(asked)
+        except TimeoutError:
+            return  # the next look waits for the same thread
+        except OSError:
+            self._looking = None
+            return
+        self._looking = None
+        self._progress.looked(found, self._clock())
+
+
+def _look(process: Process, folders: Mapping[str, Path]) -> Look:
+    cpu, read = process.usage()
+    return Look(cpu=cpu, read=read, folders={name: bytes_in(folder) for name, folder in folders.items()})
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes and blocks of the files in a folder, as many as are looked at; links are not followed. A file counts for
+    its length and for what the disk has of it, since a download may reserve its length at once."""
+    found, left, waiting = 0, MOST_FILES, [str(folder)]
+    while waiting and left > 0:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left < 0:
+                        break
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                        continue
+                    seen = entry.stat(follow_symlinks=False)
+                    found += seen.st_size + 512 * seen.st_blocks
+        except OSError:  # it is gone, or never was
+            continue
+    return found
+
+
+def watched_folders(profile: Profile, folder: Path, environment: Mapping[str, str]) -> dict[str, Path]:
+    """The folders that a start fills, by name: those of its model on a hub, and the caches of compiled code, as the
+    engine's `environment` says. `folder`: what names in the profile are relative to."""
+    get = environment.get
+    home = Path(get("HOME") or "/nonexistent")
+    cache = Path(get("XDG_CACHE_HOME") or home / ".cache")
+    found = {
+        "vLLM's cache": Path(get("VLLM_CACHE_ROOT") or cache / "vllm"),
+        "Triton's cache": Path(get("TRITON_CACHE_DIR") or home / ".triton" / "cache"),
+        "FlashInfer's cache": home / ".cache" / "flashinfer",
+        "DeepGEMM's cache": home / ".deep_gemm",
+        "the cache of torch's extensions": cache / "torch_extensions",
+        "CUDA's cache": home / ".nv" / "ComputeCache",
+    }
+    temporary = Path(get("TMPDIR") or "/tmp")  # noqa: S108 # where torch has it
+    inductor = get("TORCHINDUCTOR_CACHE_DIR") or temporary / f"torchinductor_{get('USER') or get('LOGNAME') or ''}"
+    found["Inductor's cache"] = Path(inductor)
+    downloads = profile.flags.get("download-dir")
+    for hub in (cache_folder(environment), None if downloads is None else folder / str(downloads)):
+        model = None if hub is None else hub_folder(profile.model_path, hub)
+        if model is not None and not (folder / profile.model_path).exists():
+            found[f"{profile.model_path} in {hub}"] = model
+    return found

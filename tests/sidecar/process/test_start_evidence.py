@@ -1,0 +1,192 @@
+"""Evidence of a start's progress: what real processes write and read, their CPU time, and the folders they fill."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.shared.files.units import MIB
+from sidecar.core.addresses import EngineAddress
+from sidecar.core.profile import Profile
+from sidecar.core.start_progress import StartProgress
+from sidecar.process import start_evidence
+from sidecar.process.engine_api import ApiError, EngineApi
+from sidecar.process.process import Process
+from sidecar.process.readiness import ready
+from sidecar.process.start_evidence import StartEvidence, bytes_in, watched_folders
+from tests.sidecar.nothing_left import gone, nothing_left
+
+pytestmark = pytest.mark.slow  # processes and seconds: `make check` has enough of them
+
+STALL = 1.0
+HUNG = """
+import time
+while True:
+    print(time.time(), "No available shared memory broadcast block", flush=True)
+    {}
+"""
+SLEEPS, SPINS = "time.sleep(0.1)", "for _ in range(3_000_000): pass"
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+class Start:
+    """A program that never gets ready; `folder`: one that it fills."""
+
+    def __init__(self, program: str, tmp_path: Path) -> None:
+        self.folder = tmp_path / "cache"
+        argv = [sys.executable, "-c", program]
+        address = EngineAddress(uds=str(tmp_path / "socket"))
+        self.process = Process.spawn(
+            argv, env=dict(os.environ), engine=f"box{tmp_path}", address=address, log=tmp_path / "log", cwd=tmp_path
+        )
+        self.progress = StartProgress(time.monotonic(), STALL)
+        self.evidence = StartEvidence(self.process, {"the cache": self.folder}, self.progress, time.monotonic)
+
+    async def given_up(self, limit: float | None = None) -> tuple[float, str]:
+        """After how many seconds it was given up, and why. Nothing of it is left then."""
+        began = time.monotonic()
+        try:
+            async with EngineApi(self.process.record.address.url, "m") as api:
+                with pytest.raises(ApiError) as caught:
+                    await ready(
+                        api,
+                        self.progress,
+                        limit,
+                        time.monotonic,
+                        dead=self.process.wait(),
+                        look=self.evidence.look,
+                    )
+            return time.monotonic() - began, str(caught.value)
+        finally:
+            self.evidence.close()
+            await self.process.terminate(5.0)
+            assert gone(self.process.record.pid)
+
+
+def run(scene: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30.0):
+            await scene()
+
+    asyncio.run(bounded())
+
+
+def test_a_hang_that_says_so_again_and_again_is_given_up_after_a_stall(tmp_path: Path) -> None:
+    async def scene() -> None:
+        took, why = await Start(HUNG.format(SLEEPS), tmp_path).given_up()
+        assert STALL <= took < 3 * STALL
+        assert "No available shared memory" in why
+
+    run(scene)
+
+
+def test_a_hang_that_burns_cpu_is_given_up_after_two(tmp_path: Path) -> None:
+    async def scene() -> None:
+        took, why = await Start(HUNG.format(SPINS), tmp_path).given_up()
+        assert 2 * STALL <= took < 4 * STALL
+        assert "without progress, though it burnt CPU (the last, " in why
+
+    run(scene)
+
+
+def test_cpu_time_of_a_child_counts_too(tmp_path: Path) -> None:
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+
+    async def scene() -> None:
+        took, why = await Start(child, tmp_path).given_up()
+        assert 2 * STALL <= took < 4 * STALL
+        assert "though it burnt CPU" in why
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys, time\nfor n in range(1000): sys.stderr.write(f'\\rLoading: {n}/1000'); time.sleep(0.3)",
+        "import os, time\nos.mkdir('cache')\nwhile True:\n    open('cache/blob', 'ab').write(b'x' * 99999)\n    time.sleep(0.3)",  # noqa: E501
+        "import time\nfile = open('/dev/zero', 'rb')\nwhile True: file.read(9_000_000); time.sleep(0.3)",
+    ],
+    ids=["a progress bar", "a folder", "reading"],
+)
+def test_a_start_that_gets_on_goes_on_until_its_limit(program: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        took, _ = await Start(program, tmp_path).given_up(limit=4 * STALL)
+        assert took >= 4 * STALL
+
+    run(scene)
+
+
+def test_a_look_that_hangs_is_no_progress_and_costs_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_evidence, "LOOK_WITHIN", 0.1)
+
+    async def scene() -> None:
+        start = Start("import time; time.sleep(99)", tmp_path)
+        os.mkfifo(tmp_path / "fifo")
+        hanging = [0]
+
+        def hangs(_: object) -> int:
+            hanging[0] += 1
+            with open(tmp_path / "fifo", "rb") as file:
+                return len(file.read())
+
+        monkeypatch.setattr(start_evidence, "bytes_in", hangs)
+        for _ in range(3):
+            await start.evidence.look()
+        assert (hanging, start.progress.what) == ([1], "its process began")
+        (tmp_path / "fifo").write_bytes(b"")
+        monkeypatch.undo()
+        await start.evidence.look()
+        await start.evidence.look()
+        start.folder.mkdir()
+        (start.folder / "file").write_bytes(b"x" * MIB)
+        await start.evidence.look()
+        assert start.progress.what.startswith("the cache grew by ")
+        start.evidence.close()
+        await start.process.terminate(5.0)
+
+    run(scene)
+
+
+def test_a_folder_is_counted_without_links_and_only_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bytes_in(tmp_path / "none") == 0
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "one").write_bytes(b"x" * 5000)
+    before = bytes_in(tmp_path)
+    assert before >= 5000
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
+    assert bytes_in(tmp_path) - before < 5000
+    with open(tmp_path / "reserved", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, MIB)
+    reserved = bytes_in(tmp_path)
+    assert reserved >= before + MIB
+    monkeypatch.setattr(start_evidence, "MOST_FILES", 1)
+    assert bytes_in(tmp_path) < reserved
+
+
+def test_the_folders_that_a_start_fills_are_those_of_its_environment(tmp_path: Path) -> None:
+    env = {"HOME": "/home/u", "USER": "u", "HF_HOME": "/hub", "VLLM_CACHE_ROOT": "/fast/vllm"}
+    found = watched_folders(Profile(model_path="Qwen/Qwen3-8B", flags={"download-dir": "down"}), tmp_path, env)
+    assert found["vLLM's cache"] == Path("/fast/vllm")
+    assert found["Triton's cache"] == Path("/home/u/.triton/cache")
+    assert found["Inductor's cache"] == Path("/tmp/torchinductor_u")  # noqa: S108 # where torch has it
+    assert found["Qwen/Qwen3-8B in /hub/hub"] == Path("/hub/hub/models--Qwen--Qwen3-8B")
+    assert found[f"Qwen/Qwen3-8B in {tmp_path}/down"] == tmp_path / "down" / "models--Qwen--Qwen3-8B"
+    (tmp_path / "m").mkdir()
+    local = watched_folders(
+        Profile(model_path="m"), tmp_path, {"XDG_CACHE_HOME": "/c", "TORCHINDUCTOR_CACHE_DIR": "/i"}
+    )
+    assert local["vLLM's cache"] == Path("/c/vllm")
+    assert local["Inductor's cache"] == Path("/i")
+    assert not any(name.startswith("m in ") for name in local)
