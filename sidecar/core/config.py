@@ -23,6 +23,7 @@ from gateway.shared.files.units import Bytes
 from gateway.shared.files.yaml_file import MAX_BYTES, read_file, written
 from sidecar.core.addresses import LONGEST_SOCKET, Address, AddressPool, own_sockets
 from sidecar.core.profile import Bounds, EngineSettings, FileName, GpuIndex, Profile, engine_faults, faults, on_cpu
+from sidecar.core.sleep import note
 
 __all__ = ["FORMATS", "MAX_BYTES", "InvalidFile", "SidecarConfig", "decode", "explain"]
 
@@ -214,6 +215,8 @@ def _far(config: SidecarConfig) -> list[str]:
 
 def warnings(config: SidecarConfig) -> Iterator[str]:
     """Warnings of settings that are legal and unwise."""
+    notes = ((name, note(profile, None)) for name, profile in config.models.items())
+    yield from (f"models.{name}.sleep: {words}" for name, words in notes if words)
     pool = config.pool("/")
     if pool.sockets is not None:
         return

@@ -14,17 +14,19 @@ from sidecar.core.diagnosis import Diagnosis
 from sidecar.core.inventory import Size
 from sidecar.core.vllm import Completion
 
-Level = Literal[1, 2]
-
 
 class EngineFailed(Exception):
     """An engine did not do what it had to; the message says what and why. `out_of_memory`: the GPU had too little.
-    `found`: what its output says went wrong, of one that was to start or wake."""
+    `found`: what its output says went wrong, of one that was to start or wake. `wrong`: awake again, it answered
+    otherwise than before."""
 
-    def __init__(self, why: str, *, out_of_memory: bool = False, found: Diagnosis | None = None) -> None:
+    def __init__(
+        self, why: str, *, out_of_memory: bool = False, found: Diagnosis | None = None, wrong: bool = False
+    ) -> None:
         super().__init__(why)
         self.out_of_memory = out_of_memory
         self.found = found
+        self.wrong = wrong
 
 
 class Unusable(Exception):
@@ -58,7 +60,8 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Record of an engine, by which another sidecar adopts it. `level`: that it sleeps at; 0: it is awake. `settings`:
-    a digest of its profile as it was started."""
+    a digest of its profile as it was started. `host`: bytes of host memory that it has taken for sleep at level 1.
+    `first_residue`: what it kept at its first sleep, 0: it has not slept."""
 
     process: ProcessRecord
     gpus: tuple[int, ...]
@@ -66,3 +69,5 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True):
     settings: str
     told: EngineFacts = EngineFacts()
     level: Literal[0, 1, 2] = 0
+    host: int = 0
+    first_residue: int = 0

@@ -57,6 +57,10 @@ _ADDRESS = "no such flag: the sidecar gives every engine its address, from engin
 _KEY = "no such flag: an engine's routes for sleeping ask for no key, so its address is its guard (engine_addresses)"
 _GPUS = "no such flag: the GPUs of a model are counted by tensor_parallel and named by gpus"
 _MEMORY = "no such flag: gpu_memory says it"
+_ALLOCATOR = (
+    "no such variable: an allocator set by hand (expandable_segments) does not go with vLLM's sleep mode, which has "
+    "an allocator of its own"
+)
 _NO_LIST = "no such flag: what it brings would pass by the list of flags"
 OWNED: Mapping[str, str] = {
     "api-key": _KEY,
@@ -85,7 +89,7 @@ _VARIABLES = """
     HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE
     HF_HOME HF_HUB_CACHE HF_TOKEN HF_TOKEN_PATH HF_ENDPOINT HF_HUB_OFFLINE HF_HUB_ENABLE_HF_TRANSFER
     HUGGING_FACE_HUB_TOKEN TRANSFORMERS_OFFLINE
-    CUDA_HOME CUDA_PATH CUDA_MODULE_LOADING PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF TRITON_CACHE_DIR
+    CUDA_HOME CUDA_PATH CUDA_MODULE_LOADING TRITON_CACHE_DIR
     TORCH_HOME TORCHINDUCTOR_CACHE_DIR TORCH_CUDA_ARCH_LIST OMP_NUM_THREADS
     NCCL_ALGO NCCL_CUMEM_ENABLE NCCL_DEBUG NCCL_IB_DISABLE NCCL_IB_HCA NCCL_NVLS_ENABLE NCCL_P2P_DISABLE NCCL_P2P_LEVEL
     NCCL_PROTO NCCL_SHM_DISABLE NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME
@@ -104,6 +108,7 @@ OWNED_VARIABLES: Mapping[str, str] = {
     "VLLM_API_KEY": _KEY.replace("flag", "variable", 1),
     "CUDA_VISIBLE_DEVICES": "no such variable: the sidecar sets it from the model's GPUs (gpus)",
     "CUDA_DEVICE_ORDER": "no such variable: the sidecar numbers GPUs as nvidia-smi does",
+    **dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), _ALLOCATOR),
     **dict.fromkeys(("VLLM_PORT", "VLLM_HOST_IP"), _ADDRESS.replace("flag", "variable", 1)),
     **dict.fromkeys(("VLLM_PLUGINS", "PYTHONPATH"), _NO_LIST.replace("flag", "variable", 1)),
 }

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STOPPED, WAKE, Pending, State
+from sidecar.core.sleep import Level, MeasuredSleep
 
 LEAST_RELOAD = 0.1  # seconds; whatever says it is back sooner has been measured badly
 
@@ -29,9 +30,9 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
     `unseen`: bytes that it holds or is taking and NVML does not show as used yet. `ref_count`: its calls in flight at
     all gateways, which it has had for `busy_for` seconds. `warmth`: by what it is ordered before its last use counts.
-    `sleep_level`: 0 it cannot sleep, 1 at level 1 while host memory allows, else 2, 2 only at 2. `wake_seconds`: from
-    level 1, from level 2. `level`: the one it sleeps at or is being put to sleep at. `host_bytes`: of the whole engine,
-    at level 1.
+    `sleep_levels`: those it may sleep at, level 1 while host memory allows. `wake_seconds`: from level 1, from level 2.
+    `level`: the one it sleeps at. `host_bytes`: host memory of the whole engine at level 1, of which it has `host_held`
+    already.
     """
 
     profile: str
@@ -48,9 +49,10 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     warmth: float = -math.inf
     load_seconds: float = 60.0
     wake_seconds: tuple[float, float] = (math.inf, math.inf)
-    sleep_level: Literal[0, 1, 2] = 0
+    sleep_levels: tuple[Level, ...] = ()
     level: Literal[0, 1, 2] = 0
     host_bytes: int = 0
+    host_held: int = 0
 
     @property
     def held(self) -> int:
@@ -68,9 +70,11 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reload_seconds(self) -> float:
         """Seconds to have it back, evicted the way it would rather be."""
-        if self.state is not RUNNING or not self.sleep_level:
+        if self.state is not RUNNING:
             return max(LEAST_RELOAD, self.load_seconds)
-        return max(LEAST_RELOAD, min(self.load_seconds, *self.wake_seconds[self.sleep_level - 1 :]))
+        return max(
+            LEAST_RELOAD, min([self.load_seconds, *(self.wake_seconds[level - 1] for level in self.sleep_levels)])
+        )
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,14 +111,21 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     stored: int = 0
     arithmetic: str = ""
 
+    def with_sleep(self, slept: MeasuredSleep | None) -> Size:
+        """As its sleep was measured; itself where it was not, or does not sleep."""
+        if slept is None or not self.residue:
+            return self
+        residue = min(slept.residue or self.residue, self.claim)
+        return msgspec.structs.replace(self, residue=residue, host=slept.host or self.host)
+
     def starts_as(self, other: Size) -> bool:
         """Whether an engine is started with the same claim."""
         return (self.claim, self.share, self.sequences) == (other.claim, other.share, other.sequences)
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`host_memory`: bytes for all models asleep at level 1. `come_back`: seconds after which to ask again when nobody
-    can know, since it waits for calls to end or for somebody to act."""
+    """`host_memory`: bytes that sleep at level 1 may fill in all. `come_back`: seconds after which to ask again when
+    nobody can know, since it waits for calls to end or for somebody to act."""
 
     host_memory: int = 0
     hot: float = 10.0

@@ -16,22 +16,19 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, in bytes per GPU, of the GPU that took most: at its `peak` while starting, `settled` once ready, `kv`
-    of them KV cache, `asleep` (None: not seen). `settings`: any text that changes when the profile's settings do.
+    of them KV cache. `settings`: any text that changes when the profile's settings do.
 
-    Raises ValueError unless peak >= settled >= kv, and settled >= asleep.
+    Raises ValueError unless peak >= settled >= kv.
     """
 
     settings: _Name
     peak: _Memory
     settled: _Memory
     kv: _Memory
-    asleep: _Memory | None = None
 
     def __post_init__(self) -> None:
-        if not self.peak >= self.settled >= max(self.kv, self.asleep or 0):
-            raise ValueError(
-                f"a peak of {self.peak} bytes, {self.settled} settled, {self.kv} of KV cache and {self.asleep} asleep"
-            )
+        if not self.peak >= self.settled >= self.kv:
+            raise ValueError(f"a peak of {self.peak} bytes, {self.settled} settled, {self.kv} of KV cache")
 
     @property
     def without_kv(self) -> int:

@@ -28,6 +28,7 @@ from sidecar.core.lifecycle import (
 )
 from sidecar.core.plan import Infeasible, Plan
 from sidecar.core.profile import Profile
+from sidecar.core.sleep import Level, MeasuredSleep, levels, worn
 from sidecar.core.step_times import LOAD, StartClock, StepTimes
 
 WAITED = 5.0  # seconds after the last word of calls that wait, after which nobody does any more
@@ -48,6 +49,7 @@ class ModelState:
     `starting`: its start under way, from when its process is begun. `times`: what its steps take.
     `asked`: a person wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once it was;
     `sizes`: by the bytes of the GPUs it may run on; `size`: on those where it is, or on the smallest.
+    `slept`: what was measured of its sleep. `first_residue`: bytes that this engine kept at its first, 0: it had none.
     """
 
     __slots__ = (
@@ -56,6 +58,7 @@ class ModelState:
         "began",
         "busy",
         "busy_since",
+        "first_residue",
         "gpus",
         "held_back",
         "idle_since",
@@ -72,6 +75,7 @@ class ModelState:
         "size",
         "sized",
         "sizes",
+        "slept",
         "starting",
         "stopped_by_hand",
         "taught",
@@ -108,6 +112,8 @@ class ModelState:
         self.unusable = ""
         self.gpus: tuple[int, ...] = ()
         self.level: Literal[0, 1, 2] = 0
+        self.slept: MeasuredSleep | None = None
+        self.first_residue = 0
         self.busy = 0
         self.busy_since: float | None = None
         self.times = StepTimes(self.name, eager=profile.flags.get("enforce-eager") is True, disks=self._disks)
@@ -204,10 +210,29 @@ class ModelState:
             return life.restart_at
         return max(now, life.rests_until or now) if self.wanted(now) else None
 
+    # -- sleep ------------------------------------------------------------------------------------------------------
+
+    def sleep_levels(self) -> tuple[Level, ...]:
+        """Levels that it may sleep at, the one to be tried first in front; none: it is stopped instead."""
+        return () if worn(self.first_residue, self.size.residue) else levels(self.profile, self.slept)
+
+    def fell_asleep(self, level: Level, residue: int) -> None:
+        """It sleeps at this level and keeps so many bytes on each GPU."""
+        self.level = level
+        self.size = msgspec.structs.replace(self.size, residue=residue)
+        self.first_residue = self.first_residue or residue
+
+    def gone(self) -> None:
+        """Its engine has ended."""
+        self.gpus, self.level, self.first_residue = (), 0, 0
+
     # -- for the plan -----------------------------------------------------------------------------------------------
 
-    def resident(self, now: float, ref_count: int, unseen: int, warmth: float = -math.inf) -> Resident:
-        """As the plan sees it, with `ref_count` calls in flight and `unseen` bytes that NVML does not show yet."""
+    def resident(
+        self, now: float, ref_count: int, unseen: int, warmth: float = -math.inf, host_held: int = 0
+    ) -> Resident:
+        """As the plan sees it, with `ref_count` calls in flight, `unseen` bytes that NVML does not show yet, and
+        `host_held` bytes of host memory booked."""
         profile = self.profile
         return Resident(
             profile=self.name,
@@ -224,9 +249,10 @@ class ModelState:
             warmth=warmth,
             load_seconds=self.load_seconds,
             wake_seconds=self.wake_seconds,
-            sleep_level=0 if profile.sleeps is None else profile.sleeps.level,
+            sleep_levels=self.sleep_levels(),
             level=self.level,
             host_bytes=self.size.host,
+            host_held=host_held,
         )
 
     def target(self, now: float) -> Target:
@@ -327,6 +353,6 @@ class ModelState:
             return self.load_seconds
         if life.state is SLEEPING and life.pending is not STOP:
             return self.wake_seconds[self.level - 1]
-        if life.pending in (DRAIN, SLEEP) and self.profile.sleeps is not None:
-            return self.wake_seconds[self.profile.sleeps.level - 1]
+        if life.pending in (DRAIN, SLEEP) and (levels := self.sleep_levels()):
+            return self.wake_seconds[levels[0] - 1]
         return self.load_seconds

@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
 from gateway.shared.files.units import GIB
 from sidecar.core.inventory import Device, PlanSettings, Resident, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, STOPPED
+from sidecar.core.sleep import Level
 
 ALIKE = 256  # that part of the need tells no GPU from another: other processes hold a little here and there
 MOST_SETS = 200  # of GPUs that are looked at: 20 ms at worst
@@ -40,7 +40,7 @@ class PutToSleep(msgspec.Struct, frozen=True):
     """A victim that sleeps, and how deep."""
 
     profile: str
-    level: Literal[1, 2]
+    level: Level
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,7 +240,7 @@ def _decided(
     settings: PlanSettings,
 ) -> Plan:
     """The plan of a choice. The hottest victim has the first claim on spare room and host memory, in which to sleep."""
-    host = settings.host_memory - sum(r.host_bytes for r in residents if r.level == 1)
+    host = settings.host_memory - sum(r.host_held for r in residents)
     spare = dict(choice.spare)
     sleep: list[PutToSleep] = []
     stop: list[str] = []
@@ -252,7 +252,7 @@ def _decided(
             continue
         for gpu in shared:
             spare[gpu] -= victim.residue
-        host -= victim.host_bytes if level == 1 else 0
+        host -= _host(victim) if level == 1 else 0
         sleep.append(PutToSleep(victim.profile, level))
     stop.reverse()
     if not way.wakes and own is not None and own.state is not STOPPED:
@@ -262,14 +262,19 @@ def _decided(
     return Plan(sleep=tuple(reversed(sleep)), stop=tuple(stop), start=start, wake=wake, gpus=choice.gpus)
 
 
-def _level(victim: Resident, host: int) -> Literal[1, 2] | None:
+def _level(victim: Resident, host: int) -> Level | None:
     """Level to sleep at, with `host` bytes of host memory left for that; None: it is better stopped."""
-    if victim.state is not RUNNING or not victim.sleep_level:
+    if victim.state is not RUNNING:
         return None
-    first, second = victim.wake_seconds
-    if victim.sleep_level == 1 and victim.host_bytes <= host and first < victim.load_seconds:
-        return 1
-    return 2 if second < victim.load_seconds else None
+    for level in victim.sleep_levels:
+        if victim.wake_seconds[level - 1] < victim.load_seconds and (level == 2 or _host(victim) <= host):
+            return level
+    return None
+
+
+def _host(victim: Resident) -> int:
+    """Bytes of host memory that it would take at level 1 besides those it has."""
+    return max(0, victim.host_bytes - victim.host_held)
 
 
 def _could(ways: Sequence[Way], evictable: Sequence[Resident]) -> bool:

@@ -6,11 +6,13 @@ last reading stays, and none of its memory counts as free.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from sidecar.core.gpus import GPU, SHARE, GPUError, Unselectable
 from sidecar.core.inventory import Device
-from sidecar.gpus.sampler import memory_back
+from sidecar.gpus.sampler import BACK_WITHIN, POLL, memory_back
 
 NOT_BACK = "the memory of an engine that was there has not come back"
 
@@ -78,6 +80,16 @@ class GpuMonitor:
         totals = sorted(total for index, total in self.totals if gpus is None or index in gpus)
         largest = totals[: max(0, len(totals) - several + 1)]  # with so many that are no smaller
         return sorted({*(largest or totals or (total for _, total in self.totals))}) or [0]
+
+    async def until(self, enough: Callable[[Sequence[GPU]], bool]) -> bool:
+        """Wait until a reading is as `enough` wants it; False: none was within BACK_WITHIN seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BACK_WITHIN):
+                while True:
+                    if enough(await self.look()) and not self.error:
+                        return True
+                    await asyncio.sleep(POLL)
+        return False
 
     async def back(self, before: Iterable[GPU], held: Mapping[int, int]) -> bool:
         """Wait until what an engine held, bytes by GPU, is free again; `before`: the GPUs while it still held it.

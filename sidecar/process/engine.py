@@ -87,13 +87,11 @@ class VllmEngines:
             lesson = NOTHING_LEARNT
         return await self._sizing.size(profile, total, present, measured, lesson)
 
-    def measurement(
-        self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
-    ) -> Measured | None:
+    def measurement(self, profile: str, told: EngineFacts, *, peak: int, settled: int) -> Measured | None:
         """Measurement of an engine, for the next estimate: bytes on the GPU where that was most, at its `peak`
-        while it started, `settled` once it was ready, `asleep` if it was. None: nothing can be concluded from it."""
+        while it started, `settled` once it was ready. None: nothing can be concluded from it."""
         kv = self._sizing.kv_bytes(profile, told)
-        return None if kv is None else measurement(self.settings(profile), peak, settled, kv, asleep)
+        return None if kv is None else measurement(self.settings(profile), peak, settled, kv)
 
     def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:
         """What starts with the profile's settings have taught, with this one's; None: nothing new."""
@@ -269,13 +267,12 @@ class _NoSockets(Exception):
     """The installed engine can listen on ports alone."""
 
 
-def measurement(settings: str, peak: int, settled: int, kv: int, asleep: int | None) -> Measured | None:
+def measurement(settings: str, peak: int, settled: int, kv: int) -> Measured | None:
     """Observations of one engine, in bytes per GPU, as a Measured; None where they cannot be of an engine that ran.
 
-    They are samples of NVML, taken every second at best: the peak may have been missed, and what is asleep may have
-    been looked at too early. What contradicts the rest is not believed.
+    They are samples of NVML, taken every second at best: the peak may have been missed. What contradicts the rest is
+    not believed.
     """
     if not 0 < kv < settled:
         return None
-    kept = asleep if asleep is not None and 0 < asleep < settled else None
-    return Measured(settings=settings, peak=max(peak, settled), settled=settled, kv=kv, asleep=kept)
+    return Measured(settings=settings, peak=max(peak, settled), settled=settled, kv=kv)

@@ -156,6 +156,10 @@ class Process:
         )
         return process_family.usage(family)
 
+    def host_held(self) -> int:
+        """Bytes of host memory that no file backs, of all its processes. Raises OSError."""
+        return sum(process_family.host_memory(seen.pid) for seen in self._family())
+
     async def wait(self) -> int | None:
         """Until the leader has ended, by itself or not: `returncode`. The rest of its family may still be there."""
         await self._exited.wait()

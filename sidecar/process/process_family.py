@@ -12,6 +12,7 @@ vLLM names its processes by setproctitle, which writes over the environment that
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -131,6 +132,15 @@ def belongs(pid: int, engine: str, *, since: int, leader: int | None) -> bool:
             return True
         seen = look(seen.parent)
     return False
+
+
+def host_memory(pid: int) -> int:
+    """Bytes of memory that a process holds and no file backs; 0 where that is not told."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return 0
+    return sum(int(kib) * 1024 for kib in re.findall(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB$", status, re.MULTILINE))
 
 
 def orphans(sidecar: str) -> list[Orphan]:

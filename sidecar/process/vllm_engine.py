@@ -20,9 +20,10 @@ import msgspec
 
 from gateway.shared.files.units import GIB
 from sidecar.core.diagnosis import diagnosis
-from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level
+from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
 from sidecar.core.profile import Profile, pooling
+from sidecar.core.sleep import Level
 from sidecar.core.start_progress import StartProgress
 from sidecar.core.vllm import Completion
 from sidecar.process import ports
@@ -115,6 +116,13 @@ class VllmEngine:
             with contextlib.suppress(OSError):  # /proc does not answer: as if it were another's
                 total += size if self._process.has(pid) else 0
         return total
+
+    def host_held(self) -> int:
+        """Bytes of host memory of all its processes together; 0: not told."""
+        try:
+            return self._process.host_held()
+        except OSError:
+            return 0
 
     def lines(self, most: int) -> list[str]:
         """The last lines it has written."""
@@ -216,7 +224,8 @@ class VllmEngine:
         if said != told.canary:
             raise EngineFailed(
                 f"{doing}: its weights are not what they were, since to the same words it said "
-                f"{told.canary.text[:80]!r} before and says {said.text[:80]!r} now"
+                f"{told.canary.text[:80]!r} before and says {said.text[:80]!r} now",
+                wrong=True,
             )
 
     # -- health -----------------------------------------------------------------------------------------------------

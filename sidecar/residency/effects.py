@@ -10,10 +10,11 @@ from collections.abc import Collection
 from typing import Literal, Protocol
 
 from sidecar.core.config import SidecarConfig
-from sidecar.core.engine_records import EngineFacts, EngineRecord, Level
+from sidecar.core.engine_records import EngineFacts, EngineRecord
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import FailedStart, Lesson
 from sidecar.core.measured import Measured
+from sidecar.core.sleep import Level
 
 
 class Engine(Protocol):
@@ -32,6 +33,9 @@ class Engine(Protocol):
 
     def held(self, processes: dict[int, int]) -> int:
         """Bytes of this engine's processes together, by the bytes of each pid on one GPU."""
+
+    def host_held(self) -> int:
+        """Bytes of host memory of this engine's processes together; 0: not told."""
 
     def lines(self, most: int) -> list[str]:
         """The last lines it has written."""
@@ -86,9 +90,7 @@ class Engines(Protocol):
     async def sweep(self, keep: Collection[str]) -> None:
         """End the processes of an earlier sidecar's engines, but for these (`process.engine`)."""
 
-    def measurement(
-        self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
-    ) -> Measured | None:
+    def measurement(self, profile: str, told: EngineFacts, *, peak: int, settled: int) -> Measured | None:
         """Measurement of its engine, in bytes on the GPU where that was most; None: nothing safe to conclude."""
 
     def lesson(self, profile: str, failed: FailedStart) -> Lesson | None:

@@ -1,7 +1,7 @@
-"""GPU memory of one engine, as it starts, serves and sleeps: by its processes, or by what the GPU's use grew.
+"""GPU memory of one engine, as it starts, serves and sleeps: by its processes, or by the GPU's totals.
 
-NVML does not tell the processes of another pid namespace (a container). There the growth of a GPU's use while the
-engine started stands for it. Bytes are per GPU.
+In a container NVML tells no processes, or those of the host by the host's numbers, among which an engine is never
+found. There the growth of a GPU's use while the engine started stands for it. Bytes are per GPU.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ MOST_TOLD = 3  # processes of others
 
 
 class EngineMemory:
-    """Of all engines of a sidecar. `running`: those that there are, by profile."""
+    """Of all engines of a sidecar. `running`: those that there are, by profile. `blind`: an engine that was ready was
+    not among the processes that NVML told."""
 
     def __init__(self, monitor: GpuMonitor, running: Mapping[str, Engine]) -> None:
         self._monitor = monitor
         self._running = running
+        self.blind = False
+        self._told = False  # whether NVML has ever told a process of one of the engines
         self._grown: dict[str, dict[int, int]] = {}  # by how much each GPU's use grew while the engine started
 
     def starting(self, entry: ModelState, before: Mapping[int, int], gpus: Iterable[GPU]) -> None:
@@ -32,28 +35,63 @@ class EngineMemory:
             gpu.index: max(0, gpu.used - before.get(gpu.index, gpu.used)) for gpu in gpus if gpu.index in entry.gpus
         }
 
+    def ready(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> None:
+        """It serves, so it holds memory, and NVML tells of that or does not."""
+        self.blind = bool(entry.gpus) and not any(self.seen(entry, engine, gpus).values())
+
+    def adopted(self, entry: ModelState, gpus: Iterable[GPU]) -> None:
+        """It was there before us: nobody knows by how much the use of its GPUs grew, but what it was to take."""
+        most = entry.size.residue if entry.level else entry.size.claim
+        self._grown[entry.name] = {gpu.index: min(most, gpu.used) for gpu in gpus if gpu.index in entry.gpus}
+
     def forget(self, entry: ModelState) -> None:
         """Its engine has ended."""
         self._grown.pop(entry.name, None)
 
-    def held(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
+    def held(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU], *, alive: bool = False) -> dict[int, int]:
         """Bytes that it holds now, by GPU: by its processes, or, where these are not told (in a container), by what
-        the GPU's use grew while it started."""
+        the GPU's use grew while it started. `alive`: it is known to be, so it holds something still."""
         held = self.seen(entry, engine, gpus)
         own = [gpu for gpu in gpus if gpu.index in held]
-        if not any(held.values()) and any(gpu.processes_hidden or not gpu.processes for gpu in own):
-            grown = self._grown.get(entry.name, {})
-            most = entry.size.residue if entry.level else entry.size.claim
-            foreseen = {gpu.index: (min(grown.get(gpu.index, 0), most), gpu.used) for gpu in own}
-            return {index: size if size <= used else 0 for index, (size, used) in foreseen.items()}  # 0: it is back
-        return held
+        if any(held.values()) or not self._by_totals(own):
+            return held
+        grown = self._grown.get(entry.name, {})
+        most = entry.size.residue if entry.level else entry.size.claim
+        foreseen = {gpu.index: (min(grown.get(gpu.index, 0), most), gpu.used) for gpu in own}
+        if alive:
+            return {index: min(size, used) for index, (size, used) in foreseen.items()}
+        return {index: size if size <= used else 0 for index, (size, used) in foreseen.items()}  # 0: it is back
 
-    def seen(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> dict[int, int]:
+    def _by_totals(self, gpus: Iterable[GPU]) -> bool:
+        return not self._told or any(gpu.processes_hidden or not gpu.processes for gpu in gpus)
+
+    def kept(
+        self,
+        entry: ModelState,
+        engine: Engine,
+        before: Iterable[GPU],
+        held: Mapping[int, int],
+        gpus: Sequence[GPU],
+    ) -> dict[int, int]:
+        """Bytes that it has not given back, by GPU, of those that it `held` at the reading `before`. By totals a
+        neighbour that ended meanwhile looks like its memory. All of them where a GPU cannot be read."""
+        now = {gpu.index: gpu for gpu in gpus if gpu.readable}
+        seen = self.seen(entry, engine, gpus)
+        if not any(seen.values()):
+            used = {gpu.index: gpu.used for gpu in before}
+            seen = {i: min(size, max(0, size - used[i] + now[i].used)) for i, size in held.items() if i in now}
+        return {index: seen[index] if index in now else size for index, size in held.items()}
+
+    def seen(self, entry: ModelState, engine: Engine, gpus: Iterable[GPU]) -> dict[int, int]:
         """Bytes that its processes hold by NVML, by GPU; 0 where NVML does not tell."""
-        return {gpu.index: engine.held(gpu.processes) for gpu in gpus if gpu.index in entry.gpus}
+        seen = {gpu.index: engine.held(gpu.processes) for gpu in gpus if gpu.index in entry.gpus}
+        self._told = self._told or any(seen.values())
+        return seen
 
     def foreign(self, entry: ModelState) -> str:
         """The processes that hold most of its GPUs and are no engine's of this sidecar, in words; empty: none told."""
+        if self.blind:
+            return ""  # our engines would be among them
         others = [
             (size, f"process {pid} holds {size / GIB:.1f} GiB of GPU {gpu.index}")
             for gpu in self._monitor.gpus

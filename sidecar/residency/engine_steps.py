@@ -1,4 +1,4 @@
-"""Steps of one engine: start, wake, put to sleep, end, fail. Each sees the memory come and go before it is over.
+"""Steps of one engine: start, end, fail. Each sees the memory come and go before it is over (sleep_steps.py: sleep).
 
 A step begins with its order given already (`pending` says what for). It ends with the fact that answers the order, on
 every path: an engine that fails is ended, and its memory is waited for, before anything else may count on it.
@@ -14,13 +14,14 @@ from typing import Literal
 
 import msgspec
 
-from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level, Unusable
-from sidecar.core.gpus import returned
+from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Unusable
+from sidecar.core.host_memory import HostMemory
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import AGAIN, FailedStart, Lesson, lower_share
 from sidecar.core.lifecycle import ERROR, STARTING, STOP, Event
 from sidecar.core.measured import Measured
 from sidecar.core.model_state import ModelState
+from sidecar.core.sleep import MeasuredSleep
 from sidecar.core.step_times import StartClock
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.effects import Engine, Engines
@@ -49,6 +50,8 @@ class EngineSteps:
         *,
         measured: dict[str, Measured],
         lessons: dict[str, Lesson],
+        sleeps: Mapping[str, MeasuredSleep],
+        host: HostMemory,
         touch: Callable[[], None],
         keep: Callable[[], None],
     ) -> None:
@@ -62,12 +65,14 @@ class EngineSteps:
         self._last_lines: dict[str, list[str]] = {}
         self._measured = measured
         self._lessons = lessons
+        self._sleeps = sleeps
+        self._host = host
         self._engines = engines
         self._monitor = monitor
         self._clock = clock
         self._say = say
         self._touch = touch
-        self._keep = keep
+        self.keep = keep
         self._stopping: dict[str, asyncio.Event] = {}  # for engines that start: somebody wants them ended
 
     def record(self, entry: ModelState) -> EngineRecord | None:
@@ -75,7 +80,13 @@ class EngineSteps:
         engine = self.running.get(entry.name)
         if engine is None or entry.lifecycle.state is STARTING:
             return None
-        return engine.record(level=entry.level, told=self.facts.get(entry.name, EngineFacts()))
+        record = engine.record(level=entry.level, told=self.facts.get(entry.name, EngineFacts()))
+        taken = self._host.taken(entry.name)
+        return msgspec.structs.replace(record, size=entry.size, host=taken, first_residue=entry.first_residue)
+
+    def adopted(self, entry: ModelState) -> None:
+        """Its engine was there before us."""
+        self.memory.adopted(entry, self._monitor.gpus)
 
     # -- from start to end ------------------------------------------------------------------------------------------
 
@@ -113,7 +124,7 @@ class EngineSteps:
         self.facts[entry.name] = facts
         now = self._clock()
         entry.times.loaded(now - began, start.ready(now), entry.size)
-        self._serves(entry, "ready")
+        self.serves(entry, "ready")
         self._say(f"{entry.name} is ready after {self._clock() - began:.1f} s on {_gpu_names(entry.gpus)}")
 
     async def _ready(
@@ -138,6 +149,7 @@ class EngineSteps:
                 start.heard(engine.lines(HEARD), self._clock())
                 if ready.done():
                     facts = ready.result()
+                    self.memory.ready(entry, engine, gpus)
                     self._measure(entry, facts, peak, max(held.values(), default=0))
                     return facts
                 if stop.done():
@@ -154,23 +166,8 @@ class EngineSteps:
             stopping.set()
         return stopping is not None
 
-    async def wake(self, entry: ModelState) -> None:
-        """Wake it where it sleeps."""
-        engine, level = self.running[entry.name], entry.level
-        entry.began = began = self._clock()
-        try:
-            if level:
-                await engine.wake(level, self.facts.get(entry.name, EngineFacts()))
-        except EngineFailed as error:
-            await self.fail(entry, error)
-            return
-        if level:
-            entry.times.woke(level, self._clock() - began)
-        entry.level = 0
-        self._serves(entry, "woken")
-        self._say(f"{entry.name} is awake after {self._clock() - began:.2f} s")
-
-    def _serves(self, entry: ModelState, event: Literal["ready", "woken"]) -> None:
+    def serves(self, entry: ModelState, event: Literal["ready", "woken"]) -> None:
+        """It serves from now on."""
         now = self._clock()
         if entry.wanted_since is not None:
             entry.used(now)  # by the calls that wait for it, though none of them is there yet
@@ -179,31 +176,7 @@ class EngineSteps:
         self.transition(entry, event)
         if entry.off:  # switched off meanwhile: no gateway may send it anything
             self.transition(entry, "drain")
-        self._keep()
-
-    async def sleep(self, entry: ModelState, level: Level) -> bool:
-        """Put it to sleep, and see its memory come back. One that cannot is ended, which gives it back too."""
-        engine = self.running[entry.name]
-        before = await self._monitor.look()
-        held = self.memory.held(entry, engine, before)
-        self.transition(entry, "sleep")
-        began = self._clock()
-        try:
-            await engine.sleep(level)
-            freed = {gpu: max(0, size - entry.size.residue) for gpu, size in held.items()}
-            back = await self._monitor.back(before, freed)
-            kept = self.memory.seen(entry, engine, self._monitor.gpus)
-            # A neighbour that ended meanwhile looks like its memory, unless its processes are told.
-            if not back or (any(kept.values()) and not all(returned(held[i], kept[i], freed[i]) for i in kept)):
-                raise EngineFailed(f"it sleeps at level {level}, and its memory has not come back")
-        except EngineFailed as error:
-            return await self.fail(entry, error)
-        entry.level = level
-        entry.size = msgspec.structs.replace(entry.size, residue=max([entry.size.residue, *kept.values()]))
-        self.transition(entry, "slept")
-        self._keep()
-        self._say(f"{entry.name} sleeps at level {level} after {self._clock() - began:.2f} s")
-        return True
+        self.keep()
 
     async def end(self, entry: ModelState) -> bool:
         """End it; False: its memory has not come back."""
@@ -211,7 +184,7 @@ class EngineSteps:
             self.transition(entry, "stop")
         back = await self._ended(entry)
         self.transition(entry, "stopped")
-        self._keep()
+        self.keep()
         self._say(f"{entry.name} is stopped")
         return back
 
@@ -226,7 +199,8 @@ class EngineSteps:
             self._say(f"{entry.name}: {error}")
         if entry.lifecycle.pending is not STOP:
             self.transition(entry, "stop")
-        entry.gpus, entry.level = (), 0
+        entry.gone()
+        self._host.release(entry.name)
         self.transition(entry, "stopped")
 
     async def fail(self, entry: ModelState, error: EngineFailed, more: str = "", *, taught: bool = False) -> bool:
@@ -237,7 +211,7 @@ class EngineSteps:
         self.transition(entry, "taught" if taught else event, why)
         self._say(f"{entry.name} failed: {why}")
         back = await self._ended(entry)
-        self._keep()
+        self.keep()
         if entry.lifecycle.pending is STOP:  # somebody wanted it ended
             self.transition(entry, "stopped")
         return back
@@ -245,7 +219,8 @@ class EngineSteps:
     async def _ended(self, entry: ModelState) -> bool:
         """End its processes; from then on it has no GPUs. False: its memory has not come back."""
         back = await self._memory_back(entry)
-        entry.gpus, entry.level = (), 0
+        entry.gone()
+        self._host.release(entry.name)
         return back
 
     async def _memory_back(self, entry: ModelState) -> bool:
@@ -321,12 +296,15 @@ class EngineSteps:
         self._lessons.pop(entry.name, None)
 
     async def _sized(self, entry: ModelState, total: int) -> Size:
-        return await self._engines.size(entry.name, total, len(self._monitor.gpus))
+        size = await self._engines.size(entry.name, total, len(self._monitor.gpus))
+        return size.with_sleep(entry.slept)
 
     async def size(self, entry: ModelState) -> None:
         """Find out what its engine will take, on GPUs of each size that it may run on."""
         sizes: dict[int, Size] = {}
         why = ""
+        slept = self._sleeps.get(entry.name)
+        entry.slept = slept if slept is not None and slept.settings == self._engines.settings(entry.name) else None
         for total in self._monitor.sizes(entry.profile.gpus, entry.profile.tensor_parallel):
             try:
                 sizes[total] = await self._sized(entry, total)

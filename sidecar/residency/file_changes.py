@@ -69,7 +69,7 @@ class FileChanges:
         before, was = self.config, self._taken
         found = changes(was, file, taken, lambda name: self._same(name, was, taken))
         self._taken = taken
-        self._planner.host_memory = host_memory
+        self._planner.host.bound = host_memory
         now = self._clock()
         for name, entry in self._entries.items():
             entry.leaving = name not in taken.models

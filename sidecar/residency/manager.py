@@ -14,8 +14,10 @@ from collections.abc import Callable
 
 from gateway.shared.protocol import CapacityReport, DemandReport, GPUReport, ModelReport
 from sidecar.core.config import SidecarConfig
+from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import STARTING
 from sidecar.core.model_state import ModelState
+from sidecar.core.sleep import note
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.effects import Engines
@@ -28,6 +30,7 @@ from sidecar.residency.orders import Orders
 from sidecar.residency.planner import Planner
 from sidecar.residency.report import gpu_report, model_report
 from sidecar.residency.scheduler import Scheduler
+from sidecar.residency.sleep_steps import SleepSteps
 from sidecar.residency.state_file import SavedState, StateFile, Times
 from sidecar.residency.takeover import take_over
 
@@ -36,6 +39,10 @@ KEPT_WITHIN = 5.0  # seconds for the state file, less than whoever has ordered s
 # Times the seconds to have a model back, for which it is kept after its last use. By `make residency`: with more, calls
 # wait longer than under plain LRU (four times as long with 10); with none, models that take turns are loaded all day.
 HOT = 0.25
+BLIND = (
+    "NVML does not list the sidecar's own engines, as in a container with process numbers of its own: their memory is "
+    "told by the GPUs' totals, and what neighbours take and give back is taken for theirs"
+)
 
 
 class Manager:
@@ -62,6 +69,7 @@ class Manager:
         self.changed = asyncio.Event()
         disks: dict[str, float] = {}
         self.entries = {name: ModelState(name, profile, now, disks) for name, profile in config.models.items()}
+        self.host = HostMemory(host_memory)
         self.steps = EngineSteps(
             engines,
             monitor,
@@ -69,6 +77,8 @@ class Manager:
             say,
             measured=known.measured,
             lessons=known.lessons,
+            sleeps=known.sleeps,
+            host=self.host,
             touch=self._touch,
             keep=self._keep,
         )
@@ -81,7 +91,7 @@ class Manager:
             self.demand,
             monitor,
             self.steps.memory,
-            host_memory=host_memory,
+            host=self.host,
             hot=hot,
             warmth=warmth,
             clock=clock,
@@ -89,9 +99,18 @@ class Manager:
         self._scheduler = Scheduler(
             self.entries,
             self.planner,
-            Operations(self.steps, self.demand, clock, say),
+            Operations(
+                self.steps,
+                SleepSteps(self.steps, engines, monitor, self.host, known.sleeps, clock, say),
+                self.demand,
+                self.host,
+                clock,
+                say,
+                has_room=self.planner.has_room,
+            ),
             self.tasks,
             self.demand,
+            self.host,
             changed=self.changed,
             touch=self._touch,
             clock=clock,
@@ -144,7 +163,7 @@ class Manager:
         await asyncio.gather(*(self.steps.size(entry) for entry in self.entries.values()))
         for name, record in self._known.engines.items():
             known = self.entries.get(name)
-            await take_over(name, record, known, self._engines, self.steps, self._clock(), self._say)
+            await take_over(name, record, known, self._engines, self.steps, self.host, self._clock(), self._say)
             if known is not None and known.off and known.serves():
                 self.steps.transition(known, "drain")
         records = [self.steps.record(entry) for entry in self.entries.values()]
@@ -203,6 +222,7 @@ class Manager:
                 engines=engines,
                 measured={name: each for name, each in known.measured.items() if name in self.entries},
                 lessons={name: each for name, each in known.lessons.items() if name in self.entries},
+                sleeps={name: each for name, each in known.sleeps.items() if name in self.entries},
                 times=times,
                 off=tuple(name for name, entry in self.entries.items() if entry.off),
             )
@@ -238,6 +258,12 @@ class Manager:
         entry = self.entries[profile]
         after = self.orders.drained_after.get(profile, 0)
         return entry.held_back and self.demand.drained(profile, after) is True and not entry.busy
+
+    def troubles(self) -> tuple[str, ...]:
+        """What an operator should know of GPUs and of sleep, in words."""
+        notes = {name: note(entry.profile, entry.slept) for name, entry in self.entries.items()}
+        sleep = [f"{name}: {words}" for name, words in notes.items() if words]
+        return tuple(filter(None, (self.monitor.error, BLIND if self.steps.memory.blind else "", *sleep)))
 
     def lines(self, profile: str, most: int) -> list[str]:
         """The last lines that its engine has written. Raises KeyError."""

@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from sidecar.core.engine_records import EngineFailed, Level
+from gateway.shared.files.units import GIB
+from sidecar.core.engine_records import EngineFailed
+from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import DRAIN, SLEEP, SLEEPING, STOP, STOPPED, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Plan
+from sidecar.core.sleep import Level
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.engine_steps import EngineSteps, Reason
+from sidecar.residency.sleep_steps import SleepSteps
 
 DRAIN_WITHIN = 15.0  # seconds for gateways and engine to have ended what runs, where it makes room
 ORDERED_WITHIN = 60.0  # seconds, where somebody has ordered it
@@ -22,12 +26,24 @@ LOOK_EVERY = 0.05  # seconds between two looks at an engine that is being draine
 
 
 class Operations:
-    """Whole operations, each made of `steps`. `demand` says when no gateway uses an engine any more."""
+    """Whole operations, each made of `steps` and `sleeps`. `demand` says when no gateway uses an engine any more.
+    `host`: where sleeps at level 1 are booked. `has_room`: whether a model can begin as planned now."""
 
     def __init__(
-        self, steps: EngineSteps, demand: GatewayDemand, clock: Callable[[], float], say: Callable[[str], None]
+        self,
+        steps: EngineSteps,
+        sleeps: SleepSteps,
+        demand: GatewayDemand,
+        host: HostMemory,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+        *,
+        has_room: Callable[[ModelState, Plan], bool],
     ) -> None:
         self._steps = steps
+        self._sleeps = sleeps
+        self._host = host
+        self._has_room = has_room
         self._demand = demand
         self._clock = clock
         self._say = say
@@ -38,7 +54,18 @@ class Operations:
         """Make room as planned, then start or wake. All of them have their orders: see `Scheduler`. `after`: the number
         of the last report that was made before they had. `patient`: calls of victims are waited for; where they take
         too long, those go on for as long again as this one has waited."""
+        try:
+            if await self._made_room(entry, plan, victims, after, patient=patient):
+                await self._begin(entry, plan)
+        finally:
+            for name in victims:
+                self._host.cancel(name)
+
+    async def _made_room(
+        self, entry: ModelState, plan: Plan, victims: Mapping[str, ModelState], after: int, *, patient: bool
+    ) -> bool:
         within = ORDERED_WITHIN if patient else DRAIN_WITHIN
+        residues = {name: each.size.residue for name, each in victims.items()}
         steps: list[tuple[ModelState, Level | None]] = [(victims[each.profile], each.level) for each in plan.sleep]
         steps += [(victims[name], None) for name in plan.stop if name != entry.name]
         for number, (victim, level) in enumerate(steps):
@@ -47,17 +74,30 @@ class Operations:
                 if patient:
                     entry.wanted_since = self._clock()
                 self._give_up([entry, *(each for each, _ in steps[number:])])
-                return
+                return False
+        foreseen = {each.profile: residues[each.profile] for each in plan.sleep}
+        larger = [victims[name] for name, residue in foreseen.items() if victims[name].size.residue > residue]
+        for victim in sorted(larger, key=lambda each: -each.size.residue):
+            if victim.lifecycle.state is SLEEPING and not self._has_room(entry, plan):
+                kept = f"{victim.size.residue / GIB:.1f} GiB asleep"
+                self._say(f"{victim.name} keeps {kept}, which leaves too little for {entry.name}: it ends")
+                if not await self._steps.end(victim):
+                    self._give_up([entry])
+                    return False
         if entry.off:
             self._give_up([entry])
-            return
+            return False
+        return True
+
+    async def _begin(self, entry: ModelState, plan: Plan) -> None:
+        """Start or wake it: there is room."""
         if entry.lifecycle.pending is STOP:  # it sleeps where it cannot wake
             if not await self._steps.end(entry):
                 return
             entry.place(plan)
             self._steps.transition(entry, "start")
         if entry.lifecycle.pending is WAKE:
-            await self._steps.wake(entry)
+            await self._sleeps.wake(entry)
         else:
             await self._steps.start(entry)
 
@@ -77,15 +117,23 @@ class Operations:
         except EngineFailed as error:
             return await self._steps.fail(entry, error)
         began = self._clock()
-        made_room = await (self._steps.end(entry) if level is None else self._steps.sleep(entry, level))
+        made_room = await (self._steps.end(entry) if level is None else self._sleeps.sleep(entry, level))
         if made_room and entry.lifecycle.state is (STOPPED if level is None else SLEEPING):
             entry.times.made_room(level or 0, self._clock() - began)
             self._steps.evictions[entry.name, "stop" if level is None else "sleep", reason] += 1
         return made_room
 
-    async def retire(self, entry: ModelState, level: Level | None, after: int, *, ordered: bool) -> None:
+    async def retire(self, entry: ModelState, level: Level | None, after: int, *, ordered: bool, why: str = "") -> None:
         """One that is idle, or that somebody wants to sleep or end: an order to end one is obeyed in any case. `after`:
-        as in `carry_out`."""
+        as in `carry_out`. `why`: it ends though it was to sleep."""
+        if why:
+            self._say(f"{entry.name} is stopped instead of put to sleep: {why}")
+        try:
+            await self._retired(entry, level, after, ordered=ordered)
+        finally:
+            self._host.cancel(entry.name)
+
+    async def _retired(self, entry: ModelState, level: Level | None, after: int, *, ordered: bool) -> None:
         reason: Reason = "off" if entry.off else "order" if ordered else "idle"
         if not await self.evict(entry, level, after, ORDERED_WITHIN if ordered else DRAIN_WITHIN, reason):
             if ordered and level is None and entry.lifecycle.pending is DRAIN:

@@ -112,6 +112,8 @@ class Orders:
     def _sleep(self, entry: ModelState) -> None:
         if entry.profile.sleeps is None:
             raise Refused(f"{entry.name} does not sleep: its profile has `sleep: null` or `pin: true`")
+        if why := self._planner.better_stopped(entry):
+            raise Refused(f"{why}: `stop` ends it")
         if not self._tasks.free(entry.gpus):
             raise Refused("something else is under way on its GPUs", 1.0)
         self._scheduler.begin_idle(entry, "sleep", ordered=True)

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from gateway.shared.files.units import GIB
 from sidecar.core.config import SidecarConfig
-from sidecar.core.engine_records import Level
+from sidecar.core.host_memory import HostMemory
 from sidecar.core.inventory import PlanSettings, Resident, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan, plan
+from sidecar.core.sleep import Level
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.engine_memory import EngineMemory
@@ -25,8 +27,8 @@ RETRY = 1.0  # seconds until what could not be had is planned once more
 
 
 class Planner:
-    """For the models in `entries`. `host_memory`: bytes for models asleep at level 1. `hot`: see core.plan. `warmth`
-    orders the models: the least is evicted first. `clock` gives monotonic seconds."""
+    """For the models in `entries`. `host`: the ledger of host memory. `hot`: see core.plan. `warmth` orders the models:
+    the least is evicted first. `clock` gives monotonic seconds."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class Planner:
         monitor: GpuMonitor,
         memory: EngineMemory,
         *,
-        host_memory: int,
+        host: HostMemory,
         hot: float,
         warmth: Callable[[ModelState, float], float],
         clock: Callable[[], float],
@@ -46,7 +48,7 @@ class Planner:
         self._demand = demand
         self._monitor = monitor
         self._memory = memory
-        self.host_memory = host_memory
+        self.host = host
         self._hot = hot
         self._warmth = warmth
         self._clock = clock
@@ -59,9 +61,7 @@ class Planner:
         if self.config.engine_of(entry.name).device == "cpu":
             wakes = entry.lifecycle.state is SLEEPING
             return Plan(start=None if wakes else entry.name, wake=entry.name if wakes else None)
-        settings = PlanSettings(
-            host_memory=self.host_memory, hot=self._hot, max_starvation=entry.profile.max_starvation
-        )
+        settings = PlanSettings(host_memory=self.host.bound, hot=self._hot, max_starvation=entry.profile.max_starvation)
         since = now if since is None else since
         residents, devices = self.residents(ended=ended, idle=idle), self._monitor.devices()
         totals = dict(self._monitor.totals)
@@ -86,6 +86,7 @@ class Planner:
                 self._demand.in_flight(entry.name) + (self._demand.waiting(entry.name) if entry.serves() else 0),
                 self._memory.unseen(entry),
                 self._warmth(entry, now),
+                self.host.held(entry.name),
             )
             for entry in self._entries.values()
             if entry.gpus
@@ -94,12 +95,32 @@ class Planner:
             return [msgspec.structs.replace(each, ref_count=0) for each in found]
         return [each.after_all() for each in found] if ended else found
 
+    def has_room(self, entry: ModelState, decision: Plan) -> bool:
+        """Whether it can begin on its GPUs, with everybody else as they are now."""
+        wakes = entry.lifecycle.state is SLEEPING and decision.wake is not None
+        need, own = (entry.size.claim, entry.size.residue) if wakes else (entry.size.start_needs, 0)
+        others = [each for each in self.residents() if each.profile != entry.name]
+        for device in self._monitor.devices():
+            here = [each for each in others if device.index in each.gpus]
+            free = device.free + own - sum(each.unseen for each in here)
+            if device.index in decision.gpus and need > min(free, device.total - sum(each.held for each in here)):
+                return False
+        return True
+
     def sleep_level(self, entry: ModelState) -> Level | None:
-        """Level to sleep at: 1 only while host memory has room for its weights."""
-        if entry.profile.sleeps is None:
-            return None
-        asleep = sum(each.size.host for each in self._entries.values() if each.level == 1)
-        return 1 if entry.profile.sleeps.level == 1 and asleep + entry.size.host <= self.host_memory else 2
+        """Level to sleep at, 1 only while host memory has room for its weights; None: it is better stopped."""
+        fits = self.host.fits(entry.name, entry.size.host)
+        return next((level for level in entry.sleep_levels() if level == 2 or fits), None)
+
+    def better_stopped(self, entry: ModelState) -> str:
+        """The reason why one that may sleep by its profile is stopped instead, in words; empty: it may sleep."""
+        if entry.profile.sleeps is None or self.sleep_level(entry) is not None:
+            return ""
+        name, size = entry.name, entry.size
+        if not entry.sleep_levels():
+            return f"{name} keeps {size.residue / GIB:.1f} GiB asleep, twice what it kept at first"
+        left = max(0, self.host.bound - self.host.total + self.host.held(name)) / GIB
+        return f"{name} would fill {size.host / GIB:.1f} GiB of host memory, {left:.1f} are left, and it has no level 2"
 
     def foreseen(self, entry: ModelState, now: float) -> Plan | Infeasible | None:
         """The plan for a model that is not on its way, were it wanted; None: it is, or runs.

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEPING, STOPPED
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan
@@ -26,8 +27,8 @@ FRESH = 1.0  # seconds that the gateways have to tell of their calls before a mo
 
 
 class Scheduler:
-    """Of the models in `entries`. `tasks`: the operations under way. `changed` is set at every change worth a report,
-    `touch` is called after every order."""
+    """Of the models in `entries`. `tasks`: the operations under way. `host`: where sleeps at level 1 are booked.
+    `changed` is set at every change worth a report, `touch` is called after every order."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Scheduler:
         operations: Operations,
         tasks: GpuTasks,
         demand: GatewayDemand,
+        host: HostMemory,
         *,
         changed: asyncio.Event,
         touch: Callable[[], None],
@@ -46,6 +48,7 @@ class Scheduler:
         self._operations = operations
         self._tasks = tasks
         self._demand = demand
+        self._host = host
         self._changed = changed
         self._touch = touch
         self._clock = clock
@@ -149,6 +152,9 @@ class Scheduler:
             entry.lifecycle.step("start", now)
         else:
             entry.lifecycle.step("stop", now)  # it sleeps where it cannot wake
+        for each in decision.sleep:
+            if each.level == 1:
+                self._host.book(each.profile, self._entries[each.profile].size.host)  # the plan has seen that it fits
         for victim in victims.values():
             victim.lifecycle.step("drain" if victim.lifecycle.state is RUNNING else "stop", now)
         names = [entry.name, *victims]
@@ -164,6 +170,9 @@ class Scheduler:
         elif entry.lifecycle.pending is not DRAIN:
             entry.lifecycle.step("drain", now)
         level = self._planner.sleep_level(entry) if what == "sleep" else None
-        retired = self._operations.retire(entry, level, self._demand.reports, ordered=ordered)
+        if level == 1:
+            self._host.book(entry.name, entry.size.host)
+        why = self._planner.better_stopped(entry) if what == "sleep" else ""
+        retired = self._operations.retire(entry, level, self._demand.reports, ordered=ordered, why=why)
         self._tasks.begin([entry.name], entry.gpus, retired)
         self._touch()

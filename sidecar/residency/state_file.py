@@ -26,6 +26,7 @@ from gateway.shared.threads import in_thread
 from sidecar.core.engine_records import EngineRecord
 from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
+from sidecar.core.sleep import MeasuredSleep
 from sidecar.core.startup_lines import Stage
 from sidecar.core.step_times import StepTimes
 
@@ -89,6 +90,7 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     engines: dict[_Name, EngineRecord] = {}
     measured: dict[_Name, Measured] = {}
     lessons: dict[_Name, Lesson] = {}
+    sleeps: dict[_Name, MeasuredSleep] = {}
     times: dict[_Name, Times] = {}
     off: tuple[_Name, ...] = ()
 
@@ -99,6 +101,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     engines: dict[_Name, EngineRecord] = {}
     measured: dict[_Name, Measured] = {}
     lessons: dict[_Name, Lesson] = {}
+    sleeps: dict[_Name, MeasuredSleep] = {}
     times: dict[_Name, Times] = {}
     off: tuple[_Name, ...] = ()
 
@@ -123,6 +126,7 @@ def decode(data: bytes) -> SavedState:
         engines=file.engines,
         measured=file.measured,
         lessons=file.lessons,
+        sleeps=file.sleeps,
         times=file.times,
         off=file.off,
     )

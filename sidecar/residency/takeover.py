@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from sidecar.core.engine_records import EngineFailed, EngineRecord
+from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import RUNNING, SLEEPING, Lifecycle
 from sidecar.core.model_state import ModelState
 from sidecar.residency.effects import Engine, Engines
@@ -18,6 +19,7 @@ async def take_over(
     entry: ModelState | None,
     engines: Engines,
     steps: EngineSteps,
+    host: HostMemory,
     now: float,
     say: Callable[[str], None],
 ) -> None:
@@ -37,7 +39,9 @@ async def take_over(
             await engine.stop()
         return
     entry.lifecycle = Lifecycle(now, SLEEPING if entry.level else RUNNING)
-    entry.gpus, entry.size = engine.gpus, record.size
+    entry.gpus, entry.size, entry.first_residue = engine.gpus, record.size, record.first_residue
+    host.adopt(name, max(record.host, record.size.host if entry.level == 1 else 0))
+    steps.adopted(entry)
     entry.sized, entry.unusable = True, ""
     entry.used(now)
     steps.running[name] = engine

@@ -176,7 +176,7 @@ class StatusView:
             calls={profile: manager.requests_active(profile) for profile in manager.entries},
             drained=tuple(filter(manager.drained, manager.entries)),
             file=FileStatus() if file is None else file.status,
-            troubles=tuple(filter(None, (manager.monitor.error, bad_state, "" if file is None else file.trouble))),
+            troubles=tuple(filter(None, (*manager.troubles(), bad_state, "" if file is None else file.trouble))),
         )
 
 

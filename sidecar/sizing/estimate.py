@@ -219,7 +219,7 @@ def estimate(
         claim=made,
         stored=stored,
         beyond=min(lesson.beyond, total - made.start_needs),
-        residue=asleep(least, 1, measured),
+        residue=asleep(least, 1),
         tokens=_tokens(least, made.kv),
         sequences=_fewer(_sequences(shape, made.kv, most.sequences, gpus), lesson.sequences),
         batch=most,

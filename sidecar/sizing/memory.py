@@ -23,6 +23,7 @@ MARGIN, MARGIN_SHARE = GIB, 0.05  # claimed beyond a need that was never measure
 LITTLE = 256 * MIB  # claimed beyond a need that a failed start told: the next one differs a little
 STEP_SHARE = 8  # of a need that a failed start only exceeded its eighth is claimed beyond it
 RESIDUE = 1229 * MIB  # 1.2 GiB: the most that a sleeping engine of one GPU was seen to keep
+PINNED = 1.5  # times the weights: PyTorch rounds pinned memory up to powers of two (15 GiB became 22)
 NCCL = GIB  # what one of several GPUs keeps besides, and its CUDA graphs
 FLOOR = 0.5  # of the weights: quantising 16 bits while loading halves them; a measurement below it is of something else
 
@@ -185,16 +186,14 @@ def with_rest(estimate: Need, told: int) -> Need:
     return msgspec.structs.replace(estimate, weights=weights, activations=activations, overhead=overhead)
 
 
-def asleep(need: Need, level: Literal[1, 2], measured: Measured | None = None) -> Residue:
+def asleep(need: Need, level: Literal[1, 2]) -> Residue:
     """Residue of the engine while it sleeps. Level 1 holds the weights in host memory, level 2 drops them.
 
-    The residue on the GPU is the same at both levels, and not above what the engine needs awake. Where it was measured,
-    that counts, but not below half a CUDA context, which a process that is there at all holds.
+    The residue on the GPU is the same at both levels, and not above what the engine needs awake. A measurement replaces
+    both: `Size.with_sleep`.
     """
-    seen = None if measured is None else measured.asleep
     several = NCCL + max(0, need.overhead - CONTEXT) if need.gpus > 1 else 0
-    device = RESIDUE + several if seen is None else max(seen, CONTEXT // 2)
-    return Residue(min(device, need.total), need.weights * need.gpus if level == 1 else 0)
+    return Residue(min(RESIDUE + several, need.total), int(need.weights * need.gpus * PINNED) if level == 1 else 0)
 
 
 def arithmetic(need: Need) -> str:

@@ -5,13 +5,15 @@ does not serve; no GPU is promised twice and no two engines of one start, sleep 
 all memory belongs to an engine that runs or sleeps, and all engines have ended when the sidecar has ended them.
 
 One caller who asks for one model after the other, without a pause, has each started once. From then on it wakes: no
-engine that sleeps is stopped for calls that are about to end, and no call is told of a start.
+engine that sleeps is stopped for calls that are about to end, and no call is told of a start. `Site` sees to it all the
+while that no GPU and no host memory is promised twice.
 """
 
 from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from loadtest.lab.residency.faults import TEXT, TOTALS, Storm, models, storm
@@ -21,8 +23,14 @@ from loadtest.simulate import vtime
 
 
 async def weathered(seed: int, *, orders: bool, events: int = 100, seconds: float = 600.0) -> Storm:
-    """One storm on two GPUs, and nothing wrong after it."""
-    async with opened(TEXT, models(), *TOTALS, gateways=2) as made:
+    """One storm on two GPUs, and nothing wrong after it. With odd seeds host memory is short, and engines keep theirs
+    when they have woken, half as much again as was thought; with every third NVML lists the host's pids."""
+    made_of, host = models(), 1 << 50
+    if seed % 2:
+        made_of = {n: msgspec.structs.replace(each, pinned=1.5, keeps_pinned=True) for n, each in made_of.items()}
+        host = 15 * GIB
+    async with opened(TEXT, made_of, *TOTALS, gateways=2, host_memory=host) as made:
+        made.machine.listing = "own" if seed % 3 else "host"
         found = await storm(made, seed, events=events, seconds=seconds, orders=orders)
         assert found.wrong == []
         assert made.left_over() == []

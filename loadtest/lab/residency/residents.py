@@ -23,11 +23,12 @@ from loadtest.lab.residency.machine import Machine, failed
 from sidecar.core.addresses import EngineAddress
 from sidecar.core.config import SidecarConfig
 from sidecar.core.diagnosis import diagnosis
-from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Level, ProcessRecord, Unusable
+from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, ProcessRecord, Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import FailedStart, Lesson, learn
 from sidecar.core.measured import Measured
 from sidecar.core.profile import Profile
+from sidecar.core.sleep import Level
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.readiness import ready
@@ -101,6 +102,9 @@ class ResidentEngine:
 
     def held(self, processes: dict[int, int]) -> int:
         return processes.get(self.pid, 0)
+
+    def host_held(self) -> int:
+        return self._machine.host.get(self.pid, 0)
 
     def lines(self, most: int) -> list[str]:
         return self._said[-most:]
@@ -264,7 +268,8 @@ class ResidentEngine:
             machine.take(self.pid, self.gpus, size)
             await self._takes(memory_stages.wake_seconds(model.weights, level))
             if machine.faults.strikes("fail_wake"):
-                raise self._fails("its answers are not what they were before it slept")
+                self.harmed = True
+                raise EngineFailed("its answers are not what they were before it slept", wrong=level == 2)
             self.level = 0
             self.serves = True
             if not model.keeps_pinned:
@@ -384,7 +389,5 @@ class ResidentEngines:
             if f"sim/{engine.pid}" not in keep:
                 engine.kill("swept")
 
-    def measurement(
-        self, profile: str, told: EngineFacts, *, peak: int, settled: int, asleep: int | None = None
-    ) -> Measured | None:
+    def measurement(self, profile: str, told: EngineFacts, *, peak: int, settled: int) -> Measured | None:
         return None

@@ -75,6 +75,7 @@ class Site:
     def _made(self, known: SavedState) -> Manager:
         loop = asyncio.get_running_loop()
         self.engines.lessons = self.lessons = known.lessons
+        self.sleeps = known.sleeps
         config = decode(self.text.encode())
         self.engines.apply(config)
         return Manager(
@@ -122,7 +123,7 @@ class Site:
         times = {name: Times.of(entry.times) for name, entry in manager.entries.items()}
         engines = {name: each for name, each in records.items() if each is not None}
         off = tuple(name for name, entry in manager.entries.items() if entry.off)
-        known = SavedState(engines=engines, times=times, lessons=self.lessons, off=off)
+        known = SavedState(engines=engines, times=times, lessons=self.lessons, sleeps=self.sleeps, off=off)
         self.manager = self._made(known)
         for gateway in self.gateways:
             gateway.manager = self.manager
@@ -156,6 +157,9 @@ class Site:
                 held = sum(each.residue if each.level else each.claim for each in residents)
                 if held > total:
                     self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
+            host = self.manager.host
+            if host.total > host.bound:
+                self.wrong.append(f"{self.now:.1f} s: {host.total / GIB:.1f} GiB of host memory: {self.state()}")
             for name, entry in self.manager.entries.items():
                 waits = entry.held_back or entry.off or entry.replaced  # for somebody, for its GPUs, for calls to end
                 if entry.lifecycle.pending is not None and not waits and name not in self.manager.tasks:
@@ -173,6 +177,9 @@ class Site:
             if life is None or life.state not in (RUNNING, SLEEPING):
                 found.append(f"{sum(held.values()) / GIB:.1f} GiB are held by engine {pid}: {self.state()}")
         for name, entry in self.manager.entries.items():
+            host = self.manager.host
+            if host.held(name) != (host.taken(name) if name in operations.running else 0):
+                found.append(f"{name} has {host.held(name)} bytes of host memory booked")
             if entry.lifecycle.pending is not None:
                 found.append(f"{name} has a {entry.lifecycle.pending.value} pending")
             holds = sum(self.machine.held.get(_pid(self.engines, name), {}).values())

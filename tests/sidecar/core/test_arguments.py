@@ -165,6 +165,7 @@ def test_a_simulated_engine_without_a_gpu_is_told_nothing_of_its_memory() -> Non
 
 def test_an_engine_gets_what_is_listed_and_what_the_sidecar_sets() -> None:
     own = {"PATH": "/bin", "HF_TOKEN": "t", "AWS_SECRET": "s", "VLLM_API_KEY": "k", "CUDA_VISIBLE_DEVICES": "7"}
+    own |= dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), "expandable_segments:True")
     assert environment(Profile(model_path="/m"), EngineSettings(), (2, 0), own) == {
         "PATH": "/bin",
         "HF_TOKEN": "t",

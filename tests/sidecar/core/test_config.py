@@ -187,6 +187,12 @@ def test_no_name_is_both_allowed_and_the_sidecars() -> None:
     assert VARIABLES & set(OWNED_VARIABLES) == set()
 
 
+def test_a_level_that_a_model_cannot_sleep_at_is_warned_of() -> None:
+    lora = "models: {a: {model_path: /a, sleep: {level: 2}, flags: {enable-lora: true}}, b: {model_path: /b}}"
+    (found,) = warnings(decode(lora.encode()))
+    assert found.startswith("models.a.sleep: no sleep at level 2, since vLLM does not load LoRA adapters again")
+
+
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 ADDRESS = "the sidecar gives every engine its address, from engine_addresses"
@@ -430,6 +436,8 @@ def test_what_is_no_flag_is_answered_with_those_there_are_and_the_nearest() -> N
         "s.yaml:1: models.a.flags.max_num_seq: found the flag 'max_num_seq', expected one of async-"
     )
     assert found.endswith(" more (did you mean max-num-seqs?)")
+    (found,) = problems(of("environment: {PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True}"))
+    assert "does not go with vLLM's sleep mode" in found
     (found,) = problems(of("environment: {VLLM_ATTENTION_BACKENDS: x}"))
     assert found.endswith(" more (did you mean VLLM_ATTENTION_BACKEND?)")
 

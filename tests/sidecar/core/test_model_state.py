@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from gateway.shared.files.units import GIB
 from sidecar.core.inventory import Size
 from sidecar.core.lifecycle import FIRST_REST, MOST_FAILURES, Event
 from sidecar.core.model_state import APART, SOON, WAITED, ModelState
@@ -191,13 +192,13 @@ def test_the_plan_sees_all_of_it() -> None:
     made.gpus, made.busy = (0, 1), 2
     made.used(7.0)
     made.has_calls(8.0, 3)
-    seen = made.resident(10.0, 3, 5, 1.5)
+    seen = made.resident(10.0, 3, 5, 1.5, 4)
     assert seen.busy_for == 2.0
     assert (seen.profile, seen.gpus, seen.claim, seen.residue, seen.unseen) == ("m", (0, 1), 11, 1, 5)
     assert (seen.ref_count, seen.pinned, seen.last_used, seen.warmth) == (5, True, 7.0, 1.5)
-    assert (seen.sleep_level, seen.level, seen.host_bytes, seen.held) == (0, 2, 6, 1)
-    assert entry(sleep=None).resident(0.0, 0, 0).sleep_level == 0
-    assert entry(sleep=Sleep(level=2)).resident(0.0, 0, 0).sleep_level == 2
+    assert (seen.sleep_levels, seen.level, seen.host_bytes, seen.host_held, seen.held) == ((), 2, 6, 4, 1)
+    assert entry(sleep=None).resident(0.0, 0, 0).sleep_levels == ()
+    assert entry(sleep=Sleep(level=2)).resident(0.0, 0, 0).sleep_levels == (2,)
 
 
 def test_calls_last_since_the_first_of_them_was_known_of() -> None:
@@ -269,6 +270,28 @@ def test_a_start_under_way_is_foretold_by_the_stage_that_its_lines_reached() -> 
     made.starting.heard(["Starting to load model x...", "Model loading took 15 GiB"], 6.0)
     assert made.ready_in(8.0, None) == pytest.approx(18.0 + 5.0)  # two of 20 seconds to compile, then the graphs
     assert made.ready_in(1000.0, None) == pytest.approx(0.25 * 994.0 + 5.0)
+
+
+# -- sleep ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_whose_residue_has_doubled_is_stopped_instead_of_put_to_sleep() -> None:
+    made = entry(*STARTED)
+    made.fell_asleep(1, GIB)
+    assert (made.level, made.size.residue, made.first_residue, made.sleep_levels()) == (1, GIB, GIB, (1, 2))
+    made.fell_asleep(1, 2 * GIB - 1)
+    assert made.sleep_levels() == (1, 2)
+    made.fell_asleep(1, 2 * GIB)
+    assert (made.first_residue, made.sleep_levels()) == (GIB, ())
+    assert made.resident(0.0, 0, 0).sleep_levels == ()
+    made.gone()
+    assert (made.gpus, made.level, made.sleep_levels()) == ((), 0, (1, 2))
+
+
+def test_one_that_is_worn_is_back_by_a_start() -> None:
+    made = entry(*STARTED, "drain")
+    made.first_residue, made.size, made.times.stop = GIB, Size(residue=2 * GIB, claim=3 * GIB), 4.0
+    assert made.ready_in(0.0, None) == LOAD + 4.0
 
 
 PLAN = Plan(sleep=(PutToSleep("a", 1),), stop=("b",), makes_room=5.0)

@@ -16,7 +16,7 @@ START, DRAIN, SLEEP, WAKE, STOP = Pending
 GIB = 1 << 30
 NOW = 10_000.0
 SETTINGS = PlanSettings(host_memory=64 * GIB)
-NAP = {"sleep_level": 1, "wake_seconds": (3.0, 6.0), "residue": 1, "host_bytes": 5}  # of a model that may sleep
+NAP = {"sleep_levels": (1, 2), "wake_seconds": (3.0, 6.0), "residue": 1, "host_bytes": 5}  # of a model that may sleep
 
 
 def gpus(*totals: float, used: float = 0, **kinds: Any) -> list[Device]:
@@ -29,7 +29,7 @@ def gpus(*totals: float, used: float = 0, **kinds: Any) -> list[Device]:
 
 def model(name: str, claim: float, idle: float = 3600.0, /, *on: int, state: State = RUNNING, **kinds: Any) -> Resident:
     """A resident of `claim` GiB on GPU 0 or those named, last used `idle` seconds ago; it loads in 10 s."""
-    for field in ("residue", "unseen", "host_bytes"):
+    for field in ("residue", "unseen", "host_bytes", "host_held"):
         kinds[field] = int(kinds.get(field, 0) * GIB)
     settings = {"load_seconds": 10.0, "last_used": NOW - idle} | kinds
     return Resident(profile=name, state=state, gpus=on or (0,), claim=int(claim * GIB), **settings)
@@ -103,18 +103,18 @@ SCENARIOS = {
     "other residents do not help": (want(20), [model("a", 8), model("b", 8, pinned=True)], None),
     # Asleep rather than stopped, where that is the quicker way back and leaves room.
     "put to sleep": (want(20), [model("a", 12, **NAP)], started(sleep=(("a", 1),))),
-    "level 2 is all it may": (want(20), [model("a", 12, **NAP | {"sleep_level": 2})], started(sleep=(("a", 2),))),
+    "level 2 is all it may": (want(20), [model("a", 12, **NAP | {"sleep_levels": (2,)})], started(sleep=(("a", 2),))),
     "host memory is short": (want(20), [model("a", 12, **NAP | {"host_bytes": 65})], started(sleep=(("a", 2),))),
     "host memory is taken": (
         want(19),
-        [model("z", 12, state=SLEEPING, residue=1, level=1, host_bytes=60), model("a", 12, **NAP)],
+        [model("z", 12, state=SLEEPING, residue=1, level=1, host_held=60), model("a", 12, **NAP)],
         started(sleep=(("a", 2),)),
     ),
     "level 1 wakes slower than a start": (
         want(20), [model("a", 12, **NAP | {"wake_seconds": (10.0, 6.0)})], started(sleep=(("a", 2),)),
     ),
     "so do both": (want(20), [model("a", 12, **NAP | {"wake_seconds": (10.0, 10.0)})], started(stop=("a",))),
-    "it cannot sleep": (want(20), [model("a", 12, **NAP | {"sleep_level": 0})], started(stop=("a",))),
+    "it cannot sleep": (want(20), [model("a", 12, **NAP | {"sleep_levels": ()})], started(stop=("a",))),
     "its residue is in the way": (want(23.5), [model("a", 12, **NAP)], started(stop=("a",))),
     "it sleeps already, and its residue is in the way": (
         want(24), [model("a", 12, state=SLEEPING, **NAP)], started(stop=("a",)),
@@ -125,6 +125,17 @@ SCENARIOS = {
     ),
     "room for both, colder ones first": (
         want(22), [model("b", 12, 800, **NAP), model("a", 12, 900, **NAP)], started(sleep=(("a", 1), ("b", 1))),
+    ),
+    "it has what it needs of host memory already": (
+        want(20),
+        [model("z", 12, state=SLEEPING, residue=1, level=1, host_held=59), model("a", 12, **NAP | {"host_held": 4})],
+        started(sleep=(("a", 1),)),
+    ),
+    "level 1 is all it may": (want(20), [model("a", 12, **NAP | {"sleep_levels": (1,)})], started(sleep=(("a", 1),))),
+    "level 1 is all it may, and host memory is short": (
+        want(20),
+        [model("a", 12, **NAP | {"sleep_levels": (1,), "host_bytes": 65})],
+        started(stop=("a",)),
     ),
     "host memory for one": (
         want(22),
@@ -207,7 +218,7 @@ def test_cost_aware_evicts_what_is_soonest_back_for_the_time_it_was_idle() -> No
     assert decide(want(12), [quick, slow], gpus(24)) == started(stop=("slow",))
     thrifty = PlanSettings(cost_aware=True)
     assert decide(want(12), [quick, slow], gpus(24), thrifty) == started(stop=("quick",)), "120 against 30"
-    naps = model("naps", 12, 600.0, **NAP | {"sleep_level": 2, "load_seconds": 50.0})
+    naps = model("naps", 12, 600.0, **NAP | {"sleep_levels": (2,), "load_seconds": 50.0})
     assert decide(want(11), [naps, slow], gpus(24)) == started(stop=("slow",))
     assert decide(want(11), [naps, slow], gpus(24), thrifty) == started(sleep=(("naps", 2),)), "back in 6 s, not in 50"
 
@@ -216,10 +227,10 @@ def test_cost_aware_evicts_what_is_soonest_back_for_the_time_it_was_idle() -> No
     ("kinds", "seconds"),
     [
         ({}, 10.0),
-        ({"sleep_level": 1, "wake_seconds": (3.0, 6.0)}, 3.0),
-        ({"sleep_level": 2, "wake_seconds": (3.0, 6.0)}, 6.0),
-        ({"sleep_level": 1, "wake_seconds": (30.0, 60.0)}, 10.0),
-        ({"sleep_level": 1, "wake_seconds": (3.0, 6.0), "state": SLEEPING}, 10.0),
+        ({"sleep_levels": (1, 2), "wake_seconds": (3.0, 6.0)}, 3.0),
+        ({"sleep_levels": (2,), "wake_seconds": (3.0, 6.0)}, 6.0),
+        ({"sleep_levels": (1, 2), "wake_seconds": (30.0, 60.0)}, 10.0),
+        ({"sleep_levels": (1, 2), "wake_seconds": (3.0, 6.0), "state": SLEEPING}, 10.0),
         ({"load_seconds": 0.0}, 0.1),
     ],
 )

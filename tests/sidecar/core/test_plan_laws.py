@@ -96,9 +96,10 @@ def resident(name: str, drawn: bytes, count: int) -> Resident:
         last_used=of(500.0, 300.0, -math.inf, 600.0, 700.0, 800.0, 880.0, 900.0, 920.0, 960.0, 990.0, NOW),
         load_seconds=of(10.0, 10.0, 0.0, 1.0, 5.0, 20.0),
         wake_seconds=of((1.0, 2.0), (1.0, 2.0), (1.0, 8.0), (8.0, 2.0), (9.0, 9.0)),
-        sleep_level=of(0, 1, 1, 2),
+        sleep_levels=of((), (1, 2), (1, 2), (2,), (1,)),
         level=of(1, 2) if state is SLEEPING else 0,
         host_bytes=claim,
+        host_held=of(0, 0, claim // 2, claim) if state in (RUNNING, SLEEPING) else 0,
     )
 
 
@@ -188,8 +189,8 @@ def heat(case: Case, resident: Resident) -> tuple[float, str]:
 
 def seconds_to_have_it_back(resident: Resident) -> float:
     back = resident.load_seconds
-    if resident.state is RUNNING and resident.sleep_level:
-        back = min(back, *resident.wake_seconds[resident.sleep_level - 1 :])
+    if resident.state is RUNNING:
+        back = min(back, *(resident.wake_seconds[level - 1] for level in resident.sleep_levels), math.inf)
     return max(back, 0.1)
 
 
@@ -360,19 +361,20 @@ def test_victims_sleep_where_they_can(case: Case) -> None:
     for nap in decided.sleep:
         victim = by_name[nap.profile]
         assert victim.state is RUNNING
-        assert 0 < victim.sleep_level <= nap.level
+        assert nap.level in victim.sleep_levels
         assert victim.wake_seconds[nap.level - 1] < victim.load_seconds
-    host = case.settings.host_memory - sum(r.host_bytes for r in case.residents if r.level == 1)
-    left = host - sum(by_name[nap.profile].host_bytes for nap in decided.sleep if nap.level == 1)
+    host = case.settings.host_memory - sum(r.host_held for r in case.residents)
+    more = {r.profile: max(0, r.host_bytes - r.host_held) for r in case.residents}
+    left = host - sum(more[nap.profile] for nap in decided.sleep if nap.level == 1)
     assert left >= min(0, host)
     for nap in decided.sleep:
         victim = by_name[nap.profile]
-        if nap.level == 2 and victim.sleep_level == 1 and victim.wake_seconds[0] < victim.load_seconds:
-            assert left < victim.host_bytes
+        if nap.level == 2 and 1 in victim.sleep_levels and victim.wake_seconds[0] < victim.load_seconds:
+            assert left < more[victim.profile]
     stopped = [v for v in victims_of(case, decided) if v not in asleep]
     for victim in stopped:
         others = [v for v in stopped if v is not victim]
-        if victim.state is RUNNING and victim.sleep_level and victim.wake_seconds[1] < victim.load_seconds:
+        if victim.state is RUNNING and 2 in victim.sleep_levels and victim.wake_seconds[1] < victim.load_seconds:
             assert not served(case, decided, others, [*asleep, victim])
 
 

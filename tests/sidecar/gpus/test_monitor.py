@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sidecar.core.gpus import GPU
+from sidecar.core.gpus import GPU, GPUError
 from sidecar.gpus.monitor import GpuMonitor
 
 
@@ -41,3 +41,29 @@ def test_bytes_of_gpus_that_an_engine_is_sized_for(
 def test_the_smallest_of_some() -> None:
     made = monitor(24, 48, 2)
     assert (made.smallest((0, 1)), made.smallest((1,)), made.smallest(())) == (24, 48, 0)
+
+
+def test_it_waits_for_a_reading_that_will_do_and_no_longer() -> None:
+    free = iter((1, 2, 3))
+
+    async def sample() -> tuple[GPU, ...]:
+        return (GPU(index=0, total=9, free=next(free)),)
+
+    seen = GpuMonitor(sample, print)
+    assert asyncio.run(seen.until(lambda gpus: gpus[0].free == 3))
+    assert seen.gpus[0].free == 3
+    assert asyncio.run(GpuMonitor(None, print).until(lambda gpus: gpus == ()))
+
+
+def test_a_reading_from_before_the_driver_failed_will_not_do() -> None:
+    answers = iter((GPUError("it hangs"), GPUError("it hangs"), None))
+
+    async def sample() -> tuple[GPU, ...]:
+        failure = next(answers)
+        if failure is not None:
+            raise failure
+        return (GPU(index=0, total=9, free=9),)
+
+    seen = GpuMonitor(sample, print)
+    assert asyncio.run(seen.until(lambda _: True))
+    assert list(answers) == []

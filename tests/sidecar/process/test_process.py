@@ -123,6 +123,20 @@ def test_what_a_child_is_given(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_host_memory_is_that_of_all_its_processes_which_no_file_backs(tmp_path: Path) -> None:
+    own = "import mmap; kept = bytearray(64 << 20); shared = mmap.mmap(-1, 32 << 20); shared.write(bytes(32 << 20))"
+
+    async def scenario() -> None:
+        process = spawn(f"{own}; print('own'); {FORKS.replace('**{}', '')}", tmp_path / "log")
+        await line(process, "(own)")
+        await line(process, r"child (\d+)")
+        assert 96 << 20 < process.host_held() < 160 << 20
+        await process.terminate(0.0)
+        assert process.host_held() == 0
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("argv", [["/nonexistent/vllm"], ["a\0b"]])
 def test_a_program_that_cannot_be_started(tmp_path: Path, argv: list[str]) -> None:
     async def scenario() -> None:

@@ -24,6 +24,7 @@ from sidecar.core.engine_records import EngineFacts, EngineRecord, ProcessRecord
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
+from sidecar.core.sleep import MeasuredSleep
 from sidecar.core.step_times import StepTimes
 from sidecar.core.vllm import Completion
 from sidecar.residency.state_file import (
@@ -49,12 +50,15 @@ RECORD = EngineRecord(
     settings="a",
     told=EngineFacts(kv_tokens=3, canary=Completion("x", (1, 2))),
     level=2,
+    host=7,
+    first_residue=8,
 )
-MEASURED = Measured(settings="a", peak=3, settled=2, kv=1, asleep=1)
+MEASURED = Measured(settings="a", peak=3, settled=2, kv=1)
 FULL = SavedState(
     engines={"m": RECORD},
     measured={"m": MEASURED},
     lessons={"m": Lesson(settings="a", rest=5, exact=True, sequences=3)},
+    sleeps={"m": MeasuredSleep(settings="a", residue=5, wrong=True)},
     times={"m": Times(load=1.5, stages={"weights": 1.0}, disk=2e9), "n": Times(wake2=0.0)},
     off=("n",),
 )

@@ -1,0 +1,135 @@
+"""Steps of one engine that sleeps and wakes, and what they teach: its residue, its host memory, a level that harms it.
+
+An engine counts as asleep only where memory has come back, by its processes or by what the GPU's use fell. However much
+it keeps then is its residue, and no reason to end it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from gateway.shared.files.units import GIB
+from sidecar.core.engine_records import EngineFacts, EngineFailed
+from sidecar.core.gpus import GPU, SHARE
+from sidecar.core.host_memory import HostMemory
+from sidecar.core.model_state import ModelState
+from sidecar.core.sleep import LEAST_RESIDUE, Level, MeasuredSleep, worn
+from sidecar.gpus.monitor import GpuMonitor
+from sidecar.residency.effects import Engine, Engines
+from sidecar.residency.engine_steps import EngineSteps
+
+LEAST_FREED = 0.25  # of what an engine held: who gives back less does not sleep, whatever it says
+BELIEVED = 0.5  # of the host memory that was booked: growth below it shows that pinned memory is not told here
+
+
+class SleepSteps:
+    """`steps`: the others of the same engines. `host`: where level 1 is booked. `sleeps`: by profile, for the state
+    file."""
+
+    def __init__(
+        self,
+        steps: EngineSteps,
+        engines: Engines,
+        monitor: GpuMonitor,
+        host: HostMemory,
+        sleeps: dict[str, MeasuredSleep],
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._steps = steps
+        self._engines = engines
+        self._monitor = monitor
+        self._host = host
+        self._sleeps = sleeps
+        self._clock = clock
+        self._say = say
+
+    async def sleep(self, entry: ModelState, level: Level) -> bool:
+        """Put it to sleep, and see its memory come back. One that gives none back, or took more host memory than there
+        is, is ended; False: its memory has not come back by that either."""
+        engine = self._steps.running[entry.name]
+        before = await self._monitor.look()
+        held = self._steps.memory.held(entry, engine, before, alive=True)
+        host = engine.host_held()
+        self._steps.transition(entry, "sleep")
+        began = self._clock()
+        try:
+            await engine.sleep(level)
+            kept = await self._given_back(entry, engine, before, held, level)
+        except EngineFailed as error:
+            return await self._steps.fail(entry, error)
+        first = not entry.first_residue
+        residue = max([*kept.values(), min(LEAST_RESIDUE, entry.size.residue)])
+        taken = self._host_taken(entry, engine.host_held() - host) if level == 1 else 0
+        self._learn(entry, residue if first else 0, taken)
+        if level == 1 and not self._host.take(entry.name, taken):
+            left = (self._host.bound - self._host.total + self._host.held(entry.name)) / GIB
+            self._say(f"{entry.name} took {taken / GIB:.1f} GiB of host memory asleep, {left:.1f} were left: it ends")
+            return await self._steps.end(entry)
+        entry.fell_asleep(level, residue)
+        self._steps.transition(entry, "slept")
+        self._steps.keep()
+        self._say(f"{entry.name} sleeps at level {level} after {self._clock() - began:.2f} s")
+        if worn(entry.first_residue, residue):
+            grown = f"it kept {entry.first_residue / GIB:.1f} GiB at first and {residue / GIB:.1f} now"
+            self._say(f"{entry.name} is stopped instead of its next sleep: {grown}")
+        return True
+
+    async def wake(self, entry: ModelState) -> None:
+        """Wake it where it sleeps. One that answers otherwise after level 2 is not put there again."""
+        engine, level = self._steps.running[entry.name], entry.level
+        entry.began = began = self._clock()
+        try:
+            if level:
+                await engine.wake(level, self._steps.facts.get(entry.name, EngineFacts()))
+        except EngineFailed as error:
+            if error.wrong and level == 2:
+                self._keep(entry, wrong=True)
+                self._say(f"{entry.name} does not sleep at level 2 any more, while its settings stay as they are")
+            await self._steps.fail(entry, error)
+            return
+        if level:
+            entry.times.woke(level, self._clock() - began)
+        entry.level = 0
+        self._steps.serves(entry, "woken")
+        self._say(f"{entry.name} is awake after {self._clock() - began:.2f} s")
+
+    async def _given_back(
+        self, entry: ModelState, engine: Engine, before: Sequence[GPU], held: Mapping[int, int], level: Level
+    ) -> dict[int, int]:
+        """Bytes that it keeps on each GPU, once it has given back what is foreseen or had the time to. Raises
+        EngineFailed where that is next to nothing."""
+        memory, residue = self._steps.memory, entry.size.residue
+
+        def foreseen(gpus: Sequence[GPU]) -> bool:
+            kept = memory.kept(entry, engine, before, held, gpus)
+            return all(size - kept[gpu] >= SHARE * (size - residue) for gpu, size in held.items())
+
+        await self._monitor.until(foreseen)
+        kept = memory.kept(entry, engine, before, held, self._monitor.gpus)
+        for gpu, size in held.items():
+            if size - kept[gpu] < LEAST_FREED * size:
+                freed = f"{(size - kept[gpu]) / GIB:.1f} of {size / GIB:.1f} GiB of GPU {gpu}"
+                raise EngineFailed(f"it sleeps at level {level}, and its memory has not come back: {freed}")
+        return kept
+
+    def _host_taken(self, entry: ModelState, grown: int) -> int:
+        """Bytes of host memory that it has at level 1: what its processes grew by, where that shows pinned memory; what
+        was booked otherwise. They keep it, so later sleeps take nothing."""
+        before, booked = self._host.taken(entry.name), entry.size.host
+        if before or not booked:
+            return before
+        return grown if grown >= BELIEVED * booked else booked
+
+    def _learn(self, entry: ModelState, residue: int, taken: int) -> None:
+        """Note what it has kept, 0: nothing new, and what it has taken of host memory, if that was measured."""
+        changes = {"residue": residue} if residue else {}
+        changes |= {"host": taken} if taken not in (0, entry.size.host) else {}
+        if changes:
+            self._keep(entry, **changes)
+
+    def _keep(self, entry: ModelState, **changes: int) -> None:
+        was = entry.slept or MeasuredSleep(settings=self._engines.settings(entry.name))
+        entry.slept = self._sleeps[entry.name] = msgspec.structs.replace(was, **changes)

@@ -1,0 +1,330 @@
+"""Sleep of engines in virtual time: host memory, residues, containers, and level 2 that went wrong.
+
+Whatever a test does, host memory is never booked beyond its bound, and nothing stays booked for an engine that has
+ended: `Site` looks at that all the while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import Any
+
+import msgspec
+import pytest
+
+from loadtest.engine.true_memory import TrueMemory
+from loadtest.lab.residency.machine import Listing
+from loadtest.lab.residency.residents import Model
+from loadtest.lab.residency.site import GIB, Site, counted, file, opened
+from loadtest.simulate import vtime
+from sidecar.residency.orders import Refused
+
+MODEL = Model(weights=6 * GIB, claim=11 * GIB)
+GPU = 24 * GIB
+
+Body = Callable[..., Coroutine[Any, Any, None]]
+
+
+def virtual(test: Body) -> Callable[..., None]:
+    """Run a test in virtual time."""
+
+    @wraps(test)
+    def run(*arguments: object, **named: object) -> None:
+        vtime.run(test(*arguments, **named))
+
+    return run
+
+
+@asynccontextmanager
+async def site(
+    models: Mapping[str, Model],
+    *totals: int,
+    host_memory: int = 1 << 50,
+    listing: Listing = "own",
+    **fields: str,
+) -> AsyncIterator[Site]:
+    """These models on one GPU or more, and nothing left over in the end; `fields`: see `file`."""
+    gpus = totals or (GPU,)
+    text = file("".join(models), len(gpus), **fields)
+    async with opened(text, models, *gpus, host_memory=host_memory, hot=0.0) as made:
+        made.machine.listing = listing
+        yield made
+        await asyncio.sleep(20.0)
+        assert made.left_over() == []
+        assert made.machine.overlaps == []
+
+
+def three(model: Model = MODEL) -> dict[str, Model]:
+    """Of which two fit on a GPU."""
+    return dict.fromkeys("abc", model)
+
+
+def kept(residue: float, grows: float = 0.0) -> Model:
+    """A model that keeps so many GiB asleep, and `grows` more with each sleep."""
+    true = TrueMemory(rest=8 * GIB, context=GIB, residue=int(residue * GIB), grows=int(grows * GIB))
+    return Model(weights=6 * GIB, claim=11 * GIB, true=true)
+
+
+async def used(made: Site, *names: str) -> None:
+    """One call after the other, and a second between them."""
+    for name in names:
+        answer = await made.gateways[0].call(name, 0.5)
+        assert answer.ending == "served"
+        await asyncio.sleep(1.0)
+
+
+async def put_to_sleep(made: Site, *names: str) -> None:
+    """By hand, one after the other."""
+    for name in names:
+        made.manager.orders.give(name, "sleep")
+        await made.until(name, "sleeping")
+
+
+def said(made: Site, words: str) -> list[str]:
+    return [line for _, line in made.log if words in line]
+
+
+# -- host memory ------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_two_gpus_that_evict_at_once_do_not_count_on_the_same_host_memory() -> None:
+    gpus = {"a": "gpus: [0]", "b": "gpus: [1]", "c": "gpus: [0]", "d": "gpus: [1]"}
+    async with site(dict.fromkeys("abcd", MODEL), 12 * GIB, 12 * GIB, host_memory=7 * GIB, **gpus) as made:
+        await used(made, "a", "b")
+        await asyncio.sleep(5.0)
+        await asyncio.gather(*(made.gateways[0].call(name, 0.5) for name in "cd"))
+        assert made.state() == "a sleeping, b sleeping, c running, d running"
+        assert sorted(made.entry(name).level for name in "ab") == [1, 2]
+        assert made.manager.host.total == 6 * GIB
+
+
+@virtual
+async def test_an_engine_keeps_its_host_memory_when_it_has_woken() -> None:
+    model = msgspec.structs.replace(MODEL, keeps_pinned=True)
+    async with site(three(model), host_memory=7 * GIB) as made:
+        await used(made, "a", "b")
+        await put_to_sleep(made, "a")
+        await used(made, "a")
+        assert (made.entry("a").level, made.manager.host.total) == (0, 6 * GIB)
+        await put_to_sleep(made, "b", "a")
+        assert (made.entry("a").level, made.entry("b").level) == (1, 2)
+        made.manager.orders.give("a", "stop")
+        await made.until("a", "stopped")
+        assert made.manager.host.total == 0
+
+
+@virtual
+async def test_what_it_really_took_of_host_memory_is_booked_and_remembered() -> None:
+    model = msgspec.structs.replace(MODEL, pinned=22 / 15)
+    async with site(three(model), host_memory=18 * GIB) as made:
+        await used(made, "a", "b")
+        await put_to_sleep(made, "a")
+        assert made.manager.host.total == pytest.approx(8.8 * GIB, rel=0.01)
+        await put_to_sleep(made, "b")
+        assert made.entry("b").level == 1, "6 GiB were booked for it, as its files say"
+        await made.again()
+        await used(made, "b", "a")
+        made.manager.orders.give("b", "stop")
+        await made.until("b", "stopped")
+        assert made.entry("b").size.host == pytest.approx(8.8 * GIB, rel=0.01)
+
+
+@virtual
+async def test_one_that_took_more_host_memory_than_there_is_ends_and_sleeps_otherwise_the_next_time() -> None:
+    model = msgspec.structs.replace(MODEL, pinned=2.0)
+    async with site(three(model), host_memory=10 * GIB) as made:
+        await used(made, "a")
+        made.manager.orders.give("a", "sleep")
+        await made.until("a", "stopped")
+        assert len(said(made, "a took 12.0 GiB of host memory asleep, 10.0 were left: it ends")) == 1
+        assert made.manager.host.total == 0
+        await used(made, "a")
+        await put_to_sleep(made, "a")
+        assert made.entry("a").level == 2
+
+
+@virtual
+async def test_a_drain_in_vain_gives_back_what_was_booked() -> None:
+    async with site(three(), host_memory=7 * GIB) as made:
+        await used(made, "a", "b")
+        waiting = asyncio.ensure_future(made.gateways[0].call("c", 0.5))
+        while made.manager.host.total == 0:  # virtual time
+            await asyncio.sleep(0.001)
+        made.engines.all["a"].requests = 1  # somebody calls it without a gateway
+        await asyncio.sleep(14.9)
+        assert made.manager.host.total == 6 * GIB
+        await asyncio.sleep(0.4)
+        made.engines.all["a"].requests = 0
+        assert (await waiting).ending == "served"
+
+
+@virtual
+async def test_an_engine_that_is_killed_gives_back_its_host_memory() -> None:
+    async with site(three()) as made:
+        await used(made, "a")
+        await put_to_sleep(made, "a")
+        assert made.manager.host.total == 6 * GIB
+        made.engines.all["a"].kill()
+        await asyncio.sleep(1.0)
+        assert made.manager.host.total == 0
+        await made.until("a", "running")
+
+
+@virtual
+async def test_an_engine_that_is_taken_over_has_its_host_memory() -> None:
+    async with site(three(), host_memory=7 * GIB) as made:
+        await used(made, "a", "b")
+        await put_to_sleep(made, "a")
+        await used(made, "a")
+        await made.again(killed=True)
+        assert made.manager.host.total == 6 * GIB
+        await put_to_sleep(made, "b")
+        assert made.entry("b").level == 2
+
+
+# -- residue ----------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_an_engine_that_keeps_much_asleep_is_not_killed_and_its_residue_is_learnt() -> None:
+    async with site(dict.fromkeys("ab", kept(6.5))) as made:
+        await used(made, "a")
+        await put_to_sleep(made, "a")
+        assert counted(made, "failed") == {}
+        assert made.entry("a").size.residue == int(6.5 * GIB)
+        await made.again()
+        await used(made, "a")
+        made.manager.orders.give("a", "stop")
+        await made.until("a", "stopped")
+        assert made.entry("a").size.residue == int(6.5 * GIB), "it is known before it sleeps"
+
+
+@virtual
+async def test_one_that_keeps_too_much_for_what_it_makes_room_for_ends() -> None:
+    models = {"a": kept(6.5), "b": Model(weights=10 * GIB, claim=20 * GIB)}
+    async with site(models) as made:
+        await used(made, "a", "b")
+        assert made.state() == "a stopped, b running"
+        assert len(said(made, "a keeps 6.5 GiB asleep, which leaves too little for b: it ends")) == 1
+        assert counted(made, "failed") == {}
+        await used(made, "a", "b")
+        assert len(said(made, "leaves too little")) == 1, "the plan knows by now"
+
+
+@virtual
+async def test_one_that_keeps_more_than_was_foreseen_and_not_too_much_sleeps_on() -> None:
+    async with site({"a": kept(3.0), "b": MODEL, "c": MODEL}, 28 * GIB) as made:
+        await used(made, "a", "b", "c")
+        assert made.state() == "a sleeping, b running, c running"
+
+
+@virtual
+async def test_an_engine_whose_residue_has_doubled_is_stopped_instead() -> None:
+    async with site({"a": kept(2.0, grows=1.0)}) as made:
+        for residue in (2, 3, 4):
+            await used(made, "a")
+            await put_to_sleep(made, "a")
+            assert made.entry("a").size.residue == residue * GIB
+        assert len(said(made, "a is stopped instead of its next sleep: it kept 2.0 GiB at first and 4.0 now")) == 1
+        await made.again(killed=True)
+        await used(made, "a")
+        with pytest.raises(Refused, match=r"a keeps 4\.0 GiB asleep, twice what it kept at first"):
+            made.manager.orders.give("a", "sleep")
+        made.manager.orders.give("a", "stop")
+        await made.until("a", "stopped")
+        await used(made, "a")
+        await put_to_sleep(made, "a")
+        assert made.entry("a").size.residue == 2 * GIB
+
+
+# -- a container ------------------------------------------------------------------------------------------------------
+
+
+LISTINGS: tuple[Listing, ...] = ("host", "none", "own")
+
+
+@pytest.mark.parametrize("listing", LISTINGS)
+@virtual
+async def test_a_sleep_that_gives_nothing_back_does_not_count_wherever_the_pids_are_from(listing: Listing) -> None:
+    async with site(three(), listing=listing) as made:
+        await used(made, "a", "b")
+        made.machine.faults.keep_asleep = 1
+        made.manager.orders.give("a", "sleep")
+        await asyncio.sleep(20.0)
+        assert counted(made, "slept") == {}
+        assert counted(made, "failed") == {"a": 1}
+        assert len(said(made, "its memory has not come back: 0.0 of 11.0 GiB of GPU 0")) == 1
+        assert bool(made.manager.troubles()) is (listing != "own")
+
+
+@pytest.mark.parametrize("listing", LISTINGS)
+@virtual
+async def test_models_take_turns_wherever_the_pids_are_from(listing: Listing) -> None:
+    async with site(three(), listing=listing) as made:
+        await used(made, "a", "b", "c", "a", "b")
+        assert counted(made, "failed") == {}
+        assert made.entry("c").size.residue == GIB
+        await made.again(killed=True)
+        await used(made, "c", "a")
+        assert counted(made, "failed") == {}
+
+
+@virtual
+async def test_an_engine_that_is_taken_over_in_a_container_does_not_sleep_by_its_word_alone() -> None:
+    async with site(three(), listing="host") as made:
+        await used(made, "a")
+        await made.again(killed=True)
+        made.machine.faults.keep_asleep = 1
+        made.manager.orders.give("a", "sleep")
+        await asyncio.sleep(20.0)
+        assert (counted(made, "slept"), counted(made, "failed")) == ({}, {"a": 1})
+
+
+# -- level 2 ----------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_model_that_answers_otherwise_after_level_2_is_not_put_there_again() -> None:
+    async with site({"a": MODEL}, a="sleep: {level: 2}") as made:
+        await used(made, "a")
+        await put_to_sleep(made, "a")
+        assert made.entry("a").level == 2
+        made.machine.faults.fail_wake = 1
+        made.manager.orders.ensure("a")
+        await asyncio.sleep(60.0)
+        await used(made, "a")
+        assert len(said(made, "a does not sleep at level 2 any more")) == 1
+        await made.again()
+        assert "once it has answered otherwise" in made.manager.troubles()[0]
+        await put_to_sleep(made, "a")
+        assert made.entry("a").level == 1
+
+
+@virtual
+async def test_a_failed_wake_from_level_1_forbids_nothing() -> None:
+    async with site({"a": MODEL}) as made:
+        await used(made, "a")
+        await put_to_sleep(made, "a")
+        made.machine.faults.fail_wake = 1
+        made.manager.orders.ensure("a")
+        await asyncio.sleep(60.0)
+        assert made.entry("a").sleep_levels() == (1, 2)
+
+
+@virtual
+async def test_with_adapters_level_1_is_all_there_is_and_without_host_memory_it_stops() -> None:
+    lora = "sleep: {level: 2, after: 30s}, flags: {enable-lora: true}"
+    async with site({"a": MODEL, "b": MODEL}, host_memory=7 * GIB, a=lora, b=lora) as made:
+        assert len(made.manager.troubles()) == 2
+        await used(made, "a", "b")
+        await put_to_sleep(made, "a")
+        assert made.entry("a").level == 1
+        with pytest.raises(Refused, match=r"b would fill 6\.0 GiB of host memory, 1\.0 are left"):
+            made.manager.orders.give("b", "sleep")
+        await asyncio.sleep(40.0)
+        assert made.state() == "a sleeping, b stopped"
+        assert len(said(made, "b is stopped instead of put to sleep: b would fill 6.0 GiB")) == 1
