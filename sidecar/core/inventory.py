@@ -96,8 +96,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     asleep; `host` bytes of the machine's memory at level 1. `share` (0..1) is for its command line, None: not to be
     told. `sequences`: at most at once, where the engine would not start with its own number. `context`: KV cache of one
     whole context. `beyond`: what of `claim` and `start_needs` it takes beside its share. `weights`: on each GPU, and
-    `stored`: in its files, all together; 0: not known. `arithmetic`: how that came about, in words. All 0 where it
-    needs no GPU."""
+    `stored`: in its files, all together; 0: not known. `guessed`: the model's files are not here, and come with its
+    start. `arithmetic`: how that came about, in words. All 0 where it needs no GPU."""
 
     claim: int = 0
     start_needs: int = 0
@@ -109,6 +109,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     beyond: int = 0
     weights: int = 0
     stored: int = 0
+    guessed: bool = False
     arithmetic: str = ""
 
     def with_sleep(self, slept: MeasuredSleep | None) -> Size:

@@ -27,10 +27,16 @@ from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.effects import Engine, Engines
 from sidecar.residency.engine_memory import EngineMemory
 
+SIZE_EVERY = 5.0  # seconds between two looks for the files of a model that come with its start
+LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another start
 SAMPLE_EVERY = 1.0  # seconds between two looks at a starting engine's memory
 KEPT = 200  # lines of an engine that has ended
 HEARD = 100  # of its last lines that are looked at each time, for the stage of its start
 Reason = Literal["room", "idle", "order", "off"]  # why a model is put to sleep or ended
+
+
+class _Sized(Exception):
+    """A start with a guessed claim is to be repeated with the true one; the message says so."""
 
 
 class EngineSteps:
@@ -106,6 +112,10 @@ class EngineSteps:
                 self.transition(entry, "launched")
             self.running[entry.name] = engine
             facts = await self._ready(entry, engine, start, stopping, {gpu.index: gpu.used for gpu in gpus})
+        except _Sized as sized:
+            entry.taught = True
+            await self.fail(entry, EngineFailed(str(sized)), taught=True, how="ends")
+            return
         except EngineFailed as error:
             self.start_failures[entry.name, error.found.kind if error.found else "other"] += 1
             entry.taught = await self._learns(entry, error, room)
@@ -138,7 +148,7 @@ class EngineSteps:
         """The engine's facts once it serves; None: somebody wants it ended before that. `before`: bytes used by GPU."""
         ready = asyncio.ensure_future(engine.ready())
         stop = asyncio.ensure_future(stopping.wait())
-        peak = 0
+        peak, sized_at = 0, self._clock()
         try:
             while True:
                 await asyncio.wait((ready, stop), timeout=SAMPLE_EVERY, return_when=asyncio.FIRST_COMPLETED)
@@ -147,6 +157,9 @@ class EngineSteps:
                 held = self.memory.held(entry, engine, gpus)
                 peak = max(peak, *held.values(), 0)
                 start.heard(engine.lines(HEARD), self._clock())
+                if entry.size.guessed and (ready.done() or self._clock() >= sized_at + SIZE_EVERY):
+                    sized_at = self._clock()
+                    await self._sized_meanwhile(entry)
                 if ready.done():
                     facts = ready.result()
                     self.memory.ready(entry, engine, gpus)
@@ -158,6 +171,15 @@ class EngineSteps:
             for task in (ready, stop):
                 task.cancel()
             await asyncio.gather(ready, stop, return_exceptions=True)
+
+    async def _sized_meanwhile(self, entry: ModelState) -> None:
+        """See whether the files of its model have come with its start. Raises _Sized where it claims less by them."""
+        try:
+            size = await self._sized(entry, self._monitor.smallest(entry.gpus))
+        except Unusable:
+            return  # it may be so in the middle of a download; if not, its own failure tells more
+        if not size.guessed and size.claim < LESS * entry.size.claim:
+            raise _Sized(f"its model's files are here now, and it is started anew with {size.arithmetic}")
 
     def stop_starting(self, entry: ModelState) -> bool:
         """End one that starts; False: it does not."""
@@ -203,13 +225,15 @@ class EngineSteps:
         self._host.release(entry.name)
         self.transition(entry, "stopped")
 
-    async def fail(self, entry: ModelState, error: EngineFailed, more: str = "", *, taught: bool = False) -> bool:
+    async def fail(
+        self, entry: ModelState, error: EngineFailed, more: str = "", *, taught: bool = False, how: str = "failed"
+    ) -> bool:
         """It has failed: gateways are told at once, then what is left of it is ended. As `end`. `more`: what
-        to do, and who else holds memory there. `taught`: the next start is another."""
+        to do, and who else holds memory there. `taught`: the next start is another. `how`: it ended, in a word."""
         event: Event = "out_of_memory" if error.out_of_memory and entry.lifecycle.pending else "failed"
         why = f"{error}; {more}" if more else str(error)
         self.transition(entry, "taught" if taught else event, why)
-        self._say(f"{entry.name} failed: {why}")
+        self._say(f"{entry.name} {how}: {why}")
         back = await self._ended(entry)
         self.keep()
         if entry.lifecycle.pending is STOP:  # somebody wanted it ended

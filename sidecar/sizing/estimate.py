@@ -35,7 +35,7 @@ from sidecar.sizing.memory import (
 )
 from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import ModelError
-from sidecar.sizing.model_files import ModelLocation, NotKnown, read_model
+from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, read_model
 from sidecar.sizing.speculation import drafted_share
 from sidecar.sizing.taught import NOTHING_LEARNT, UNKNOWN_CONTEXT, cuda_of, largest_share, taught, taught_share
 from sidecar.sizing.weights import StoredWeights
@@ -95,7 +95,13 @@ class Sizing:
             size = size_of(profile, estimate(profile, shape, stored, total, present, measured, lesson=lesson))
         except (NotKnown, ModelError) as error:
             self._shapes.pop(name, None)
-            return unknown(profile, total, str(error), lesson)
+            comes = isinstance(error, NotHere)
+            if isinstance(profile.gpu_memory, KvMemory) and not comes:
+                raise Unusable(
+                    f"gpu_memory {{kv: ...}} comes on top of what the model needs, which is not known, since {error}: "
+                    "give it a share, such as gpu_memory: 45%"
+                ) from error
+            return unknown(profile, total, str(error), lesson, comes=comes)
         self._shapes[name] = shape
         return size
 
@@ -247,15 +253,18 @@ def size_of(profile: Profile, found: Estimate) -> Size:
     )
 
 
-def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEARNT) -> Size:
+def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEARNT, *, comes: bool = False) -> Size:
     """Of a model whose files are not here, or not understood: as much as vLLM takes by itself, or as is told; more or
-    less by what starts that failed have taught."""
+    less by what starts that failed have taught. `comes`: its files come with its start, which is ended then and
+    repeated with what it needs, unless that is told."""
     memory = profile.gpu_memory
     share = memory if isinstance(memory, float) else taught_share(BY_ITSELF, total, lesson)
     taken = _share(total, share)
     beyond = min(lesson.beyond, total - taken)
     sleeps = profile.sleeps is not None
+    guessed = comes and not isinstance(memory, float)
     said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"
+    said = "once its files are here it is started anew with what it needs" if guessed else said
     return Size(
         claim=taken + beyond,
         start_needs=taken + beyond,
@@ -265,6 +274,7 @@ def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEA
         sequences=lesson.sequences,
         context=UNKNOWN_CONTEXT,
         beyond=beyond,
+        guessed=guessed,
         arithmetic=f"{share:.0%} of each GPU, {gib(taken)} GiB: no estimate, since {why}; {said}",
     )
 

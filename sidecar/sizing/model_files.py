@@ -28,11 +28,16 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}")
 # As vLLM: what a training run leaves beside the weights, and copies of them in another form.
 _NOT_WEIGHTS = re.compile(r"(?:training_args|optimizer|scheduler|scaler|rng_state.*|adapter_model)\.\w+")
+_PART = re.compile(r"(.+-)\d{5}-of-(\d{5})(\.\w+)")
 _INCOMPLETE = "copy or download it again"
 
 
 class NotKnown(Exception):
     """A model of which no estimate can be made, though vLLM may well run it; the message says why."""
+
+
+class NotHere(NotKnown):
+    """A model whose files vLLM downloads when it starts."""
 
 
 class ModelLocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,16 +106,28 @@ def stored_in(folder: Path, *, sizes_only: bool = False) -> StoredWeights:
     for name in files:
         if name not in names:
             raise Unusable(f"{folder / name} is missing, which the index beside it names: {_INCOMPLETE}")
+    _whole(folder, files)
     if files:
         parts = [_safetensors(folder / name, sizes_only=sizes_only) for name in files[:MAX_FILES]]
         return StoredWeights(sum(part.bytes for part in parts), sum(part.wide for part in parts))
     for ending in (".bin", ".pt"):
         found = [name for name in names if name.endswith(ending) and not _NOT_WEIGHTS.fullmatch(name)]
+        _whole(folder, found)
         if found:
             return StoredWeights(sum(_size(folder / name) for name in found[:MAX_FILES]))
     gguf = next((name for name in names if name.endswith(".gguf")), None)
     advice = f"name one of its files in model_path, such as {gguf}" if gguf else _INCOMPLETE
     raise Unusable(f"{folder} holds no weights (.safetensors, .bin or .pt): {advice}")
+
+
+def _whole(folder: Path, names: list[str]) -> None:
+    """Check that of files that are parts all are there, as their names count them. Raises Unusable."""
+    for name in names:
+        if match := _PART.fullmatch(name):
+            for number in range(1, min(int(match[2]), MAX_FILES) + 1):
+                part = f"{match[1]}{number:05}-of-{match[2]}{match[3]}"
+                if part not in names:
+                    raise Unusable(f"{folder / part} is missing, which {name} beside it counts: {_INCOMPLETE}")
 
 
 def _parsed(path: Path, data: bytes) -> tuple[str, ...]:
@@ -207,7 +224,7 @@ def _absent(where: ModelLocation, what: str) -> NotKnown | Unusable:
     offline = {where.environment.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
     if offline & {"1", "ON", "YES", "TRUE"}:
         return Unusable(f"{what}, and HF_HUB_OFFLINE keeps vLLM from downloading it: unset it, or download the model")
-    return NotKnown(f"{what}, and vLLM will download it")
+    return NotHere(f"{what}, and vLLM will download it")
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

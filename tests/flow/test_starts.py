@@ -7,11 +7,14 @@ import asyncio
 import random
 from functools import partial
 
+import msgspec
 import pytest
 
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, counted, file, opened
 from loadtest.simulate import vtime
+from sidecar.core.engine_records import Unusable
+from sidecar.core.inventory import Size
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.engine_api import ApiError
 from sidecar.process.readiness import LOOK_EVERY, ready
@@ -63,6 +66,52 @@ def test_a_download_without_a_line_goes_on_until_load_timeout(seconds: float, se
                 assert asyncio.get_running_loop().time() - began == pytest.approx(seconds + 20.0, abs=10.0)
             else:
                 assert await ended(made, "a") - began == pytest.approx(LIMIT, abs=1.0)
+
+    vtime.run(scenario())
+
+
+@pytest.mark.parametrize("less", [True, False])
+def test_a_model_that_comes_with_its_start_is_started_anew_with_what_it_needs(less: bool) -> None:
+    async def scenario() -> None:
+        async with opened(
+            file("ab", 1), dict.fromkeys("ab", Model(weights=6 * GIB, claim=11 * GIB)), *GPUS[:1]
+        ) as made:
+            known, here = made.engines.size, [False]
+            guess = 22 * GIB if less else 11 * GIB
+
+            async def size(profile: str, total: int, present: int) -> Size:
+                found = await known(profile, total, present)
+                if here[0] or profile == "b":
+                    return found
+                return msgspec.structs.replace(found, claim=guess, start_needs=guess, guessed=True)
+
+            made.engines.size = size  # type: ignore[method-assign] # as if its files were not here
+            await made.manager.steps.size(made.entry("a"))
+            call = asyncio.ensure_future(made.gateways[0].call("a", 1.0, 1000.0))
+            await asyncio.sleep(8.0)
+            here[0] = True
+            assert (await call).ending == "served"
+            assert made.entry("a").size.claim == 11 * GIB
+            assert counted(made, "taught") == ({"a": 1} if less else {})
+            assert counted(made, "failed") == {}
+            assert (await made.gateways[0].call("b", 1.0)).ending == "served"
+            assert made.state() == "a running, b running", "both have room"
+
+    vtime.run(scenario())
+
+
+def test_files_that_cannot_be_used_in_the_middle_of_a_download_end_no_start() -> None:
+    async def scenario() -> None:
+        async with opened(file("a", 1), {"a": Model(weights=6 * GIB, claim=11 * GIB)}, *GPUS[:1]) as made:
+            entry = made.entry("a")
+
+            async def size(profile: str, total: int, present: int) -> Size:
+                raise Unusable("it is cut off")
+
+            entry.size = msgspec.structs.replace(entry.size, guessed=True)
+            entry.sizes = {}
+            made.engines.size = size  # type: ignore[method-assign] # as if one file were half there
+            assert (await made.gateways[0].call("a", 1.0)).ending == "served"
 
     vtime.run(scenario())
 

@@ -179,7 +179,7 @@ class ResidentEngine:
         """Its GPUs wait for each other for ever. It says so once a minute."""
         while True:
             await self._takes(HANG_SAYS)
-            self._says(SLOW_OR_HUNG)
+            self._says(f"(EngineCore pid={self.pid}) INFO at {asyncio.get_running_loop().time():.0f} {SLOW_OR_HUNG}")
 
     def _says(self, words: str) -> None:
         self._said.append(words)

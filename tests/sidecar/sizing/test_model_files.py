@@ -22,7 +22,7 @@ from sidecar.core.lesson import FailedStart, Lesson
 from sidecar.core.measured import Measured
 from sidecar.process.engine import VllmEngines
 from sidecar.sizing.memory import RESIDUE
-from sidecar.sizing.model_files import ModelLocation, NotKnown, cache_folder, read_model
+from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, cache_folder, read_model
 from sidecar.sizing.weights import StoredWeights
 
 LLAMA = (Path(__file__).parents[1] / "configs" / "llama-3-8b.json").read_bytes()
@@ -87,6 +87,19 @@ def test_a_folder_of_safetensors_is_its_headers(tmp_path: Path) -> None:
     assert read(tmp_path) == read(Path("/"), str(tmp_path / "m")) == StoredWeights(EIGHT_B)
     (tmp_path / "m" / "model.safetensors.index.json").unlink()
     assert read(tmp_path) == StoredWeights(EIGHT_B)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_files_that_count_each_other_have_to_be_all_there(tmp_path: Path, ending: str) -> None:
+    folder = sharded(tmp_path / "m")
+    (folder / "model.safetensors.index.json").unlink()
+    for part in folder.glob("*.safetensors"):
+        part.rename(part.with_suffix(f".{ending}"))
+    whole = read(tmp_path)
+    assert EIGHT_B <= whole.bytes <= EIGHT_B + 1000
+    (folder / f"model-00001-of-00002.{ending}").unlink()
+    why = f"model-00001-of-00002.{ending} is missing, which model-00002-of-00002.{ending} beside it counts"
+    assert why in refused(tmp_path)
 
 
 def test_weights_in_other_forms_are_their_files(tmp_path: Path) -> None:
@@ -205,6 +218,8 @@ def test_a_hub_s_model_is_found_in_the_cache(tmp_path: Path) -> None:
     assert read(tmp_path, "meta/Llama", home) == StoredWeights(EIGHT_B), "the index knows"
     assert "not wholly in the cache, and HF_HUB_OFFLINE" in refused(tmp_path, "meta/Llama", environment=offline)
     (snapshot / "model.safetensors.index.json").unlink()
+    with pytest.raises(NotHere, match="not wholly in the cache"):
+        read(tmp_path, "meta/Llama", home)
     (snapshot / "model-00001-of-00002.safetensors").unlink()
     with pytest.raises(NotKnown, match="not wholly in the cache"):
         read(tmp_path, "meta/Llama", home)
@@ -264,6 +279,30 @@ def test_a_claim_is_the_least_share_that_holds_the_model_and_some_contexts(tmp_p
     assert found.claim - eight.claim == pytest.approx(7 * GIB, abs=GIB / 5), "6 of KV cache, and smaller batches"
     long = size(engines(tmp_path, "model_path: m, context_length: 131072, flags: {enforce-eager: true}"))
     assert long.claim - found.claim == pytest.approx(7.5 * GIB, abs=GIB / 5), "one long context is enough"
+
+
+def test_a_model_whose_files_come_with_its_start_is_guessed_until_they_are_here(tmp_path: Path) -> None:
+    at = f"model_path: meta/Llama, environment: {{HF_HOME: {tmp_path}}}"
+    for memory in ("", ", gpu_memory: {kv: 8GiB}"):
+        made = engines(tmp_path, f"{at}{memory}")
+        found = size(made)
+        assert (found.guessed, found.share) == (True, 0.9)
+        assert (
+            "not in the cache, and vLLM will download it; once its files are here it is started anew"
+            in found.arithmetic
+        )
+    assert not size(engines(tmp_path, f"{at}, gpu_memory: 45%")).guessed, "nothing else would be tried"
+    cached(tmp_path / "hub")
+    known = size(made)
+    assert not known.guessed
+    assert known.claim == pytest.approx((15 + 8 + 2.6 + 1) * GIB, abs=GIB / 2), "weights, the cache, the rest, a margin"
+
+
+def test_a_cache_of_fixed_size_on_top_of_nobody_knows_what_is_refused(tmp_path: Path) -> None:
+    made = engines(tmp_path, "model_path: 's3://bucket/m', gpu_memory: {kv: 8GiB}")
+    with pytest.raises(Unusable, match=r"not known, since s3://bucket/m is not on this machine: give it a share, such"):
+        size(made)
+    assert not size(engines(tmp_path, "model_path: 's3://bucket/m'")).guessed
 
 
 def fails(made: VllmEngines, learnt: dict[str, Lesson], of: Size, line: str) -> Size:
