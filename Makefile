@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions corpus dst docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions corpus dst prometheus alerts docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -129,6 +129,12 @@ evasions: $(STAMP) ## tokens that each way around a limit gets for nothing, of t
 
 dst: $(STAMP) ## a thousand random simulations of the whole gateway, faults and reloads and all; DST=--help tells how
 	$(BIN)/python -m loadtest.lab.dst $(DST)
+
+prometheus: $(STAMP) ## find a real Prometheus on this machine, or unpack Debian's outside the tree
+	@$(BIN)/python -m loadtest.lab.operate.prometheus
+
+alerts: prometheus ## fire each alert by its fault, against a real Prometheus; four minutes; ALERTS=--help tells how
+	$(BIN)/python -m loadtest.lab.operate.alerts $(ALERTS)
 
 # The generator is no part of what everybody installs: 60 MB that only this target needs.
 DOCS_STAMP := $(VENV)/.weir-docs-installed

@@ -197,15 +197,26 @@ def test_every_metric_has_a_help_text_and_a_type() -> None:
     play(scene)
 
 
+def test_a_class_tells_its_target_and_one_without_tells_none() -> None:
+    def scene(world: World) -> None:
+        assert world.total("weir_class_ttft_seconds", **{"class": "interactive"}) == 2.0
+        assert "batch" not in {
+            labels["class"] for name, labels, _ in world.samples() if name == "weir_class_ttft_seconds"
+        }
+
+    play(scene)
+
+
 def test_every_decision_is_counted() -> None:
     def scene(world: World) -> None:
         metrics = world.metrics
         metrics.observe(record(tenant="acme", predicted_wait=0.5, queue=0.75, shaped_tokens=100, affinity_tokens=64))
         metrics.observe(record(tenant="acme", reason="deadline", outcome=Outcome.EXPIRED, prompt_tokens=7))
         metrics.observe(record(reason="what a client says", engine="", outcome=Outcome.UNAUTHORIZED))
+        metrics.observe(record(engine="", outcome=Outcome.HOPELESS, predicted_wait=8.0))
         assert world.total("weir_shaped_tokens_total") == 100
         assert world.total("weir_affinity_tokens_total") == 64
-        assert world.total("weir_predicted_wait_seconds_sum", **{"class": "default"}) == 0.5
+        assert world.total("weir_predicted_wait_seconds_sum", **{"class": "default"}) == 8.5  # the refused one's too
         assert world.total("weir_wait_error_seconds_sum", **{"class": "default"}) == 0.25
         assert world.total("weir_wait_error_seconds_count", **{"class": "default"}) == 1
         assert world.total("weir_cancelled_total") == world.total("weir_cancelled_total", reason="deadline") == 1

@@ -22,7 +22,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
-from gateway.decider.metrics.families import engines, models, policy, shadow_decisions
+from gateway.decider.metrics.families import engines, models, policy, shadow_decisions, targets
 from gateway.shared.files.file_status import FileStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -110,11 +110,12 @@ class Metrics(Collector):
                 row.cached += record.cached_tokens
             row.affinity += record.affinity_tokens
             row.shaped += record.shaped_tokens
-            if record.predicted_wait:
-                waits = self._waits.get(record.class_name)
-                if waits is None:
-                    waits = self._waits[record.class_name] = Histogram(), Histogram()
-                waits[0].observe(record.predicted_wait)
+        if record.predicted_wait:
+            waits = self._waits.get(record.class_name)
+            if waits is None:
+                waits = self._waits[record.class_name] = Histogram(), Histogram()
+            waits[0].observe(record.predicted_wait)
+            if engine:
                 waits[1].observe(abs(record.queue - record.predicted_wait))
         if record.attempts > 1:
             row.attempts += record.attempts - 1
@@ -175,6 +176,7 @@ class Metrics(Collector):
         yield from self._decisions()
         if self._shadow is not None:
             yield from shadow_decisions(self._shadow)
+        yield from targets(self._dispatch)
         yield from models(self._dispatch, self._fleet)
         yield from self._as_vllm()
         yield from self._more()
@@ -230,7 +232,9 @@ class Metrics(Collector):
         for (tenant, outcome), (requests, tokens) in self._tenants.items():
             tenants.add_metric((tenant, outcome.value), requests)
             used.add_metric((tenant, outcome.value), tokens)
-        predicted = HistogramMetricFamily("weir_predicted_wait_seconds", "Predicted waits.", labels=("class",))
+        predicted = HistogramMetricFamily(
+            "weir_predicted_wait_seconds", "Predicted waits, of refused calls too.", labels=("class",)
+        )
         error = HistogramMetricFamily(
             "weir_wait_error_seconds", "Between the predicted wait and the real one, either way.", labels=("class",)
         )

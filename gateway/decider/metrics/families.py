@@ -22,6 +22,17 @@ def policy(status: FileStatus) -> Iterable[Metric]:
     yield GaugeMetricFamily("weir_policy_bad", "1 while the file cannot be used.", float(status.error is not None))
 
 
+def targets(dispatch: Dispatch) -> Iterable[Metric]:
+    """What each class promises: alerts and boards compare measured times with it."""
+    ttft = GaugeMetricFamily(
+        "weir_class_ttft_seconds", "Target of the policy for the time to the first token.", labels=("class",)
+    )
+    for name, traffic_class in dispatch.policy.classes.items():
+        if traffic_class.ttft is not None:
+            ttft.add_metric((name,), traffic_class.ttft)
+    yield ttft
+
+
 def models(dispatch: Dispatch, fleet: Fleet) -> Iterable[Metric]:
     mode = GaugeMetricFamily("weir_mode", "0 normal, 1 tight, 2 brownout, 3 closed.", labels=("model",))
     steps = CounterMetricFamily("weir_mode_changes", "Steps between modes.", labels=("model", "from", "to"))

@@ -1,0 +1,55 @@
+"""Alerts as they are shipped: unit-tested by promtool where it is, each with its runbook and its drill."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from loadtest.lab.operate.alerts import RULES, names
+from loadtest.lab.operate.drills import DRILLS, UNDRILLED
+from loadtest.lab.operate.prometheus import NoPrometheus, compressed, program
+
+RUNBOOKS = Path(__file__).parents[2] / "docs/runbooks.md"
+UNIT_TESTS = RULES.with_name("alerts.test.yaml")
+
+
+def test_every_alert_has_a_drill_or_a_reason_for_none_and_nothing_else_has() -> None:
+    drilled = [drill.alert for drill in DRILLS]
+    assert sorted([*drilled, *UNDRILLED]) == sorted(names())
+
+
+def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
+    assert re.findall(r"^## (\w+)$", RUNBOOKS.read_text(), re.MULTILINE) == names()
+
+
+@pytest.mark.parametrize("group", yaml.safe_load(RULES.read_text())["groups"], ids=lambda group: group["name"])
+def test_an_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on(group: dict[str, list[dict[str, object]]]) -> None:
+    for rule in group["rules"]:
+        assert rule["labels"] in ({"severity": "page"}, {"severity": "ticket"})
+        annotations = rule["annotations"]
+        assert isinstance(annotations, dict)
+        assert annotations.keys() == {"summary", "description", "runbook_url"}
+        assert annotations["runbook_url"] == f"docs/runbooks.md#{str(rule['alert']).lower()}"
+
+
+def test_every_alert_is_unit_tested() -> None:
+    text = UNIT_TESTS.read_text()
+    assert [name for name in names() if name not in text] == []
+
+
+def test_the_unit_tests_pass() -> None:
+    try:
+        promtool = program("promtool")
+    except NoPrometheus as error:
+        pytest.skip(str(error))
+    ran = subprocess.run([promtool, "test", "rules", UNIT_TESTS], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_compressed_rules_are_sixty_times_faster_and_otherwise_the_same() -> None:
+    assert compressed("expr: rate(a[5m]) > 1\nfor: 10m\n") == "expr: rate(a[5000ms]) > 1\nfor: 10000ms\n"
+    assert compressed("a[1h] b[15s]") == "a[60000ms] b[250ms]"
