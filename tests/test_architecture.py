@@ -42,6 +42,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
         "loadtest/clients/stub.py",
     ),
     "httpx": (
+        "sidecar/pull/http_source.py",
         "gateway/shared/control/http_client.py",
         "gateway/top/control_client.py",
         "gateway/decider/waking.py",
@@ -59,7 +60,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "ray": ("sidecar/ray/cluster.py",),
     "uvloop": ("gateway/serve/run.py", "sidecar/serve/run.py", "loadtest/"),
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
-    "rich": ("gateway/top/", "loadtest/"),
+    "rich": ("gateway/top/", "sidecar/cli/pull_progress.py", "loadtest/"),
 }
 # core decides and does nothing else: what would give it a clock, a socket, a thread or a log line.
 NOT_IN_CORE = re.compile(

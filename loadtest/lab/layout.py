@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sidecar": (
         ("__version__",),
         ("core",),
-        ("sizing", "gpus"),
+        ("sizing", "gpus", "pull"),
         ("process",),
         ("residency",),
         ("reporting", "control"),

@@ -40,7 +40,22 @@ def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
 
 @pytest.mark.parametrize(
     "command",
-    ["serve", "status", "plan", "logs", "diagnose", "stop", "check", "ensure", "sleep", "wake", "drain", "off", "on"],
+    [
+        "serve",
+        "status",
+        "plan",
+        "pull",
+        "logs",
+        "diagnose",
+        "stop",
+        "check",
+        "ensure",
+        "sleep",
+        "wake",
+        "drain",
+        "off",
+        "on",
+    ],
 )
 def test_help_teaches_by_examples_that_parse(ran: Ran, command: str) -> None:
     status, out, err = ran(command, "--help")
