@@ -346,6 +346,16 @@ class Dispatch:
                 if model != call.model and queues.length(name):
                     asyncio.get_running_loop().call_soon(self._pump, model, queues)
 
+    def restored(self, call: Call, choice: Choice, taken_at: float, first_byte: float) -> LocalGrant:
+        """A grant that another decider gave and that is still held. `first_byte`: when its engine had read the prompt;
+        0: not yet."""
+        self._state(call.model)
+        self.running.setdefault(call.class_name, 0)
+        grant = LocalGrant(self, call, choice, taken_at, None)
+        if first_byte:
+            grant.began(first_byte)
+        return grant
+
     # -- leaving ------------------------------------------------------------------------------------------------
 
     def _withdraw(self, ticket: Ticket) -> None:

@@ -62,6 +62,11 @@ class LocalGrant:
         if call.stream:
             self._dispatch.traffic[call.model].first_byte(call, now)
 
+    def began(self, at: float) -> None:
+        """The first byte of an answer that another decider has seen begin: it teaches nothing here."""
+        self._first_at = at
+        self.hold.prefill_done()
+
     def _remember(self, now: float) -> None:
         if self.engine.policy.routing.affinity == "session":
             self.engine.remember_session(self.call.session, self.call.prompt_tokens, now)

@@ -150,9 +150,13 @@ class LocalAdmission:
             raise
 
     async def judge(self, call: Call) -> None:
+        if self._decider.fleet.unasked:
+            await self._decider.known(call, self._snapshot)
+        self.judge_now(call)
+
+    def judge_now(self, call: Call) -> None:
+        """`judge`, by the engines that are known now."""
         decider, account, snapshot, record = self._decider, self._account, self._snapshot, self._record
-        if decider.fleet.unasked:
-            await decider.known(call, snapshot)
         decider.cost.estimate_prompt(call)
         classify(call, snapshot.classes, account.default_class, account.best)
         decider.cost.estimate_output(call, decider.fleet.context(call.model))
@@ -204,8 +208,13 @@ class LocalAdmission:
     async def ask(self, call: Call) -> LocalGrant:
         grant = await self._decider.dispatch.ask(call)
         if self._verdict is not None:
-            self._verdict.granted(grant.engine, grant.hold, grant.ticket)
+            self.granted(grant)
         return grant
+
+    def granted(self, grant: LocalGrant) -> None:
+        """The call has an engine: the shadow policy is told."""
+        if self._verdict is not None:
+            self._verdict.granted(grant.engine, grant.hold, grant.ticket)
 
     def settle(self, tokens: int, now: float) -> None:
         if self._charge is not None:

@@ -68,7 +68,7 @@ class Attempts:
                 message = f"it answered {kind}"
             failed = set() if failed is None else failed
             tried = kind in policy.retries.on and not self._over(call)
-            pause = await grant.again(kind, record.attempts, failed) if tried else None
+            pause = await _again(grant, kind, record.attempts, failed, reply) if tried else None
             if reply is not None:
                 if kind == "429" and pause is None:
                     return reply  # nobody else can be asked: let the client hear it
@@ -101,6 +101,16 @@ class Attempts:
     def _over(self, call: Call) -> bool:
         """Whether the call's deadline is why an attempt has ended now, or leaves no time for another."""
         return self.clock() + EARLY >= call.deadline
+
+
+async def _again(grant: Grant, kind: str, attempts: int, failed: set[str], reply: Reply | None) -> float | None:
+    """As Grant.again; a call that is cancelled while the decider thinks leaves no reply open."""
+    try:
+        return await grant.again(kind, attempts, failed)
+    except BaseException:
+        if reply is not None:
+            reply.close()
+        raise
 
 
 def failure(engine: GrantedEngine, message: str, told: str) -> Refused:

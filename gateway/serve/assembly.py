@@ -308,6 +308,15 @@ class Gateway:
         self.dispatch.changed(engine)
         self._retire()
 
+    def held_on(self, id: str, url: str) -> Engine:
+        """The engine that a call of before this decider's time is on: one that is not known gets no other calls."""
+        engine = self.fleet.engines.get(id)
+        if engine is None:
+            engine = self._engine(id, url)
+            self._leaves(engine, "it is not known yet, and ends its calls")
+            self.recorder.watched = True
+        return engine
+
     def _open(self, engine: Engine, member: Member) -> None:
         """It may be given calls for its model."""
         engine.expect_sizes(member.kv_tokens, member.max_concurrency)
@@ -373,9 +382,12 @@ class Gateway:
         return self.retired.get(engine) or by_hand or "its sidecar puts it to sleep, or ends it"
 
     def _ended(self, record: Record) -> None:
-        """A call has ended while engines come and go."""
-        if record.engine in self.brought:
-            self.dispatch.sidecars.used(record.engine, self.clock())
+        self.call_ended(record.engine)
+
+    def call_ended(self, id: str) -> None:
+        """A call of this engine (empty: of none) has ended while engines come and go."""
+        if id in self.brought:
+            self.dispatch.sidecars.used(id, self.clock())
         self._retire()
 
     def _wake(self, model: str, seconds: float) -> None:

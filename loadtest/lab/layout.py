@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__version__",),
         ("shared",),
         ("core",),
-        ("upstream",),
+        ("upstream", "frames"),
         ("relay", "decider"),
         ("control",),
         ("serve", "top"),

@@ -238,7 +238,11 @@ def open_fds() -> int:
 async def settled(gateway: Gateway) -> None:
     """Wait (bounded) until nothing is held, then assert it of everything there is to hold."""
     async with asyncio.timeout(5):
-        while gateway.pipeline.tasks or any(client.active for client in gateway.clients.values()):
+        while (
+            gateway.pipeline.tasks
+            or any(client.active for client in gateway.clients.values())
+            or any(engine.in_flight for engine in gateway.fleet)  # its end may be on its way to another process
+        ):
             await asyncio.sleep(0.001)
     for engine in gateway.fleet:
         assert (engine.held, engine.in_flight, engine.prefill_queued) == (0, 0, 0), engine

@@ -23,6 +23,7 @@ from gateway.core.request.outcome import Refused
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
 from gateway.core.request.tenants import keys_from
+from gateway.frames.codec import FrameError, from_relay
 from gateway.relay.wire.body import ChunkedBody
 from gateway.relay.wire.http1 import HeadReader
 from gateway.relay.wire.messages import ServerSettings, WireError
@@ -104,6 +105,11 @@ def _stream(pieces: Pieces) -> Any:
     usage = SSEUsage(hide=True)
     relayed = b"".join([usage.feed(piece) for piece in pieces]) + usage.finish()
     return relayed, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.done, usage.error
+
+
+def _frames(pieces: Pieces) -> Any:
+    reader = from_relay()
+    return repr([messages for piece in pieces for messages in reader.feed(piece)])
 
 
 LONG = b'{"pad":"' + b"x" * BLOCK + b'",'  # before what follows an answer's first brace: it is scanned, not kept
@@ -228,8 +234,9 @@ _PACKED = (
     b"\xcb" + bytes(8),
     b"\xd9\x01\xff",
 )
-
+_FRAMES = (b"\x00\x00\x00\x05\xdc\x00\x01", b"\x91\x0d", b"\x93\x02\x01", b"\xcf", b"\xcb", b"\xa7default", b"\xc3")
 TARGETS = {
+    "frames": Target(read=_frames, errors=(FrameError,), words=_FRAMES, cut=True),
     "head": Target(read=_head, errors=(WireError,), words=_HTTP),
     "chunked": Target(read=_chunked, errors=(WireError,), words=_CHUNKS, cut=True),
     "json": Target(read=_json, errors=(Refused,), words=_BODY),

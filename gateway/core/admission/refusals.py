@@ -172,6 +172,11 @@ def draining() -> Refused:
     return Refused(Outcome.DRAINING, "This gateway is shutting down; retry elsewhere.", retry_after=SOON)
 
 
+def no_decider() -> Refused:
+    """This relay has reached no decider for as long as the call could wait."""
+    return Refused(Outcome.NO_ENGINE, "Nobody could decide about this call in time; retry.", retry_after=SOON)
+
+
 def queue_full(call: Call, bound: str, due_in: float | None) -> Refused:
     message = f"The queue of class {call.class_name!r} for {call.model!r} is full: its limit is {bound}."
     return _come_back(Outcome.QUEUE_FULL, message, due_in)

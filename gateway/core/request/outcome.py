@@ -138,8 +138,8 @@ class Refused(Exception):
         self.kept = kept
         self.reason = reason or outcome.value
         self.detail = detail or message
-        self._own: tuple[int, bytes] | None = None
-        self._jittered = False
+        self.own: tuple[int, bytes] | None = None  # status and body that replace those of the table
+        self.jittered = False
 
     def copy(self) -> Refused:
         """The same refusal for one more caller, with a traceback of its own."""
@@ -149,7 +149,7 @@ class Refused(Exception):
 
     def replace(self, status: int, body: bytes) -> None:
         """Answer with this status and JSON body instead: a tenant's own refusal."""
-        self._own = status, body
+        self.own = status, body
 
     def jitter(self, rng: random.Random) -> None:
         """Add jitter to `retry_after`, so that callers refused together do not come back together.
@@ -157,8 +157,8 @@ class Refused(Exception):
         It becomes at least one second. Up to LONGEST it grows by up to a quarter, unless the call has a booking: booked
         times are spread already. Headers and body then give the same time. A second call has no effect.
         """
-        if self.retry_after is not None and not self._jittered:
-            self._jittered = True
+        if self.retry_after is not None and not self.jittered:
+            self.jittered = True
             seconds = max(1.0, self.retry_after)
             if not self.kept and seconds <= LONGEST:
                 seconds = min(LONGEST, seconds * rng.uniform(1.0, 1.25))
@@ -181,7 +181,7 @@ class Refused(Exception):
     @property
     def status(self) -> int:
         """HTTP status of the answer."""
-        return STATUS[self.outcome].status if self._own is None else self._own[0]
+        return STATUS[self.outcome].status if self.own is None else self.own[0]
 
     @property
     def ours(self) -> bool:
@@ -190,8 +190,8 @@ class Refused(Exception):
 
     def body(self) -> bytes:
         """The error object as the caller receives it."""
-        if self._own is not None:
-            return self._own[1]
+        if self.own is not None:
+            return self.own[1]
         advice = STATUS[self.outcome]
         return error_body(self.full_message, advice.type, self.code or advice.code, self.param)
 

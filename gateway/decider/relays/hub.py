@@ -1,0 +1,231 @@
+"""Relays of one decider: who they are, what they go by, and what all of them have counted.
+
+A decider grants nothing before every relay that lived when it began has told what it holds, or is gone: until then
+calls wait, and are then asked in the order of their arrival. Relays are told of a new policy at once, of engines and
+models within TICK seconds, and of an engine before a grant names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.core.engines.fleet import Engine
+from gateway.core.policy.snapshot import Snapshot
+from gateway.decider.local import LocalDecider
+from gateway.decider.relays.session import RelaySession
+from gateway.frames.channel import Channel
+from gateway.frames.codec import from_relay
+from gateway.frames.messages import (
+    CountsAsk,
+    DrainOrder,
+    EngineNews,
+    FleetNews,
+    Hello,
+    ModelNews,
+    PolicyNews,
+    RelayCounts,
+)
+from gateway.shared.tasks import telling
+
+TICK = 0.1  # seconds between two looks at what relays should know
+VERSIONS = 8  # of the policy that are kept for calls under way
+COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
+
+
+class RelayHub:
+    """The relays of `decider`, which rules in `epoch`. `expected`: the process of each relay that lives already, by its
+    number.
+
+    `engine_of` gives the engine of an id and address, made if there is none. `call_ended` is told the engine of each
+    call that ends, `overruled` the epoch of a decider that rules in place of this one.
+    """
+
+    def __init__(
+        self,
+        decider: LocalDecider,
+        epoch: int,
+        expected: dict[int, int],
+        *,
+        engine_of: Callable[[str, str], Engine],
+        call_ended: Callable[[str], None],
+        say: Callable[[str], None],
+        overruled: Callable[[int], None],
+    ) -> None:
+        self.decider = decider
+        self.epoch = epoch
+        self.clock = decider.clock
+        self.engine_of = engine_of
+        self.call_ended = call_ended
+        self.say = say
+        self.overruled = overruled
+        self.sessions: set[RelaySession] = set()
+        self.version = 0
+        self.complete = not expected  # every relay that lived before has told what it holds
+        self.totals: dict[tuple[int, int], RelayCounts] = {}  # by relay and its epoch, also of those that are gone
+        self.empty = asyncio.Event()
+        self.empty.set()
+        self._expected = dict(expected)
+        self._snapshots: dict[int, Snapshot] = {}
+        self._policy: PolicyNews | None = None
+        self._api_keys: dict[str, str] = {}
+        self._counting: list[asyncio.Future[None]] = []
+        self._uncounted: set[RelaySession] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Keep the relays told from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+        self._task.add_done_callback(telling("the relays are told nothing any more"))
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for session in list(self.sessions):
+            session.close("")
+
+    def channel(self) -> Channel:
+        """The protocol of a connection that a relay has opened."""
+        session = RelaySession(self)
+        session.channel = Channel(from_relay(), session.take, session.lost)
+        return session.channel
+
+    # -- relays that come and go --------------------------------------------------------------------------------
+
+    def joins(self, session: RelaySession, hello: Hello) -> bool:
+        """Whether a relay may join; an earlier life of it, or connection, gives way."""
+        for other in [each for each in self.sessions if each.hello and each.hello.relay == hello.relay]:
+            assert other.hello is not None  # noqa: S101 # see above
+            if other.hello.epoch > hello.epoch:
+                return False
+            other.close("the same relay has come again")
+        self.sessions.add(session)
+        self.empty.clear()
+        return True
+
+    def leaves(self, session: RelaySession) -> None:
+        """A session has ended."""
+        if session in self.sessions:
+            self.sessions.discard(session)
+        self._uncounted.discard(session)
+        if not self._uncounted:
+            self._all_counted()
+        if not self.sessions:
+            self.empty.set()
+
+    def release(self) -> None:
+        """If every relay has told what it holds, answer the calls that wait for that, in the order of their arrival."""
+        for session in self.sessions:
+            if session.told and session.hello is not None:
+                self._expected.pop(session.hello.relay, None)
+        if self.complete or self._expected:
+            return
+        self.complete = True
+        asked = [
+            (ask.arrived, number, session, ask) for session in self.sessions for number, ask in session.waiting.items()
+        ]
+        for session in self.sessions:
+            session.waiting = {}
+        for _, _, session, ask in sorted(asked, key=lambda each: each[:2]):
+            session.answer(ask)
+
+    # -- what relays go by --------------------------------------------------------------------------------------
+
+    def apply(self, snapshot: Snapshot, cache_secret: bytes, api_keys: dict[str, str]) -> None:
+        """Another policy, which relays go by as soon as they hear of it."""
+        self.version += 1
+        self._api_keys = api_keys
+        self._snapshots[self.version] = snapshot
+        self._snapshots.pop(self.version - VERSIONS, None)
+        limits = self.decider.limits
+        metered = [name for name in snapshot.tenants.accounts if limits.limited and limits.counts_tokens(name)]
+        policy = msgspec.Raw(msgspec.msgpack.encode(snapshot.policy))
+        self._policy = PolicyNews(self.version, policy, cache_secret, limits.limited, metered)
+        for session in self.sessions:
+            session.send(self._policy)
+            self.tell_fleet(session)
+
+    def snapshot(self, version: int) -> Snapshot:
+        """The policy of this version; the newest, where that is not known any more."""
+        return self._snapshots.get(version) or self._snapshots[self.version]
+
+    def tell_all(self, session: RelaySession) -> None:
+        """A relay that is new hears all."""
+        if self._policy is not None:
+            session.send(self._policy)
+        self.tell_fleet(session)
+
+    def tell_fleet(self, session: RelaySession) -> None:
+        news = self._news()
+        session.engines = frozenset(engine.id for engine in news.engines)
+        session.news = news
+        session.send(news)
+
+    def _news(self) -> FleetNews:
+        decider = self.decider
+        fleet, keys = decider.fleet, self._api_keys
+        engines = tuple([EngineNews(each.id, each.url, keys.get(each.url), each.up) for each in fleet])
+        names = [name for name in fleet.models if len(name) <= 256]
+        models = tuple([ModelNews(name, fleet.context(name), decider.window(name)) for name in names])
+        return FleetNews(engines, models, decider.up)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            news = self._news()
+            for session in self.sessions:
+                if session.news != news:
+                    self.tell_fleet(session)
+            if not self.complete:
+                self._expected = {relay: pid for relay, pid in self._expected.items() if _lives(pid)}
+                self.release()
+
+    # -- totals -------------------------------------------------------------------------------------------------
+
+    def counted(self, session: RelaySession, counts: RelayCounts) -> None:
+        """A relay's totals of now."""
+        assert session.hello is not None  # noqa: S101 # it is the first of all messages
+        session.counts = self.totals[session.hello.relay, session.hello.epoch] = counts
+        self._uncounted.discard(session)
+        if not self._uncounted:
+            self._all_counted()
+
+    async def count(self) -> None:
+        """Have every relay tell its totals; those that do not within COUNTED_WITHIN are left at their last."""
+        counted = asyncio.get_running_loop().create_future()
+        self._counting.append(counted)
+        self._uncounted |= self.sessions
+        for session in self.sessions:
+            session.send(CountsAsk())
+        if not self._uncounted:
+            self._all_counted()
+        await asyncio.wait((counted,), timeout=COUNTED_WITHIN)
+
+    def _all_counted(self) -> None:
+        counting, self._counting = self._counting, []
+        for each in counting:
+            if not each.done():
+                each.set_result(None)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def drain(self, within: float) -> None:
+        """Have every relay finish what is under way, and end; back when none is left."""
+        for session in self.sessions:
+            session.send(DrainOrder(within))
+        await self.empty.wait()
+
+
+def _lives(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True

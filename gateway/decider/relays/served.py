@@ -1,0 +1,137 @@
+"""One call of a relay, as its decider keeps it: the call without its body, its admission, its grants, its wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.core.engines.breaker import Ending
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Refused
+from gateway.core.request.record import Record
+from gateway.core.request.routes import Route
+from gateway.decider.grant import LocalGrant
+from gateway.decider.local import LocalAdmission
+from gateway.frames.messages import Ask, CallEnd, GrantTerms, Left
+from gateway.frames.refusals import facts_of, fill_in
+
+
+class ServedCall:
+    """`turn`: of the last question about it. `task`: what it waits for, if it waits."""
+
+    __slots__ = ("admission", "ask", "attempts", "call", "grant", "record", "second", "task", "turn")
+
+    def __init__(self, ask: Ask, route: Route) -> None:
+        self.ask = ask
+        self.call = call_of(ask, route)
+        self.record = Record(request_id=ask.request_id, route=route.path, tenant=ask.tenant)
+        self.turn = ask.turn
+        self.attempts = 0
+        self.admission: LocalAdmission | None = None
+        self.grant: LocalGrant | None = None
+        self.second: LocalGrant | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def terms(self, grant: LocalGrant, turn: int, epoch: int, hedge_after: float | None, now: float) -> GrantTerms:
+        """The grant, as its relay is told of it."""
+        call, engine, hold = self.call, grant.engine, grant.hold
+        return GrantTerms(
+            self.ask.number,
+            turn,
+            epoch,
+            engine.id,
+            engine.name,
+            engine.url,
+            engine.tpot,
+            engine.pace,
+            hold.tokens,
+            hold.taken_at,
+            grant.cached,
+            hold.prefill,
+            grant.expected,
+            call.shaped,
+            call.predicted_wait,
+            hedge_after,
+            facts_of(call),
+            b"" if self.admission is None else self.admission.headers(now),
+            grant is self.second,
+        )
+
+    def ended(self, end: CallEnd) -> None:
+        """Give back all that it holds, as its end says."""
+        grant, admission = self.grant, self.admission
+        if grant is not None and end.first_byte is not None:
+            grant.first_byte(end.first_byte)
+        if admission is not None and end.tokens is not None:
+            admission.settle(end.tokens, end.at)
+        if grant is not None and end.finished is not None:
+            grant.finished(end.at, *end.finished)
+        if grant is not None and end.ending is not None:
+            grant.ending = end.ending
+        self.released()
+        if admission is not None:
+            error = error_of(end.left, Refused(end.outcome, ""))
+            admission.__exit__(None if error is None else type(error), error, None)
+            admission.ended(end.outcome)
+
+    def released(self) -> None:
+        """Give back its holds, and its place in a queue."""
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
+        for grant in (self.second, self.grant):
+            if grant is not None:
+                grant.close()
+
+    def lost(self) -> None:
+        """Its relay is gone, and with it its client."""
+        if self.grant is not None:
+            self.grant.ending = Ending.NEUTRAL
+        self.released()
+        if self.admission is not None:
+            error = asyncio.CancelledError()
+            self.admission.__exit__(type(error), error, None)
+
+
+def error_of(left: Left, refused: Refused) -> BaseException | None:
+    """An exception of the kind that the relay has met."""
+    match left:
+        case "refused":
+            return refused
+        case "error":
+            return RuntimeError("a bug in the relay, which has told of it")
+        case "cancelled":
+            return asyncio.CancelledError()
+    return None
+
+
+def call_of(ask: Ask, route: Route) -> Call:
+    """The call that a question is about. Its body is what stands for it."""
+    call = Call(
+        request_id=ask.request_id,
+        route=route,
+        model=ask.model,
+        tenant=ask.tenant,
+        class_name="",
+        arrived=ask.arrived,
+        deadline=ask.deadline,
+        stream=ask.stream,
+        wants_usage=False,
+        max_tokens=ask.max_tokens,
+        n=ask.n,
+        ascii_bytes=ask.ascii_bytes,
+        cjk_bytes=ask.cjk_bytes,
+        other_bytes=ask.other_bytes,
+        media=ask.media,
+        messages=ask.messages,
+        prefix=ask.prefix,
+        session=ask.session,
+        body=ask.digest,
+        token_ids=ask.token_ids,
+        asked_class=ask.asked_class,
+        asked_deadline=ask.asked_deadline,
+        sdk_timeout=ask.sdk_timeout,
+        merged=ask.merged,
+    )
+    if ask.facts is not None:
+        fill_in(call, ask.facts)
+    return call

@@ -1,0 +1,373 @@
+"""Session of one relay with its decider: each message drives the local decider, and its answer goes back.
+
+What a session holds is given back when it ends, in whatever way. A message about a call that is unknown, or to a turn
+that has been, changes nothing: it came late, or twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from gateway.core.engines.choice import Choice
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.record import Record
+from gateway.core.request.routes import ROUTES
+from gateway.core.request.tenants import Account
+from gateway.decider.grant import LocalGrant
+from gateway.decider.relays.served import ServedCall, error_of
+from gateway.frames.channel import Channel
+from gateway.frames.messages import (
+    VERSION,
+    AllHeld,
+    Answered,
+    Ask,
+    AttemptFailed,
+    CallEnd,
+    FirstByte,
+    FleetNews,
+    FromRelay,
+    Held,
+    Hello,
+    Judgement,
+    ModelsAnswer,
+    ModelsAsk,
+    MoveAsk,
+    RelayCounts,
+    RetryAnswer,
+    RetryAsk,
+    SecondAsk,
+    SecondEnd,
+    SecondNone,
+    StrangerSeen,
+    UnreadRequest,
+    WaitAsk,
+    Welcome,
+)
+from gateway.frames.refusals import facts_of, refusal_of
+from gateway.shared.tasks import telling
+
+if TYPE_CHECKING:
+    from gateway.decider.relays.hub import RelayHub
+
+ENDED = 8192  # calls that are remembered to have ended, so that a late question opens none of them anew
+
+
+class RelaySession:
+    """One connection of one relay. `hello` None: it has not said who it is."""
+
+    def __init__(self, hub: RelayHub) -> None:
+        self.hub = hub
+        self.hello: Hello | None = None
+        self.counts: RelayCounts | None = None
+        self.calls: dict[int, ServedCall] = {}
+        self.waiting: dict[int, Ask] = {}  # asked before every relay had told what it holds
+        self.told = False  # all that it holds
+        self.engines: frozenset[str] = frozenset()  # those that it knows
+        self.news: FleetNews | None = None  # what it was told of them last
+        self.channel: Channel | None = None
+        self._ended: dict[int, None] = {}
+        self._listing: set[asyncio.Task[None]] = set()
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def take(self, message: FromRelay) -> None:
+        """Do what a message says."""
+        if self.hello is None:
+            self._hello(message)
+            return
+        match message:
+            case Ask():
+                self._asked(message)
+            case CallEnd():
+                self._call_ended(message)
+            case FirstByte():
+                served = self.calls.get(message.number)
+                if served is not None and served.grant is not None and served.grant.hold.prefill:
+                    served.grant.first_byte(message.at)
+            case RelayCounts():
+                self.hub.counted(self, message)
+            case _:
+                self._take_rare(message)
+
+    def _take_rare(self, message: FromRelay) -> None:
+        match message:
+            case Held():
+                self._held(message)
+            case AllHeld():
+                self.told = True
+                self.hub.release()
+            case UnreadRequest():
+                self._unread(message)
+            case StrangerSeen():
+                self.hub.decider.stranger(message.fields, message.peer)
+            case ModelsAsk():
+                task = asyncio.get_running_loop().create_task(self._models(message))
+                self._listing.add(task)
+                task.add_done_callback(self._listing.discard)
+            case Hello() | Ask() | CallEnd() | FirstByte() | RelayCounts():
+                self.close("it says hello twice")
+            case _:
+                served = self.calls.get(message.number)
+                if served is not None and served.grant is not None:
+                    self._of_grant(message, served, served.grant)
+                elif served is not None and isinstance(message, WaitAsk) and self._new_turn(served, message.turn):
+                    self._wait(served)
+
+    def _of_grant(
+        self,
+        message: WaitAsk | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd,
+        served: ServedCall,
+        grant: LocalGrant,
+    ) -> None:
+        match message:
+            case Answered():
+                grant.answered(message.status)
+            case AttemptFailed():
+                grant.failed(message.kind, message.message, message.reason, over=message.over)
+            case RetryAsk() if self._new_turn(served, message.turn):
+                self._run(served, self._retry(served, grant, message))
+            case MoveAsk() if self._new_turn(served, message.turn):
+                grant.ending = grant.ending if message.ending is None else message.ending
+                self._run(served, self._move(served, grant, message))
+            case SecondAsk() if self._new_turn(served, message.turn):
+                self._run(served, self._second(served, grant, message))
+            case SecondEnd() if served.second is not None:
+                second, served.second = served.second, None
+                if message.taken:
+                    grant.ending = message.ending
+                    grant.take(second)
+                else:
+                    second.close()
+
+    @staticmethod
+    def _new_turn(served: ServedCall, turn: int) -> bool:
+        """Whether this is a question that was not asked before."""
+        new = turn > served.turn
+        served.turn = max(turn, served.turn)
+        return new
+
+    def _hello(self, message: FromRelay) -> None:
+        hub = self.hub
+        if not isinstance(message, Hello):
+            self.close("it has not said hello")
+        elif message.version != VERSION:
+            self.close(f"it speaks version {message.version} of the frames, and this decider version {VERSION}")
+        elif message.decider_epoch > hub.epoch:
+            self.close(f"it has met a decider of epoch {message.decider_epoch}: the epoch {hub.epoch} is over")
+            hub.overruled(message.decider_epoch)
+        elif not hub.joins(self, message):
+            self.close(f"relay {message.relay} is here with a later epoch than {message.epoch}")
+        else:
+            self.hello = message
+            self.send(Welcome(VERSION, hub.epoch, hub.decider.shadow is not None))
+            hub.tell_all(self)
+
+    def send(self, message: Any) -> None:
+        if self.channel is not None:
+            self.channel.send(message)
+
+    def close(self, why: str) -> None:
+        """Cut it off."""
+        if self.channel is not None:
+            self.channel.close(why)
+
+    def lost(self, why: str) -> None:
+        """The connection has ended: what its calls hold comes back at once."""
+        if why:
+            name = "a relay" if self.hello is None else f"relay {self.hello.relay}"
+            self.hub.say(f"{name} was cut off: {why}")
+        calls, self.calls = self.calls, {}
+        self.waiting.clear()
+        for served in calls.values():
+            served.lost()
+        for task in self._listing:
+            task.cancel()
+        self.hub.leaves(self)
+
+    # -- a call's questions -------------------------------------------------------------------------------------
+
+    def _asked(self, ask: Ask) -> None:
+        number = ask.number
+        if number in self.calls or number in self.waiting or number in self._ended:
+            return
+        if self.hub.complete:
+            self.answer(ask)
+        else:
+            self.waiting[number] = ask
+
+    def answer(self, ask: Ask) -> None:
+        """Judge the call, and find it an engine where it wants one."""
+        route = ROUTES.get(ask.route.encode())
+        if route is None:
+            self.close(f"it asks for the route {ask.route[:60]!r}, which there is not")
+            return
+        served = self.calls[ask.number] = ServedCall(ask, route)
+        try:
+            if ask.facts is None:
+                self._judge(served, ask)
+            elif ask.front:
+                self._run(served, self._enter(served, ask))
+            elif ask.wait:
+                self._wait(served)
+        except Refused as refused:
+            self._refuse(served, refused)
+
+    def _judge(self, served: ServedCall, ask: Ask) -> None:
+        hub = self.hub
+        account, snapshot = self._account(ask.tenant, ask.policy), hub.snapshot(ask.policy)
+        served.admission = hub.decider.arrive(
+            snapshot, account, served.record, ask.fields, ask.peer, ask.arrived, ask.digest
+        )
+        served.admission.__enter__()
+        if hub.decider.fleet.unasked:
+            self._run(served, self._judge_late(served))
+        else:
+            served.admission.judge_now(served.call)
+            self._judged(served)
+
+    def _account(self, tenant: str, policy: int) -> Account:
+        """Raises Refused where a reload has done away with the tenant."""
+        for version in (policy, self.hub.version):
+            found = self.hub.snapshot(version).tenants.accounts.get(tenant)
+            if found is not None:
+                return found
+        raise Refused(Outcome.UNAUTHORIZED, "The tenant of this key is no longer there.")
+
+    async def _judge_late(self, served: ServedCall) -> None:
+        assert served.admission is not None  # noqa: S101 # it has arrived
+        await served.admission.judge(served.call)
+        served.task = None
+        self._judged(served)
+
+    def _judged(self, served: ServedCall) -> None:
+        if served.ask.wait:
+            self._wait(served)
+        else:
+            self._tell_judged(served)
+
+    def _tell_judged(self, served: ServedCall) -> None:
+        lines = b"" if served.admission is None else served.admission.headers(self.hub.clock())
+        self.send(Judgement(served.ask.number, facts_of(served.call), lines))
+
+    def _wait(self, served: ServedCall) -> None:
+        """A grant at once, or a place in the queue. Raises Refused."""
+        grant = self.hub.decider.dispatch.at_once(served.call)
+        if grant is not None:
+            self._granted(served, grant)
+            return
+        self._tell_judged(served)
+        self._run(served, self._enter(served, served.ask))
+
+    async def _enter(self, served: ServedCall, ask: Ask) -> None:
+        grant = await self.hub.decider.dispatch.enter(served.call, frozenset(ask.exclude), front=ask.front)
+        self._granted(served, grant)
+
+    def _granted(self, served: ServedCall, grant: LocalGrant) -> None:
+        dispatch = self.hub.decider.dispatch
+        dispatch.retries.call(self.hub.clock())
+        served.grant = grant
+        if served.admission is not None:
+            served.admission.granted(grant)
+        self._tell_granted(served, grant, served.turn)
+
+    def _tell_granted(self, served: ServedCall, grant: LocalGrant, turn: int) -> None:
+        hub = self.hub
+        if grant.engine.id not in self.engines:
+            hub.tell_fleet(self)
+        hedge_after = grant.hedge_after() if hub.decider.dispatch.policy.hedging.enabled else None
+        self.send(served.terms(grant, turn, hub.epoch, hedge_after, hub.clock()))
+
+    async def _retry(self, served: ServedCall, grant: LocalGrant, message: RetryAsk) -> None:
+        served.attempts = message.attempts
+        pause = await grant.again(message.kind, message.attempts, set(message.failed))
+        self.send(RetryAnswer(message.number, message.turn, pause))
+
+    async def _move(self, served: ServedCall, grant: LocalGrant, message: MoveAsk) -> None:
+        await grant.move(frozenset(message.exclude))
+        self._tell_granted(served, grant, message.turn)
+
+    async def _second(self, served: ServedCall, grant: LocalGrant, message: SecondAsk) -> None:
+        served.second = await grant.second()
+        if served.second is None:
+            self.send(SecondNone(message.number, message.turn))
+        else:
+            self._tell_granted(served, served.second, message.turn)
+
+    def _refuse(self, served: ServedCall, refused: Refused) -> None:
+        call = served.call
+        facts = facts_of(call) if call.class_name else None
+        self.send(refusal_of(served.ask.number, served.turn, refused, facts))
+
+    def _run(self, served: ServedCall, work: Coroutine[Any, Any, None]) -> None:
+        """Let the call wait for something. Its end, and its relay's, cancel that."""
+        served.task = asyncio.get_running_loop().create_task(self._answered(served, work))
+        served.task.add_done_callback(telling("a call of a relay failed"))
+
+    async def _answered(self, served: ServedCall, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Refused as refused:
+            self._refuse(served, refused)
+
+    # -- other questions and news -------------------------------------------------------------------------------
+
+    def _call_ended(self, end: CallEnd) -> None:
+        self.waiting.pop(end.number, None)
+        self._ended[end.number] = None
+        if len(self._ended) > ENDED:
+            del self._ended[next(iter(self._ended))]
+        served = self.calls.pop(end.number, None)
+        if served is None:
+            return
+        if end.learned is not None:
+            self.hub.decider.learn(served.call, *end.learned)
+        served.ended(end)
+        if served.grant is not None:
+            self.hub.call_ended(served.grant.engine.id)
+
+    def _held(self, held: Held) -> None:
+        """A grant of an earlier decider: its hold is taken over."""
+        ask, route = held.ask, ROUTES.get(held.ask.route.encode())
+        if route is None or ask.facts is None:
+            self.close("it holds a call that nobody has judged")
+            return
+        if ask.number in self._ended:
+            return
+        served = self.calls.get(ask.number) or ServedCall(ask, route)
+        self.calls[ask.number] = served
+        if (served.second if held.second else served.grant) is not None:
+            return
+        served.call.shaped = held.shaped
+        prefill = 0 if held.first_byte else held.prefill
+        engine = self.hub.engine_of(held.engine, held.url)
+        choice = Choice(engine=engine, prefill=prefill, cached=held.cached, ttft=held.expected)
+        dispatch = self.hub.decider.dispatch
+        grant = dispatch.restored(served.call, choice, held.taken_at, held.first_byte)
+        if held.second:
+            served.second = grant
+        else:
+            served.grant = grant
+
+    def _unread(self, request: UnreadRequest) -> None:
+        """Count a request that was never judged. Its refusal by a limit would come too late."""
+        hub, record = self.hub, Record(request_id="", route="", tenant=request.tenant)
+        try:
+            account = self._account(request.tenant, request.policy)
+            admission = hub.decider.arrive(
+                hub.snapshot(request.policy), account, record, request.fields, request.peer, request.at, b""
+            )
+        except Refused:
+            return
+        error = error_of(request.left, Refused(request.outcome, ""))
+        admission.__exit__(None if error is None else type(error), error, None)
+
+    async def _models(self, message: ModelsAsk) -> None:
+        try:
+            account = self._account(message.tenant, message.policy)
+        except Refused as refused:
+            self.send(refusal_of(message.number, message.turn, refused))
+            return
+        status, body = await self.hub.decider.models(message.path, account, lambda: False)
+        self.send(ModelsAnswer(message.number, message.turn, status, body))

@@ -1,0 +1,389 @@
+"""Messages between relays and their decider: what the interface `gateway/core/admission/decider.py` says, as frames.
+
+A message of a call carries the call's number, which its relay counts up. (Relay, relay's epoch, number) names a call
+for good, and `turn` one question about it and its answer: a message that comes twice, or late, changes nothing. An
+epoch is one life of a process: a relay that is started again has a higher one, and so has a decider. A relay obeys the
+decider of the highest epoch that it has met.
+
+Times are seconds of the machine's monotonic clock, which all its processes share.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from gateway.core.engines.breaker import Ending
+from gateway.core.request.outcome import Outcome
+
+VERSION = 1  # of these messages: both sides must have the same
+Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Hash = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Word = Annotated[str, Meta(max_length=256)]
+Names = Annotated[list[Word], Meta(max_length=4096)]
+Left = Literal["", "refused", "error", "cancelled"]  # the way that an admission was left: by an exception, or without
+Fields = Annotated[dict[bytes, bytes], Meta(max_length=4096)]
+
+
+class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """What the decider has found out about a call: its class, its deadlines, its estimates in tokens."""
+
+    class_name: Word
+    deadline: float
+    ttft_by: float
+    prompt_tokens: Count
+    asked: Count
+    output_tokens: Count
+    expected_tokens: Count
+
+
+# -- from a relay -----------------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=1):
+    """The first message of a relay. `started`: seconds since 1970. `decider_epoch`: the highest it has met."""
+
+    version: int
+    relay: Number
+    epoch: Number
+    pid: Number
+    started: float
+    decider_epoch: Number
+
+
+class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=2):
+    """A call comes: judge it and, where `wait` is true, find it an engine.
+
+    `facts`: it was judged before, so it is neither judged nor charged. `front`, `exclude`: it had an engine and lost
+    it. `digest` stands for its body, which equal calls share. `policy`: the version that its relay goes by. `fields`
+    and `peer` are there where a shadow policy wants them.
+    """
+
+    number: Number
+    request_id: str
+    route: Word
+    model: str
+    tenant: Word
+    policy: Number
+    arrived: float
+    deadline: float
+    stream: bool
+    max_tokens: Count | None
+    n: Count
+    ascii_bytes: Count
+    cjk_bytes: Count
+    other_bytes: Count
+    media: Count
+    messages: Count
+    token_ids: Count
+    prefix: Annotated[tuple[Hash, ...], Meta(max_length=4096)]
+    session: Hash
+    digest: Annotated[bytes, Meta(max_length=16)]
+    asked_class: Word
+    asked_deadline: float
+    sdk_timeout: float
+    merged: bool
+    wait: bool
+    turn: Count = 0
+    facts: CallFacts | None = None
+    front: bool = False
+    exclude: Names = []
+    fields: Fields = {}
+    peer: Word = ""
+
+
+class WaitAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=3):
+    """A call that was judged now wants an engine."""
+
+    number: Number
+    turn: Count
+
+
+class FirstByte(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=4):
+    """The engine has read the prompt."""
+
+    number: Number
+    at: float
+
+
+class Answered(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=5):
+    """The head of an answer."""
+
+    number: Number
+    status: Annotated[int, Meta(ge=0, le=999)]
+
+
+class AttemptFailed(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=6):
+    """No answer; see Grant.failed."""
+
+    number: Number
+    kind: Word
+    message: str
+    reason: Word
+    over: bool
+
+
+class RetryAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=7):
+    """May there be another attempt? See Grant.again."""
+
+    number: Number
+    turn: Count
+    kind: Word
+    attempts: Count
+    failed: Names
+
+
+class MoveAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=8):
+    """The hold goes back, and the call wants another engine. `ending` as in CallEnd."""
+
+    number: Number
+    turn: Count
+    exclude: Names
+    ending: Ending | None
+
+
+class SecondAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=9):
+    """Is there room for a second attempt elsewhere?"""
+
+    number: Number
+    turn: Count
+
+
+class SecondEnd(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=10):
+    """The second attempt is over: it was `taken` in place of the first, whose end was `ending`, or is given up."""
+
+    number: Number
+    taken: bool
+    ending: Ending
+
+
+class CallEnd(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=11):
+    """The call is over, and what it held goes back.
+
+    `ending`: what it says of its engine; None: what the decider knows already. `tokens`: what it is charged; None: not
+    settled. `learned`, `finished`: prompt and completion tokens as the engine counted them. `first_byte`: when its
+    engine had read the prompt, if nobody has told.
+    """
+
+    number: Number
+    at: float
+    ending: Ending | None = None
+    tokens: Count | None = None
+    learned: tuple[Count, Count] | None = None
+    finished: tuple[Count, Count] | None = None
+    left: Left = ""
+    outcome: Outcome = Outcome.BUG
+    first_byte: float | None = None
+
+
+class Held(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=12):
+    """A grant of an earlier decider, told to its successor. `ask` has the call's facts; `first_byte` 0: not yet.
+    `second`: it is of a second attempt."""
+
+    ask: Ask
+    engine: Word
+    url: str
+    shaped: Count
+    prefill: Count
+    cached: Count
+    expected: float
+    taken_at: float
+    first_byte: float
+    second: bool = False
+
+
+class AllHeld(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=13):
+    """The relay has told of all that it holds."""
+
+
+class UnreadRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=14):
+    """A request that has come to nothing before it was judged: limits count it."""
+
+    tenant: Word
+    policy: Number
+    at: float
+    left: Left
+    outcome: Outcome
+    fields: Fields = {}
+    peer: Word = ""
+
+
+class StrangerSeen(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=15):
+    """A request with a key that nobody knows."""
+
+    fields: Fields
+    peer: Word
+
+
+class ModelsAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=16):
+    """The models that a tenant may use."""
+
+    number: Number
+    turn: Count
+    path: bytes
+    tenant: Word
+    policy: Number
+
+
+class RelayCounts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=17):
+    """A relay's totals since its start. `rows` are those of `CallCounts`; only those that have changed need be there.
+    The last message of a relay that ends by itself has `last` set."""
+
+    rows: list[bytes]
+    connections: Count
+    body_bytes: Count
+    refusals: dict[int, Count]
+    body_refusals: dict[str, Count]
+    batches: dict[str, Count]
+    merged: Count
+    again: Count
+    lost_lines: Count
+    last: bool = False
+
+
+# -- from the decider -------------------------------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=32):
+    """The decider takes the relay. `shadow`: a shadow policy wants to see requests' fields."""
+
+    version: int
+    epoch: Number
+    shadow: bool
+
+
+class PolicyNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=33):
+    """The policy to go by from now on. `limited`: it has limits; `metered`: tenants whose tokens one counts."""
+
+    version: Number
+    policy: msgspec.Raw
+    cache_secret: bytes
+    limited: bool
+    metered: list[Word]
+
+
+class EngineNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """An engine that calls may be sent to, or are under way to."""
+
+    id: str
+    url: str
+    api_key: str | None
+    up: bool
+
+
+class ModelNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+    """A model that an engine or a sidecar has. `window`: share of a batch's window, 0..1."""
+
+    name: str
+    context: Count | None
+    window: float
+
+
+class FleetNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False, tag=34):
+    """The engines and models of now. `up`: whether balancers should send calls here."""
+
+    engines: tuple[EngineNews, ...]
+    models: tuple[ModelNews, ...]
+    up: bool
+
+
+class Judgement(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=35):
+    """The call is charged, and waits for an engine or for WaitAsk. `lines`: the answer's x-ratelimit lines."""
+
+    number: Number
+    facts: CallFacts
+    lines: bytes
+
+
+class GrantTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=36):
+    """The call may use an engine. `epoch`: the decider's. `shaped`: its new output limit; 0: none. `second`: it is for
+    a second attempt. `hedge_after`: seconds; None: never."""
+
+    number: Number
+    turn: Count
+    epoch: Number
+    engine: Word
+    engine_name: Word
+    url: str
+    tpot: float
+    pace: float
+    tokens: Count
+    taken_at: float
+    cached: Count
+    prefill: Count
+    expected: float
+    shaped: Count
+    predicted_wait: float
+    hedge_after: float | None
+    facts: CallFacts
+    lines: bytes
+    second: bool = False
+
+
+class RefusedCall(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=37):
+    """The call is refused: the fields of `Refused`."""
+
+    number: Number
+    turn: Count
+    outcome: Outcome
+    message: str
+    param: str | None
+    code: str | None
+    retry_after: float | None
+    headers: bytes
+    retry: bool
+    limit: str
+    kept: bool
+    reason: str
+    detail: str
+    own: tuple[int, bytes] | None
+    jittered: bool
+    facts: CallFacts | None
+
+
+class RetryAnswer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=38):
+    """Seconds to wait before another attempt; None: there is none."""
+
+    number: Number
+    turn: Count
+    pause: float | None
+
+
+class SecondNone(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=39):
+    """There is no room for a second attempt."""
+
+    number: Number
+    turn: Count
+
+
+class ModelsAnswer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=40):
+    """Status and body of an answer to `GET /v1/models`."""
+
+    number: Number
+    turn: Count
+    status: int
+    body: bytes
+
+
+class CountsAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=41):
+    """The relay's totals are wanted now."""
+
+
+class DrainOrder(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=42):
+    """Finish what is under way within so many seconds, and end."""
+
+    within: float
+
+
+FromRelay: TypeAlias = (
+    Hello | Ask | WaitAsk | FirstByte | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd
+    | CallEnd | Held | AllHeld | UnreadRequest | StrangerSeen | ModelsAsk | RelayCounts
+)  # fmt: skip
+FromDecider: TypeAlias = (
+    Welcome | PolicyNews | FleetNews | Judgement | GrantTerms | RefusedCall | RetryAnswer | SecondNone | ModelsAnswer
+    | CountsAsk | DrainOrder
+)  # fmt: skip
+Message: TypeAlias = FromRelay | FromDecider

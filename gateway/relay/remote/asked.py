@@ -1,0 +1,143 @@
+"""One call that a decider in another process was asked about: its question, the answer, and what it holds.
+
+It outlives its decider. `held` and `asked_again` are what a new decider is told of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from gateway.core.request.call import Call
+from gateway.frames.messages import (
+    Ask,
+    CallEnd,
+    GrantTerms,
+    Held,
+    Judgement,
+    ModelsAnswer,
+    ModelsAsk,
+    MoveAsk,
+    RefusedCall,
+    RetryAnswer,
+    RetryAsk,
+    SecondAsk,
+    SecondNone,
+    WaitAsk,
+)
+from gateway.frames.refusals import facts_of, fill_in, refused_of
+
+Answer = GrantTerms | RefusedCall | RetryAnswer | SecondNone | ModelsAnswer
+Question = Ask | WaitAsk | RetryAsk | MoveAsk | SecondAsk | ModelsAsk
+
+
+class AskedCall:
+    """`end` gathers what its decider is told at its end. `terms`: the grant that it has, `second` that of a second
+    attempt; `first_byte`: when the engine had read the prompt, 0: not yet."""
+
+    __slots__ = (
+        "_wake", "answer", "ask", "call", "end", "first_byte", "judgement", "number", "question", "second",
+        "terms", "turn",
+    )  # fmt: skip
+
+    def __init__(self, number: int, call: Call | None) -> None:
+        self.number = number
+        self.call = call  # None: it is no call, but a question of another kind
+        self.ask: Ask | None = None
+        self.question: Question | None = None  # that waits for an answer
+        self.answer: Answer | None = None
+        self.judgement: Judgement | None = None
+        self.terms: GrantTerms | None = None
+        self.second: GrantTerms | None = None
+        self.first_byte = 0.0
+        self.turn = 0  # of the last question
+        self.end = CallEnd(number, 0.0)
+        self._wake: asyncio.Future[None] | None = None
+
+    @property
+    def deadline(self) -> float:
+        """When nobody waits for an answer any more."""
+        return float("inf") if self.call is None else self.call.deadline
+
+    def asks(self, question: Question) -> Question:
+        """The question, from now on waiting for its answer."""
+        self.question, self.answer = question, None
+        return question
+
+    @property
+    def next_turn(self) -> int:
+        """Of the next question."""
+        self.turn += 1
+        return self.turn
+
+    def take(self, message: Judgement | Answer) -> None:
+        """An answer has come. One to another question than that which waits came late, or twice."""
+        if isinstance(message, Judgement):
+            self.judgement = message
+        elif self.question is None or message.turn != self.question.turn:
+            return
+        else:
+            self.question, self.answer = None, message
+            if isinstance(message, GrantTerms):
+                if message.second:
+                    self.second = message
+                else:
+                    self.terms, self.first_byte = message, 0.0
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def news(self) -> None:
+        """Until the next answer."""
+        self._wake = asyncio.get_running_loop().create_future()
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+
+    async def answered(self) -> Answer:
+        """The answer to the question. Raises Refused."""
+        while self.answer is None:
+            await self.news()
+        answer, self.answer = self.answer, None
+        if isinstance(answer, RefusedCall):
+            if answer.facts is not None and self.call is not None:
+                fill_in(self.call, answer.facts)
+            raise refused_of(answer)
+        return answer
+
+    # -- to a new decider ---------------------------------------------------------------------------------------
+
+    def held(self) -> Iterator[Held]:
+        """The grants that it has."""
+        if isinstance(self.question, MoveAsk):  # it has given its hold back
+            return
+        for terms in (self.terms, self.second):
+            if terms is not None and self.ask is not None:
+                self.ask.facts = terms.facts
+                yield Held(
+                    self.ask,
+                    terms.engine,
+                    terms.url,
+                    terms.shaped,
+                    terms.prefill,
+                    terms.cached,
+                    terms.expected,
+                    terms.taken_at,
+                    self.first_byte,
+                    terms.second,
+                )
+
+    def asked_again(self) -> Question | None:
+        """The question that has no answer yet. What was judged and waits is judged anew: its charge went with the old
+        decider. No second attempt is worth that."""
+        question, ask = self.question, self.ask
+        if isinstance(question, SecondAsk):
+            self.take(SecondNone(self.number, question.turn))
+            return None
+        if isinstance(question, WaitAsk) and ask is not None:
+            ask.wait, ask.turn = True, question.turn
+            return ask
+        if isinstance(question, MoveAsk) and ask is not None and self.call is not None:
+            ask.facts, ask.front, ask.exclude, ask.turn = facts_of(self.call), True, question.exclude, question.turn
+            return ask
+        return question

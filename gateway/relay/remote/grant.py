@@ -1,0 +1,141 @@
+"""Grant of a decider in another process: permission to use one engine, by the terms that it has sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateway.core.engines.breaker import Ending, ending_of
+from gateway.frames.messages import (
+    Answered,
+    AttemptFailed,
+    FirstByte,
+    GrantTerms,
+    MoveAsk,
+    RetryAnswer,
+    RetryAsk,
+    SecondAsk,
+    SecondEnd,
+)
+from gateway.frames.refusals import fill_in
+from gateway.relay.remote.asked import AskedCall
+
+if TYPE_CHECKING:
+    from gateway.relay.remote.decider import RemoteDecider
+
+
+class RemoteEngine(msgspec.Struct, frozen=True, gc=False):
+    """An engine as it was at the grant."""
+
+    id: str
+    name: str
+    tpot: float
+    pace: float
+
+
+class RemoteHold(msgspec.Struct, frozen=True, gc=False):
+    """The tokens of a grant."""
+
+    tokens: int
+    taken_at: float
+
+
+class RemoteGrant:
+    """A Grant, as in gateway/core/admission/decider.py. `alone`: no admission ends with it, so it ends its call."""
+
+    __slots__ = ("_alone", "_asked", "_decider", "_told", "cached", "ending", "engine", "hold", "terms")
+
+    def __init__(self, decider: RemoteDecider, asked: AskedCall, *, alone: bool, second: bool = False) -> None:
+        self._decider = decider
+        self._asked = asked
+        self._alone = alone
+        terms = asked.second if second else asked.terms
+        assert terms is not None  # noqa: S101 # the answer was a grant
+        self._go_by(terms)
+
+    def _go_by(self, terms: GrantTerms) -> None:
+        """The grant is of these terms; so is its call, which may have been shaped."""
+        call = self._asked.call
+        assert call is not None  # noqa: S101 # only a call is granted an engine
+        self.terms = terms
+        self.ending = Ending.NEUTRAL
+        self._told = False  # the decider knows how this attempt ended
+        self.engine = RemoteEngine(terms.engine, terms.engine_name, terms.tpot, terms.pace)
+        self.hold = RemoteHold(terms.tokens, terms.taken_at)
+        self.cached = terms.cached
+        fill_in(call, terms.facts)
+        call.shaped = terms.shaped
+        call.predicted_wait = terms.predicted_wait
+
+    def __enter__(self) -> RemoteGrant:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def first_byte(self, now: float) -> None:
+        asked = self._asked
+        asked.first_byte = now
+        if asked.call is not None and asked.call.stream:
+            self._decider.link.send(FirstByte(asked.number, now))
+        else:  # a whole answer is over in a moment
+            asked.end.first_byte = now
+
+    def finished(self, now: float, prompt_tokens: int, completion_tokens: int) -> None:
+        self._asked.end.finished = (prompt_tokens, completion_tokens)
+
+    def answered(self, status: int) -> None:
+        self.ending = ending_of(status)
+        self._told = False
+        if self.ending is Ending.FAILURE:
+            self._decider.link.send(Answered(self._asked.number, status))
+
+    def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:
+        self._told = True
+        self._decider.link.send(AttemptFailed(self._asked.number, kind, message, reason, over))
+
+    async def again(self, kind: str, attempts: int, failed: set[str]) -> float | None:
+        asked = self._asked
+        question = RetryAsk(asked.number, asked.next_turn, kind, attempts, list(failed))
+        self._decider.link.send(asked.asks(question))
+        answer = await asked.answered()
+        assert isinstance(answer, RetryAnswer)  # noqa: S101 # nothing else answers this
+        return answer.pause
+
+    async def move(self, exclude: frozenset[str]) -> None:
+        asked = self._asked
+        question = MoveAsk(asked.number, asked.next_turn, list(exclude), self._ending())
+        self._decider.link.send(asked.asks(question))
+        terms = await asked.answered()
+        assert isinstance(terms, GrantTerms)  # noqa: S101 # nothing else answers this
+        self._go_by(terms)
+
+    def hedge_after(self) -> float | None:
+        return self.terms.hedge_after
+
+    async def second(self) -> RemoteGrant | None:
+        asked = self._asked
+        self._decider.link.send(asked.asks(SecondAsk(asked.number, asked.next_turn)))
+        answer = await asked.answered()
+        return RemoteGrant(self._decider, asked, alone=False, second=True) if isinstance(answer, GrantTerms) else None
+
+    def take(self, other: RemoteGrant) -> None:
+        asked = self._asked
+        self._decider.link.send(SecondEnd(asked.number, True, self.ending))
+        asked.terms, asked.second = other.terms, None
+        self.terms, self.engine, self.hold, self.cached = other.terms, other.engine, other.hold, other.cached
+        self.ending, self._told = other.ending, False
+
+    def _ending(self) -> Ending | None:
+        return None if self._told else self.ending
+
+    def close(self) -> None:
+        asked = self._asked
+        if self.terms.second and asked.second is self.terms:  # a second attempt that was not taken
+            asked.second = None
+            self._decider.link.send(SecondEnd(asked.number, False, Ending.NEUTRAL))
+        elif asked.terms is self.terms:
+            asked.end.ending = self._ending()
+            if self._alone and asked.number in self._decider.link.calls:
+                self._decider.finish(asked)

@@ -1,0 +1,208 @@
+"""Link of one relay to whichever decider rules: questions out, answers in, and both again after a decider has gone.
+
+A call that is asked for stays asked for. While there is no decider it waits here, with the time of its arrival, until a
+decider answers or its deadline is over. A new decider is told first what this relay holds, and is asked again after
+that, in the old order. A decider of a lower epoch than one that was met before is not obeyed: another rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeAlias
+
+from gateway.core.admission import refusals
+from gateway.frames.channel import Channel
+from gateway.frames.codec import from_decider
+from gateway.frames.messages import (
+    VERSION,
+    AllHeld,
+    CountsAsk,
+    DrainOrder,
+    FleetNews,
+    FromDecider,
+    Hello,
+    Message,
+    ModelNews,
+    PolicyNews,
+    RelayCounts,
+    Welcome,
+)
+from gateway.frames.refusals import refusal_of
+from gateway.relay.remote.asked import AskedCall
+from gateway.shared.tasks import telling
+
+RETRY = 0.05  # seconds between two tries to reach a decider
+LOOK = 0.1  # seconds between two looks at the deadlines of calls that wait for a decider
+# Opens a connection whose protocol is made by its argument. Raises OSError.
+Connect: TypeAlias = Callable[[Callable[[], Channel]], Awaitable[object]]
+
+
+class Link:
+    """`relay`, `epoch` and `pid` say who this is. `on_policy`, `on_fleet` and `on_drain` are given the decider's news,
+    `counts` makes the relay's totals; `say` takes lines for the operator. `clock` gives the loop's time."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        hello: Hello,
+        clock: Callable[[], float],
+        *,
+        on_policy: Callable[[PolicyNews], None],
+        on_fleet: Callable[[FleetNews], None],
+        on_drain: Callable[[float], None],
+        counts: Callable[[], RelayCounts],
+        say: Callable[[str], None],
+    ) -> None:
+        self.calls: dict[int, AskedCall] = {}  # by number, hence in the order of their arrival
+        self.clock = clock
+        self.shadow = False
+        self.policy: PolicyNews | None = None
+        self.metered: frozenset[str] = frozenset()
+        self.models: dict[str, ModelNews] = {}
+        self.up = False
+        self.ready = asyncio.Event()  # a policy and a fleet are known
+        self._connect = connect
+        self._hello = hello
+        self._epoch = hello.decider_epoch
+        self._on_policy = on_policy
+        self._on_fleet = on_fleet
+        self._on_drain = on_drain
+        self._counts = counts
+        self._say = say
+        self._channel: Channel | None = None  # once it is welcome
+        self._opened: Channel | None = None
+        self._gone = asyncio.Event()
+        self._number = 0
+        self._said = ""  # the last line about the decider
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Keep a decider from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._task.add_done_callback(telling("the link to the decider stopped"))
+
+    @property
+    def connected(self) -> bool:
+        return self._channel is not None
+
+    def number(self) -> int:
+        """The next call's."""
+        self._number += 1
+        return self._number
+
+    def send(self, message: Message) -> None:
+        """Send it, if there is a decider. What a new one must know is told it when it comes."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def flush(self) -> None:
+        """Hand over at once what was sent, as before an end."""
+        if self._channel is not None:
+            self._channel.flush()
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._opened is not None:
+            self._opened.close()
+
+    # -- the connection -----------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        while True:
+            self._gone.clear()
+            opened = self._opened = Channel(from_decider(), self._take, self._lost)
+            try:
+                await self._connect(partial(_this, opened))
+            except OSError as error:
+                self._tell(f"the decider cannot be reached: {error}")
+            else:
+                self._hello.decider_epoch = self._epoch
+                opened.send(self._hello)
+                await self._until_gone()
+            self._channel = None
+            self.refuse_late()
+            await asyncio.sleep(RETRY)
+
+    async def _until_gone(self) -> None:
+        """Until the connection ends. What waits for a welcome goes on having its deadlines."""
+        while not self._gone.is_set():
+            if self._channel is not None:
+                await self._gone.wait()
+                return
+            try:
+                async with asyncio.timeout(LOOK):
+                    await self._gone.wait()
+            except TimeoutError:
+                self.refuse_late()
+
+    def _lost(self, why: str) -> None:
+        if self._channel is not None or why:
+            self._tell(f"the decider is gone{f': {why}' if why else ''}; calls wait for the next")
+        self._channel = None
+        self._gone.set()
+
+    def _tell(self, line: str) -> None:
+        if line != self._said:
+            self._said = line
+            self._say(line)
+
+    def refuse_late(self) -> None:
+        """Refuse the calls that have waited for a decider up to their deadline."""
+        now = self.clock()
+        for call in list(self.calls.values()):
+            if call.question is not None and now >= call.deadline:
+                call.take(refusal_of(call.number, call.question.turn, refusals.no_decider()))
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def _take(self, message: FromDecider) -> None:
+        match message:
+            case Welcome():
+                self._welcome(message)
+            case PolicyNews():
+                self.policy, self.metered = message, frozenset(message.metered)
+                self._on_policy(message)
+            case FleetNews():
+                self.models = {model.name: model for model in message.models}
+                self.up = message.up
+                self._on_fleet(message)
+                self.ready.set()
+            case CountsAsk():
+                self.send(self._counts())
+            case DrainOrder():
+                self._on_drain(message.within)
+            case _:
+                call = self.calls.get(message.number)
+                if call is not None:  # else it has ended, and its decider hears of that
+                    call.take(message)
+
+    def _welcome(self, welcome: Welcome) -> None:
+        assert self._opened is not None  # noqa: S101 # it comes by this channel
+        if welcome.version != VERSION:
+            self._opened.close(f"it speaks version {welcome.version} of the frames, and this relay version {VERSION}")
+            return
+        if welcome.epoch < self._epoch:
+            self._opened.close(f"its epoch {welcome.epoch} is over: a decider of epoch {self._epoch} has ruled")
+            return
+        self._epoch = welcome.epoch
+        self.shadow = welcome.shadow
+        self._said = ""
+        self._channel = channel = self._opened
+        for call in self.calls.values():
+            for held in call.held():
+                channel.send(held)
+        channel.send(AllHeld())
+        for call in list(self.calls.values()):
+            question = call.asked_again()
+            if question is not None:
+                channel.send(question)
+        channel.send(self._counts())
+
+
+def _this(channel: Channel) -> Channel:
+    """The protocol of a connection that is being made."""
+    return channel

@@ -1,0 +1,429 @@
+"""Relays and their decider over socket pairs: what each does when the other dies, lies, or speaks another language."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+
+from gateway.core.admission.decider import Admission, Grant
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Limit, Limits, Quota
+from gateway.core.policy.types import Rate
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.record import Record
+from gateway.frames.codec import FrameWriter, from_decider
+from gateway.frames.messages import AllHeld, FirstByte, WaitAsk, Welcome
+from gateway.relay.remote.decider import RemoteDecider
+from gateway.relay.remote.link import Link
+from gateway.serve.assembly import Gateway
+from tests.calls import a_call
+from tests.faults.scripted import gateway_over
+from tests.over_frames import hello, hub_of, link_to
+
+ENGINES = ["http://127.0.0.1:9"]  # nobody sends it anything
+
+
+ONE_A_MINUTE = Policy(limits=Limits(per_tenant=Limit(requests=Quota(rate=Rate(1, 60.0)))))
+
+
+class Setting:
+    """A decider over one engine with two places, and what is needed to be its relay."""
+
+    def __init__(self, gateway: Gateway, **more: Any) -> None:
+        self.gateway = gateway
+        self.lines: list[str] = []
+        gateway.say = self.lines.append
+        self.engine = next(iter(gateway.fleet))
+        self.engine.slots = self.engine.max_slots = 2
+        self.hub = hub_of(gateway, **more)
+        self.links: list[Link] = []
+        self.raw: list[RawRelay] = []
+        self.dead = False  # no decider can be reached
+
+    async def relay(self, number: int = 1) -> RemoteDecider:
+        link = link_to(lambda: self.hub, number, self.lines, lambda: self.dead)
+        self.links.append(link)
+        link.start()
+        await link.ready.wait()
+        return RemoteDecider(link)
+
+    async def dies(self) -> None:
+        """The decider's process is killed."""
+        self.dead = True
+        await self.hub.aclose()
+        await until(lambda: not any(link.connected for link in self.links))
+
+    async def until_held(self, tokens: int) -> None:
+        await until(lambda: self.engine.held == tokens)
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def setting(policy: Policy | None = None, **more: Any) -> AsyncIterator[Setting]:
+    async with gateway_over(ENGINES, policy) as gateway:
+        made = Setting(gateway, **more)
+        try:
+            yield made
+        finally:
+            for relay in made.raw:
+                relay.close()
+            for link in made.links:
+                await link.aclose()
+            await made.hub.aclose()
+
+
+def run(body: Callable[[Setting], Awaitable[None]], policy: Policy | None = None, **more: Any) -> None:
+    async def main() -> None:
+        async with setting(policy, **more) as made, asyncio.timeout(10):
+            await body(made)
+
+    uvloop.run(main())
+
+
+class Asking:
+    """One call's way through a decider, as the pipeline goes it."""
+
+    def __init__(self, made: Setting, decider: RemoteDecider, id: str = "r", *, stream: bool = True) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self.call: Call = a_call(
+            max_tokens=50,
+            ascii_bytes=400,
+            body=b"x" * 400,
+            tenant="anonymous",
+            request_id=id,
+            arrived=now,
+            deadline=now + 60.0,
+            stream=stream,
+        )
+        self.record = Record(request_id=id, route=self.call.route.path)
+        self.grant: Grant | None = None
+        self.admission: Admission | None = None
+        self.granted, self.leave = asyncio.Event(), asyncio.Event()
+        self.task = loop.create_task(self._run(made, decider))
+
+    async def _run(self, made: Setting, decider: RemoteDecider) -> None:
+        snapshot = made.gateway.pipeline.snapshot
+        account = snapshot.tenants.accounts["anonymous"]
+        self.admission = decider.arrive(snapshot, account, self.record, {}, "peer", self.call.arrived, self.call.body)
+        try:
+            with self.admission as admission:
+                await admission.judge(self.call)
+                with await admission.ask(self.call) as self.grant:
+                    self.granted.set()
+                    await self.leave.wait()
+                    admission.settle(10, self.call.arrived)
+        finally:
+            self.admission.ended(Outcome.OK)
+
+    async def end(self) -> None:
+        self.leave.set()
+        await self.task
+
+
+def test_a_call_goes_there_and_back() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        asking = Asking(made, decider)
+        await asking.granted.wait()
+        assert asking.grant is not None
+        assert (asking.call.class_name, asking.record.class_name) == ("default", "default")
+        assert made.engine.held == asking.call.cost == asking.grant.hold.tokens > 0
+        assert made.engine.prefill_queued > 0
+        asking.grant.first_byte(asking.call.arrived + 0.1)
+        await until(lambda: not made.engine.prefill_queued)
+        await asking.end()
+        await made.until_held(0)
+        assert not decider.link.calls
+        assert not any(session.calls for session in made.hub.sessions)
+
+    run(body)
+
+
+@pytest.mark.parametrize("when", ["before it is asked", "while it waits", "granted"])
+def test_a_client_that_leaves_leaves_nothing(when: str) -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        others = [Asking(made, decider) for _ in range(2)] if when == "while it waits" else []
+        for other in others:
+            await other.granted.wait()
+        asking = Asking(made, decider)
+        if when == "while it waits":
+            await until(lambda: made.gateway.dispatch.waiting("m"))
+        elif when == "granted":
+            await asking.granted.wait()
+        asking.task.cancel()
+        await asyncio.gather(asking.task, return_exceptions=True)
+        for other in others:
+            await other.end()
+        await until(lambda: not any(session.calls for session in made.hub.sessions))
+        assert made.engine.held == 0
+        assert not made.gateway.dispatch.waiting("m")
+
+    run(body)
+
+
+def test_holds_of_a_relay_that_dies_come_back_and_let_the_other_relays_calls_go() -> None:
+    async def body(made: Setting) -> None:
+        first, second = await made.relay(1), await made.relay(2)
+        held = [Asking(made, first) for _ in range(2)]
+        for each in held:
+            await each.granted.wait()
+        waiting = Asking(made, second)
+        await until(lambda: made.gateway.dispatch.waiting("m"))
+        await first.link.aclose()
+        async with asyncio.timeout(1):
+            await waiting.granted.wait()
+        assert made.engine.in_flight == 1
+        await waiting.end()
+        for each in held:
+            await each.end()  # into nothing: nobody is told
+        await made.until_held(0)
+
+    run(body)
+
+
+def test_a_new_decider_is_told_what_is_held_before_it_grants_anything_and_asks_in_the_old_order() -> None:
+    async def body(made: Setting) -> None:
+        first, second = await made.relay(1), await made.relay(2)
+        held = [Asking(made, first, "a"), Asking(made, second, "b")]
+        for each in held:
+            await each.granted.wait()
+        assert held[0].grant is not None
+        held[0].grant.first_byte(held[0].call.arrived)
+        waiting = []
+        for number in range(6):
+            waiting.append(Asking(made, (first, second)[number % 2], str(number)))
+            await until(lambda: made.gateway.dispatch.waiting("m") == len(waiting))
+        tokens = made.engine.held
+        await made.dies()
+        late = Asking(made, first, "late")
+        waiting.append(late)
+
+        # Another process: nothing is known there but the engine.
+        async with gateway_over(ENGINES) as gateway:
+            made.gateway, made.engine = gateway, next(iter(gateway.fleet))
+            made.engine.slots = made.engine.max_slots = 2
+            made.hub = hub_of(gateway, 2, {1: 1, 2: 1, 3: 2**22 - 1})  # the third died with the decider
+            made.dead = False
+            await until(lambda: gateway.dispatch.waiting("m") == len(waiting))
+            assert made.engine.held == tokens
+            assert made.engine.in_flight == 2
+            assert made.engine.prefill_queued == held[1].call.prompt_tokens, "the other's prompt was read"
+            running = list(held)
+            for next_one in waiting:  # one goes, and the one that came first comes
+                await running.pop(0).end()
+                async with asyncio.timeout(5):
+                    await next_one.granted.wait()
+                assert made.engine.in_flight == 2
+                running.append(next_one)
+            for each in running:
+                await each.end()
+            await made.until_held(0)
+            await made.hub.aclose()
+
+    run(body)
+
+
+def test_nothing_is_granted_while_a_relay_that_lives_has_not_told_what_it_holds() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay(1)
+        asking = Asking(made, decider)
+        await until(lambda: any(session.waiting for session in made.hub.sessions))
+        await asyncio.sleep(0.25)  # two looks of the hub's
+        assert not asking.granted.is_set()
+        other = await made.relay(2)
+        async with asyncio.timeout(1):
+            await asking.granted.wait()
+        await asking.end()
+        assert not other.link.calls
+
+    run(body, expected={1: 1, 2: 1})
+
+
+def test_calls_that_reach_no_decider_wait_until_their_deadline_and_are_told_when_to_come_back() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        await made.dies()
+        asking = Asking(made, decider)
+        asking.call.deadline = asking.call.arrived + 0.2
+        with pytest.raises(Refused) as told:
+            await asking.task
+        assert (told.value.outcome, told.value.status, told.value.retry_after) == (Outcome.NO_ENGINE, 503, 1.0)
+        assert not decider.up
+
+    run(body)
+
+
+def test_a_refusal_arrives_whole() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        first, second = Asking(made, decider), Asking(made, decider)
+        await first.granted.wait()
+        with pytest.raises(Refused) as told:
+            await second.task
+        refused = told.value
+        assert (refused.outcome, refused.status) == (Outcome.RATE_LIMITED, 429)
+        assert refused.limit == "1/min requests"
+        assert refused.retry_after is not None
+        assert b"x-ratelimit-limit-requests: 1\r\n" in refused.headers
+        assert second.record.class_name in {"", "default"}
+        await first.end()
+        await made.until_held(0)
+
+    run(body, ONE_A_MINUTE)
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+class RawRelay:
+    """Bytes to a decider, and its messages."""
+
+    def __init__(self, ours: socket.socket) -> None:
+        self._socket = ours
+        self._reader = from_decider()
+        self.messages: list[Any] = []
+
+    async def send(self, *messages: Any) -> None:
+        writer = FrameWriter()
+        for message in messages:
+            writer.add(message)
+        await self.send_bytes(writer.take())
+
+    async def send_bytes(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._socket, data)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    async def closed(self) -> None:
+        """Read up to the end of the connection."""
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    data = await asyncio.get_running_loop().sock_recv(self._socket, 65536)
+                except ConnectionError:
+                    return
+                if not data:
+                    return
+                for messages in self._reader.feed(data):
+                    self.messages += messages
+
+
+async def raw(made: Setting) -> RawRelay:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    await asyncio.get_running_loop().connect_accepted_socket(made.hub.channel, theirs)
+    made.raw.append(RawRelay(ours))
+    return made.raw[-1]
+
+
+GARBAGE = [
+    (b"\xff" * 64, "a relay was cut off: a frame of 4294967295 bytes, where 1 to 4194304 are taken"),
+    (struct.pack(">I", 2**30), "a relay was cut off: a frame of 1073741824 bytes, where 1 to 4194304 are taken"),
+    (b"POST / HTTP/1.1\r\n\r\n", "a relay was cut off: a frame of 1347375956 bytes"),
+    (struct.pack(">I", 2) + b"\x91\xc0", "a relay was cut off: no frame of ours: Expected `array`, got `None`"),
+]
+
+
+@pytest.mark.parametrize(("data", "line"), GARBAGE, ids=["ones", "1 GiB", "HTTP", "null"])
+def test_garbage_is_cut_off_with_one_line_and_changes_nothing(data: bytes, line: str) -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        asking = Asking(made, decider)
+        await asking.granted.wait()
+        relay = await raw(made)
+        await relay.send_bytes(data)
+        await relay.closed()
+        await until(lambda: made.lines)
+        (said,) = made.lines
+        assert said.startswith(line)
+        assert made.engine.held == asking.call.cost
+        await asking.end()
+        await made.until_held(0)
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("messages", "line"),
+    [
+        ([WaitAsk(1, 1)], "a relay was cut off: it has not said hello"),
+        ([hello(5), hello(5)], "relay 5 was cut off: it says hello twice"),
+        (
+            [msgspec.structs.replace(hello(), version=7)],
+            "a relay was cut off: it speaks version 7 of the frames, and this decider version 1",
+        ),
+        (
+            [msgspec.structs.replace(hello(), decider_epoch=9)],
+            "a relay was cut off: it has met a decider of epoch 9: the epoch 1 is over",
+        ),
+    ],
+)
+def test_a_relay_that_may_not_join_is_told_in_one_line(messages: list[Any], line: str) -> None:
+    async def body(made: Setting) -> None:
+        relay = await raw(made)
+        await relay.send(*messages)
+        await relay.closed()
+        await until(lambda: made.lines)
+        assert made.lines == [line]
+        assert not made.hub.sessions
+
+    run(body)
+
+
+def test_messages_about_calls_that_are_not_there_change_nothing() -> None:
+    async def body(made: Setting) -> None:
+        relay = await raw(made)
+        await relay.send(hello(), AllHeld(), FirstByte(1, 0.0), WaitAsk(1, 1))
+        await until(lambda: made.hub.sessions)
+        assert not made.lines
+        assert made.engine.held == 0
+
+    run(body)
+
+
+def test_a_relay_obeys_no_decider_whose_epoch_is_over() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        assert decider.link.connected
+        await made.dies()
+        made.hub = hub_of(made.gateway, 0)
+        made.hub.epoch = 0
+        made.dead = False
+        await until(lambda: any("the epoch 0 is over" in line or "its epoch 0 is over" in line for line in made.lines))
+        assert not decider.link.connected
+
+    run(body, epoch=3)
+
+
+def test_a_relay_that_comes_again_takes_its_own_place() -> None:
+    async def body(made: Setting) -> None:
+        first, again = await raw(made), await raw(made)
+        await first.send(hello(1, 1), AllHeld())
+        await until(lambda: made.hub.sessions)
+        await again.send(hello(1, 2), AllHeld())
+        await first.closed()
+        assert isinstance(first.messages[0], Welcome)
+        await until(lambda: [each.hello for each in made.hub.sessions] == [hello(1, 2)])
+        late = await raw(made)
+        await late.send(hello(1, 1))
+        await late.closed()
+        assert len(made.hub.sessions) == 1
+
+    run(body)
