@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from gateway.core.engines.fleet import Engine, Fleet
-from gateway.core.engines.trouble import OWN, Trouble
+from gateway.core.engines.trouble import OWN, Trouble, asleep
 from gateway.core.policy.policy import FleetPolicy
 from gateway.shared.tasks import telling
 from gateway.shared.vllm.answers import AnswerError, ModelCard, models_from, sample_from
@@ -238,6 +238,8 @@ class Watcher:
         ok = trouble is None
         if ok and (not engine.up or now - self._models_at >= MODELS_EVERY):
             trouble = await self._ask_models()
+            if trouble is None and not engine.up and not engine.draining:
+                trouble = await self._asleep()
             now = self._clock()
             ok = trouble is None or engine.up
         self._fleet.health(engine, ok, now, trouble)
@@ -250,6 +252,13 @@ class Watcher:
         except Unanswered as error:
             return Trouble(error.reason, str(error), self._clock())
         return None
+
+    async def _asleep(self) -> Trouble | None:
+        """Whether it says that it sleeps, which /health does not. One that does not tell is awake."""
+        try:
+            return asleep(sample_from(await self._questions.metrics(MODELS_WITHIN)), self._clock())
+        except (Unanswered, AnswerError):
+            return None
 
     async def _ask_models(self) -> Trouble | None:
         try:

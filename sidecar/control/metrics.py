@@ -53,6 +53,7 @@ class Metrics(Collector):
         """Every family, as it is now."""
         yield from self._gpus()
         yield from self._models()
+        yield from self._memory()
         yield from self._done()
         yield from self._reports()
         yield from self._reloads()
@@ -109,6 +110,22 @@ class Metrics(Collector):
                 doing.add_metric((model.profile, model.pending), 1.0)
             level.add_metric((model.profile,), model.sleep_level)
         yield from (loaded, active, state, doing, level, off)
+
+    def _memory(self) -> Iterable[Metric]:
+        host = self._manager.host
+        yield GaugeMetricFamily("weir_sidecar_host_memory_limit_bytes", "What sleep at level 1 may fill.", host.bound)
+        booked = GaugeMetricFamily(
+            "weir_sidecar_host_memory_bytes", "Host memory booked for sleep at level 1.", labels=("profile",)
+        )
+        residue = GaugeMetricFamily(
+            "weir_sidecar_residue_bytes", "What it keeps of each of its GPUs asleep, as known now.", labels=("profile",)
+        )
+        for profile, entry in self._manager.entries.items():
+            booked.add_metric((profile,), host.held(profile))
+            residue.add_metric((profile,), entry.size.residue)
+        blind = GaugeMetricFamily("weir_sidecar_gpu_processes_hidden", "1 while NVML does not list the engines.")
+        blind.add_metric((), float(self._manager.steps.memory.blind))
+        yield from (booked, residue, blind)
 
     def _done(self) -> Iterable[Metric]:
         done = CounterMetricFamily(

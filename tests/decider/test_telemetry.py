@@ -199,6 +199,52 @@ def test_an_engine_that_does_not_answer_metrics_still_has_its_health_checked() -
     play(scene)
 
 
+@pytest.mark.parametrize("state", ["weights_offloaded", "discard_all", "paused"])
+def test_an_engine_that_says_it_sleeps_gets_no_calls_until_it_says_that_it_is_awake(state: str) -> None:
+    asleep = METRICS + f'vllm:engine_sleep_state{{engine="0",sleep_state="{state}"}} 1.0\n'.encode()
+
+    async def scene(engine: FakeEngine) -> None:
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        assert its["e0"].up
+        engine.answers["/metrics"] = (200, asleep)
+        await its.until(lambda: not its["e0"].up)
+        trouble = its["e0"].trouble
+        assert trouble is not None
+        assert (trouble.reason, trouble.words) == ("asleep", f"it says that it sleeps ({state})")
+        await its.until(lambda: its["e0"].misses == 2)  # its /health says 200 all the while
+        engine.answers["/metrics"] = (200, METRICS)
+        await its.until(lambda: its["e0"].up)
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
+def test_an_engine_that_sleeps_at_first_contact_is_not_up() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        engine.answers["/metrics"] = (200, METRICS + b'vllm:engine_sleep_state{sleep_state="discard_all"} 1.0\n')
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        assert not its["e0"].up
+        assert list(its.fleet.models) == ["m"]
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
+def test_the_sleep_of_an_engine_that_drains_is_its_sidecars_to_tell() -> None:
+    async def scene(engine: FakeEngine) -> None:
+        its = Scene(engine.url)
+        await its.telemetry.first_contact()
+        its["e0"].draining = True
+        engine.answers["/metrics"] = (200, METRICS + b'vllm:engine_sleep_state{sleep_state="discard_all"} 1.0\n')
+        await its.until(lambda: its["e0"].sample is not None and its["e0"].sample.sleep_state == "discard_all")
+        assert its["e0"].up
+        await its.telemetry.aclose()
+
+    play(scene)
+
+
 @pytest.mark.parametrize("answer", [None, (503, b""), (200, b"{}"), (200, b'{"data": 1}')])
 def test_an_engine_whose_models_are_not_known_is_not_up(answer: tuple[int, bytes] | None) -> None:
     async def scene(engine: FakeEngine) -> None:

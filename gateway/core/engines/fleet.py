@@ -19,7 +19,7 @@ from typing import Any
 from gateway.core.engines.breaker import CircuitBreaker
 from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.origin import engine_id
-from gateway.core.engines.trouble import Trouble
+from gateway.core.engines.trouble import Trouble, asleep
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 
@@ -324,7 +324,11 @@ class Engine:
         return now - self.sampled_at <= STALE_POLLS * self.policy.fleet.poll
 
     def sampled(self, sample: EngineSample, now: float) -> None:
-        """Take a sample in: capacity, excess, trim and slots."""
+        """Take a sample in: capacity, excess, trim and slots. An engine that says it sleeps is out at once. One that is
+        draining gets no calls anyway, and whoever put it to sleep says when it is back."""
+        trouble = None if self.draining else asleep(sample, now)
+        if trouble is not None:
+            self.down(trouble)
         before, self.sample = self.sample, sample
         since = now - self.sampled_at
         self.sampled_at = now

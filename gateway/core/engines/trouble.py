@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.shared.vllm.answers import EngineSample
+
 # The connection: refused, no way to it, its name, no answer in time, ended. TLS: the certificate, or the rest. The
-# answer: no HTTP, cut off, another status than 200, no list of models. And what is no fault of the engine's.
+# answer: no HTTP, cut off, another status than 200, no list of models, the engine's word that it sleeps. And what is no
+# fault of the engine's.
 REASONS = (
     "refused",
     "unreachable",
@@ -20,8 +23,10 @@ REASONS = (
     "truncated",
     "status",
     "models",
+    "asleep",
     "descriptors",
 )
+ASLEEP = "asleep"  # a call to it would wait until somebody wakes it
 OWN = "descriptors"  # the gateway has none left: no fault of the engine's
 
 
@@ -31,3 +36,9 @@ class Trouble(msgspec.Struct, frozen=True):
     reason: str
     words: str
     at: float = 0.0
+
+
+def asleep(sample: EngineSample, now: float) -> Trouble | None:
+    """The trouble of an engine that says it sleeps or is paused; None: it is awake, or does not tell."""
+    state = sample.sleep_state
+    return None if state in (None, "awake") else Trouble(ASLEEP, f"it says that it sleeps ({state})", now)

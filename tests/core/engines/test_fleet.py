@@ -19,9 +19,10 @@ from gateway.core.engines.fleet import (
     Engine,
     Fleet,
 )
+from gateway.core.engines.trouble import Trouble
 from gateway.core.policy.policy import Budget, EngineEntry, Policy
 from gateway.core.policy.traffic import Breaker, TrafficClass
-from gateway.shared.vllm.answers import EngineSample, ModelCard
+from gateway.shared.vllm.answers import EngineSample, ModelCard, SleepState
 
 POLICY = Policy()
 
@@ -36,6 +37,21 @@ def sample(
     running: int = 0, waiting: int = 0, kv_usage: float = 0.0, preemptions: int = 0, **more: int
 ) -> EngineSample:
     return EngineSample(running=running, waiting=waiting, kv_usage=kv_usage, preemptions_total=preemptions, **more)
+
+
+@pytest.mark.parametrize("state", ["weights_offloaded", "discard_all", "paused"])
+def test_one_that_says_it_sleeps_is_out_at_once_unless_it_drains(state: SleepState) -> None:
+    e = engine()
+    e.sampled(EngineSample(running=0, waiting=0, kv_usage=0.0, sleep_state="awake"), 1.0)
+    assert e.up
+    asleep = EngineSample(running=0, waiting=0, kv_usage=0.0, sleep_state=state)
+    e.draining = True
+    e.sampled(asleep, 2.0)
+    assert e.up
+    e.draining = False
+    e.sampled(asleep, 3.0)
+    assert not e.up
+    assert e.trouble == Trouble("asleep", f"it says that it sleeps ({state})", 3.0)
 
 
 def test_a_hold_is_given_back_once() -> None:
