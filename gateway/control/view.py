@@ -90,7 +90,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 
 class SidecarModelView(msgspec.Struct, frozen=True, kw_only=True):
     """One profile, as its sidecar says. `engine`: its id in the fleet, null while it is not one. `ready_in_s`: until it
-    could serve, null where it cannot be had, and then `why` says so."""
+    could serve, null where it cannot be had, and then `why` says so. `copy`: another engine serves its model;
+    `copy_in_s`: until it could serve beside that one, null where it does or has no place."""
 
     profile: str
     model: str
@@ -100,6 +101,22 @@ class SidecarModelView(msgspec.Struct, frozen=True, kw_only=True):
     ready_in_s: float | None
     why: str
     last_error: str
+    copy: bool = False
+    copy_in_s: float | None = None
+
+
+class CopyView(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy of a model that is on its way, `begun` or only wanted: by calls of `class_name`, which were predicted to
+    wait for `wait_s` and of which some were `refused`."""
+
+    model: str
+    sidecar: str
+    profile: str
+    class_name: str = msgspec.field(name="class")
+    wait_s: float
+    refused: bool
+    begun: bool
+    ready_in_s: float
 
 
 class SidecarView(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +140,7 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueView]
     running: dict[str, int]  # calls that hold a grant, by class
     sidecars: list[SidecarView]
+    copies: list[CopyView] = []
 
 
 def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
@@ -138,6 +156,20 @@ def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
         ],
         running=dict(dispatch.running),
         sidecars=[_sidecar(each, now) for _, each in sorted(dispatch.sidecars.sidecars.items())],
+        copies=[
+            CopyView(
+                model=model,
+                sidecar=wish.place[0],
+                profile=wish.place[1],
+                class_name=wish.wait.class_name,
+                wait_s=round(wish.wait.seconds, 2),
+                refused=wish.wait.refused,
+                begun=wish.begun,
+                ready_in_s=round(wish.ready_in, 2),
+            )
+            for model, wish in sorted(dispatch.sidecars.copies.wishes.items())
+            if wish.place is not None and wish.wait is not None
+        ],
     )
 
 
@@ -158,6 +190,8 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
                 ready_in_s=None if ready_in is None else round(ready_in, 2),
                 why=model.message or model.why,
                 last_error=model.last_error,
+                copy=model.copy,
+                copy_in_s=None if model.copy_in is None else round(model.copy_in, 2),
             )
         )
     return SidecarView(

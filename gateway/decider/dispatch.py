@@ -20,6 +20,7 @@ from itertools import count
 
 from gateway.core.admission import refusals
 from gateway.core.admission.admission import NO_ENGINES, AdmissionControl
+from gateway.core.admission.bookings import HORIZON
 from gateway.core.admission.decision import KEPT, Reason, Refuse
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
@@ -30,6 +31,7 @@ from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
+from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.decider.grant import LocalGrant
 
@@ -198,6 +200,7 @@ class Dispatch:
         if why.reason in KEPT:
             queues, traffic = self._state(call.model)
             due_in = traffic.book(queues, call, now)
+            traffic.turned_away(call.class_name, HORIZON if due_in is None else due_in, now)
         return refusals.refused(why, call, now, due_in)
 
     def unknown(self, model: str) -> Refused:
@@ -421,6 +424,14 @@ class Dispatch:
                 self._refuse(ticket, Refuse(reason=Reason.DRAINING), now)
 
     # -- estimates ----------------------------------------------------------------------------------------------
+
+    def longest_wait(self, model: str) -> LongWait | None:
+        """The class of a model whose calls wait longest, as predicted now; None: none waits, or no engine serves it."""
+        now, known = self.clock(), self.traffic.get(model)
+        if known is None:
+            return None
+        known.advance(now)
+        return self.control.longest_wait(model, now)
 
     def wait_estimate(self, model: str) -> float:
         """Seconds until all calls that wait now have been served."""

@@ -69,7 +69,7 @@ class ReportIntake:
         if policy is None:
             self._carry_out(self._registry.clear())
         else:
-            for changes in self._registry.apply(policy.allow, taken, self._dispatch.clock()):
+            for changes in self._registry.apply(policy.allow, taken, self._dispatch.clock(), policy.copies):
                 self._carry_out(changes)
 
     @property
@@ -107,11 +107,15 @@ class ReportIntake:
             self._news(models.union(model.model for model in report.models))
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(STALE, self._look)
+        for model in dict.fromkeys(model.model for model in report.models):
+            line = registry.want_copy(model, self._dispatch.longest_wait(model), now)
+            if line:
+                self._say(line)
         return DemandReport(
             gateway=self._name,
             boot=report.boot,
             sequence=report.sequence,
-            demands=registry.demands(report.sidecar, now, self._in_flight, self._dispatch.waiting),
+            demands=registry.demands(report.sidecar, now, self._in_flight, self._dispatch.waiting, self._serving_of),
         )
 
     def close(self) -> None:
@@ -154,6 +158,10 @@ class ReportIntake:
     def _serving(self, id: str) -> bool:
         engine = self._dispatch.fleet.engines.get(id)
         return engine is not None and engine.up
+
+    def _serving_of(self, model: str) -> list[str]:
+        """The engines that may be given calls for a model, by id."""
+        return [each.id for each in self._dispatch.fleet.serving(model) if each.up and not each.draining]
 
     def _in_flight(self, id: str) -> int:
         engine = self._dispatch.fleet.engines.get(id)

@@ -100,9 +100,10 @@ class Waking:
 
     def _is_wanted(self, model: str, now: float) -> bool:
         """Whether calls wait for the model, or were told to come back for it. The latter find it ready only if it is
-        asked for.
+        asked for. One engine is enough for them: a second is a copy, see core/sidecars/copies.py.
         """
-        return self._dispatch.awaited(model) or now < self._until[model]
+        told = now < self._until[model] and not self._dispatch.control.served(model)
+        return told or self._dispatch.awaited(model)
 
     async def _wait(self, now: float, pause: float, again_at: float) -> None:
         """Wait for a report, or until a sidecar may be asked again."""

@@ -57,6 +57,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     `url` is of its engine, empty while there is none. `ready_in`: seconds until it could serve, were it wanted now: 0
     for one that runs, None for one that cannot be had, and then `why` says so in a word (`no_memory`, `error`, `off`)
     and `message` in a sentence. `retry_in`: seconds after which that may have changed, where it is known.
+    `copy`: gateways have another engine of the model, too; `copy_in`: seconds until it could serve beside that one,
+    None where a warmer model would lose its place, or it serves.
     """
 
     profile: Name
@@ -73,6 +75,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: Count | None = None
     sleep_level: Literal[0, 1, 2] = 0
     last_error: Words = ""
+    copy: bool = False
+    copy_in: Seconds | None = None
 
 
 class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,13 +97,15 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Demand of one gateway for one profile: calls that hold a grant on it, calls that wait for the model,
     seconds since the last of either (None: never), and whether the gateway sends it nothing more (`withdrawn`), so that
-    `in_flight` 0 then means that it may be stopped."""
+    `in_flight` 0 then means that it may be stopped. `copy`: another engine serves the model, so that it runs as a copy,
+    or is wanted as one where calls wait."""
 
     profile: Name
     in_flight: Count = 0
     waiting: Count = 0
     idle: Seconds | None = None
     withdrawn: bool = False
+    copy: bool = False
 
 
 class DemandReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,6 +91,9 @@ class Metrics(Collector):
         level = GaugeMetricFamily(
             "weir_sidecar_model_sleep_level", "How deep it sleeps; 0: awake.", labels=("profile",)
         )
+        copy = GaugeMetricFamily(
+            "weir_sidecar_model_copy", "1 while gateways have another engine of its model.", labels=("profile",)
+        )
         off = GaugeMetricFamily(
             "weir_sidecar_model_off", "1 while an operator has switched it off.", labels=("profile",)
         )
@@ -109,7 +112,8 @@ class Metrics(Collector):
             if model.pending is not None:
                 doing.add_metric((model.profile, model.pending), 1.0)
             level.add_metric((model.profile,), model.sleep_level)
-        yield from (loaded, active, state, doing, level, off)
+            copy.add_metric((model.profile,), float(model.copy))
+        yield from (loaded, active, state, doing, level, off, copy)
 
     def _memory(self) -> Iterable[Metric]:
         host = self._manager.host
@@ -129,7 +133,9 @@ class Metrics(Collector):
 
     def _done(self) -> Iterable[Metric]:
         done = CounterMetricFamily(
-            "weir_sidecar_events", "How often it got ready, slept, woke, stopped, failed.", labels=("profile", "event")
+            "weir_sidecar_events",
+            "How often it got ready, slept, woke, stopped, failed; began as a copy, gave its place to another model.",
+            labels=("profile", "event"),
         )
         for labels, count in sorted(self._manager.steps.counts.items()):
             done.add_metric(labels, count)

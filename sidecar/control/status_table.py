@@ -35,7 +35,8 @@ def _model(model: ModelReport, calls: dict[str, int]) -> tuple[str, ...]:
     tokens = "-" if model.kv_tokens is None else f"{model.kv_tokens:,} tokens"
     told = model.message or model.last_error or (model.url if model.state != "stopped" else "")
     calling = str(calls.get(model.profile, 0))
-    return (model.profile, model.state + level, model.pending or "-", calling, ready, tokens, shown(told))
+    copy = ", a copy" if model.copy else ""
+    return (model.profile, model.state + level + copy, model.pending or "-", calling, ready, tokens, shown(told))
 
 
 def _gateway(gateway: GatewayStatus) -> str:

@@ -14,6 +14,7 @@ from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STOPPED, WAKE, Pend
 from sidecar.core.sleep import Level, MeasuredSleep
 
 LEAST_RELOAD = 0.1  # seconds; whatever says it is back sooner has been measured badly
+BACK = 3  # uses that are remembered: see ModelState.warmth
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 
     `unseen`: bytes that it holds or is taking and NVML does not show as used yet. `ref_count`: its calls in flight at
     all gateways, which it has had for `busy_for` seconds. `warmth`: by what it is ordered before its last use counts.
+    `model`: what it serves. `copy`: another engine serves that too. `since`: when `state` last changed.
     `sleep_levels`: those it may sleep at, level 1 while host memory allows. `wake_seconds`: from level 1, from level 2.
     `level`: the one it sleeps at. `host_bytes`: host memory of the whole engine at level 1, of which it has `host_held`
     already.
@@ -47,6 +49,9 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     pending: Pending | None = None
     last_used: float = -math.inf
     warmth: float = -math.inf
+    model: str = ""
+    copy: bool = False
+    since: float = -math.inf
     load_seconds: float = 60.0
     wake_seconds: tuple[float, float] = (math.inf, math.inf)
     sleep_levels: tuple[Level, ...] = ()
@@ -80,7 +85,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Target of a plan: `need` bytes (its claim) on each of `tensor_parallel` GPUs; `gpus`: those it is bound to.
 
-    `since`: when the first call began to wait for it. `last_used`: before that, which is how warm it is.
+    `since`: when the first call began to wait for it. `last_used`: before that, which is how warm it is. `model`: what
+    it serves; `copy`: beside another engine, see core.copies.
     """
 
     profile: str
@@ -89,6 +95,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     gpus: tuple[int, ...] | None = None
     last_used: float = -math.inf
+    model: str = ""
+    copy: bool = False
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):

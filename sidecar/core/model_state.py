@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from sidecar.core.inventory import Resident, Size, Target
+from sidecar.core.copies import SLEEPS_AFTER
+from sidecar.core.inventory import BACK, Resident, Size, Target
 from sidecar.core.lifecycle import (
     DRAIN,
     ERROR,
@@ -32,7 +33,6 @@ from sidecar.core.sleep import Level, MeasuredSleep, levels, worn
 from sidecar.core.step_times import LOAD, StartClock, StepTimes
 
 WAITED = 5.0  # seconds after the last word of calls that wait, after which nobody does any more
-BACK = 3  # uses that are remembered: see ModelState.warmth
 APART = 1.5  # seconds between two uses of their own: gateways tell of calls once a second
 SOON = 0.2  # seconds: the least that is promised of what is late already
 
@@ -47,8 +47,9 @@ class ModelState:
     longer has it. `off`: an operator has switched it off, nothing but an operator switches it on. `stopped_by_hand`:
     not to be started only because it is pinned. `held_back`: withdrawn by hand.
     `starting`: its start under way, from when its process is begun. `times`: what its steps take.
-    `asked`: a person wants it though it has failed too often. `unusable`: why it cannot be sized. `sized` once it was;
-    `sizes`: by the bytes of the GPUs it may run on; `size`: on those where it is, or on the smallest.
+    `asked`: a person wants it though it has failed too often. `copy`: another engine serves its model, by all gateways;
+    `ordered`: somebody wants it all the same. `unusable`: why it cannot be sized. `sized` once it was; `sizes`: by the
+    bytes of the GPUs it may run on; `size`: on those where it is, or on the smallest.
     `slept`: what was measured of its sleep. `first_residue`: bytes that this engine kept at its first, 0: it had none.
     """
 
@@ -58,6 +59,7 @@ class ModelState:
         "began",
         "busy",
         "busy_since",
+        "copy",
         "first_residue",
         "gpus",
         "held_back",
@@ -70,6 +72,7 @@ class ModelState:
         "lifecycle",
         "name",
         "off",
+        "ordered",
         "profile",
         "replaced",
         "size",
@@ -105,6 +108,7 @@ class ModelState:
     def renew(self, profile: Profile, now: float) -> None:
         """Begin anew with these settings, without an engine; what is known of its use stays."""
         self.profile = profile
+        self.copy = self.ordered = False
         self.lifecycle = Lifecycle(now)
         self.size = Size()
         self.sizes: dict[int, Size] = {}
@@ -139,6 +143,7 @@ class ModelState:
         if self.off:
             return
         self.wanted_since = now if self.wanted_since is None else self.wanted_since
+        self.ordered = self.ordered or ordered
         holds = self.profile.max_starvation + LOAD if ordered else WAITED
         self.wanted_until = max(self.wanted_until, now + holds)
 
@@ -151,7 +156,17 @@ class ModelState:
         """Forget that it was wanted where nobody has said so again in time, unless it is on its way."""
         life = self.lifecycle
         if now > self.wanted_until and life.pending is None and life.state not in (STARTING, RUNNING):
-            self.wanted_since = None
+            self.wanted_since, self.ordered = None, False
+
+    @property
+    def model(self) -> str:
+        """The name that calls use."""
+        return self.profile.served_name or self.name
+
+    @property
+    def spare(self) -> bool:
+        """Whether it is wanted at most as a copy, which no warmer model makes way for."""
+        return self.copy and not self.ordered and not self.profile.pin
 
     def starved(self, now: float) -> bool:
         """Whether it was wanted for so long that others make room for it though they are never idle."""
@@ -191,11 +206,14 @@ class ModelState:
         profile, state = self.profile, self.lifecycle.state
         if profile.pin or self.lifecycle.pending is not None:
             return None
-        if state is RUNNING and profile.sleeps is not None and profile.sleeps.after is not None:
-            return self.idle_since + profile.sleeps.after, "sleep"
-        if state in (RUNNING, SLEEPING) and profile.stop_after is not None:
-            return self.idle_since + profile.stop_after, "stop"
-        return None
+        stop = math.inf if profile.stop_after is None else profile.stop_after
+        sleep = math.inf
+        if state is RUNNING and profile.sleeps is not None:
+            after = math.inf if profile.sleeps.after is None else profile.sleeps.after
+            sleep = min(after, SLEEPS_AFTER) if self.copy else after
+        if sleep < stop:
+            return self.idle_since + sleep, "sleep"
+        return (self.idle_since + stop, "stop") if stop < math.inf and state in (RUNNING, SLEEPING) else None
 
     def starts_at(self, now: float) -> float | None:
         """From when on it may be started or woken, by itself or because it is wanted; None: it is not to be."""
@@ -247,6 +265,9 @@ class ModelState:
             pending=self.lifecycle.pending,
             last_used=self.last_used,
             warmth=warmth,
+            model=self.model,
+            copy=self.copy and not profile.pin,
+            since=self.lifecycle.since,
             load_seconds=self.load_seconds,
             wake_seconds=self.wake_seconds,
             sleep_levels=self.sleep_levels(),
@@ -255,8 +276,9 @@ class ModelState:
             host_held=host_held,
         )
 
-    def target(self, now: float) -> Target:
-        """As the plan is to have it run. After a start that found too little memory it needs more than it then had."""
+    def target(self, now: float, *, copy: bool = False) -> Target:
+        """As the plan is to have it run, `copy`: as a copy. After a start that found too little memory it needs more
+        than it then had."""
         need = max(self.size.start_needs, self.least_room + 1 if self.least_room else 0)
         since = self.wanted_since if self.wanted_since is not None else now
         return Target(
@@ -266,16 +288,20 @@ class ModelState:
             tensor_parallel=self.profile.tensor_parallel,
             gpus=self.profile.gpus,
             last_used=self.last_used,
+            model=self.model,
+            copy=copy,
         )
 
-    def targets(self, now: float, totals: Mapping[int, int], *, room: bool = True) -> list[tuple[int, Target]]:
+    def targets(
+        self, now: float, totals: Mapping[int, int], *, room: bool = True, copy: bool = False
+    ) -> list[tuple[int, Target]]:
         """As the plan is to have it run, on GPUs of each size: their bytes, and the target. One for all (0) where one
         size of GPU is all there is. `totals`: bytes by GPU. `room` False: with no more than a start had that found it
-        too little.
+        too little. `copy`: as a copy.
 
         An engine on several GPUs is sized for the smallest of them: the least KV cache of one is that of each.
         """
-        whole, several = self.target(now), self.profile.tensor_parallel > 1
+        whole, several = self.target(now, copy=copy), self.profile.tensor_parallel > 1
         if not room:
             whole = msgspec.structs.replace(whole, need=self.size.start_needs)
         if len(set(totals.values())) < 2 or not self.sizes:

@@ -12,9 +12,11 @@ Among the sets of GPUs the best has the fewest victims, then the colder victims,
 tensor parallel engine gets all its GPUs at once or none.
 
 A model used within `hot` x the time to have it back does not make way for a colder one, unless that has waited
-`max_starvation`. A target that sleeps is woken where it sleeps. It waits for room there, for residents to cool and for
-their calls to end, if it is then back sooner than a start elsewhere. Calls that have run for t seconds are taken to run
-for t more, so a wait in vain is never longer than the start it has put off.
+`max_starvation`. A copy of a model that is served takes the place of colder models alone, and gives it back at once
+(copies.py). Engines of one model are kept on GPUs apart, where that costs nobody more. A target that sleeps is woken
+where it sleeps. It waits for room there, for residents to cool and for their calls to end, if it is then back sooner
+than a start elsewhere. Calls that have run for t seconds are taken to run for t more, so a wait in vain is never longer
+than the start it has put off.
 
 A victim is put to sleep rather than stopped where that is the quicker way back and its residue still leaves room; the
 hottest first. The plan is pure and deterministic. Bytes are per GPU, times are monotonic seconds.
@@ -28,6 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from gateway.shared.files.units import GIB
+from sidecar.core.copies import STAYS, makes_way_at
 from sidecar.core.inventory import Device, PlanSettings, Resident, Target
 from sidecar.core.lifecycle import RUNNING, SLEEPING, START, STARTING, STOPPED
 from sidecar.core.sleep import Level
@@ -72,12 +75,15 @@ class Infeasible(msgspec.Struct, frozen=True):
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One way to serve the target: `need` more bytes on each of `size` of the GPUs, whose room is `room` by index."""
+    """One way to serve the target: `need` more bytes on each of `size` of the GPUs, whose room is `room` by index.
+    `twins`: the GPUs among them where another engine of its model is; `apart`: these are worth an eviction to avoid."""
 
     wakes: bool
     need: int
     size: int
     room: Mapping[int, int]
+    twins: frozenset[int] = frozenset()
+    apart: bool = False
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -102,7 +108,7 @@ def plan(
     ways = list(_ways(target, own, residents, devices))
     idle = [r for r in others if not r.ref_count and not r.pinned and r.pending is None and r.state is not STARTING]
     cool = [r for r in idle if now >= _cool_at(r, target, settings)]
-    starved = now >= target.since + settings.max_starvation
+    starved = not target.copy and now >= target.since + settings.max_starvation
     for way in ways:
         for evictable in (cool, idle) if starved else (cool,):
             order = sorted(evictable, key=lambda r: (_heat(r, now, settings), r.profile))
@@ -133,11 +139,16 @@ def _ways(
     allowed = {gpu: room[gpu] for gpu in sorted(room) if target.gpus is None or gpu in target.gpus}
     if own is not None:
         allowed.update({gpu: allowed[gpu] + own.held for gpu in own.gpus if gpu in allowed})
-    yield Way(wakes=False, need=target.need, size=target.tensor_parallel, room=allowed)
+    twins = frozenset(gpu for r in residents if r is not own and r.model and r.model == target.model for gpu in r.gpus)
+    yield Way(wakes=False, need=target.need, size=target.tensor_parallel, room=allowed, twins=twins, apart=target.copy)
 
 
 def _cool_at(resident: Resident, target: Target, settings: PlanSettings) -> float:
     """From when it makes way for `target`: at once, if that is the warmer of the two."""
+    if target.copy:
+        return makes_way_at(resident, target)
+    if resident.copy:
+        return resident.since + STAYS
     if resident.last_used <= target.last_used:
         return -math.inf
     return resident.last_used + settings.hot * resident.reload_seconds
@@ -164,9 +175,11 @@ def _best(way: Way, order: Sequence[Resident]) -> Choice | None:
     """The best set of GPUs; None: there is none. `order`: who may be evicted, from cold to hot."""
     rank = {resident.profile: position for position, resident in enumerate(order)}
 
-    def cost(choice: Choice) -> tuple[int, list[int], int, tuple[int, ...]]:
+    def cost(choice: Choice) -> tuple[int, int, list[int], int, int, tuple[int, ...]]:
         hottest_first = [rank[victim.profile] for victim in reversed(choice.victims)]
-        return len(hottest_first), hottest_first, sum(choice.spare.values()), choice.gpus
+        twins = sum(gpu in way.twins for gpu in choice.gpus)
+        apart = twins if way.apart else 0
+        return apart, len(hottest_first), hottest_first, twins, sum(choice.spare.values()), choice.gpus
 
     return min((_sparing(way, gpus, order) for gpus in sets_of_gpus(way, order)), key=cost, default=None)
 
@@ -178,10 +191,10 @@ def sets_of_gpus(way: Way, order: Sequence[Resident]) -> Iterator[tuple[int, ...
     Where there are more than MOST_SETS nevertheless, GPUs are left out whose eviction alone would cost the most.
     """
     grain = max(1, way.need // ALIKE)
-    alike: dict[tuple[tuple[str, ...], int], list[int]] = {}
+    alike: dict[tuple[tuple[str, ...], int, bool], list[int]] = {}
     for gpu in _open(way, order):
         here = tuple(resident.profile for resident in order if gpu in resident.gpus)
-        alike.setdefault((here, way.room[gpu] // grain), []).append(gpu)
+        alike.setdefault((here, way.room[gpu] // grain, gpu in way.twins), []).append(gpu)
     rank = {resident.profile: position for position, resident in enumerate(order)}
     # The first to be left out comes first: most residents, then the hottest.
     kinds = sorted(alike, key=lambda kind: (len(kind[0]), [rank[name] for name in reversed(kind[0])]), reverse=True)

@@ -74,6 +74,11 @@ class GatewayDemand:
         """Calls that wait for the model."""
         return sum(demand.waiting for demand in self._of(profile))
 
+    def copy(self, profile: str) -> bool:
+        """Whether it is a copy: every gateway that knows of it has another engine of its model."""
+        said = [demand.copy for demand in self._of(profile) if demand is not NOTHING]
+        return bool(said) and all(said)
+
     def all_heard_since(self, at: float) -> bool:
         """Whether every gateway that counts has answered since then."""
         return all(each.at > at for each in self._live())

@@ -194,6 +194,7 @@ class EngineSteps:
         if entry.wanted_since is not None:
             entry.used(now)  # by the calls that wait for it, though none of them is there yet
         entry.wanted_since, entry.infeasible, entry.least_room, entry.busy = None, None, 0, 0
+        entry.ordered = False
         entry.idle_since = now
         self.transition(entry, event)
         if entry.off:  # switched off meanwhile: no gateway may send it anything
@@ -357,9 +358,13 @@ class EngineSteps:
         """Apply an event of `core.lifecycle` to its state, and count the facts. Raises IllegalTransition."""
         entry.lifecycle.step(event, self._clock(), error)
         if event in ("ready", "woken", "slept", "stopped", "failed", "out_of_memory", "taught"):
-            key = (entry.name, event)
-            self.counts[key] = self.counts.get(key, 0) + 1
+            self.count(entry, event)
         self._touch()
+
+    def count(self, entry: ModelState, event: str) -> None:
+        """Count an event of its."""
+        key = (entry.name, event)
+        self.counts[key] = self.counts.get(key, 0) + 1
 
 
 def _gpu_names(gpus: tuple[int, ...]) -> str:

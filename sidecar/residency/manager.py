@@ -301,4 +301,5 @@ class Manager:
             self.steps.facts.get(profile),
             self.planner.foreseen(entry, now),
             now,
+            copy_in=self.planner.copy_in(entry, now),
         )

@@ -70,6 +70,8 @@ class Operations:
         steps += [(victims[name], None) for name in plan.stop if name != entry.name]
         for number, (victim, level) in enumerate(steps):
             self._say(f"{victim.name} {f'goes to sleep at level {level}' if level else 'ends'} for {entry.name}")
+            if victim.copy:
+                self._steps.count(victim, "gave_place")
             if not await self.evict(victim, level, after, within, "room"):
                 if patient:
                     entry.wanted_since = self._clock()
@@ -91,6 +93,8 @@ class Operations:
 
     async def _begin(self, entry: ModelState, plan: Plan) -> None:
         """Start or wake it: there is room."""
+        if entry.spare:
+            self._steps.count(entry, "copy")
         if entry.lifecycle.pending is STOP:  # it sleeps where it cannot wake
             if not await self._steps.end(entry):
                 return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -23,6 +24,7 @@ from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.engine_memory import EngineMemory
 from sidecar.residency.report import explained
 
+Idle = Literal["", "copies", "all"]
 RETRY = 1.0  # seconds until what could not be had is planned once more
 
 
@@ -54,10 +56,17 @@ class Planner:
         self._clock = clock
 
     def decide(
-        self, entry: ModelState, now: float, *, since: float | None = None, ended: bool = False, idle: bool = False
+        self,
+        entry: ModelState,
+        now: float,
+        *,
+        since: float | None = None,
+        ended: bool = False,
+        idle: Idle = "",
+        copy: bool = False,
     ) -> Plan | Infeasible:
         """The plan to have it run now; `since`: from when on it is taken to be wanted, where nobody wants it
-        yet; `ended`, `idle`: see `residents`."""
+        yet; `ended`, `idle`: see `residents`; `copy`: beside another engine of its model, see core.copies."""
         if self.config.engine_of(entry.name).device == "cpu":
             wakes = entry.lifecycle.state is SLEEPING
             return Plan(start=None if wakes else entry.name, wake=entry.name if wakes else None)
@@ -70,15 +79,16 @@ class Planner:
             found = [(total, plan(target, residents, devices, now, settings)) for total, target in targets]
             return _best(found, residents)
 
-        decision = best(entry.targets(since, totals))
+        decision = best(entry.targets(since, totals, copy=copy))
         if isinstance(decision, Infeasible) and entry.least_room and entry.tries_again(now):
             # Nothing more can be evicted for it: with what there is.
-            return best(entry.targets(since, totals, room=False))
+            return best(entry.targets(since, totals, room=False, copy=copy))
         return decision
 
-    def residents(self, *, ended: bool = False, idle: bool = False) -> list[Resident]:
+    def residents(self, *, ended: bool = False, idle: Idle = "") -> list[Resident]:
         """Everything that holds memory or is about to. Calls that wait for one that serves already are about to reach
-        it. `ended`: as if all calls and operations that are under way were over; `idle`: as if all calls were."""
+        it. `ended`: as if all calls and operations that are under way were over; `idle`: as if all calls were, or all
+        of copies."""
         now = self._clock()
         found = [
             entry.resident(
@@ -92,7 +102,9 @@ class Planner:
             if entry.gpus
         ]
         if idle:
-            return [msgspec.structs.replace(each, ref_count=0) for each in found]
+            found = [
+                msgspec.structs.replace(each, ref_count=0) if idle == "all" or each.copy else each for each in found
+            ]
         return [each.after_all() for each in found] if ended else found
 
     def has_room(self, entry: ModelState, decision: Plan) -> bool:
@@ -140,6 +152,21 @@ class Planner:
         victims = [self._entries[name] for name in (*(each.profile for each in later.sleep), *later.stop)]
         coming = [each.ready_in(now, None) or 0.0 for each in victims if each.lifecycle.pending in (START, WAKE)]
         return msgspec.structs.replace(later, after=max(at - now, *coming, 0.0), makes_room=self.makes_room(later))
+
+    def copy_in(self, entry: ModelState, now: float) -> float | None:
+        """Seconds until it could serve as a copy, were it wanted as one now; None: it serves, is no copy, or has no
+        place that no warmer model would lose."""
+        if not entry.copy or entry.serves() or not entry.sized:
+            return None
+        life = entry.lifecycle
+        if life.pending is not None:
+            return entry.ready_in(now, None) if life.pending in (START, WAKE) else None
+        if life.state in (STARTING, RUNNING):
+            return None
+        decision = self.decide(entry, now, copy=True)
+        if isinstance(decision, Plan):
+            decision = msgspec.structs.replace(decision, makes_room=self.makes_room(decision))
+        return entry.ready_in(now, decision)
 
     def makes_room(self, decision: Plan) -> float:
         """Seconds until its victims are gone, one after the other."""

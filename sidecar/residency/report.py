@@ -30,9 +30,16 @@ def gpu_report(gpu: GPU, refused: str) -> GPUReport:
 
 
 def model_report(
-    entry: ModelState, model: str, url: str, told: EngineFacts | None, decision: Plan | Infeasible | None, now: float
+    entry: ModelState,
+    model: str,
+    url: str,
+    told: EngineFacts | None,
+    decision: Plan | Infeasible | None,
+    now: float,
+    *,
+    copy_in: float | None = None,
 ) -> ModelReport:
-    """`decision`: what the plan would do with it now, None where it was not asked."""
+    """`decision`: what the plan would do with it now, None where it was not asked. `copy_in`: as in the report."""
     life = entry.lifecycle
     ready_in = entry.ready_in(now, decision)
     why, message, retry_in = "", "", None
@@ -54,6 +61,8 @@ def model_report(
         max_concurrency=told.max_concurrency,
         sleep_level=entry.level if life.state is SLEEPING else 0,
         last_error=(entry.unusable or life.last_error)[:LONGEST],
+        copy=entry.copy,
+        copy_in=copy_in,
     )
 
 

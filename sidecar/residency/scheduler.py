@@ -65,6 +65,7 @@ class Scheduler:
         return max(now + LEAST, min(now + MOST, *idle, *start))
 
     def _hear(self, entry: ModelState, now: float) -> None:
+        entry.copy = self._demand.copy(entry.name)
         if self._demand.waiting(entry.name) and not entry.serves():
             entry.want(now)
         in_flight = self._demand.in_flight(entry.name)
@@ -103,12 +104,14 @@ class Scheduler:
             return math.inf
         if at > now:
             return at
-        decision = self._planner.decide(entry, now)
+        decision = self._planner.decide(entry, now, copy=entry.spare)
         if isinstance(decision, Plan) and self._moves_unasked(entry, decision, now):
             return self._ask(now)
-        starved = isinstance(decision, Infeasible) and entry.starved(now) and not decision.waits
-        if starved:  # nobody else is ever idle: one of them is withdrawn, and makes room once its calls have ended
-            decision = self._planner.decide(entry, now, idle=True)
+        # Nobody else is idle: one of them is withdrawn, and makes room once its calls have ended.
+        patient = False
+        for idle in ("copies", "all") if entry.starved(now) else ("copies",):
+            if isinstance(decision, Infeasible) and not decision.waits and not entry.spare:
+                decision, patient = self._planner.decide(entry, now, idle=idle), True
         if isinstance(decision, Infeasible):
             if entry.infeasible is None or entry.infeasible.why != decision.why:
                 self._changed.set()
@@ -118,7 +121,7 @@ class Scheduler:
             return min(now + RETRY, decision.retry_at or math.inf)
         # One that has failed comes back by itself, but nobody makes room for what nobody wants.
         if entry.wanted(now) or entry.asked or not (decision.sleep or decision.stop):
-            self._begin(entry, decision, patient=starved)
+            self._begin(entry, decision, patient=patient)
         return now + RETRY
 
     def _ask(self, now: float) -> float:

@@ -114,6 +114,8 @@ def test_the_fleet_and_the_metrics_show_what_sidecars_say() -> None:
             ("r", "running", None, 0.0, ""),
             ("s", "error", None, None, "it fails"),
         ]
+        assert [(m["copy"], m["copy_in_s"]) for m in sidecar["models"]] == [(False, None)] * 4
+        assert view["copies"] == []
         assert sidecar["refused"] == {"http://8.8.8.8:1": "not in a network of fleet.sidecars.allow"}
         assert site.lines == [
             "engine 127.0.0.1:1 is up; serves m",

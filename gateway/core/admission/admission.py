@@ -23,6 +23,7 @@ from gateway.core.engines.choice import LOOKED_AT, Choice, any_idle, choose, for
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
+from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.core.sidecars.sidecars import Registry
 
@@ -263,6 +264,26 @@ class AdmissionControl:
     def served(self, model: str) -> bool:
         """Whether an engine may be given calls for the model, if its breaker allows."""
         return any(engine.up and not engine.draining for engine in self.fleet.serving(model))
+
+    def longest_wait(self, model: str, now: float) -> LongWait | None:
+        """The class of a model whose calls wait longest: by the predicted wait of its last call, by how long its first
+        has waited already, or by what those were told that it has refused. None: none waits, no engine serves the
+        model, or only classes wait that run as many calls as they may, to which another engine is of no use."""
+        queues = self.queues.get(model)
+        if queues is None or not usable_of(self.fleet.serving(model), now):
+            return None
+        traffic, found = self.traffic[model], []
+        for name in self.rules.policy.classes:
+            if not self.may_run(name):
+                continue
+            found.append(LongWait(name, traffic.away(name, now), refused=True))
+            ends = queues.ends(name)
+            if ends is not None:
+                first, last = ends
+                wait = max(now - first.pushed_at, traffic.wait(queues, last.call, now, last))
+                found.append(LongWait(name, wait))
+        longest = max(found, key=lambda each: each.seconds, default=None)
+        return None if longest is None or not longest.seconds else longest
 
     def wait_estimate(self, model: str, now: float) -> float:
         """Seconds until all that waits now has been served: queued tokens over the drain rate (Little's law)."""

@@ -29,7 +29,7 @@ class ModelTraffic:
     """`drain` and `bookings` serve predictions, `level` is the mode as a number: 0 is normal."""
 
     __slots__ = (
-        "_advanced_at",
+        "_advanced_at", "_away",
         "_judged_at", "_mode", "_offered", "_order", "_ttfts", "_window", "bookings", "drain", "level", "readings",
     )  # fmt: skip
 
@@ -43,6 +43,8 @@ class ModelTraffic:
         self._window = Window()
         self._offered: dict[str, TokenRate] = {}  # by newcomers that could not start at once
         self._ttfts: dict[str, TTFTQuantile] = {}
+        # Since when calls of a class are refused for want of room, and until when the last of them stays away.
+        self._away: dict[str, tuple[float, float]] = {}
         self._judged_at = self._advanced_at = -math.inf
         self.apply(policy)
 
@@ -52,6 +54,7 @@ class ModelTraffic:
         self._order = tuple(policy.classes)
         self.bookings = {name: self.bookings.get(name) or Bookings() for name in policy.classes}
         self._offered = {name: rate for name, rate in self._offered.items() if name in policy.classes}
+        self._away = {name: until for name, until in self._away.items() if name in policy.classes}
         self._ttfts = {name: self._ttfts.get(name) or TTFTQuantile() for name in policy.classes}
 
     def advance(self, now: float) -> None:
@@ -125,6 +128,17 @@ class ModelTraffic:
             if due <= booked:
                 return wait
             booked = due  # each time at least a second's bookings more, so HORIZON times at most
+
+    def turned_away(self, class_name: str, seconds: float, now: float) -> None:
+        """A call of this class was refused for want of room, and may come back after so many seconds."""
+        since, until = self._away.get(class_name, (now, now))
+        self._away[class_name] = (since if now < until else now), max(now + seconds, until)
+
+    def away(self, class_name: str, now: float) -> float:
+        """Seconds until the last of these may come back, or for which such calls have been refused without a break,
+        whichever is more; 0: all may."""
+        since, until = self._away.get(class_name, (now, now))
+        return max(until - now, now - since) if now < until else 0.0
 
     def offered(self, call: Call, now: float) -> None:
         """A newcomer asks for a place in the queue."""

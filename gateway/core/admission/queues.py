@@ -110,6 +110,13 @@ class Queues:
         queue = self._by_class.get(class_name)
         return 0 if queue is None else queue.tokens
 
+    def ends(self, class_name: str) -> tuple[Ticket, Ticket] | None:
+        """The first and the last call of a class to come, of those that wait; None: none does."""
+        queue = self._by_class.get(class_name)
+        if queue is None or not queue.tickets:
+            return None
+        return next(iter(queue.tickets)), next(reversed(queue.tickets))
+
     @property
     def total_tokens(self) -> int:
         return sum(queue.tokens for queue in self._by_class.values())

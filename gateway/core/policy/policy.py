@@ -194,6 +194,17 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: EventsUrl | None = None
 
 
+class CopiesPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies: one engine more of a model that is awake and full, where a sidecar has another profile of it.
+
+    `margin`: Time by which a class's predicted wait must exceed what the copy takes to get ready.
+    `after`: How long it must exceed that without a break.
+    """
+
+    margin: Annotated[Seconds, Bounds(ge=0, le=3600)] = 2.0
+    after: Annotated[Seconds, Bounds(ge=0, le=3600)] = 3.0
+
+
 class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Sidecars that may add their engines to the fleet.
 
@@ -202,11 +213,13 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `allow`: Networks of the sidecars and of their engines. An engine or sidecar elsewhere is refused.
     `hosts`: Host names by which sidecars call this gateway's control port, such as [gateway.internal]. Its addresses
     are always allowed.
+    `copies`: When a second engine of a model is woken, and a third; null: never.
     """
 
     token_file: FileName | None = None
     allow: tuple[Block, ...] = ("127.0.0.0/8", "::1")
     hosts: tuple[HostName, ...] = ()
+    copies: CopiesPolicy | None = CopiesPolicy()
 
 
 class FleetPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,9 @@ from collections.abc import Callable, Container, Sequence
 
 import msgspec
 
+from gateway.core.policy.policy import CopiesPolicy
 from gateway.core.sidecars.addresses import Network, networks_of, refusal
+from gateway.core.sidecars.copies import Copies, LongWait
 from gateway.core.sidecars.sidecar import STALE, Member, Outlook, Sidecar, cards_of, members_of
 from gateway.shared.protocol import OFF, CapacityReport, Demand
 from gateway.shared.vllm.answers import ModelCard
@@ -72,6 +74,7 @@ class Registry:
         self.socket_refusal: Callable[[str], str] = lambda _: ""
         self.sidecars: dict[str, Sidecar] = {}
         self.waking: dict[str, tuple[str, str]] = {}
+        self.copies = Copies()
         self.counts = {"taken": 0, "dropped": 0, "refused": 0, "address_refused": 0}
         self._networks: tuple[Network, ...] = ()
         self._taken: Container[str] = ()
@@ -81,9 +84,13 @@ class Registry:
 
     # -- reports ------------------------------------------------------------------------------------------------
 
-    def apply(self, allow: Sequence[str], taken: Container[str], now: float) -> list[Changes]:
-        """Set the allowed networks. `taken`: ids of engines that the policy itself names."""
+    def apply(
+        self, allow: Sequence[str], taken: Container[str], now: float, copies: CopiesPolicy | None = None
+    ) -> list[Changes]:
+        """Set the allowed networks. `taken`: ids of engines that the policy itself names. `copies`: when copies are
+        wanted."""
         self._networks, self._taken = networks_of(allow), taken
+        self.copies.settings = copies
         self._since = now if self._since is None else self._since
         return [self._settle(sidecar, now) for sidecar in list(self.sidecars.values())]
 
@@ -133,6 +140,7 @@ class Registry:
     def clear(self) -> Changes:
         """Remove all sidecars, for a policy without any."""
         self._since = None
+        self.copies.forget()
         leave = tuple(self._owners)
         for name in list(self.sidecars):
             self._drop(name)
@@ -297,14 +305,24 @@ class Registry:
         """Note that a call asked for a model that this profile can have ready."""
         self.sidecars[outlook.sidecar].used[outlook.profile] = now
 
+    def want_copy(self, model: str, wait: LongWait | None, now: float) -> str:
+        """Consider whether a copy of the model is wanted, as `Copies.step` does."""
+        return self.copies.step(model, self._holders.get(model, ()), wait, now)
+
     def demands(
-        self, name: str, now: float, in_flight: Callable[[str], int], waiting: Callable[[str], int]
+        self,
+        name: str,
+        now: float,
+        in_flight: Callable[[str], int],
+        waiting: Callable[[str], int],
+        serving: Callable[[str], Sequence[str]],
     ) -> tuple[Demand, ...]:
         """The demand for a sidecar's models: the answer to its report, in the order of its profiles.
 
-        `in_flight`: calls on an engine, by id. `waiting`: calls that wait for a model. Waiting calls count for the
-        sidecar that is asked to have the model ready, else for each sidecar that has it awake. They count once a model,
-        however many profiles serve it.
+        `in_flight`: calls on an engine, by id. `waiting`: calls that wait for a model. `serving`: ids of the engines
+        that may be given calls for a model. Waiting calls count for the sidecar that is asked to have the model ready,
+        else for each sidecar that has it awake. They count once a model, however many profiles serve it; and for the
+        profile that is wanted as a copy, one at least.
         """
         sidecar = self.sidecars[name]
         engines = {member.profile: member for member in sidecar.members.values()}
@@ -321,6 +339,8 @@ class Registry:
             queued = waiting(model.model) if here else 0
             if running or queued:
                 sidecar.used[profile] = now
+            if self.copies.place(model.model) == (name, profile) and not is_open:
+                queued = max(1, waiting(model.model))
             at = sidecar.used.get(profile)
             demands.append(
                 Demand(
@@ -329,9 +349,23 @@ class Registry:
                     waiting=queued,
                     idle=None if at is None else now - at,
                     withdrawn=not is_open,
+                    copy=self._is_copy((name, profile), member, serving(model.model)),
                 )
             )
         return tuple(demands)
+
+    def _is_copy(self, place: tuple[str, str], member: Member | None, serving: Sequence[str]) -> bool:
+        """Whether a profile's engine is, or would be, one beside another of its model. Of those that serve it one is
+        not: an engine of the policy, else the first by sidecar and profile, which is the same at every gateway."""
+        own = None if member is None else member.id
+        if own not in serving:
+            return bool(serving)
+        return any(self._place(id) < place for id in serving if id != own)
+
+    def _place(self, id: str) -> tuple[str, str]:
+        """The sidecar and profile of an engine; empty names: the policy's own."""
+        owner = self._owners.get(id)
+        return ("", "") if owner is None else (owner.report.sidecar, owner.members[id].profile)
 
 
 def _hope(outlook: Outlook) -> tuple[bool, float]:

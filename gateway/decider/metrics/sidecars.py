@@ -56,12 +56,17 @@ class SidecarMetrics:
         ensures = CounterMetricFamily("weir_sidecar_ensures", "Requests to have a model ready.", labels=("result",))
         for result, count in self._asked.items():
             ensures.add_metric((result,), count)
+        copies = CounterMetricFamily(
+            "weir_copies", "Copies of full models, by what became of them and why.", labels=("result", "reason")
+        )
+        for labels, count in sorted(registry.copies.counts.items()):
+            copies.add_metric(labels, count)
         waits = HistogramMetricFamily(
             "weir_wake_wait_seconds", "Calls held while a model was made ready, until they went.", labels=("class",)
         )
         for name, histogram in self._waits.items():
             waits.add_metric((name,), histogram.buckets(), histogram.sum)
-        yield from (known, heard, reports, ensures, waits, _models(registry, now))
+        yield from (known, heard, reports, ensures, copies, waits, _models(registry, now))
 
 
 def _models(registry: Registry, now: float) -> Metric:

@@ -84,8 +84,14 @@ class PlayedSidecar:
         answer = self._report(self._last)
         for demand in () if answer is None else answer.demands:
             index = int(demand.profile[1:])
-            if self.models[index].pending in ("sleep", "stop", "drain") and demand.withdrawn and not demand.in_flight:
+            model = self.models[index]
+            if model.pending in ("sleep", "stop", "drain") and demand.withdrawn and not demand.in_flight:
                 self._rests(index)
+            spare = demand.copy and model.pending is None and model.state in ("stopped", "sleeping")
+            if spare and demand.waiting and model.copy_in is not None:
+                self._begin(index)
+            elif demand.copy != model.copy:
+                self._becomes(index, copy=demand.copy, copy_in=self._takes if spare else None)
         return answer is not None
 
     def _forged(self) -> None:

@@ -17,6 +17,7 @@ ROWS: dict[str, Callable[[int, OnProgress, float], list[Row]]] = {
     "share": figures.shares,
     "turns": figures.turns,
     "rounds": figures.rounds,
+    "copies": figures.copies,
     "wake": figures.wakes,
     "faults": figures.faults,
 }
@@ -32,6 +33,7 @@ rows:
   share   four models on memory for two: which share of calls waits for a load, and how long; against LRU and Belady
   turns   three models in turn on memory for two: loads a minute, and whether a Retry-After comes true
   rounds  three models in turn on two GPUs without a pause: whether they wake or start, and foretold waits
+  copies  a hot model with a copy and without, through the gateway's own queues: calls served in time
   wake    what the manager adds to an engine's own wake time
   faults  a hundred kills, hangs, failures and lost reports in ten minutes: lost calls, and memory nobody has
 

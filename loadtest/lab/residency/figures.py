@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections import Counter
 
+from loadtest.lab.residency import copies as copies_runs
 from loadtest.lab.residency.callers import CallOutcome
 from loadtest.lab.residency.eviction_runs import MODEL, ROOM, WAITED, ResidencyRun, belady, loads_of, lru, run, zipf
 from loadtest.lab.residency.faults import TEXT, TOTALS, models, storm
@@ -186,6 +187,37 @@ def wakes(seed: int, progress: OnProgress, scale: float) -> list[Row]:
             milestone="<= 150 ms",
             met=max(added) <= 0.15,
         )
+    ]
+
+
+def copies(seed: int, progress: OnProgress, scale: float) -> list[Row]:
+    """A hot model's copy that takes a cold one's place: calls served in time, with and without."""
+    calls = copies_runs.planned(seed, int(1500 * scale))
+    with_, without = (
+        copies_runs.run(calls, f"copies, {'with' if each else 'without'}", progress, copies=each)
+        for each in (True, False)
+    )
+    ratio = with_.goodput / without.goodput
+    wakes = with_.woken / with_.seconds * 60
+    return [
+        Row(
+            name="copies",
+            what="Zipf calls, one hot model of four, two GPUs: calls served in time a second, with copies",
+            value=f"{with_.goodput:.3f}, {ratio:.2f} x",
+            baseline=f"without {without.goodput:.3f}; with: {with_.ends()}; without: {without.ends()}",
+            target=">= 1.6 x",
+            milestone=">= 1.6 x",
+            met=ratio >= 1.6,
+        ),
+        Row(
+            name="copies",
+            what="the same: copies woken a minute; left over",
+            value=f"{wakes:.2f}; {len(with_.left) + len(without.left)}",
+            baseline=f"{with_.woken} woken, {with_.gave_place} gave their place back, in {with_.seconds / 60:.0f} min",
+            target="<= 2; 0",
+            milestone="<= 2; 0",
+            met=wakes <= 2.0 and not with_.left and not without.left,
+        ),
     ]
 
 

@@ -328,8 +328,15 @@ def test_the_models_that_can_be_had(told: Told) -> None:
 # -- what sidecars are told -------------------------------------------------------------------------------------------
 
 
-def demands(told: Told, name: str = "a", now: float = 100.0, running: int = 0, waiting: int = 0) -> list[Demand]:
-    return list(told.registry.demands(name, now, lambda id: running, lambda model: waiting))
+def demands(
+    told: Told,
+    name: str = "a",
+    now: float = 100.0,
+    running: int = 0,
+    waiting: int = 0,
+    serving: tuple[str, ...] = (),
+) -> list[Demand]:
+    return list(told.registry.demands(name, now, lambda id: running, lambda model: waiting, lambda model: serving))
 
 
 def test_what_runs_is_told_of_each_engine_and_what_waits_once_a_model(told: Told) -> None:

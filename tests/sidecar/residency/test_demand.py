@@ -84,3 +84,15 @@ def test_asking_changes_nothing() -> None:
     assert vars(heard.demand)["_heard"] == before != {}
     heard.demand.advance(heard.now)
     assert vars(heard.demand)["_heard"] == {}
+
+
+def test_it_is_a_copy_where_every_gateway_that_knows_it_says_so() -> None:
+    heard = Heard()
+    assert not heard.demand.copy("m"), "nobody says anything"
+    heard.say("one", 1, Demand(profile="m", copy=True))
+    heard.say("two", 1, Demand(profile="n"))
+    assert heard.demand.copy("m")
+    heard.say("three", 1, Demand(profile="m"))
+    assert not heard.demand.copy("m"), "to one gateway it is the only engine"
+    heard.now += STALE
+    assert not heard.demand.copy("m")
