@@ -95,7 +95,7 @@ class LocalDecider:
     async def models(self, path: bytes, account: Account, given_up: Callable[[], bool]) -> tuple[int, bytes]:
         if self.fleet.unasked:
             await self.asked(lambda: given_up() or self.dispatch.draining, LIST_WITHIN)
-        return model_list(self.fleet, path, account.models)
+        return model_list(self.fleet, path, account.models, self.dispatch.sidecars.aliases)
 
     async def known(self, call: Call, snapshot: Snapshot) -> None:
         """Wait until some engine has the model, or all were asked for theirs; as long as the call's class waits."""
@@ -157,6 +157,8 @@ class LocalAdmission:
     def judge_now(self, call: Call) -> None:
         """`judge`, by the engines that are known now."""
         decider, account, snapshot, record = self._decider, self._account, self._snapshot, self._record
+        if not decider.fleet.serving(call.model):
+            call.model = decider.dispatch.sidecars.aliases.get(call.model, call.model)
         decider.cost.estimate_prompt(call)
         classify(call, snapshot.classes, account.default_class, account.best)
         decider.cost.estimate_output(call, decider.fleet.context(call.model))

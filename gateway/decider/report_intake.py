@@ -97,14 +97,14 @@ class ReportIntake:
         report = capacity_report(body)
         registry, now = self._registry, self._dispatch.clock()
         before = registry.sidecars.get(report.sidecar)
-        models = set() if before is None else {model.model for model in before.models.values()}
+        models = set() if before is None else {name for model in before.models.values() for name in model.served}
         changes = registry.take(report, now, local=local)
         if changes.dropped:
             if not changes.dropped.startswith("report "):  # it is another's, or its network is very slow
                 self._say(f"sidecar {report.sidecar}: {changes.dropped} is not taken")
         else:
             self._carry_out(changes)
-            self._news(models.union(model.model for model in report.models))
+            self._news(models.union(name for model in report.models for name in model.served))
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(STALE, self._look)
         for model in dict.fromkeys(model.model for model in report.models):
@@ -148,7 +148,7 @@ class ReportIntake:
         now, registry = self._dispatch.clock(), self._registry
         silent = [sidecar for sidecar in registry.sidecars.values() if sidecar.stale(now)]
         self._carry_out(registry.forget(now, self._serving))
-        self._news({model.model for sidecar in silent for model in sidecar.models.values()})
+        self._news({name for sidecar in silent for model in sidecar.models.values() for name in model.served})
         self._timer = None
         heard = [sidecar.reported_at for sidecar in registry.sidecars.values() if not sidecar.stale(now)]
         if registry.sidecars:

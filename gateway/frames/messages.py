@@ -29,7 +29,8 @@ Fields = Annotated[dict[bytes, bytes], Meta(max_length=4096)]
 
 
 class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """What the decider has found out about a call: its class, its deadlines, its estimates in tokens."""
+    """What the decider has found out about a call: its class, its deadlines, its estimates in tokens, and its model,
+    for which the client may have had an alias."""
 
     class_name: Word
     deadline: float
@@ -38,6 +39,7 @@ class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     asked: Count
     output_tokens: Count
     expected_tokens: Count
+    model: Word
 
 
 # -- from a relay -----------------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ def facts_of(call: Call) -> CallFacts:
         call.asked,
         call.output_tokens,
         call.expected_tokens,
+        call.model,
     )
 
 
@@ -70,3 +71,4 @@ def fill_in(call: Call, facts: CallFacts) -> None:
     call.asked = facts.asked
     call.output_tokens = facts.output_tokens
     call.expected_tokens = facts.expected_tokens
+    call.model = facts.model

@@ -31,6 +31,7 @@ from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
 from gateway.core.request.cors import preflight, shared_lines
 from gateway.core.request.headers import head_time_limit
+from gateway.core.request.model_name import with_model
 from gateway.core.request.not_found import canonical, no_method, no_route
 from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse
@@ -255,7 +256,10 @@ class Pipeline:
             if snapshot.policy.logging.prompts:
                 record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
             request.body = b""  # what is sent is the call's
+            asked = call.model
             await admission.judge(call)
+            if call.model != asked:
+                call.body = with_model(call.body, call.model, request.fields.get(b"content-type", b""), call.route)
             piece = self.batcher.piece(call) if call.route.merges else None
             if piece is None:
                 with await admission.ask(call) as grant:

@@ -291,7 +291,7 @@ class Gateway:
         """A sidecar says something else of an engine; a model that it puts to sleep must not be sent a call more."""
         engine, before = self.fleet.engines[member.id], self.brought[member.id]
         self.brought[member.id] = member
-        if member.open and (not before.open or member.model != before.model):
+        if member.open and (not before.open or member.served != before.served):
             self._open(engine, member)
         elif member.open:
             engine.expect_sizes(member.kv_tokens, member.max_concurrency)
@@ -318,10 +318,11 @@ class Gateway:
         return engine
 
     def _open(self, engine: Engine, member: Member) -> None:
-        """It may be given calls for its model."""
+        """It may be given calls for what it serves."""
         engine.expect_sizes(member.kv_tokens, member.max_concurrency)
-        if member.model not in engine.models:
-            self.fleet.has_models(engine, [ModelCard(id=member.model, max_model_len=member.context_length or None)])
+        if not engine.models.keys() >= set(member.served):
+            context = member.context_length or None
+            self.fleet.has_models(engine, [ModelCard(id=name, max_model_len=context) for name in member.served])
         engine.ready(self.clock())
         engine.draining = member.id in self._by_hand
         self.changed(engine)

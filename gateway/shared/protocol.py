@@ -52,7 +52,8 @@ class GPUReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One profile. `model` is the name that callers use.
+    """One profile. `model` is the name that callers use. `aliases`: other names that they may use for it. `adapters`:
+    names of LoRA adapters, which the engine serves as models beside it.
 
     `url` is of its engine, empty while there is none. `ready_in`: seconds until it could serve, were it wanted now: 0
     for one that runs, None for one that cannot be had, and then `why` says so in a word (`no_memory`, `error`, `off`)
@@ -77,6 +78,13 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     last_error: Words = ""
     copy: bool = False
     copy_in: Seconds | None = None
+    aliases: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    adapters: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """Names of all that its engine serves."""
+        return (self.model, *self.adapters)
 
 
 class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -240,7 +240,7 @@ class Api:
         profiles = [report.profile for report in reports]
         if asked in profiles:
             return asked
-        named = [report.profile for report in reports if report.model == asked]
+        named = [report.profile for report in reports if asked in (*report.served, *report.aliases)]
         close = named or difflib.get_close_matches(asked[:80], profiles, n=1)
         hint = f"Did you mean {close[0]}?" if close else f"Its profiles are {', '.join(profiles[:20])}."
         raise _Bad(error(404, "profile_not_found", f"There is no profile {asked[:80]!r}. {hint}"))

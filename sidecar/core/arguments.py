@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.shared.files.units import GIB
 from sidecar.core.addresses import EngineAddress
+from sidecar.core.file.lora import lora_arguments
 from sidecar.core.flags import CPU_KV, VARIABLES
 from sidecar.core.profile import EngineSettings, KvMemory, Profile
 
@@ -58,6 +59,7 @@ def command(
     own: str,
     share: float | None = None,
     sequences: int | None = None,
+    lora_rank: int = 0,
     quiet: bool = False,
     launcher: tuple[str, ...] = CLI,
 ) -> tuple[str, ...]:
@@ -66,7 +68,8 @@ def command(
     `own`: the sidecar's own interpreter, for an engine that names none. `launcher`: CLI or SERVER. `share`: of each
     GPU, 0..1, what the engine may fill: what the plan has claimed for it, or what vLLM does by itself if None; where
     the profile says the share, that is it. vLLM is told the share beside a cache of fixed size too, since it does not
-    start without that much free. `sequences`: `--max-num-seqs`, unless the profile says it. `quiet`: no access lines of
+    start without that much free. `sequences`: `--max-num-seqs`, unless the profile says it. `lora_rank`: of its
+    adapters. `quiet`: no access lines of
     ASKED_OFTEN.
     """
     if engine.simulated is not None:
@@ -79,6 +82,7 @@ def command(
         found += ["--enable-sleep-mode"] if profile.sleeps is not None else []
     if sequences is not None and "max-num-seqs" not in profile.flags:
         found += ["--max-num-seqs", str(sequences)]
+    found += lora_arguments(profile, lora_rank)
     found += [ACCESS_FLAG, ASKED_OFTEN] if quiet else []
     for name, value in profile.flags.items():
         found += [f"--no-{name}"] if value is False else _argument(f"--{name}", value)

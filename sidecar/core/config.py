@@ -22,6 +22,7 @@ from gateway.shared.files.schema import schema_of, text_of
 from gateway.shared.files.units import Bytes
 from gateway.shared.files.yaml_file import MAX_BYTES, read_file, written
 from sidecar.core.addresses import LONGEST_SOCKET, Address, AddressPool, own_sockets
+from sidecar.core.file.names import name_faults
 from sidecar.core.profile import Bounds, EngineSettings, FileName, GpuIndex, Profile, engine_faults, faults, on_cpu
 from sidecar.core.sleep import note
 
@@ -126,7 +127,12 @@ def faults_of(config: SidecarConfig) -> Iterator[Fault]:
     served: dict[str, str] = {}
     for name, profile in config.models.items():
         parts = faults(profile, ("models", name)), _on_this_machine(config, profile, name), _on_cpu(config, name)
-        yield from readable(*parts, _served(config, name, served))
+        yield from readable(*parts, _simulated(config, name), _served(config, name, served))
+    yield from name_faults(dict(pair for name in config.models for pair in readable(_named(config, name))))
+
+
+def _named(config: SidecarConfig, name: str) -> Iterator[tuple[str, tuple[str, Profile]]]:
+    yield name, (config.served_name(name), config.models[name])
 
 
 def _number(config: SidecarConfig) -> Iterator[Fault]:
@@ -139,6 +145,11 @@ def _number(config: SidecarConfig) -> Iterator[Fault]:
 
 def _engine(config: SidecarConfig) -> Iterator[Fault]:
     yield from engine_faults(config.engine, ("engine",))
+
+
+def _simulated(config: SidecarConfig, name: str) -> Iterator[Fault]:
+    if config.models[name].adapters and config.engine_of(name).simulated is not None:
+        yield Fault(("models", name, "adapters"), "adapters of a simulated engine", "none: it has no weights")
 
 
 def _on_cpu(config: SidecarConfig, name: str) -> Iterator[Fault]:

@@ -105,7 +105,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     told. `sequences`: at most at once, where the engine would not start with its own number. `context`: KV cache of one
     whole context. `beyond`: what of `claim` and `start_needs` it takes beside its share. `weights`: on each GPU, and
     `stored`: in its files, all together; 0: not known. `guessed`: the model's files are not here, and come with its
-    start. `arithmetic`: how that came about, in words. All 0 where it needs no GPU."""
+    start. `lora_rank`: of its adapters. `arithmetic`: how that came about, in words. All 0 where it needs no GPU."""
 
     claim: int = 0
     start_needs: int = 0
@@ -118,6 +118,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     weights: int = 0
     stored: int = 0
     guessed: bool = False
+    lora_rank: int = 0
     arithmetic: str = ""
 
     def with_sleep(self, slept: MeasuredSleep | None) -> Size:

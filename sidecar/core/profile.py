@@ -73,7 +73,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One model that the sidecar may run.
 
     `model_path`: its folder, its GGUF file, or its id on a hub. `tokenizer_path`: of a tokenizer that is not beside it.
-    `served_name`: what calls name it; null: the profile's name. `context_length`: tokens of prompt and answer; null:
+    `served_name`: what calls name it; null: the profile's name. `aliases`: other names that calls may use for it, all
+    of which count as the served name. `adapters`: LoRA adapters for it, each a folder under the name that calls use.
+    `context_length`: tokens of prompt and answer; null:
     what the model can. `trust_remote_code`: it runs code that came with the model. `tensor_parallel`: GPUs that share
     it. `gpus`: which ones; null: those that fit best. `gpu_memory`: on each, what its KV cache may take, or a share of
     the GPU for all of it; auto: what the sidecar works out for it.
@@ -90,6 +92,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     model_path: ModelPath
     tokenizer_path: ModelPath | None = None
     served_name: ServedName | None = None
+    aliases: tuple[ServedName, ...] = ()
+    adapters: Mapping[ServedName, FileName] = msgspec.field(default_factory=dict)
     context_length: Annotated[Count, Bounds(ge=1, le=1_000_000_000)] | None = None
     trust_remote_code: bool = False
     tensor_parallel: Annotated[Count, Bounds(ge=1, le=64)] = 1
@@ -118,6 +122,8 @@ def faults(profile: Profile, at: Path) -> Iterator[Fault]:
     yield from readable(_gpus(profile, at), _idle(profile, at), _loads(profile, at), _engine(profile, at))
     for name, value in profile.flags.items():
         yield from _flag(name, value, (*at, "flags", name))
+        if profile.adapters and name in ("enable-lora", "lora-modules"):
+            yield Fault((*at, "flags", name), "adapters as well", "one of them")
     for name in profile.environment:
         yield from _variable(name, (*at, "environment", name))
 

@@ -46,6 +46,7 @@ def without_level_2(profile: Profile) -> str:
     if isinstance(given, Mapping) and given.get("method") not in DRAFTLESS:
         return "vLLM does not load a draft model again (speculative-config)"
     lora = next((flag for flag in LORA_FLAGS if profile.flags.get(flag)), "")
+    lora = "adapters" if profile.adapters else lora
     return f"vLLM does not load LoRA adapters again ({lora})" if lora else ""
 
 

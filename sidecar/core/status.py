@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import GPUReport, ModelReport
-from sidecar.core.reload import Reload
+from sidecar.core.file.reload import Reload
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):

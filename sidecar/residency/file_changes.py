@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 
 from sidecar.core.config import SidecarConfig
+from sidecar.core.file.reload import Reload, changes, in_force, too_many
 from sidecar.core.lifecycle import DRAIN, ERROR, SLEEPING, STARTING, STOP, STOPPED
 from sidecar.core.model_state import ModelState
-from sidecar.core.reload import Reload, changes, in_force, too_many
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.effects import Engines
 from sidecar.residency.engine_steps import EngineSteps

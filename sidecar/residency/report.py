@@ -63,6 +63,8 @@ def model_report(
         last_error=(entry.unusable or life.last_error)[:LONGEST],
         copy=entry.copy,
         copy_in=copy_in,
+        aliases=entry.profile.aliases,
+        adapters=tuple(entry.profile.adapters),
     )
 
 

@@ -16,10 +16,12 @@ from gateway.shared.threads import in_thread
 from sidecar.core.arguments import environment
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, Unusable
+from sidecar.core.file.lora import largest_rank, lora_slots
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import Lesson
 from sidecar.core.measured import Measured
 from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
+from sidecar.sizing.adapters import adapter_rank, slot_bytes
 from sidecar.sizing.claim import Claim, claim, refuse_reason
 from sidecar.sizing.memory import (
     RESIDUE,
@@ -72,13 +74,20 @@ class Sizing:
     async def planned(self, name: str, total: int, cuda: int) -> Estimate:
         """The estimate of a profile on GPUs that need not be here. Raises Unusable, NotKnown, ModelError, KeyError."""
         profile = self._config.models[name]
-        shape, stored = await self._read(profile)
-        return estimate(profile, shape, stored, total, profile.tensor_parallel, cuda=cuda)
+        (shape, stored), rank = await self._read(profile), await self._rank(profile)
+        return estimate(profile, shape, stored, total, profile.tensor_parallel, cuda=cuda, lora_rank=rank)
 
     async def size(
         self, name: str, total: int, present: int, measured: Measured | None, lesson: Lesson = NOTHING_LEARNT
     ) -> Size:
         """Memory of an engine of the profile on each GPU. Raises Unusable, and KeyError."""
+        rank = await self._rank(self._config.models[name])
+        size = await self._size(name, total, present, measured, lesson, rank)
+        return msgspec.structs.replace(size, lora_rank=rank) if rank else size
+
+    async def _size(
+        self, name: str, total: int, present: int, measured: Measured | None, lesson: Lesson, rank: int
+    ) -> Size:
         profile, engine = self._config.models[name], self._config.engine_of(name)
         if engine.device == "cpu":
             return Size(arithmetic="on CPU: no GPU memory")
@@ -92,7 +101,8 @@ class Sizing:
             return simulated(profile, total)
         try:
             shape, stored = await self._read(profile)
-            size = size_of(profile, estimate(profile, shape, stored, total, present, measured, lesson=lesson))
+            found = estimate(profile, shape, stored, total, present, measured, lesson=lesson, lora_rank=rank)
+            size = size_of(profile, found)
         except (NotKnown, ModelError) as error:
             self._shapes.pop(name, None)
             comes = isinstance(error, NotHere)
@@ -118,6 +128,16 @@ class Sizing:
         dtype = _kv_dtype(profile)  # auto: newer vLLM takes 8 bits by itself where the model brings scales for it
         element = 1 if dtype == "auto" else kv_element_bytes("auto", dtype)
         return told.kv_tokens * kv_per_token(shape, gpus=profile.tensor_parallel, element=element)
+
+    async def _rank(self, profile: Profile) -> int:
+        """Rank of its adapters; 0: it has none. Raises Unusable."""
+        if not profile.adapters:
+            return 0
+        call = partial(adapter_rank, self._folder, profile.adapters)
+        try:
+            return await in_thread(call, within=READ_WITHIN, raises=(Unusable,))
+        except TimeoutError:
+            raise Unusable(f"its adapters were not read within {READ_WITHIN:g} s: does their disk hang?") from None
 
     async def _read(self, profile: Profile) -> tuple[ModelShape, StoredWeights]:
         given = profile.flags.get
@@ -177,9 +197,10 @@ def estimate(
     measured: Measured | None = None,
     cuda: int | None = None,
     lesson: Lesson = NOTHING_LEARNT,
+    lora_rank: int = 0,
 ) -> Estimate:
     """The estimate for a model whose files are known, on GPUs of `total` bytes, of which CUDA reports `cuda` (None: not
-    known). `lesson`: of starts with these settings. Raises ModelError."""
+    known). `lesson`: of starts with these settings. `lora_rank`: of its adapters. Raises ModelError."""
     gpus, memory = profile.tensor_parallel, profile.gpu_memory
     cuda = cuda_of(total, lesson) if cuda is None else min(cuda, total)
     if profile.flags.get("disable-hybrid-kv-cache-manager") is True:  # then every layer keeps every token
@@ -207,6 +228,7 @@ def estimate(
             most=most,
             drafted=drafted_share(profile.flags, shape),
             quantized=_text(profile.flags.get("quantization")),
+            adapters=slot_bytes(shape, largest_rank(profile, lora_rank), lora_slots(profile)) if lora_rank else 0,
             measured=measured,
         )
 

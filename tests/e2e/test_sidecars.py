@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadtest.processes import Gateway, get, until
@@ -98,3 +99,19 @@ def test_what_waits_for_a_model_is_told_when_the_gateway_ends(gateway: Gateway, 
     gateway.child.process.send_signal(signal.SIGTERM)
     assert (waiting.read()[0], waiting.answer.getheader("x-weir-reason")) == (503, "draining")
     assert gateway.child.process.wait(10.0) == 0
+
+
+def test_a_call_by_an_alias_is_one_for_the_model(gateway: Gateway, sidecar: SmallSidecar) -> None:
+    sidecar.model = msgspec.structs.replace(sidecar.model, aliases=("gpt-4", "é"))
+    sidecar.report()
+    ids = [model["id"] for model in json.loads(get(f"{gateway.url}/v1/models")[1])["data"]]
+    assert ids == ["sim", "gpt-4", "é"]
+    for name in ("gpt-4", "é"):
+        status, body = Call(gateway.url, model=name, stream=True, max_tokens=1).read()
+        assert (status, b"[DONE]" in body) == (200, True)
+    assert Call(gateway.url, model="gpt-5", stream=False).read()[0] == 404
+    assert gateway.total("vllm_requests_total", model_id="sim") == 2
+    assert gateway.total("vllm_requests_total", model_id="gpt-4") == 0
+    sidecar.model = msgspec.structs.replace(sidecar.model, aliases=())
+    sidecar.report()
+    assert Call(gateway.url, model="gpt-4", stream=False).read()[0] == 404, "at once, without a restart of the engine"

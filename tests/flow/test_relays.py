@@ -154,6 +154,20 @@ def test_a_call_goes_there_and_back() -> None:
     run(body)
 
 
+def test_a_relay_is_told_the_model_that_an_alias_stands_for() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        asking = Asking(made, decider)
+        made.gateway.dispatch.sidecars.aliases = {"alias": asking.call.model}
+        model, asking.call.model = asking.call.model, "alias"
+        await asking.granted.wait()
+        assert (asking.call.model, asking.record.model) == (model, model)
+        await asking.end()
+        await made.until_held(0)
+
+    run(body)
+
+
 @pytest.mark.parametrize("when", ["before it is asked", "while it waits", "granted"])
 def test_a_client_that_leaves_leaves_nothing(when: str) -> None:
     async def body(made: Setting) -> None:

@@ -2,7 +2,7 @@
 
 The scan is strict (RFC 7578, with RFC 2046's delimiters). Whatever a lenient parser could read in two ways is refused,
 since the engine reads the same bytes. Part headers are accepted in their plainest form only: parameters in lower case,
-each once, each a token or a quoted string without escapes. The body is never changed.
+each once, each a token or a quoted string without escapes. Of the body nothing is changed but by `with_field`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,17 @@ def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
         except UnicodeDecodeError:
             raise bad_request(f"{name} is not UTF-8", name) from None
     return fields
+
+
+def with_field(content_type: bytes, body: bytes, name: str, value: str) -> bytes:
+    """A form that was parsed, with another value of one of its fields."""
+    delimiter = b"\r\n--" + _boundary(content_type)
+    preamble, *parts = (b"\r\n" + body).split(delimiter)
+    for number, part in enumerate(parts[:-1]):
+        head, blank, _ = part.partition(b"\r\n\r\n")
+        if _disposition(head[2:]) == (name, False):
+            parts[number] = head + blank + value.encode()
+    return delimiter.join([preamble, *parts])[2:]
 
 
 def _boundary(content_type: bytes) -> bytes:

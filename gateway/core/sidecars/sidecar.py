@@ -24,7 +24,7 @@ FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds of exponential backoff while a si
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that a sidecar adds to the fleet. `open`: it may get calls.
+    """An engine that a sidecar adds to the fleet, and the names that it serves. `open`: it may get calls.
 
     `kv_tokens`: tokens of KV cache. `context_length`: tokens. `max_concurrency`: calls at once. The sizes are hints,
     None where the sidecar does not know them.
@@ -34,7 +34,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     sidecar: str
     profile: str
-    model: str
+    served: tuple[str, ...]
     open: bool
     kv_tokens: int | None
     context_length: int | None
@@ -159,7 +159,7 @@ def members_of(report: CapacityReport) -> Iterator[Member]:
                 url=model.url.rstrip("/"),
                 sidecar=report.sidecar,
                 profile=model.profile,
-                model=model.model,
+                served=model.served,
                 open=awake(model),
                 kv_tokens=model.kv_tokens,
                 context_length=model.context_length,
@@ -173,8 +173,8 @@ def cards_of(sidecar: Sidecar) -> dict[str, ModelCard]:
     open_ = {member.profile for member in sidecar.members.values() if member.open}
     for profile, model in sidecar.models.items():
         if profile in open_ or (sidecar.control_allowed and model.ready_in is not None and not awake(model)):
-            context = max(
-                model.context_length or 0, cards[model.model].max_model_len or 0 if model.model in cards else 0
-            )
-            cards[model.model] = ModelCard(id=model.model, max_model_len=context or None)
+            for name in model.served:
+                context = max(model.context_length or 0, cards[name].max_model_len or 0 if name in cards else 0)
+                parent = None if name == model.model else model.model
+                cards[name] = ModelCard(id=name, max_model_len=context or None, parent=parent)
     return cards

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 
@@ -25,7 +25,7 @@ from gateway.core.policy.policy import CopiesPolicy
 from gateway.core.sidecars.addresses import Network, networks_of, refusal
 from gateway.core.sidecars.copies import Copies, LongWait
 from gateway.core.sidecars.sidecar import STALE, Member, Outlook, Sidecar, cards_of, members_of
-from gateway.shared.protocol import OFF, CapacityReport, Demand
+from gateway.shared.protocol import OFF, CapacityReport, Demand, ModelReport
 from gateway.shared.vllm.answers import ModelCard
 
 FORGOTTEN = 600.0  # seconds without a report after which a sidecar without serving engines is forgotten
@@ -65,7 +65,9 @@ class RegistryFull(Exception):
 class Registry:
     """All sidecars by name.
 
-    `waking`: by model, the sidecar and profile that are being asked to have it ready. `socket_refusal`: returns the
+    `waking`: by model, the sidecar and profile that are being asked to have it ready. `aliases`: other names of models,
+    with the model. A name that is a model's own is no alias; of two models that one name is given to, the one that was
+    reported first has it. `socket_refusal`: returns the
     reason why a unix socket, given by its path, may not be used; empty: it may.
     """
 
@@ -75,6 +77,7 @@ class Registry:
         self.sidecars: dict[str, Sidecar] = {}
         self.waking: dict[str, tuple[str, str]] = {}
         self.copies = Copies()
+        self.aliases: dict[str, str] = {}
         self.counts = {"taken": 0, "dropped": 0, "refused": 0, "address_refused": 0}
         self._networks: tuple[Network, ...] = ()
         self._taken: Container[str] = ()
@@ -119,7 +122,7 @@ class Registry:
             sidecar.boots.append(sidecar.report.boot)
             sidecar.failures = 0
         models = {model.profile: model for model in report.models}
-        moved = {p: m.model for p, m in models.items()} != {p: m.model for p, m in sidecar.models.items()}
+        moved = _names(models) != _names(sidecar.models)
         sidecar.report, sidecar.reported_at, sidecar.local = report, now, local
         sidecar.models, sidecar.answers = models, {}
         sidecar.used = {profile: at for profile, at in sidecar.used.items() if profile in models}
@@ -161,10 +164,15 @@ class Registry:
 
     def _index(self) -> None:
         self._holders = {}
+        aliases: dict[str, str] = {}
         self._models = sum(len(sidecar.models) for sidecar in self.sidecars.values())
         for sidecar in self.sidecars.values():
             for profile, model in sidecar.models.items():
-                self._holders.setdefault(model.model, []).append((sidecar, profile))
+                for name in model.served:
+                    self._holders.setdefault(name, []).append((sidecar, profile))
+                for name in model.aliases:
+                    aliases.setdefault(name, model.model)
+        self.aliases = {name: model for name, model in aliases.items() if name not in self._holders}
 
     def _settle(self, sidecar: Sidecar, now: float) -> Changes:
         """Apply a sidecar's last report: its engines join, change and leave."""
@@ -231,8 +239,8 @@ class Registry:
     # -- models that can be had ---------------------------------------------------------------------------------
 
     def knows(self, model: str) -> bool:
-        """Whether any sidecar lists the model, awake or not, able to start it or not."""
-        return model in self._holders
+        """Whether any sidecar lists the model, also by an alias, awake or not, able to start it or not."""
+        return model in self._holders or model in self.aliases
 
     def awaited(self, now: float) -> bool:
         """Whether a running sidecar may not have reported yet, so that some models may still be unknown.
@@ -288,7 +296,7 @@ class Registry:
         name, profile = self.waking.get(model, ("", ""))
         sidecar = self.sidecars.get(name)
         report = None if sidecar is None else sidecar.models.get(profile)
-        if sidecar is None or sidecar.failures or report is None or report.model != model:
+        if sidecar is None or sidecar.failures or report is None or model not in report.served:
             return None
         outlook = sidecar.outlook(profile, now)
         return None if outlook is None or outlook.ready_in is None else outlook
@@ -331,12 +339,13 @@ class Registry:
         for profile, model in sidecar.models.items():
             member = engines.get(profile)
             is_open = member is not None and member.open
-            target = self.waking.get(model.model)
-            here = target == (name, profile) if target is not None else is_open and model.model not in counted
-            if here:
-                counted.add(model.model)
+            queued = 0
+            for served in model.served:
+                target = self.waking.get(served)
+                if target == (name, profile) if target is not None else is_open and served not in counted:
+                    counted.add(served)
+                    queued += waiting(served)
             running = in_flight(member.id) if member is not None else 0
-            queued = waiting(model.model) if here else 0
             if running or queued:
                 sidecar.used[profile] = now
             if self.copies.place(model.model) == (name, profile) and not is_open:
@@ -370,3 +379,8 @@ class Registry:
 
 def _hope(outlook: Outlook) -> tuple[bool, float]:
     return outlook.why == OFF, math.inf if outlook.retry_in is None else outlook.retry_in
+
+
+def _names(models: Mapping[str, ModelReport]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """All names of the models of each profile."""
+    return {profile: (model.served, model.aliases) for profile, model in models.items()}

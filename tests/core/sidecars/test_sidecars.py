@@ -374,3 +374,47 @@ def test_the_last_use_is_told(told: Told) -> None:
     assert demands(told, now=103.0)[0].idle == 2.0
     told(model(**AWAKE))
     assert list(told.registry.sidecars["a"].used) == ["p"], "of profiles that are gone nothing is kept"
+
+
+# -- several names of one engine --------------------------------------------------------------------------------------
+
+
+def test_an_alias_is_another_name_of_a_model_and_no_model(told: Told) -> None:
+    told(model(aliases=("gpt-4", "m2")), model("q", model="m2"))
+    assert told.registry.aliases == {"gpt-4": "m"}, "m2 is a model's own name"
+    assert told.registry.knows("gpt-4")
+    assert told.registry.outlook("gpt-4", 100.0) is None
+    assert list(told.registry.cards(100.0)) == ["m", "m2"]
+    told(model("r", model="other", aliases=("gpt-4",)), sidecar="b")
+    assert told.registry.aliases == {"gpt-4": "m"}, "the first has it"
+    told(model(aliases=()))
+    assert told.registry.aliases == {"gpt-4": "other"}
+    assert not told.registry.knows("m2")
+
+
+def test_adapters_are_models_that_the_same_engine_serves(told: Told) -> None:
+    asleep = model(adapters=("sql",), **ASLEEP)
+    assert told(asleep).expected
+    cards = told.registry.cards(100.0)
+    assert [(card.id, card.parent) for card in cards.values()] == [("m", None), ("sql", "m")]
+    outlook = told.registry.outlook("sql", 100.0)
+    assert outlook is not None
+    told.registry.waking["sql"] = ("a", "p")
+    assert told.registry.outlook("sql", 100.0) == outlook
+    changes = told(model(adapters=("sql",), **AWAKE))
+    assert [member.served for member in changes.join] == [("m", "sql")]
+    assert told(model(adapters=(), **AWAKE)).update[0].served == ("m",)
+    assert told.registry.outlook("sql", 100.0) is None
+    assert not told.registry.knows("sql")
+
+
+def test_calls_that_wait_for_an_adapter_are_demand_for_its_engine(told: Told) -> None:
+    told(model(adapters=("sql",), **AWAKE), model("q", adapters=("sql",), **AWAKE | {"url": "http://10.0.0.1:8001"}))
+    waiting = {"m": 2, "sql": 3}.__getitem__
+
+    def demands() -> list[int]:
+        return [each.waiting for each in told.registry.demands("a", 100.0, lambda _: 0, waiting, lambda _: ())]
+
+    assert demands() == [5, 0], "once, however many engines serve it"
+    told.registry.waking["sql"] = ("a", "q")
+    assert demands() == [2, 3]

@@ -200,8 +200,9 @@ NO = "expected no such flag:"
 KEY = "an engine's routes for sleeping ask for no key, so its address is its guard (engine_addresses)"
 GPUS = "the GPUs of a model are counted by tensor_parallel and named by gpus"
 FIELDS = (
-    "model_path, tokenizer_path, served_name, context_length, trust_remote_code, tensor_parallel, gpus, gpu_memory, "
-    "sleep, stop_after, pin, max_starvation, warmup, load_stall, load_timeout, engine, flags, environment"
+    "model_path, tokenizer_path, served_name, aliases, adapters, context_length, trust_remote_code, tensor_parallel, "
+    "gpus, gpu_memory, sleep, stop_after, pin, max_starvation, warmup, load_stall, load_timeout, engine, flags, "
+    "environment"
 )
 TOP = (
     "version, id, gpus, gateways, token_file, listen, engine_addresses, engine, host_memory_for_sleep, state_file, "
@@ -320,6 +321,28 @@ TOP = (
         (
             "models:\n  a: {model_path: /m, served_name: b}\n  b: {model_path: /m, context_length: 8k}",
             [f"3: models.b: found the served name b, {ANOTHER}"],
+        ),
+        (
+            "models:\n  a: {model_path: /m}\n  b: {model_path: /n, aliases: [c, a], adapters: {c: /l}}",
+            [
+                "3: models.b.aliases[1]: found the name 'a', expected a name that is not one of models.a already",
+                "3: models.b.adapters.c: found the name 'c', expected a name that is not one of models.b already",
+            ],
+        ),
+        (
+            f"models: {{a: {{model_path: /m, aliases: [{', '.join(map(str, range(65)))}]}}}}",
+            ["1: models.a.aliases: found 65 names, expected at most 64: as many as a report to a gateway holds"],
+        ),
+        (
+            of("adapters: {x: /l}, flags: {enable-lora: true, max-loras: 3, lora-modules: [y]}"),
+            [
+                "1: models.a.flags.enable-lora: found adapters as well, expected one of them",
+                "1: models.a.flags.lora-modules: found adapters as well, expected one of them",
+            ],
+        ),
+        (
+            "engine: {simulated: h100-8b}\nmodels: {a: {model_path: /m, adapters: {x: /l}}}",
+            ["2: models.a.adapters: found adapters of a simulated engine, expected none: it has no weights"],
         ),
         # engines
         (

@@ -32,7 +32,8 @@ LEVELS: dict[str, tuple[Profile, MeasuredSleep | None, tuple[int, ...]]] = {
     "n-grams, which have no weights": (profile(2, speculative_config={"method": "ngram"}), None, (2,)),
     "LoRA": (profile(2, enable_lora=True), None, (1,)),
     "no LoRA": (profile(2, enable_lora=False), None, (2,)),
-    "adapters": (profile(1, lora_modules=["a=/a"]), None, (1,)),
+    "lora-modules": (profile(1, lora_modules=["a=/a"]), None, (1,)),
+    "adapters": (Profile(model_path="/m", sleep=Sleep(level=2), adapters={"a": "/a"}), None, (1,)),
     "it answered otherwise": (profile(1), WRONG, (1,)),
 }
 
