@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ import uvloop
 
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.threads import in_thread
 from sidecar import __version__
 from sidecar.control.api import control_app
 from sidecar.control.listener import ControlPort
@@ -37,6 +39,7 @@ from sidecar.residency.state_file import Locked, StateFile
 from sidecar.serve.assembly import gpus_of, managed, sidecar_id
 from sidecar.serve.file_reload import FileReload
 from sidecar.serve.operator_log import say
+from sidecar.serve.survival import end_with_sidecar, surroundings
 
 DRAIN_WITHIN = 30.0  # seconds for calls to end, where engines end with the sidecar
 CLOSE_WITHIN = 60.0  # seconds for all engines to end
@@ -116,8 +119,7 @@ async def serve(options: Options) -> None:
         )
         stack.push_async_callback(view.reporter.aclose)
         view.reporter.start()
-        for line in warnings(config):
-            say(line)
+        await warn(options)
         running = asyncio.get_running_loop().create_task(manager.run())
         file.start()
         stack.push_async_callback(file.aclose)
@@ -127,6 +129,16 @@ async def serve(options: Options) -> None:
         await file.aclose()
         await end(manager, running, view.reporter, ending, options.file)
         await state.flush()
+
+
+async def warn(options: Options) -> None:
+    """Say what is unwise in the file, and whether engines will not outlive the sidecar as they are meant to."""
+    for line in warnings(options.config):
+        say(line)
+    if not (options.end_engines or options.die_with_parent or options.end_with_parent):
+        why = await in_thread(partial(end_with_sidecar, surroundings()))
+        if why:
+            say(f"engines end when this sidecar does, since {why}")
 
 
 async def selectable(sampler: Sampler) -> None:
