@@ -43,6 +43,7 @@ from gateway.shared.files.file_status import FileStatus
 from gateway.shared.files.watched_file import WatchedFile
 from gateway.shared.lines import LineWriter, standard_error
 from gateway.shared.printable import printable
+from gateway.shared.service_manager import ServiceManager
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -98,6 +99,7 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
     async with AsyncExitStack() as stack:
         signals = ProcessSignals(asyncio.get_running_loop())
         stack.callback(signals.close)
+        manager = stack.enter_context(ServiceManager())
         beside = None if options.demo else options.sidecar or options.policy
         own_token = OwnToken(beside, _say, own=options.demo or options.sidecar is not None)
         file, configuration = _configuration(options.policy, complete=own_token.complete)
@@ -165,8 +167,11 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
             stack.push_async_callback(sidecar.stop)
             await _reporting(sidecar, control.address, gateway)
         _freeze()
-        options.announce(_running(gateway, control.address, sidecar, options))
+        running = _running(gateway, control.address, sidecar, options)
+        options.announce(running)
+        manager.ready(f"data port {', '.join(running.data)}, control port {running.control}")
         await signals.first.wait()
+        manager.stopping()
         await _drain(gateway, signals)
 
 

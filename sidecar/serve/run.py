@@ -24,6 +24,7 @@ import uvloop
 
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.service_manager import ServiceManager
 from gateway.shared.threads import in_thread
 from sidecar import __version__
 from sidecar.control.api import control_app
@@ -74,6 +75,7 @@ async def serve(options: Options) -> None:
     """The whole life of a sidecar's process, from first object to last."""
     config, folder = options.config, options.file.absolute().parent  # engines outlive our working folder
     async with AsyncExitStack() as stack:
+        service = stack.enter_context(ServiceManager())
         ending = Shutdown(asyncio.get_running_loop(), options)
         stack.callback(ending.close)
         gpus = gpus_of(config, options.gpus_from)
@@ -125,7 +127,9 @@ async def serve(options: Options) -> None:
         stack.push_async_callback(file.aclose)
         ending.on_hangup(file.ask)
         options.announce(view.status())
+        service.ready(f"control API {view.control}")
         await ending.or_done(running)
+        service.stopping()
         await file.aclose()
         await end(manager, running, view.reporter, ending, options.file)
         await state.flush()

@@ -1,0 +1,44 @@
+"""Units for systemd: its own tools find no mistake in them, and little that an intruder could do."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "deploy/systemd"
+UNITS = sorted(FOLDER.glob("*.service"))
+EXPOSED = {"weir-gateway.service": 2.0}  # at most, of 10
+
+
+def systemd_analyze(*arguments: object) -> str:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("no systemd-analyze on this machine")
+    ran = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    return ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_finds_no_mistake_but_that_nothing_is_installed_here(unit: Path) -> None:
+    told = systemd_analyze("verify", "--man=no", unit).splitlines()
+    assert [line for line in told if unit.name in line and "is not executable" not in line] == []
+
+
+@pytest.mark.parametrize("name", EXPOSED)
+def test_the_exposure_of_a_service_is_low(name: str) -> None:
+    told = systemd_analyze("security", "--offline=true", FOLDER / name)
+    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", told)
+    assert found is not None, told
+    assert float(found[1]) <= EXPOSED[name]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_it_waits_for_the_end_of_a_drain(unit: Path) -> None:
+    """The policy's default drain is 60 s."""
+    found = re.search(r"^TimeoutStopSec=(\d+)s?$", unit.read_text(), re.MULTILINE)
+    assert found is not None
+    assert int(found[1]) > 60
