@@ -39,12 +39,14 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelCallers:
     """One gateway's calls to the models of `manager`. `cut`: no report reaches it, and it asks for nothing. `late`:
-    seconds that a report takes to reach it."""
+    seconds that a report takes to reach it. `copies`: the models that another machine serves too and is full, so that
+    calls of others want them as copies."""
 
     def __init__(self, manager: Manager, engines: ResidentEngines, name: str = "gateway") -> None:
         self.manager = manager
         self.name = name
         self.cut = False
+        self.copies: set[str] = set()
         self.late = 0.0
         self.in_flight: Counter[str] = Counter()
         self.waiting: Counter[str] = Counter()
@@ -81,9 +83,10 @@ class ModelCallers:
             Demand(
                 profile=name,
                 in_flight=self.in_flight[name],
-                waiting=self.waiting[name],
+                waiting=max(self.waiting[name], name in self.copies and not self.serves(name)),
                 idle=now - self._used[name] if name in self._used else None,
                 withdrawn=not self.serves(name),
+                copy=name in self.copies,
             )
             for name in self.models
         )

@@ -38,7 +38,7 @@ CLAIMS = {"a": 11, "b": 11, "c": 8, "d": 12, "e": 5, "f": 16}  # GiB
 ORDERS = ("sleep", "stop", "drain", "off", "on", "ensure")
 KINDS = (
     "kill", "kill", "kill", "hang", "fail_start", "fail_wake", "fail_sleep", "keep_asleep", "oom", "cut", "driver",
-    "kept", "slow", *ORDERS,
+    "kept", "slow", "copy", *ORDERS,
 )  # fmt: skip
 MORE_KINDS = (*KINDS, "fail_line", "changed", "hang_start", "silent_start", "others", "others", "restart", "crash")
 OTHERS = 7  # the process that takes GPU memory and is no engine's
@@ -106,6 +106,10 @@ def _harm(site: Site, kind: str, rng: random.Random, blind: dict[str, float]) ->
         gateway.cut = True
         blind[gateway.name] = max(blind[gateway.name], site.now + lasts)
         loop.call_later(lasts, setattr, gateway, "cut", False)
+    elif kind == "copy":
+        for gateway in site.gateways:
+            gateway.copies.add(name)
+            loop.call_later(3 * lasts, gateway.copies.discard, name)
     elif kind in ("driver", "kept", "slow"):
         value, calm = {"driver": ("it hangs", ""), "kept": (lasts, 0.0), "slow": (rng.uniform(0.0, 2.0), 0.0)}[kind]
         setattr(faults, kind, value)
