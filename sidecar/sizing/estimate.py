@@ -39,15 +39,7 @@ from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, read_model
 from sidecar.sizing.speculation import drafted_share
-from sidecar.sizing.taught import (
-    NOTHING_LEARNT,
-    UNKNOWN_CONTEXT,
-    beyond_share,
-    cuda_of,
-    largest_share,
-    taught,
-    taught_share,
-)
+from sidecar.sizing.taught import NOTHING_LEARNT, UNKNOWN_CONTEXT, cuda_of, largest_share, taught, taught_share
 from sidecar.sizing.weights import StoredWeights
 from sidecar.sizing.working_memory import Batch, batch
 
@@ -254,7 +246,7 @@ def estimate(
         least=least,
         claim=made,
         stored=stored,
-        beyond=beyond_share(lesson, total, made.start_needs),
+        beyond=min(lesson.beyond, total - made.start_needs),
         residue=asleep(least, 1),
         tokens=_tokens(least, made.kv),
         sequences=_fewer(_sequences(shape, made.kv, most.sequences, gpus), lesson.sequences),
@@ -290,7 +282,7 @@ def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEA
     memory = profile.gpu_memory
     share = memory if isinstance(memory, float) else taught_share(BY_ITSELF, total, lesson)
     taken = _share(total, share)
-    beyond = beyond_share(lesson, total, taken)
+    beyond = min(lesson.beyond, total - taken)
     sleeps = profile.sleeps is not None
     guessed = comes and not isinstance(memory, float)
     said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"

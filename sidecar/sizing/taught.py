@@ -30,16 +30,9 @@ def cuda_of(total: int, lesson: Lesson) -> int:
 
 def largest_share(lesson: Lesson, cuda: int, least: int) -> int:
     """The largest share to be asked for: with room beside it for what the engine takes there, and not more than was
-    free. But for what it needs at `least` in whole thousandths, which is tried again once there is more room."""
-    least = -(-cuda * -(-least * 1000 // cuda) // 1000)
+    free. But for what it needs at `least`, which is tried again once there is more room."""
     limit = max(least, -(-cuda * MOST // 1000) - lesson.beyond)
     return limit if lesson.most is None or lesson.most < least else min(limit, lesson.most)
-
-
-def beyond_share(lesson: Lesson, total: int, share: int) -> int:
-    """What has to be free beside such a share of a GPU of `total` bytes: as a start taught, and never so much that no
-    GPU has it, since the driver keeps a little of each."""
-    return max(0, min(lesson.beyond, total * MOST // 1000 - share))
 
 
 def taught_share(share: float, total: int, lesson: Lesson) -> float:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from sidecar.residency.orders import Refused
+from sidecar.residency.state_file import SavedState
 from tests.flow.test_manager import site, used, virtual
 
 
@@ -113,10 +114,57 @@ async def test_off_settles_one_that_has_failed() -> None:
 
 
 @virtual
-async def test_one_that_was_left_running_and_is_off_is_ended_and_never_offered() -> None:
+async def test_what_is_switched_off_while_it_wakes_is_withdrawn_in_the_instant_it_is_awake() -> None:
     async with site("a") as made:
         await used(made, "a")
-        made.entry("a").off = True
-        await made.again(killed=True)
-        assert not made.entry("a").serves()
+        made.manager.orders.give("a", "sleep")
+        await made.until("a", "sleeping")
+        entry = made.entry("a")
+        entry.lifecycle.step("wake", made.now)
+        entry.off = True
+        await made.manager._scheduler._operations._sleeps.wake(entry)
+        assert not entry.serves(), "a report may be made now"
         await made.until("a", "stopped", 5.0)
+
+
+@virtual
+async def test_one_that_was_left_running_and_is_off_is_never_offered_and_is_ended() -> None:
+    async with site("a", sound=False) as made:
+        await used(made, "a")
+        record = made.manager.steps.record(made.entry("a"))
+        assert record is not None
+        await made._stop()
+        made.manager = made._made(SavedState(engines={"a": record}, off=("a",)))
+        await made.manager.open()
+        assert not made.entry("a").serves(), "a report may be made now"
+        running = asyncio.ensure_future(made.manager.run())
+        await made.until("a", "stopped", 5.0)
+        running.cancel()
+        await asyncio.wait((running,))
+
+
+@virtual
+async def test_evictions_are_counted_by_kind_and_reason_and_starts_by_profile() -> None:
+    async with site("abc", b="sleep: null, stop_after: 60s") as made:
+        await used(made, "a", "b", "c")
+        steps = made.manager.steps
+        assert steps.evictions == {("a", "sleep", "room"): 1}
+        await asyncio.sleep(90.0)
+        made.manager.orders.give("c", "sleep")
+        await made.until("c", "sleeping")
+        made.manager.orders.give("c", "stop")
+        await made.until("c", "stopped")
+        made.manager.orders.give("a", "off")
+        await made.until("a", "stopped")
+        assert steps.evictions == {
+            ("a", "sleep", "room"): 1,
+            ("b", "stop", "idle"): 1,
+            ("c", "sleep", "order"): 1,
+            ("c", "stop", "order"): 1,
+            ("a", "stop", "off"): 1,
+        }
+        assert steps.starts == {"a": 1, "b": 1, "c": 1}
+        made.machine.faults.fail_start = 1
+        made.manager.orders.ensure("b")
+        await made.until("b", "running")
+        assert (steps.starts["b"], steps.start_failures.total()) == (3, 1)

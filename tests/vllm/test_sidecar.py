@@ -48,6 +48,13 @@ models:
     gpu_memory: {kv: 1GiB}
     flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 16}
     environment: {HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1"}
+  three:
+    model_path: %(pulled)s
+    context_length: %(context)s
+    load_timeout: 5m
+    gpu_memory: {kv: 1GiB}
+    flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 16}
+    environment: {HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1"}
   two:
     model_path: %(model)s
     context_length: %(context)s
@@ -75,6 +82,7 @@ class Machine:
                 "gateway": gateway.control,
                 "python": venv() / "bin" / "python",
                 "model": model(),
+                "pulled": folder / "models" / "three",
                 "context": CONTEXT,
             }
         )
@@ -94,11 +102,12 @@ class Machine:
     def end(self) -> None:
         self.child.stop()
 
-    def command(self, *arguments: str) -> str:
+    def command(self, *arguments: str, status: int = 0) -> str:
+        """What another command says that exits with `status`."""
         log = self._folder / "command.log"
         argv = [sys.executable, "-m", "sidecar.cli", *arguments, "--config", str(self.file)]
         with Child("command", argv, log, env=self._environment) as child:
-            child.process.wait(60.0)
+            assert child.process.wait(300.0) == status, child.output()
             return child.output()
 
     def profile(self, name: str) -> Any:
@@ -204,3 +213,35 @@ def test_two_models_of_one_machine(machine: Machine) -> None:
     assert "one" in machine.command("stop", "--all")
     assert until(lambda: not machine.child.alive, 20.0) is not None
     assert not machine.processes()
+
+
+def test_a_model_is_pulled_had_ready_and_switched_off(machine: Machine) -> None:
+    assert "`sidecar ensure three` has it started" in machine.command("pull", "three", "--from", str(model()))
+    began = time.monotonic()
+    assert "three: running" in machine.command("ensure", "three")
+    print(f"ensure of a pulled model: {time.monotonic() - began:.1f} s")
+    assert machine.ask("three")
+
+    # Its log has a line for the call, and none for what is asked of it all the time.
+    written = (machine.file.parent / "sidecar-logs" / "three.log").read_text()
+    assert "POST /v1/chat/completions" in written
+    for path in ("/health", "/metrics", "/v1/models"):
+        assert f"GET {path} " not in written
+
+    # Off: refused for good, over a restart of the sidecar, until it is on.
+    running = threading.Thread(target=machine.ask, args=("three", 300))
+    running.start()
+    assert until(lambda: not machine.gateway.idle(), 10.0) is not None
+    assert "three: stopped" in machine.command("off", "three")
+    running.join(60.0)
+    assert not machine.processes("three")
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError) as refused:
+            machine.ask("three")
+        assert refused.value.response.headers["x-weir-reason"] == "model_off"
+        assert "retry-after" not in refused.value.response.headers
+        assert "three is off" in machine.command("ensure", "three", status=1)
+        machine.child.kill()
+        machine.start()
+    machine.command("on", "three")
+    assert machine.ask("three")

@@ -11,7 +11,7 @@ EXAMPLES = f"""\
 Gateways send the model nothing more, and its engine ends when its calls have; those that still run after 60 s are cut
 off. Calls for it are refused with 503 `model_off`, without Retry-After, and it leaves GET /v1/models. No call, gateway,
 pin or `ensure` starts it, nor a restart of the sidecar: the state file keeps it. `sidecar on MODEL` ends it. Another
-machine's sidecar that has the model too goes on serving it.
+profile of the same model, here or on another machine, goes on serving it.
 
 {order.STATUSES}
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.lesson import Lesson
-from sidecar.sizing.claim import claim
 from sidecar.sizing.memory import Need
-from sidecar.sizing.taught import beyond_share, cuda_of, largest_share, taught, taught_share
+from sidecar.sizing.taught import cuda_of, largest_share, taught, taught_share
 
 KNOWN = Lesson(settings="a", rest=5 * GIB, beyond=GIB)
 NEED = Need(weights=10 * GIB, kv=2 * GIB, activations=GIB, overhead=GIB, tokens=8192)
@@ -36,7 +34,7 @@ def test_cuda_has_what_it_told_of_such_a_gpu() -> None:
 
 def test_the_largest_share_leaves_room_beside_it_but_never_less_than_is_needed() -> None:
     assert largest_share(KNOWN, 100 * GIB, 0) == 96 * GIB
-    assert largest_share(KNOWN, 100 * GIB, 96 * GIB + 1) == -(-100 * GIB * 961 // 1000), "in whole thousandths"
+    assert largest_share(KNOWN, 100 * GIB, 96 * GIB + 1) == 96 * GIB + 1
     for most, least, expected in ((50, 40, 50), (50, 60, 96), (98, 0, 96)):
         lesson = msgspec.structs.replace(KNOWN, most=most * GIB)
         assert largest_share(lesson, 100 * GIB, least * GIB) == expected * GIB
@@ -52,17 +50,3 @@ def test_a_share_of_which_nothing_else_is_known() -> None:
         ({"rest": 95 * GIB}, 0.97),
     ):
         assert taught_share(0.9, 100 * GIB, msgspec.structs.replace(nothing, **fields)) == expected
-
-
-@pytest.mark.parametrize("most", [20 * GIB, 20 * GIB + 3 * MIB, 20 * GIB + 40 * MIB])
-def test_a_share_that_was_free_and_is_just_enough_is_enough_in_thousandths_too(most: int) -> None:
-    need = Need(weights=10 * GIB, kv=8 * GIB, activations=GIB, overhead=GIB, tokens=8192, measured=True)
-    lesson = Lesson(settings="a", most=most)
-    assert claim(need, 24 * GIB - 1, most=largest_share(lesson, 24 * GIB - 1, need.total)).bytes >= need.total
-
-
-def test_what_has_to_be_free_beside_a_share_is_never_the_whole_of_a_gpu() -> None:
-    greedy = Lesson(settings="a", beyond=9 * GIB)
-    assert beyond_share(greedy, 100 * GIB, 50 * GIB) == 9 * GIB
-    assert beyond_share(greedy, 100 * GIB, 90 * GIB) == 7 * GIB
-    assert beyond_share(greedy, 100 * GIB, 98 * GIB) == 0
