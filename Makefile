@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions corpus dst prometheus alerts docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus alerts docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -90,6 +90,9 @@ bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx and vllm-rou
 
 corpus: $(STAMP) ## the estimate of GPU memory beside published starts of real vLLM, a line for each
 	$(BIN)/python -m tests.sidecar.corpus_table
+
+gpu-facts: $(STAMP) ## what can be known of this machine's GPUs, as a table for docs/sidecar-on-gpu.md; says so where there is none
+	@$(BIN)/python -m loadtest.lab.gpu
 
 bodies: $(STAMP) ## what large and unfinished bodies cost others: stalls, latency, memory; BODIES=--help tells how
 	$(BIN)/python -m loadtest.lab.cost.bodies $(BODIES)
