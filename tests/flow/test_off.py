@@ -119,12 +119,17 @@ async def test_what_is_switched_off_while_it_wakes_is_withdrawn_in_the_instant_i
         await used(made, "a")
         made.manager.orders.give("a", "sleep")
         await made.until("a", "sleeping")
-        entry = made.entry("a")
+        entry, served = made.entry("a"), []
+
+        async def wake() -> None:
+            await made.manager._scheduler._operations._sleeps.wake(entry)
+            served.append(entry.serves())  # a report may be made now
+
         entry.lifecycle.step("wake", made.now)
+        made.manager.tasks.begin(["a"], entry.gpus, wake())
         entry.off = True
-        await made.manager._scheduler._operations._sleeps.wake(entry)
-        assert not entry.serves(), "a report may be made now"
         await made.until("a", "stopped", 5.0)
+        assert served == [False]
 
 
 @virtual
