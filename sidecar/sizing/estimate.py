@@ -286,7 +286,8 @@ def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEA
     sleeps = profile.sleeps is not None
     guessed = comes and not isinstance(memory, float)
     said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"
-    said = "once its files are here it is started anew with what it needs" if guessed else said
+    anew = "once its files are here it is started anew with what it needs; sidecar pull fetches them first"
+    said = anew if guessed else said
     return Size(
         claim=taken + beyond,
         start_needs=taken + beyond,
