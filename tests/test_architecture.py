@@ -61,6 +61,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     "uvloop": ("gateway/serve/run.py", "sidecar/serve/run.py", "loadtest/"),
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
     "rich": ("gateway/top/", "sidecar/cli/pull_progress.py", "loadtest/"),
+    "shtab": ("gateway/shared/completion.py",),
 }
 # core decides and does nothing else: what would give it a clock, a socket, a thread or a log line.
 NOT_IN_CORE = re.compile(

@@ -31,7 +31,7 @@ _OWN = re.compile(r"(?:sidecar/cli/)?(?:example|pool|sidecar)\.yaml")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", choices=FILES, default=STARTER, metavar="NAME", help="which one")
+    parser.add_argument("name", nargs="?", choices=list(FILES), default=STARTER, metavar="NAME", help="which one")
     parser.add_argument("--out", metavar="FILE|-", help="where; -: standard output (default: sidecar.yaml, pool.yaml)")
 
 

@@ -1,0 +1,28 @@
+"""Scripts that complete a program's commands, flags and file names in a shell, made of its parser by shtab."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import shtab
+
+SHELLS = ("bash", "zsh", "fish")
+_FILES = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
+
+
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """The script for one of SHELLS. An argument that the help calls FILE or FOLDER completes those."""
+    for action in _actions(parser):
+        for name, kind in _FILES.items():
+            if name in str(action.metavar):
+                action.complete = kind  # type: ignore[attr-defined] # where shtab looks
+    return str(shtab.complete(parser, shell))
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:  # argparse has no other way to them
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _actions(each)
