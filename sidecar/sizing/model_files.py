@@ -19,7 +19,7 @@ import msgspec
 from sidecar.core.engine_records import Unusable
 from sidecar.sizing.gguf import MAX_METADATA, gguf_shape
 from sidecar.sizing.model_config import MAX_BYTES, ModelShape, shape_from
-from sidecar.sizing.model_fields import ModelError
+from sidecar.sizing.model_fields import Malformed, ModelError
 from sidecar.sizing.weights import MAX_INDEX, StoredWeights, header_length, index_from, stored_from
 
 MAX_FILES = 4096  # of weights
@@ -122,12 +122,13 @@ def stored_in(folder: Path, *, sizes_only: bool = False) -> StoredWeights:
 
 def _whole(folder: Path, names: list[str]) -> None:
     """Check that of files that are parts all are there, as their names count them. Raises Unusable."""
-    for name in names:
-        if match := _PART.fullmatch(name):
-            for number in range(1, min(int(match[2]), MAX_FILES) + 1):
-                part = f"{match[1]}{number:05}-of-{match[2]}{match[3]}"
-                if part not in names:
-                    raise Unusable(f"{folder / part} is missing, which {name} beside it counts: {_INCOMPLETE}")
+    there = set(names)
+    series = {match.groups(): name for name in names if (match := _PART.fullmatch(name))}
+    for (start, count, ending), name in series.items():
+        for number in range(1, min(int(count), MAX_FILES) + 1):
+            part = f"{start}{number:05}-of-{count}{ending}"
+            if part not in there:
+                raise Unusable(f"{folder / part} is missing, which {name} beside it counts: {_INCOMPLETE}")
 
 
 def _parsed(path: Path, data: bytes) -> tuple[str, ...]:
@@ -168,6 +169,8 @@ def _shape(where: ModelLocation, own: Path) -> ModelShape:
         if (found / "params.json").is_file():
             raise NotKnown(f"{found} has no {CONFIG} but Mistral's params.json") from None
         raise Unusable(f"{path} is missing: {_INCOMPLETE}, or correct model_path") from None
+    except Malformed as error:
+        raise Unusable(f"{path}: {error}: {_INCOMPLETE}, or correct it") from error
     except ModelError as error:
         raise NotKnown(f"{path}: {error}") from error
 
@@ -186,6 +189,8 @@ def _single(path: Path, where: ModelLocation) -> tuple[ModelShape, StoredWeights
         return _shape(where, path.parent), stored
     try:
         return gguf_shape(start), stored
+    except Malformed as error:
+        raise Unusable(f"{path}: {error}: {_INCOMPLETE}") from error
     except ModelError as error:
         raise NotKnown(f"{path}: {error}") from error
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from sidecar.sizing.model_fields import MAX_LAYERS, MAX_TOKENS, Fields, ModelError, needed, whole, word
+from sidecar.sizing.model_fields import MAX_LAYERS, MAX_TOKENS, Fields, Malformed, needed, whole, word
 
 _FULL, _WINDOW, _CHUNK, _STATE, _BOTH, _NOTHING = range(6)
 _KINDS = {
@@ -61,7 +61,7 @@ def kinds_of(fields: Fields, model_type: str, layers: int) -> list[int]:
         types = fields.get(name)
         if isinstance(types, list):
             if len(types) < layers:
-                raise ModelError(f"{name} names {len(types)} layers of {layers}")
+                raise Malformed(f"{name} names {len(types)} layers of {layers}")
             return [_KINDS.get(str(kind), _FULL) for kind in types[:layers]]
     every = range(layers)
     letters = word(fields, "hybrid_override_pattern")

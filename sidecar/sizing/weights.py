@@ -14,8 +14,9 @@ import msgspec
 from sidecar.sizing.model_config import ModelShape, element_bytes
 from sidecar.sizing.model_fields import Fields, ModelError, json_object, shown, within
 
-MAX_INDEX = 64 * 1024**2
-MAX_HEADER = 100_000_000  # the format's own limit
+# The format allows headers of 100 MB. Kimi K2's index, one of the longest, has 16 MB. What is longer than twice that
+# would take a GiB of memory and stall the sidecar for seconds.
+MAX_INDEX = MAX_HEADER = 32 * 1024**2
 MAX_STORED = 2**50  # bytes
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\.(?:safetensors|bin|pt)")
 # Bits per parameter that vLLM quantises to by itself, when it is told to.
