@@ -356,6 +356,8 @@ DOC = '"""Doc."""\n'
         ("gateway/cli/check.py", "import loadtest.engine", "gateway knows nothing of loadtest"),
         ("sidecar/x.py", "import loadtest.engine", "sidecar knows nothing of loadtest"),
         ("sidecar/x.py", "from gateway.core.request.call import Call", "the sidecar knows only gateway.shared"),
+        ("sidecar/control/x.py", "from gateway.upstream.client import Client", "the sidecar knows only gateway.shared"),
+        ("sidecar/relay/x.py", "from gateway.relay.pipeline import Pipeline", "knows only gateway.shared and gateway."),
         ("sidecar/core/x.py", "from gateway.shared.lines import LineWriter", "core imports gateway.shared.lines"),
         ("gateway/core/x.py", "from gateway.shared import lines", "core imports gateway.shared.lines"),
         (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gateway.core.policy.policy import Policy
 from gateway.core.request.tenants import MAX_KEYS_BYTES
-from gateway.decider.file_modes import refused
 from gateway.decider.loading import load
 from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.modes import refused
 from gateway.shared.files.yaml_file import MAX_BYTES
 
 TOKEN_VARIABLE = "WEIR_ADMIN_TOKEN"  # noqa: S105 # the name of a variable, not what it holds

@@ -13,15 +13,17 @@ from typing import Protocol, cast
 from gateway.cli.commands import PROFILES
 from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked
 from gateway.core.engines.fleet import engine_id
+from gateway.core.policy.advice_network import in_the_clear
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.decider.file_modes import unwise, unwise_of
+from gateway.decider.file_modes import unwise_of
 from gateway.serve.announcement import announcement
-from gateway.serve.certificate import Certificate
 from gateway.serve.embedded import EmbeddedFleet, parse_embedded
 from gateway.serve.run import NO_ENGINE, Options, Running, StartError, run
 from gateway.shared.addresses import is_loopback, split_address
+from gateway.shared.certificate import Certificate
 from gateway.shared.command_line import argument
 from gateway.shared.files.checked import spelled
+from gateway.shared.files.modes import unwise
 from gateway.shared.lines import LineWriter
 from gateway.shared.printable import printable
 from gateway.upstream.client import parse_origin
@@ -102,6 +104,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tls-client-ca", metavar="FILE", help="clients must show a certificate that one of these has signed"
     )
     parser.add_argument(
+        "--control-tls-cert", metavar="FILE", help="the control port is HTTPS, with this PEM certificate chain"
+    )
+    parser.add_argument("--control-tls-key", metavar="FILE", help="its private key, if not in the same file")
+    parser.add_argument(
         "--admin-token-file",
         metavar="FILE",
         help=f"the control port's token, else ${TOKEN_VARIABLE}; needed where --control is not a loopback address",
@@ -131,14 +137,18 @@ def command(given: argparse.Namespace) -> int:
         raise Mistake(f"--engine: {twice[0]} is there twice")
     if not given.tls_cert and (given.tls_key or given.tls_client_ca):
         raise Mistake(f"{'--tls-key' if given.tls_key else '--tls-client-ca'}: there is no --tls-cert for it")
+    if given.control_tls_key and not given.control_tls_cert:
+        raise Mistake("--control-tls-key: there is no --control-tls-cert for it")
     token = admin_token(given.admin_token_file, "--admin-token-file")
-    certificate = _certificate(given)
-    _warn_of_modes(given, policy, certificate)
+    certificate = _certificate(given.tls_cert, given.tls_key, given.tls_client_ca)
+    of_control = _certificate(given.control_tls_cert, given.control_tls_key)
+    _warn_of_modes(given, policy, certificate, of_control)
     if token is None and not is_loopback(split_address(given.control)[0]):
         raise Mistake(
             f"--control {given.control} can be reached from other machines: "
             f"give --admin-token-file FILE or set {TOKEN_VARIABLE}"
         )
+    _warn_of_the_clear(given, policy)
     run(
         Options(
             announce=_announce,
@@ -151,6 +161,7 @@ def command(given: argparse.Namespace) -> int:
             listen=given.listen,
             control=given.control,
             certificate=certificate,
+            control_certificate=of_control,
             admin_token=token,
             log=given.log,
         )
@@ -158,19 +169,33 @@ def command(given: argparse.Namespace) -> int:
     return 0
 
 
-def _certificate(given: argparse.Namespace) -> Certificate | None:
-    if not given.tls_cert:
+def _certificate(chain: str | None, key: str | None, client_ca: str | None = None) -> Certificate | None:
+    if not chain:
         return None
-    key, client_ca = given.tls_key, given.tls_client_ca
-    return Certificate(Path(given.tls_cert), Path(key) if key else None, Path(client_ca) if client_ca else None)
+    return Certificate(Path(chain), Path(key) if key else None, Path(client_ca) if client_ca else None)
 
 
-def _warn_of_modes(given: argparse.Namespace, policy: Policy, certificate: Certificate | None) -> None:
+def _warn_of_the_clear(given: argparse.Namespace, policy: Policy) -> None:
+    """Warn of keys and tokens that would cross a network readable."""
+    told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in in_the_clear(policy)]
+    if not (given.control_tls_cert or is_loopback(split_address(given.control)[0])):
+        told.append(
+            f"--control {given.control}: tokens cross the network to it in the clear: --control-tls-cert hides them"
+        )
+    for line in told:
+        print(f"gateway: warning: {line}", file=sys.stderr)
+
+
+def _warn_of_modes(
+    given: argparse.Namespace, policy: Policy, certificate: Certificate | None, of_control: Certificate | None
+) -> None:
     """Warn of files with secrets that others may read or change."""
     found = unwise_of(policy, Path(given.policy).parent) if given.policy else []
     told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in found]
     flags = [("--admin-token-file", Path(given.admin_token_file))] if given.admin_token_file else []
     flags += [("--tls-key" if given.tls_key else "--tls-cert", certificate.private)] if certificate else []
+    if of_control is not None:
+        flags.append(("--control-tls-key" if given.control_tls_key else "--control-tls-cert", of_control.private))
     told += [f"{flag}: {text}" for flag, file in flags if (text := unwise(file)) is not None]
     for line in told:
         print(f"gateway: warning: {line}", file=sys.stderr)

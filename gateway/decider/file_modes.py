@@ -1,45 +1,13 @@
-"""Permissions of secret files: refuses or reports files that other users may read or change.
-
-A file that everybody may write is refused: whoever changes it can add keys or tokens. A file that everybody may read,
-or that its group may write, is only reported, since some places (volumes of containers) do not allow better.
-"""
+"""Secret files that a policy names, and advice on their permissions."""
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.core.policy.policy import Policy
 from gateway.shared.files.checked import Path as FieldPath
-
-
-def refused(file: Path) -> str | None:
-    """The reason why a secret file is refused for its mode; None: it is not. Raises OSError where its status cannot be
-    read.
-    """
-    mode = os.stat(file).st_mode
-    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-        return f"everybody on this machine may write to it: chmod o-w {file}"
-    return None
-
-
-def unwise(file: Path, *, readable: bool = False) -> str | None:
-    """Advice on a file's mode; None: there is none, or no such file, which others report. `readable`: others may read
-    it, since it holds hashes only.
-    """
-    try:
-        mode = os.stat(file).st_mode
-    except OSError:
-        return None
-    if not stat.S_ISREG(mode):  # a pipe, as shells make for <(command)
-        return None
-    if mode & stat.S_IWGRP:
-        return f"its group may write to it: chmod g-w {file}"
-    if mode & stat.S_IROTH and not readable:
-        return f"everybody on this machine may read it: chmod o-r {file}"
-    return None
+from gateway.shared.files.modes import unwise
 
 
 def files_of(policy: Policy, folder: Path) -> Iterator[tuple[FieldPath, Path, bool]]:
@@ -52,6 +20,8 @@ def files_of(policy: Policy, folder: Path) -> Iterator[tuple[FieldPath, Path, bo
     sidecars = policy.fleet.sidecars
     if sidecars is not None and sidecars.token_file is not None:
         yield ("fleet", "sidecars", "token_file"), folder / sidecars.token_file, False
+    if sidecars is not None and sidecars.order_token_file is not None:
+        yield ("fleet", "sidecars", "order_token_file"), folder / sidecars.order_token_file, False
     if policy.routing.cache_secret_file is not None:
         yield ("routing", "cache_secret_file"), folder / policy.routing.cache_secret_file, False
 

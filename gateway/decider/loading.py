@@ -8,6 +8,7 @@ passes, which thus knows which files to watch.
 from __future__ import annotations
 
 import importlib.util
+import ssl
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
@@ -16,9 +17,10 @@ import msgspec
 from gateway.core.policy.file import read_policy
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.request.tenants import keys_from, with_keys
-from gateway.decider.file_modes import refused
 from gateway.shared.files import checked
 from gateway.shared.files.checked import Fault, InvalidFile, Reading, Value, readable
+from gateway.shared.files.modes import refused
+from gateway.upstream.trust import Trust
 
 Read = Callable[[Path], bytes]
 
@@ -32,13 +34,16 @@ class Configuration(msgspec.Struct, frozen=True):
     """A policy and its secrets.
 
     `policy`: with the keys of its keys file among its tenants'. `api_keys`: the engines' own API keys by URL.
-    `sidecar_token`: the token that sidecars must show; None: not given. `cache_secret`: the secret of the cache salts;
-    None: drawn at each start. `tree`: the parsed policy file, for line numbers.
+    `sidecar_token`: the token that sidecars must show; None: not given. `order_token`: the one that sidecars are shown;
+    None: the same. `sidecar_trust`: in their certificates; None: no matter of the policy. `cache_secret`: the secret of
+    the cache salts; None: drawn at each start. `tree`: the parsed policy file, for line numbers.
     """
 
     policy: Policy = Policy()
     api_keys: Mapping[str, str] = {}
     sidecar_token: str | None = None
+    order_token: str | None = None
+    sidecar_trust: Trust | None = None
     cache_secret: str | None = None
     tree: Value | None = None
 
@@ -62,7 +67,15 @@ def load(path: Path, read: Read, *, files: bool = True) -> Configuration:
     if problems:
         raise InvalidFile(problems) from named.failure
     policy = named.policy or reading.value
-    return Configuration(policy, named.api_keys, named.sidecar_token, named.cache_secret, reading.root)
+    return Configuration(
+        policy,
+        named.api_keys,
+        named.sidecar_token,
+        named.order_token,
+        named.sidecar_trust,
+        named.cache_secret,
+        reading.root,
+    )
 
 
 class Named:
@@ -71,6 +84,8 @@ class Named:
     def __init__(self, path: Path, read: Read) -> None:
         self.api_keys: dict[str, str] = {}
         self.sidecar_token: str | None = None
+        self.order_token: str | None = None
+        self.sidecar_trust: Trust | None = None
         self.cache_secret: str | None = None
         self.policy: Policy | None = None  # with the keys of its keys file
         self.problems: list[checked.Problem] = []  # in other files
@@ -80,7 +95,7 @@ class Named:
 
     def faults(self, policy: Policy) -> Iterator[Fault]:
         """The faults of the files, each at the policy's field that names the file."""
-        yield from readable(self._engines(policy), self._token(policy), self._salt(policy))
+        yield from readable(self._engines(policy), self._tokens(policy), self._trust(policy), self._salt(policy))
 
     def _engines(self, policy: Policy) -> Iterator[Fault]:
         for index, engine in enumerate(policy.fleet.engines):
@@ -92,11 +107,33 @@ class Named:
             key = yield from self._secret(engine.api_key_file, at, "key")
             self.api_keys[engine.url] = key
 
-    def _token(self, policy: Policy) -> Iterator[Fault]:
+    def _tokens(self, policy: Policy) -> Iterator[Fault]:
         sidecars = policy.fleet.sidecars
         if sidecars is not None and sidecars.token_file is not None:
             at = ("fleet", "sidecars", "token_file")
             self.sidecar_token = yield from self._secret(sidecars.token_file, at, "token", TOKEN_LENGTH)
+        if sidecars is not None and sidecars.order_token_file is not None:
+            at = ("fleet", "sidecars", "order_token_file")
+            self.order_token = yield from self._secret(sidecars.order_token_file, at, "token", TOKEN_LENGTH)
+
+    def _trust(self, policy: Policy) -> Iterator[Fault]:
+        """Who signs the sidecars' certificates."""
+        tls = None if policy.fleet.sidecars is None else policy.fleet.sidecars.tls
+        if tls is None:
+            return
+        trust = Trust(name=tls.name)
+        if tls.ca_file is not None:
+            at, file = ("fleet", "sidecars", "tls", "ca_file"), self._path.parent / tls.ca_file
+            expected = "a file of certificates, in PEM"
+            try:
+                trust = Trust(ca=self._read(file).decode("ascii", "replace"), name=tls.name)
+                trust.context()
+            except ssl.SSLError as error:
+                yield Fault(at, f"{file}: {error.reason or error}", expected)
+            except OSError as error:
+                self.failure = self.failure or error
+                yield Fault(at, f"{file}: {error.strerror or error}", expected)
+        self.sidecar_trust = trust
 
     def _salt(self, policy: Policy) -> Iterator[Fault]:
         name = policy.routing.cache_secret_file

@@ -69,7 +69,8 @@ class ReportIntake:
         if policy is None:
             self._carry_out(self._registry.clear())
         else:
-            for changes in self._registry.apply(policy.allow, taken, self._dispatch.clock(), policy.copies):
+            now, secure = self._dispatch.clock(), policy.tls is not None
+            for changes in self._registry.apply(policy.allow, taken, now, policy.copies, secure=secure):
                 self._carry_out(changes)
 
     @property

@@ -25,6 +25,7 @@ from gateway.shared.tasks import telling
 from gateway.shared.vllm.answers import AnswerError, ModelCard, models_from, sample_from
 from gateway.upstream.client import Client, ClientSettings, EngineError, parse_origin
 from gateway.upstream.names import Names
+from gateway.upstream.trust import Trust
 
 MODELS_EVERY = 30.0  # seconds
 MODELS_WITHIN = 2.0  # seconds
@@ -45,9 +46,10 @@ class Unanswered(Exception):
 class Questions:
     """The requests of health checks to one engine, each with a time limit in seconds. All raise Unanswered."""
 
-    def __init__(self, url: str, api_key: str | None, names: Names | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None, names: Names | None = None, trust: Trust | None = None) -> None:
         self._url = url
         self._api_key = api_key
+        self._trust = trust
         self._names = names
         self._opened: Client | None = None
 
@@ -73,7 +75,8 @@ class Questions:
         """
         if self._opened is None:
             settings = ClientSettings(max_idle=2)
-            self._opened = Client(parse_origin(self._url), settings, api_key=self._api_key, names=self._names)
+            origin = parse_origin(self._url)
+            self._opened = Client(origin, settings, api_key=self._api_key, names=self._names, trust=self._trust)
         return self._opened
 
     async def _get(self, path: str, within: float, limit: int) -> bytes:
@@ -118,14 +121,15 @@ class Telemetry:
         self._started = False
         self._news = asyncio.Event()  # pulses after the first check of each engine
 
-    def watch(self, engine: Engine, api_key: str | None) -> None:
-        """Watch an engine with this API key from now on. The intervals are those of its policy."""
+    def watch(self, engine: Engine, api_key: str | None, trust: Trust | None = None) -> None:
+        """Watch an engine with this API key, and trust in certificates, from now on. The intervals are those of its
+        policy."""
         watcher = self._watchers.get(engine.id)
-        if watcher is not None and watcher.api_key == api_key:
+        if watcher is not None and (watcher.api_key, watcher.trust) == (api_key, trust):
             return
         if watcher is not None:
             self.forget(engine)
-        watcher = Watcher(engine, self._fleet, self._on_change, self._clock, api_key, self.names)
+        watcher = Watcher(engine, self._fleet, self._on_change, self._clock, api_key, self.names, trust)
         self._watchers[engine.id] = watcher
         if self._started:
             self._start(watcher, 0.0)
@@ -181,15 +185,17 @@ class Watcher:
         clock: Callable[[], float],
         api_key: str | None,
         names: Names | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.engine = engine
         self.api_key = api_key
+        self.trust = trust
         self.tried = asyncio.Event()
         self._fleet = fleet
         self._on_change = on_change
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
-        self._questions = Questions(engine.url, api_key, names)
+        self._questions = Questions(engine.url, api_key, names, trust)
         self._models_at = 0.0  # time of the last list of models; matters only while the engine is up
 
     def start(self, share: float, asked_once: Callable[[Engine], None]) -> None:

@@ -19,6 +19,7 @@ from gateway.decider.dispatch import Dispatch
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers
 from gateway.shared.protocol import MAX_BYTES, ProtocolError, ensured
 from gateway.shared.tasks import telling
+from gateway.upstream.trust import Trust
 
 WITHIN = 3.0  # seconds for a whole answer
 FIRST_PAUSE, LAST_PAUSE = 1.0, 8.0  # seconds before a sidecar that agreed but has not begun is asked again
@@ -31,7 +32,7 @@ Transport = httpx.AsyncBaseTransport
 
 
 class Waking:
-    """The wake-up tasks of all models. `token`: shown to sidecars.
+    """The wake-up tasks of all models. `token`: the order token, which sidecars are shown.
 
     `results` counts requests by result: the model was awake, is being made ready, cannot be had there, or the answer
     made no sense or did not come.
@@ -39,7 +40,10 @@ class Waking:
 
     def __init__(self, dispatch: Dispatch, say: Callable[[str], None], transport: Transport | None = None) -> None:
         self.token: str | None = None
+        self.trust: Trust | None = None
         self.transport = transport  # in place of sockets
+        self._given = transport is not None
+        self._spent: list[Transport] = []  # of a trust that was changed
         self.results = dict.fromkeys(RESULTS, 0)
         self._dispatch = dispatch
         self._registry = dispatch.sidecars
@@ -47,6 +51,13 @@ class Waking:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._until: dict[str, float] = {}
         self._news = asyncio.Event()
+
+    def go_by(self, token: str | None, trust: Trust | None) -> None:
+        """Show sidecars this token, and trust these certificates, from now on."""
+        if trust != self.trust and self.transport is not None and not self._given:
+            self._spent.append(self.transport)
+            self.transport = None
+        self.token, self.trust = token, trust
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -135,9 +146,11 @@ class Waking:
 
     async def _post(self, url: str) -> bytes:
         """The body of an answer with status 200, bounded in time and size."""
+        trust = self.trust or Trust()
         if self.transport is None:
-            self.transport = httpx.AsyncHTTPTransport(limits=LIMITS, trust_env=False)
-        request = httpx.Request("POST", url, headers=request_headers("weir", self.token))
+            self.transport = httpx.AsyncHTTPTransport(limits=LIMITS, trust_env=False, verify=trust.context())
+        named = {} if trust.name is None else {"sni_hostname": trust.name}
+        request = httpx.Request("POST", url, headers=request_headers("weir", self.token), extensions=named)
         try:
             async with asyncio.timeout(WITHIN):
                 status, body = await exchange(self.transport, request, MAX_BYTES)
@@ -153,8 +166,9 @@ class Waking:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self.transport is not None:
-            await self.transport.aclose()
+        for transport in (*self._spent, self.transport):
+            if transport is not None:
+                await transport.aclose()
 
 
 def _words(error: Exception) -> str:

@@ -28,6 +28,7 @@ from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.cost import CostModel
 from gateway.core.request.record import Record
 from gateway.core.shadow.shadow import Shadow
+from gateway.core.sidecars.addresses import is_relayed
 from gateway.core.sidecars.sidecar import Member
 from gateway.decider.call_log import CallLog
 from gateway.decider.dispatch import Dispatch
@@ -46,6 +47,7 @@ from gateway.relay.wire.server import Server, ServerSettings
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import ModelCard
 from gateway.upstream.client import Client, ClientSettings, parse_origin
+from gateway.upstream.trust import Trust
 
 if TYPE_CHECKING:
     from gateway.decider.cache_events import KvEvents
@@ -83,6 +85,8 @@ class Gateway:
         parser: Executor | None = None,
         lost_lines: Callable[[], int] = int,
         policy_status: Callable[[], FileStatus] = FileStatus,
+        order_token: str | None = None,
+        sidecar_trust: Trust | None = None,
     ) -> None:
         self.policy = policy
         self.rng = rng
@@ -146,6 +150,8 @@ class Gateway:
         self.retired: dict[Engine, str] = {}  # and why
         self.brought: dict[str, Member] = {}  # by sidecars, by engine id
         self._by_hand: set[str] = set()  # engines that an operator has drained
+        self._order_token = order_token or sidecar_token
+        self._sidecar_trust = sidecar_trust
         self._engines(self._entries(policy), api_keys or {}, sidecar_token)
 
     # -- a reload -----------------------------------------------------------------------------------------------
@@ -161,6 +167,8 @@ class Gateway:
         self.retries.policy = policy.retries
         self.decider.cost.set_alpha(policy.budget.alpha)
         self.limits.apply(policy, self.clock())
+        self._order_token = configuration.order_token or configuration.sidecar_token
+        self._sidecar_trust = configuration.sidecar_trust
         self._engines(entries, configuration.api_keys, configuration.sidecar_token)
         self.server.settings = self._server_settings()
         self.bodies.apply(policy.body.memory, policy.body.share)
@@ -204,13 +212,14 @@ class Gateway:
         self, entries: Mapping[str, EngineEntry], api_keys: Mapping[str, str], sidecar_token: str | None
     ) -> None:
         """Make the fleet what `entries` say, with what sidecars have brought and may still bring."""
-        self.waking.token = sidecar_token
+        self.waking.go_by(self._order_token, self._sidecar_trust)
         self.sidecars.apply(self.policy.fleet.sidecars, sidecar_token, entries)
         settings = client_settings(self.policy)
         for engine in list(self.fleet):
             if engine.id in self.brought:
                 engine.apply(self.policy)
-                self.clients[engine.id].go_by(settings, None)
+                self.clients[engine.id].go_by(settings, *self._shown(engine))
+                self.telemetry.watch(engine, *self._shown(engine))
             elif engine.id not in entries:
                 self._leaves(engine, "the policy no longer names it")
         for id, entry in entries.items():
@@ -282,10 +291,15 @@ class Gateway:
     def join(self, member: Member) -> None:
         """A sidecar has a new engine that serves: it is believed, so calls may go at once."""
         engine = self._engine(member.id, member.url)
+        self.clients[engine.id].go_by(client_settings(self.policy), *self._shown(engine))
         self.brought[member.id] = member
         self.recorder.watched = True
         self._open(engine, member)
-        self.telemetry.watch(engine, None)
+        self.telemetry.watch(engine, *self._shown(engine))
+
+    def _shown(self, engine: Engine) -> tuple[str | None, Trust | None]:
+        """Key and trust for an engine of a sidecar's: the order token, if it is behind a relay; else nothing."""
+        return (self._order_token, self._sidecar_trust) if is_relayed(engine.url) else (None, None)
 
     def update(self, member: Member) -> None:
         """A sidecar says something else of an engine; a model that it puts to sleep must not be sent a call more."""

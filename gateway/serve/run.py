@@ -15,7 +15,7 @@ import random
 import signal
 import ssl
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -30,13 +30,13 @@ from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration, LoadError, load
 from gateway.relay.wire.server import Server
 from gateway.serve.assembly import ApplyError, Gateway
-from gateway.serve.certificate import Certificate
 from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, Embedded, EmbeddedFleet
 from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
 from gateway.serve.own_token import OwnToken
 from gateway.serve.sidecar_process import SidecarProcess
 from gateway.shared.addresses import reachable
+from gateway.shared.certificate import Certificate
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
@@ -70,6 +70,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:8000"
     control: str = "127.0.0.1:8001"
     certificate: Certificate | None = None  # of the data port; None: plain HTTP
+    control_certificate: Certificate | None = None  # of the control port; None: plain HTTP
     admin_token: str | None = None
     log: str = "-"
 
@@ -127,6 +128,8 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
                 shared_out(open_files).clients,
                 parser=stack.enter_context(ThreadPoolExecutor(1, "parser")),
                 lost_lines=partial(_lost_lines, errors, log),
+                order_token=configuration.order_token,
+                sidecar_trust=configuration.sidecar_trust,
                 policy_status=FileStatus if file is None else lambda: file.status,
             )
         except ApplyError as error:
@@ -139,8 +142,9 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
         if shadow_file is not None:
             shadow_file.start(gateway.apply_shadow)
             stack.push_async_callback(shadow_file.aclose)
-        secure, context = _certificate(options, gateway.server.go_by, stack)
-        signals.on_hangup(partial(_reload, [each for each in (file, shadow_file, secure) if each is not None], log))
+        secure, context = _certificate("--tls-", options.certificate, stack, gateway.server.go_by)
+        of_control, control_context = _certificate("--control-tls-", options.control_certificate, stack)
+        signals.on_hangup(partial(_reload, (file, shadow_file, secure, of_control), log))
         app = control_app(
             gateway.fleet,
             gateway.dispatch,
@@ -156,7 +160,7 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
             policy_status=FileStatus if file is None else lambda: file.status,
             reload=None if file is None else file.reload_now,
         )
-        control = ControlPort(app, options.control, shared_out(open_files).control)
+        control = ControlPort(app, options.control, shared_out(open_files).control, control_context)
         stack.push_async_callback(control.aclose)
         gateway.telemetry.start()  # first: a call that comes now waits until its model's engines are known
         await _listening(f"--listen {options.listen}", _listen(gateway.server, options, context))
@@ -233,10 +237,11 @@ def _configuration(
         raise StartError(str(error)) from error
 
 
-def _reload(files: list[WatchedFile], log: CallLog | None) -> None:
-    """Read them now, changed or not, and open the log anew if it was moved."""
+def _reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
+    """Read those that are there now, changed or not, and open the log anew if it was moved."""
     for file in files:
-        file.ask()
+        if file is not None:
+            file.ask()
     if log is not None:
         log.lines.look()
 
@@ -317,20 +322,24 @@ def _call_log(where: str, errors: LineWriter) -> CallLog | None:
 
 
 def _certificate(
-    options: Options, apply: Callable[[ssl.SSLContext], None], stack: AsyncExitStack
+    flag: str,
+    certificate: Certificate | None,
+    stack: AsyncExitStack,
+    apply: Callable[[ssl.SSLContext], None] | None = None,
 ) -> tuple[WatchedFile | None, ssl.SSLContext | None]:
-    """The certificate's files, watched until the stack ends, and the context of what they hold. Raises StartError."""
-    certificate = options.certificate
+    """The certificate's files, watched until the stack ends, and the context of what they hold. `apply` takes a newer
+    one; None: the first context is renewed. Raises StartError, which names the flags that begin with `flag`."""
     if certificate is None:
         return None, None
-    watched = WatchedFile(certificate.chain, certificate.context, _say, name="tls")
+    watched = WatchedFile(certificate.chain, certificate.context, _say, name=flag.strip("-"))
+    flags = f"{flag}cert, {flag}key" + (f", {flag}client-ca" if certificate.client_ca else "")
     try:
         context = watched.first()
     except OSError as error:
-        raise StartError(f"--tls-cert, --tls-key, --tls-client-ca: {error.filename}: {error.strerror}") from error
+        raise StartError(f"{flags}: {error.filename}: {error.strerror}") from error
     except ValueError as error:
-        raise StartError(f"--tls-cert, --tls-key, --tls-client-ca: {error}") from error
-    watched.start(apply)
+        raise StartError(f"{flags}: {error}") from error
+    watched.start(apply or partial(certificate.renew, context))
     stack.push_async_callback(watched.aclose)
     return watched, context
 

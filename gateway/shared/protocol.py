@@ -4,8 +4,10 @@ A sidecar POSTs a `CapacityReport` to `/sidecars/report` on the control port of 
 change. The answer is a `DemandReport`. A gateway that cannot wait for the next report, since a call wants a model that
 is not awake, POSTs `/models/PROFILE/ensure` to the sidecar's `control` address.
 
-Both sides show the same token. A sidecar's report also shows its own `key`: another holder of the token cannot speak
-for it. A message has at most MAX_BYTES. Unknown fields are ignored, so that either side may be upgraded first.
+Sidecars show gateways the report token, gateways show sidecars the order token; both may be the same. A sidecar's
+report also shows its own `key`: another holder of the token cannot speak for it. A gateway on another machine is told
+the sidecar's relay, as `control` and before `/engines/PROFILE` as the URL of each engine. A message has at most
+MAX_BYTES. Unknown fields are ignored.
 
 Neither side trusts the other: texts and lists are bounded here. Whether an engine's URL may be used at all is the
 gateway's decision, by its allowed networks.
@@ -23,6 +25,7 @@ T = TypeVar("T")
 VERSION = 1
 MAX_BYTES = 1024 * 1024
 REPORT_PATH = "/sidecars/report"
+ENGINES_PATH = "/engines/"  # of a sidecar's relay: the profile and an engine's own path follow
 # A folder of unix sockets has this file where a sidecar made it for its engines, and is its own user's alone.
 SOCKETS_MARK = ".weir-engines"
 # `ModelReport.why` where it is more than a sentence for people: callers are told these two.

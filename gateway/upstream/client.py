@@ -19,6 +19,7 @@ from gateway.core.engines.origin import Origin, parse_origin
 from gateway.upstream.connection import ClientSettings, EngineConnection, EngineError, Kind
 from gateway.upstream.failures import reason_of
 from gateway.upstream.names import Names
+from gateway.upstream.trust import Trust
 
 __all__ = ["Client", "ClientSettings", "EngineError", "Origin", "Reply", "parse_origin"]
 
@@ -32,26 +33,31 @@ class Client:
         origin: Origin,
         settings: ClientSettings,
         *,
-        ssl: tls.SSLContext | None = None,
+        trust: Trust | None = None,
         api_key: str | None = None,
         names: Names | None = None,
     ) -> None:
         self.origin = origin
         self._names = names or Names()
         self.active = 0
-        self._ssl = (ssl or tls.create_default_context()) if origin.tls else None
+        self._trust: Trust | None = None
+        self._ssl: tls.SSLContext | None = None
         self._pool: deque[EngineConnection] = deque()
         self._unanswered: set[EngineConnection] = set()
         self._base = origin.base_path.encode()
         self._closed = False
-        self.go_by(settings, api_key)
+        self.go_by(settings, api_key, trust)
 
-    def go_by(self, settings: ClientSettings, api_key: str | None) -> None:
-        """What connections and requests go by from now on. Raises ValueError for a key that is not printable ASCII."""
+    def go_by(self, settings: ClientSettings, api_key: str | None, trust: Trust | None = None) -> None:
+        """What connections and requests go by from now on; `trust` None: the system's authorities, and the host's own
+        name. Raises ValueError for a key that is not printable ASCII."""
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ValueError("an engine's API key is printable ASCII")
         self.settings = settings
         key = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
+        trust = trust or Trust()
+        if self.origin.tls and trust != self._trust:
+            self._trust, self._ssl = trust, trust.context()
         self._static = b" HTTP/1.1\r\nhost: %b\r\n%b" % (self.origin.authority.encode(), key)
 
     def __repr__(self) -> str:
@@ -115,7 +121,7 @@ class Client:
             async with asyncio.timeout(within):
                 if origin.unix is not None:
                     _, connection = await loop.create_unix_connection(
-                        made, origin.unix, ssl=self._ssl, server_hostname=origin.host if self._ssl else None
+                        made, origin.unix, ssl=self._ssl, server_hostname=self._server_name
                     )
                     return connection
                 resolving = True
@@ -140,7 +146,7 @@ class Client:
     async def _connect_to(self, addresses: Sequence[str], made: Callable[[], EngineConnection]) -> EngineConnection:
         """To the first address that takes a connection. Raises OSError, the first one's."""
         loop, origin = asyncio.get_running_loop(), self.origin
-        name = origin.host if self._ssl else None
+        name = self._server_name
         failed: OSError | None = None
         for address in addresses:
             try:
@@ -152,6 +158,11 @@ class Client:
             else:
                 return connection
         raise failed or OSError("no address")
+
+    @property
+    def _server_name(self) -> str | None:
+        """Whom the certificate must be for; None without TLS."""
+        return None if self._trust is None else self._trust.name or self.origin.host
 
     def _returned(self, connection: EngineConnection) -> None:
         """The answer is over, one way or the other."""

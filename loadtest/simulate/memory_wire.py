@@ -229,7 +229,7 @@ class MemoryClient:
             self._sends.failed(reply.request_id)
             reply.failed("reset", "the engine no longer answers its health checks")
 
-    def go_by(self, settings: object, api_key: str | None) -> None:
+    def go_by(self, settings: object, api_key: str | None, trust: object = None) -> None:
         """A reload changes nothing about connections in memory."""
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from gateway.shared.files.checked import Fault, InvalidFile, Value, readable
 from gateway.shared.files.findings import Shown, as_github, as_json, as_text, mistake, mistakes, warning
 from sidecar.cli.errors import Mistake
-from sidecar.cli.files import token_of
+from sidecar.cli.files import ca_of, tokens_of
 from sidecar.core.config import (
     FORMATS,
     MAX_BYTES,
@@ -27,8 +27,9 @@ from sidecar.core.profile import Profile
 DESCRIPTION = "Find the mistakes in sidecar files."
 EXAMPLES = """\
 Prints `FILE: ok`, or every mistake: FILE:LINE:COLUMN: field: what was found, what was expected, and the line. Exit
-status 2 if there is any. The token_file is read too; --no-files leaves it out. Nothing is started, no GPU is looked at,
-and whether the installed vLLM knows a flag is not asked.
+status 2 if there is any. What is unwise is a warning, a token that would cross a network in the clear among it. Token
+files and the ca_file are read too; --no-files leaves them out. Nothing is started, no GPU is looked at, and whether the
+installed vLLM knows a flag is not asked.
 
 examples:
   sidecar check sidecar.yaml
@@ -44,7 +45,7 @@ _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")  # of a model
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="what a sidecar would be started with")
     parser.add_argument("--format", choices=FORMATS, default="text", help="of what is found (default: %(default)s)")
-    parser.add_argument("--no-files", action="store_true", help="do not read the token_file that it names")
+    parser.add_argument("--no-files", action="store_true", help="do not read the files that it names")
     parser.add_argument("--here", action="store_true", help="it is for this machine: look for its models too")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
     parser.add_argument("--reference", action="store_true", help="print every field of such files, as Markdown")
@@ -65,8 +66,8 @@ def command(given: argparse.Namespace) -> int:
 
 
 def check(names: Sequence[str], *, full: bool, form: str = "text", files: bool = True, here: bool = False) -> int:
-    """Say what is wrong and unwise in some files, in one of the forms of findings.py. `files`: their token_file is
-    read too; `here`: this is the machine that they are for, so their models are looked for."""
+    """Say what is wrong and unwise in some files, in one of the forms of findings.py. `files`: those that they
+    name are read too; `here`: this is the machine that they are for, so their models are looked for."""
     every: list[Shown] = []
     for name in names:
         found, config = _checked(Path(name), files=files, here=here)
@@ -90,7 +91,7 @@ def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], Sidec
         with path.open("rb") as file:
             reading = read_config(file.read(MAX_BYTES + 1), str(path))
         if files:
-            reading.judge(_token(reading.value, path))
+            reading.judge(_named(reading.value, path))
         if here:
             reading.judge(_models(reading.value, path))
         config = reading.good()
@@ -106,12 +107,14 @@ def _unwise(name: str, line: str, root: Value) -> Shown:
     return warning(name, field, text, root.mark_of((field,)))
 
 
-def _token(config: SidecarConfig, path: Path) -> Iterator[Fault]:
-    """As `sidecar serve` would find it."""
-    try:
-        token_of(config, path)
-    except Mistake as error:
-        yield Fault(("token_file",), str(error).removeprefix("token_file "), "the file of a token")
+def _named(config: SidecarConfig, path: Path) -> Iterator[Fault]:
+    """The files that it names, as `sidecar serve` would find them."""
+    for read, expected in ((tokens_of, "the file of a token"), (ca_of, "a file of certificates")):
+        try:
+            read(config, path)
+        except Mistake as error:
+            field, _, found = str(error).partition(" ")
+            yield Fault((field,), found, expected)
 
 
 def _models(config: SidecarConfig, path: Path) -> Iterator[Fault]:

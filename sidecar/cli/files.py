@@ -1,10 +1,11 @@
-"""Files of an operator: the sidecar's or a pool's, and the token that it names."""
+"""Files of an operator: the sidecar's or a pool's, and the tokens that it names."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
+import ssl
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ import msgspec
 from gateway.shared.files.checked import UNREAD
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.control.client import ControlClient, NoSidecar, Rejected
+from sidecar.control.tokens import Tokens
 from sidecar.core.config import MAX_BYTES, InvalidFile, SidecarConfig, read_config
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.ray import pool
@@ -44,17 +46,39 @@ def pool_of(path: Path) -> pool.PoolConfig:
     return found
 
 
-def token_of(config: SidecarConfig, path: Path) -> str | None:
-    """The token in the token_file of the config at `path`, without the space around it. Raises Mistake."""
-    if config.token_file is None:
+def tokens_of(config: SidecarConfig, path: Path) -> Tokens:
+    """The tokens in the files that the config at `path` names. Raises Mistake."""
+    report = _token(config.token_file, "token_file", path)
+    order = _token(config.order_token_file, "order_token_file", path)
+    return Tokens(report=report, order=report if order is None else order)
+
+
+def ca_of(config: SidecarConfig, path: Path) -> str | None:
+    """The certificates in the ca_file of the config at `path`, in PEM. Raises Mistake."""
+    if config.ca_file is None:
         return None
-    file = path.parent / config.token_file
+    file = path.parent / config.ca_file
+    try:
+        found = _read(file, MAX_BYTES).decode("ascii", "replace")
+        ssl.create_default_context(cadata=found)
+    except ssl.SSLError as error:
+        raise Mistake(f"ca_file {file}: no certificates in PEM: {error.reason or error}") from error
+    except Mistake as mistake:
+        raise Mistake(f"ca_file {mistake}") from mistake
+    return found
+
+
+def _token(name: str | None, field: str, path: Path) -> str | None:
+    """The token in a file, without the space around it. Raises Mistake, which begins with the field."""
+    if name is None:
+        return None
+    file = path.parent / name
     try:
         token = _read(file, TOKEN_BYTES).decode("latin-1").strip()
     except Mistake as mistake:
-        raise Mistake(f"token_file {mistake}") from mistake
+        raise Mistake(f"{field} {mistake}") from mistake
     if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):
-        raise Mistake(f"token_file {file}: a token is at least {TOKEN_LENGTH} visible ASCII characters")
+        raise Mistake(f"{field} {file}: a token is at least {TOKEN_LENGTH} visible ASCII characters")
     return token
 
 
@@ -73,12 +97,13 @@ class File:
         self.path = Path(path)
         self.folder = self.path.absolute().parent
         self.config = checked(self.path, to_ask=to_ask)
-        self.token = token_of(self.config, self.path)
-        self.client = ControlClient(self.config, self.token)
+        self.tokens = tokens_of(self.config, self.path)
+        self.ca = ca_of(self.config, self.path)
+        self.client = ControlClient(self.config, self.tokens.order)
 
     def report_to(self, gateway: str) -> None:
         """Report to another gateway's control port, too. Raises Mistake where the file names no token to show it."""
-        if self.token is None:
+        if self.tokens.report is None:
             raise Mistake(f"{self.path}: token_file: the gateway wants one: `sidecar init` shows how, or sidecar.token")
         if gateway not in self.config.gateways:
             self.config = msgspec.structs.replace(self.config, gateways=(*self.config.gateways, gateway))

@@ -1,4 +1,4 @@
-"""Starter files of `sidecar init`: a sidecar's or a pool's file, and a secret token, never over another file."""
+"""Starter files of `sidecar init`: a sidecar's or a pool's file, and its secret tokens, never over another file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from sidecar.cli.errors import Mistake
 
 STARTER = "starter"
 FILES = {STARTER: "sidecar.yaml", "example": "sidecar.yaml", "pool": "pool.yaml"}  # and what each is called by default
-TOKEN = "sidecar.token"  # noqa: S105 # the name of a file
+# Names of the files of tokens, and where gateways name them in their policy.
+TOKENS = {"sidecar.token": "token_file", "order.token": "order_token_file"}
 DESCRIPTION = "Write a commented file to begin with."
 EXAMPLES = """\
-Writes a commented file to begin with and, where the file names one, a new secret token beside it that only you can
-read. What is there already is never touched.
+Writes a commented file to begin with and, for each token that it names, a new secret beside it that only you can read.
+What is there already is never touched.
 
   starter     a sidecar's file with what most change first
   example     every field of a sidecar's file, explained
@@ -45,10 +46,11 @@ def command(given: argparse.Namespace) -> int:
     path = Path(out or FILES[name])
     _write(path, _OWN.sub(lambda at: at[0] if at[0] not in _own(name) else str(path), text), 0o666)
     written = [str(path)]
-    token = path.with_name(TOKEN)
-    if f"token_file: {TOKEN}" in text and not token.exists():
-        _write(token, secrets.token_urlsafe(32) + "\n", 0o600)
-        written.append(f"{token} (for the gateways' policies too: fleet.sidecars.token_file)")
+    for secret, field in TOKENS.items():
+        token = path.with_name(secret)
+        if re.search(rf"^ *{field}: {secret}$", text, re.MULTILINE) and not token.exists():
+            _write(token, secrets.token_urlsafe(32) + "\n", 0o600)
+            written.append(f"{token} (for the gateways' policies too: fleet.sidecars.{field})")
     print("written: " + ", ".join(written))
     command = "sidecar ray check" if name == "pool" else "sidecar check"
     print(f"Name your models in it, then: {command} {path}")

@@ -17,7 +17,8 @@ import msgspec
 
 from gateway.shared.command_line import Parser, added
 from sidecar.cli.errors import Impossible, Mistake
-from sidecar.cli.files import pool_of, token_of
+from sidecar.cli.files import pool_of, tokens_of
+from sidecar.control.tokens import Tokens
 from sidecar.core.formatting import columns, shown
 from sidecar.ray.node import NodeStatus
 from sidecar.ray.pool import PoolConfig, explain
@@ -101,14 +102,14 @@ def check(names: Sequence[str], *, full: bool) -> int:
 def up(config: str) -> int:
     """Have a sidecar on every node. Raises Mistake, Impossible."""
     pool = pool_of(Path(config))
-    token = token_of(pool.sidecar, Path(config)) or ""
-    found = _on(pool, lambda cluster: _up(cluster, pool, token))
+    tokens = tokens_of(pool.sidecar, Path(config))
+    found = _on(pool, lambda cluster: _up(cluster, pool, tokens))
     print(_table(found))
     return 0 if _good(found) else 1
 
 
-def _up(cluster: Pool, pool: PoolConfig, token: str) -> Nodes:
-    cluster.up(pool, token)
+def _up(cluster: Pool, pool: PoolConfig, tokens: Tokens) -> Nodes:
+    cluster.up(pool, tokens)
     until = time.monotonic() + UP_WITHIN
     while not _good(found := cluster.status()) and time.monotonic() < until:
         time.sleep(POLL)

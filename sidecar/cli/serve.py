@@ -14,9 +14,10 @@ from sidecar.serve.run import Options, StartError, run
 
 DESCRIPTION = "Run the sidecar."
 EXAMPLES = """\
-It listens on `listen` for gateways and for the commands beside this one, and starts no model before one is wanted (or
-pinned). SIGTERM or Ctrl-C ends the sidecar and leaves its engines running: calls go on, and the next start takes them
-over. Started again after it was killed, it does the same.
+It listens on `listen` for the commands beside this one and for a gateway of this machine, on `relay` for gateways of
+others, and starts no model before one is wanted (or pinned). SIGTERM or Ctrl-C ends the sidecar and leaves its engines
+running, and the next start takes them over: calls of a gateway on this machine go on, those through the relay have 30 s
+to end. Started again after it was killed, it does the same.
 
 When the file is saved, or on SIGHUP, it is read again: see `sidecar reload --help`.
 
@@ -47,7 +48,8 @@ def command(given: argparse.Namespace) -> int:
         file=file.path,
         config=file.config,
         gateway=given.gateway,
-        token=file.token,
+        tokens=file.tokens,
+        ca=file.ca,
         gpus_from=gpus_folder(given),
         end_engines=given.end_engines,
         die_with_parent=given.die_with_parent,

@@ -6,9 +6,10 @@ An absent field has its default. File names are relative to the file itself.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -48,15 +49,30 @@ GatewayUrl = Annotated[
 ]
 
 
+class RelaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The port by which gateways on other machines reach the engines and may have a model made ready. `listen`: its
+    address; of 0.0.0.0 each gateway is told the address that its reports come from. `certificate_file`: a certificate
+    with its chain, in PEM; null: plain HTTP, so prompts and the order token cross the network in the clear.
+    `key_file`: its key; null: it is in certificate_file.
+    """
+
+    shorthand: ClassVar[str] = "listen"
+
+    listen: Address
+    certificate_file: FileName | None = None
+    key_file: FileName | None = None
+
+
 class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an operator tells one machine's sidecar.
 
     `version`: of this format. `id`: how gateways and metrics call this machine; null: its host name. `gpus`: those it
-    may use, numbered as nvidia-smi does. `gateways`: the control ports it reports to. `token_file`: the token that it
-    shows gateways, and that its control API asks for, alone in a file. `listen`: of the control API.
-    `engine_addresses`: the pool that engines listen on; null: unix sockets in a folder that is this user's alone, or,
-    where a gateway is on another machine, ports 8100-8199. Whoever reaches an engine's port can put it to sleep, so
-    ports belong on a network of gateways and engines alone. `engine`: what runs the models.
+    may use, numbered as nvidia-smi does. `gateways`: the control ports it reports to. `token_file`: the report token,
+    which it shows gateways, alone in a file. `order_token_file`: the order token, which its control API and its relay
+    ask for; null: the report token. `ca_file`: who signs the certificates of gateways at https://, in PEM; null: the
+    system's authorities. `listen`: of the control API. `relay`: the port for gateways on other machines; null: all
+    are here. `engine_addresses`: the pool that engines listen on, which no other machine can reach: a folder for unix
+    sockets or ports of 127.0.0.1; null: sockets in a folder that is this user's alone. `engine`: what runs the models.
     `host_memory_for_sleep`: how much host memory the weights of sleeping models may fill; auto: half of the machine's.
     `state_file`: what it must know after a restart: which engines are its own, what each model was measured to take.
     `log_dir`: a file per model, of what its engine writes. `models`: what may run, by profile name.
@@ -67,7 +83,10 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Literal["all"] | tuple[GpuIndex, ...] = "all"
     gateways: tuple[GatewayUrl, ...] = ()
     token_file: FileName | None = None
+    order_token_file: FileName | None = None
+    ca_file: FileName | None = None
     listen: Address = Address("127.0.0.1", 8002)
+    relay: RelaySettings | None = None
     engine_addresses: AddressPool | None = None
     engine: EngineSettings = EngineSettings()
     host_memory_for_sleep: Literal["auto"] | Annotated[Bytes, Bounds(ge=0, le=1024**5)] = "auto"
@@ -76,10 +95,11 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     models: Mapping[ProfileName, Profile]
 
     def pool(self, folder: str) -> AddressPool:
-        """Addresses that engines get; `folder`: of the sidecar's file."""
+        """Addresses that engines get; `folder`: of the sidecar's file. No two sidecars share a state file, so beside it
+        no other has sockets."""
         if self.engine_addresses is not None:
             return self.engine_addresses
-        return AddressPool() if _far(self) else own_sockets(folder, self.models)
+        return own_sockets(posixpath.dirname(posixpath.join(folder, self.state_file)), self.models)
 
     def served_name(self, profile: str) -> str:
         """Name by which calls ask for the model of a profile. Raises KeyError where there is none."""
@@ -122,7 +142,7 @@ def faults_of(config: SidecarConfig) -> Iterator[Fault]:
     """Everything that keeps a well-formed config from being used; of one that could not be read in all its parts, what
     the others tell."""
     yield from readable(
-        _number(config), _engine(config), _machine(config), _reach(config), _open(config), _pool(config)
+        _number(config), _engine(config), _machine(config), _reach(config), _open(config), _relay(config), _pool(config)
     )
     served: dict[str, str] = {}
     for name, profile in config.models.items():
@@ -219,27 +239,58 @@ def _open(config: SidecarConfig) -> Iterator[Fault]:
         yield Fault(("listen",), f"{config.listen}, which other machines can reach", "a token_file beside it")
 
 
-def _far(config: SidecarConfig) -> list[str]:
+def _relay(config: SidecarConfig) -> Iterator[Fault]:
+    """Mistakes of the way by which other machines reach engines."""
+    relay, far = config.relay, far_gateways(config)
+    if relay is None:
+        if far:
+            expected = f"the address at which {far[0]} reaches this machine, such as 0.0.0.0:8003"
+            yield Fault(("relay",), "nothing", expected)
+        return
+    if config.token_file is None and config.order_token_file is None:
+        yield Fault(("relay",), str(relay.listen), "a token_file beside it")
+    if relay.listen.port == config.listen.port:
+        yield Fault(("relay",), f"port {config.listen.port}, which is listen's", "a port of its own")
+    if relay.key_file is not None and relay.certificate_file is None:
+        yield Fault(("relay", "key_file"), "a key alone", "its certificate_file beside it")
+
+
+def is_local(gateway: str) -> bool:
+    """Whether a gateway, by its URL, is certainly on this machine."""
+    return is_loopback(urlsplit(gateway).hostname or "")
+
+
+def far_gateways(config: SidecarConfig) -> list[str]:
     """The gateways that may be on other machines."""
-    return [url for url in config.gateways if not is_loopback(urlsplit(url).hostname or "")]
+    return [url for url in config.gateways if url is not UNREAD and not is_local(url)]
 
 
 def warnings(config: SidecarConfig) -> Iterator[str]:
     """Warnings of settings that are legal and unwise."""
+    yield from _in_the_clear(config)
     notes = ((name, note(profile, None)) for name, profile in config.models.items())
     yield from (f"models.{name}.sleep: {words}" for name, words in notes if words)
     pool = config.pool("/")
-    if pool.sockets is not None:
-        return
-    if config.engine_addresses is None:
-        yield f"engine_addresses: {_far(config)[0]} may be another machine's, so engines listen on ports, {pool}"
-    here = "every user of this machine, and every web page in a browser on it,"
-    who = here if is_loopback(pool.host) else "whoever reaches them"
-    yield f"engine_addresses: {who} can use engines at {pool} without a key: let a firewall keep all but gateways away"
-    sleepers = ", ".join(name for name, profile in config.models.items() if profile.sleep is not None)
-    if sleepers:
-        routes = "vLLM's development routes (VLLM_SERVER_DEV_MODE) are open there too"
-        yield f"engine_addresses: {sleepers} may sleep, so {routes}: for sleep, and for any method of its workers"
+    if pool.sockets is None:
+        here = "every user of this machine, and every web page in a browser on it,"
+        sleepers = ", ".join(name for name, profile in config.models.items() if profile.sleeps is not None)
+        routes = f", and of {sleepers} vLLM's development routes (VLLM_SERVER_DEV_MODE)" if sleepers else ""
+        yield f"engine_addresses: {here} can use engines at {pool} without a key{routes}: unix sockets keep them away"
+
+
+def _in_the_clear(config: SidecarConfig) -> Iterator[str]:
+    """Where a token would cross a network readable, or be known to more than need it."""
+    listen, relay = config.listen, config.relay
+    for url in far_gateways(config):
+        if url.startswith("http:"):
+            yield f"gateways: the report token crosses the network to {url} in the clear: https:// or a tunnel hides it"
+    if not is_loopback(listen.host):
+        why = "the order token crosses the network in the clear: 127.0.0.1 will do, as gateways elsewhere use `relay`"
+        yield f"listen: {listen} has no TLS, so {why}"
+    if relay is not None and relay.certificate_file is None and not is_loopback(relay.listen.host):
+        yield "relay: prompts and the order token cross the network in the clear: certificate_file hides them"
+    if relay is not None and config.order_token_file is None:
+        yield "order_token_file: without it each sidecar's token gives orders to all others that gateways call"
 
 
 def _pool(config: SidecarConfig) -> Iterator[Fault]:
@@ -249,8 +300,13 @@ def _pool(config: SidecarConfig) -> Iterator[Fault]:
         if len(pool.ports) < len(config.models):
             found = f"fewer ports ({len(pool.ports)}) than models ({len(config.models)})"
             yield Fault(("engine_addresses",), found, "a port for each model")
-        if config.listen.port in pool.ports:
-            yield Fault(("engine_addresses",), f"port {config.listen.port}, which is listen's", "ports of their own")
+        if not is_loopback(pool.host):
+            expected = "unix:/FOLDER or ports of 127.0.0.1: gateways on other machines reach engines by `relay`"
+            yield Fault(("engine_addresses",), f"{pool}, which other machines can reach", expected)
+        taken = {"listen": config.listen} | ({} if config.relay is None else {"relay": config.relay.listen})
+        for field, address in taken.items():
+            if address.port in pool.ports:
+                yield Fault(("engine_addresses",), f"port {address.port}, which is {field}'s", "ports of their own")
         return
     longest = max(config.models, key=len, default="")
     length = len((pool.on_socket(longest).uds or "").encode())

@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from sidecar.control.tokens import Tokens
 from sidecar.ray.node import END_WITHIN, Node, NodeStatus
 from sidecar.ray.pool import Cluster, PoolConfig, explain, node_id
 from sidecar.serve.operator_log import say
@@ -52,12 +53,12 @@ class PoolNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Controller:
-    """Follows the nodes of the cluster it runs in. `token`: for the sidecars and the gateways."""
+    """Follows the nodes of the cluster it runs in. `tokens`: of every node's sidecar."""
 
-    def __init__(self, pool: PoolConfig, token: str) -> None:
+    def __init__(self, pool: PoolConfig, tokens: Tokens) -> None:
         self._pool = pool
-        self._token = token
-        self._digest = hashlib.sha256(f"{explain(pool)}{token}".encode()).hexdigest()[:12]
+        self._tokens = tokens
+        self._digest = hashlib.sha256(f"{explain(pool)}{tokens.report} {tokens.order}".encode()).hexdigest()[:12]
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="nodes", daemon=True)
         self._thread.start()
@@ -135,7 +136,7 @@ class Controller:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False),
         )
         try:
-            actor.remote(self._pool, node.node, node.address, self._token)
+            actor.remote(self._pool, node.node, node.address, self._tokens)
         except ValueError as error:  # the one that was killed still has the name
             say(f"{name} is not started: {error}")
 
@@ -172,7 +173,7 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         ray.shutdown()
 
-    def up(self, pool: PoolConfig, token: str) -> None:
+    def up(self, pool: PoolConfig, tokens: Tokens) -> None:
         """Have this pool, and no other. Returns once it has a controller. Raises Unreachable."""
         _kill(CONTROLLER)
         until = time.monotonic() + ANSWER_WITHIN
@@ -181,7 +182,7 @@ class Pool:
                 raise Unreachable("the controller of the pool before this one does not end")
             time.sleep(AGAIN)
         options = {"lifetime": "detached", "num_cpus": 0, "max_restarts": -1, "max_concurrency": AT_ONCE}
-        ray.remote(Controller).options(name=CONTROLLER, **options).remote(pool, token)
+        ray.remote(Controller).options(name=CONTROLLER, **options).remote(pool, tokens)
         self.status()
 
     def status(self) -> list[tuple[PoolNode, NodeStatus]]:

@@ -21,6 +21,7 @@ import msgspec
 from gateway.shared.new_file import write_new
 from gateway.shared.protocol import ModelReport
 from sidecar.control.client import ControlClient, NoSidecar, Rejected
+from sidecar.control.tokens import Tokens
 from sidecar.core.config import SidecarConfig, explain
 from sidecar.core.status import Status
 from sidecar.ray.pool import PoolConfig, file_of, for_node
@@ -47,14 +48,14 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node:
-    """The sidecar of the node with this id and `address`, in the pool; `token` for the file that its own names."""
+    """The sidecar of the node with this id and `address`, in the pool; `tokens` for the files that its own names."""
 
-    def __init__(self, pool: PoolConfig, node: str, address: str, token: str) -> None:
+    def __init__(self, pool: PoolConfig, node: str, address: str, tokens: Tokens) -> None:
         self._node = node
         self._config = for_node(pool, node, address)
         self._file = Path(file_of(pool, node))
-        self._client = ControlClient(self._config, token)
-        self._token = token
+        self._client = ControlClient(self._config, tokens.order)
+        self._tokens = tokens
         self._last = threading.Event()  # no sidecar is started any more
         self._ended = threading.Event()  # and the one that runs is not wanted
         self._trouble = ""
@@ -104,7 +105,12 @@ class Node:
         """One sidecar, from start to end; its last words."""
         own = self._file.parent / self._node
         own.mkdir(parents=True, exist_ok=True)
-        written(own / "token", self._token)
+        for name, token in (
+            (self._config.token_file, self._tokens.report),
+            (self._config.order_token_file, self._tokens.order),
+        ):
+            if name is not None:
+                written(self._file.parent / name, token or "")
         written(self._file, explain(self._config))
         log = own / "sidecar.log"
         with log.open("wb") as output:

@@ -13,15 +13,16 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from gateway.shared.addresses import is_loopback
 from gateway.shared.files.checked import Fault, Value, nearest, needed, readable
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.units import Count
 from gateway.shared.files.yaml_file import read_file, written
-from sidecar.core.addresses import LOOPBACK, AddressPool
+from sidecar.core.addresses import LOOPBACK
 from sidecar.core.config import ProfileName, SidecarConfig, faults_of
 from sidecar.core.profile import Bounds, FileName, Profile
 
-ANY = (LOOPBACK, "0.0.0.0")  # noqa: S104 # hosts that name no machine; where they are written a node's own is meant
+EVERYWHERE = "0.0.0.0"  # noqa: S104 # it names no machine; where it is written a node's own address is meant
 LONGEST_NAME = 64  # characters of a profile's name, and of a sidecar's
 
 Engines = Annotated[Count, Bounds(ge=1, le=64)]
@@ -100,9 +101,13 @@ def file_of(pool: PoolConfig, node: str) -> FileName:
 
 
 def for_node(pool: PoolConfig, node: str, address: str) -> SidecarConfig:
-    """The file of one node's sidecar. `node`: its id; `address`: by which gateways reach it."""
-    config = pool.sidecar
+    """The file of one node's sidecar. `node`: its id; `address`: by which gateways reach it. The relay alone listens
+    there; the control API stays on loopback, where nothing else was written."""
+    config, relay = pool.sidecar, pool.sidecar.relay
     host = f"[{address}]" if ":" in address else address
+    inner = host if config.listen.host == EVERYWHERE or is_loopback(host) else LOOPBACK
+    if relay is not None:
+        relay = msgspec.structs.replace(relay, listen=msgspec.structs.replace(relay.listen, host=host))
     models: dict[str, Profile] = {}
     for name, profile in config.models.items():
         served = config.served_name(name)
@@ -112,8 +117,9 @@ def for_node(pool: PoolConfig, node: str, address: str) -> SidecarConfig:
         config,
         id=node,
         token_file=f"{node}/token",
-        listen=msgspec.structs.replace(config.listen, host=host),
-        engine_addresses=msgspec.structs.replace(config.engine_addresses or AddressPool(), host=host),
+        order_token_file=None if config.order_token_file is None else f"{node}/order-token",
+        listen=msgspec.structs.replace(config.listen, host=inner),
+        relay=relay,
         state_file=f"{node}/{config.state_file}",
         log_dir=f"{node}/{config.log_dir}",
         models=models,
@@ -127,7 +133,7 @@ def _faults(pool: PoolConfig) -> Iterator[Fault]:
 
 def _of_each(pool: PoolConfig) -> Iterator[Fault]:
     """Mistakes in the file of a node."""
-    needed(pool.sidecar.listen, pool.sidecar.engine_addresses, *pool.sidecar.models.values())
+    needed(pool.sidecar.listen, pool.sidecar.relay, pool.sidecar.engine_addresses, *pool.sidecar.models.values())
     origin = {copy: name for name in pool.sidecar.models for copy in pool.copies(name)}
     for fault in faults_of(for_node(pool, "node", LOOPBACK)):
         path = fault.path
@@ -166,12 +172,16 @@ def _of_nodes(config: SidecarConfig) -> Iterator[Fault]:
         yield Fault(("sidecar", "gpus"), "a list", "all: a sidecar holds every GPU that Ray counts on its node")
     if config.token_file is None:
         yield Fault(("sidecar", "token_file"), "nothing", "a token, for gateways reach every node over the network")
-    if config.listen.host not in ANY:
-        expected = f"0.0.0.0:{config.listen.port}: each listens at its node's own address"
+    if config.listen.host not in (LOOPBACK, EVERYWHERE):
+        expected = f"127.0.0.1:{config.listen.port}, or 0.0.0.0:{config.listen.port} for each node's own address"
         yield Fault(("sidecar", "listen"), str(config.listen), expected)
-    addresses = config.engine_addresses or AddressPool()
-    if addresses.sockets is not None or addresses.host != LOOPBACK:
-        yield Fault(("sidecar", "engine_addresses"), str(addresses), "ports alone: they are of each node's own address")
+    if config.relay is not None and config.relay.listen.host != EVERYWHERE:
+        expected = f"0.0.0.0:{config.relay.listen.port}: each listens at its node's own address"
+        yield Fault(("sidecar", "relay"), str(config.relay.listen), expected)
+    addresses = config.engine_addresses
+    if addresses is not None and addresses.sockets is not None:
+        expected = "null for sockets beside each node's files, or ports of 127.0.0.1"
+        yield Fault(("sidecar", "engine_addresses"), str(addresses), expected)
     for field, name in (("state_file", config.state_file), ("log_dir", config.log_dir)):
         if name.startswith("/"):
             yield Fault(("sidecar", field), name, "a name without a / before it: each node has a folder of its own")

@@ -51,14 +51,17 @@ class ReportFailed(Exception):
 
 class GatewayLink:
     """The way to the gateway whose control port has this `url`, and how it goes. `report` makes the next report, given
-    the URL at which this gateway reaches the control API; `heard` takes its answers. `listen`: of the control API."""
+    the URL at which this gateway reaches us; `heard` takes its answers. `listen`: where we take its orders, over TLS
+    if `secure`. `ca`: who signs the gateway's certificate, in PEM; None: the system's authorities."""
 
     def __init__(
         self,
         url: str,
         *,
         listen: Address,
+        secure: bool,
         token: str | None,
+        ca: str | None,
         report: Callable[[str], CapacityReport],
         heard: Callable[[DemandReport], None],
         say: Callable[[str], None],
@@ -69,13 +72,14 @@ class GatewayLink:
         self._report = report
         self._heard = heard
         self._listen = listen
+        self._scheme = "https" if secure else "http"
         self._control: str | None = None
         self._headers = request_headers("weir-sidecar", token) | {"content-type": "application/json"}
         self._say = say
         self._error: str | None = None  # None: not tried yet, empty: it takes reports
         self._since = _now()
         self._failures = 0
-        self._transport = transport_to(url)
+        self._transport = transport_to(url, ca=ca)
 
     @property
     def taken(self) -> bool:
@@ -172,7 +176,7 @@ class GatewayLink:
         self.answered = report.sequence
 
     async def _reached_at(self) -> str:
-        """The control API's URL for this gateway: by the address of ours that packets to it come from, if we listen on
+        """Our URL for this gateway: by the address of ours that packets to it come from, if we listen on
         all. Nothing is sent to find that out. Raises OSError."""
         host = self._listen.host
         if host in EVERY_INTERFACE:
@@ -186,7 +190,7 @@ class GatewayLink:
             found = source.get_extra_info("sockname")[0]
             source.close()
             host = f"[{found}]" if ":" in found else found
-        return f"http://{host}:{self._listen.port}"
+        return f"{self._scheme}://{host}:{self._listen.port}"
 
 
 def _now() -> float:

@@ -1,18 +1,21 @@
 """Reporter to every gateway: a report each second and at every change; its answers go to the manager.
 
-Each gateway has a task of its own (gateway_link.py), so one that is slow or gone delays no other.
+A gateway of this machine is told the engines' own addresses, one of another machine their addresses at the relay. Each
+gateway has a task of its own (gateway_link.py), so one that is slow or gone delays no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
-from gateway.shared.protocol import CapacityReport, DemandReport, ModelReport
+from gateway.shared.protocol import ENGINES_PATH, CapacityReport, DemandReport, ModelReport
 from gateway.shared.tasks import telling
 from sidecar.core.addresses import Address
+from sidecar.core.config import RelaySettings, is_local
 from sidecar.core.status import GatewayStatus
 from sidecar.reporting.gateway_link import GatewayLink
 from sidecar.residency.manager import Manager
@@ -23,7 +26,8 @@ ENDING = "the sidecar of its machine is ending"
 
 class Reporter:
     """Reports to `gateways` (URLs of control ports) until `aclose`. `sidecar`, `boot`: of the reports. `listen`: of the
-    control API; where that is everywhere, each gateway is told the address it can be reached at."""
+    control API; `relay`: for gateways on other machines. Where that is everywhere, each gateway is told the address it
+    can be reached at. `ca`: who signs gateways' certificates, in PEM; None: the system's authorities."""
 
     def __init__(
         self,
@@ -33,17 +37,30 @@ class Reporter:
         sidecar: str,
         boot: str,
         listen: Address,
+        relay: RelaySettings | None = None,
         token: str | None,
+        ca: str | None = None,
         say: Callable[[str], None],
     ) -> None:
         self._manager = manager
         self._sidecar = sidecar
         self._boot = boot
         self._withdrawn: int | None = None  # the last report before all engines were withdrawn, if they are
-        self._links = [
-            GatewayLink(url.rstrip("/"), listen=listen, token=token, report=self._report, heard=self._heard, say=say)
-            for url in gateways
-        ]
+
+        def link(url: str) -> GatewayLink:
+            relayed = None if is_local(url) else relay
+            return GatewayLink(
+                url.rstrip("/"),
+                listen=listen if relayed is None else relayed.listen,
+                secure=relayed is not None and relayed.certificate_file is not None,
+                token=token,
+                ca=ca,
+                report=partial(self._report, relayed is not None),
+                heard=self._heard,
+                say=say,
+            )
+
+        self._links = [link(url) for url in gateways]
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -86,17 +103,25 @@ class Reporter:
             for link in self._links:
                 link.changed.set()
 
-    def _report(self, control: str) -> CapacityReport:
-        """The next report, for a gateway that reaches us at `control`."""
+    def _report(self, relayed: bool, control: str) -> CapacityReport:
+        """The next report, for a gateway that reaches us at `control`, which is the relay if `relayed`."""
         report = self._manager.report(self._sidecar, self._boot, control)
-        if self._withdrawn is None:
-            return report
-        return msgspec.structs.replace(report, models=tuple(map(_ending, report.models)))
+        models = report.models
+        if relayed:
+            models = tuple(_at_relay(model, control) for model in models)
+        if self._withdrawn is not None:
+            models = tuple(map(_ending, models))
+        return msgspec.structs.replace(report, models=models)
 
     def _heard(self, answer: DemandReport) -> None:
         """Take a gateway's answer to a report. One to an earlier start of this sidecar says nothing of this one."""
         if answer.boot == self._boot:
             self._manager.heard(answer)
+
+
+def _at_relay(model: ModelReport, relay: str) -> ModelReport:
+    """The report of a model whose engine is reached by the relay at the URL `relay`."""
+    return msgspec.structs.replace(model, url=f"{relay}{ENGINES_PATH}{model.profile}") if model.url else model
 
 
 def _ending(model: ModelReport) -> ModelReport:

@@ -8,16 +8,20 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from gateway.shared.protocol import ModelReport
 from sidecar.core.config import SidecarConfig
 from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.core.gpus import GPUs
+from sidecar.core.lifecycle import RUNNING
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.gpus.nvml import NVML
 from sidecar.gpus.sampler import Sampler
 from sidecar.gpus.simulated import SimulatedGPUs
 from sidecar.process.engine import VllmEngines
+from sidecar.relay.relay import Relay, RelayedEngine
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.serve.operator_log import say
@@ -53,6 +57,21 @@ def engines_of(config: SidecarConfig, folder: Path, known: SavedState, gpus_from
         lessons=known.lessons,
         say=say,
     )
+
+
+def relay_of(manager: Manager, token: str, leaving: Callable[[], bool]) -> Relay:
+    """The relay to a manager's engines, which does not listen yet. `token`: the order token."""
+
+    def engine(profile: str) -> RelayedEngine | None:
+        found = manager.steps.running.get(profile)
+        if found is None or profile not in manager.entries:
+            return None
+        return RelayedEngine(found.url, manager.entries[profile].lifecycle.state is RUNNING)
+
+    def ensure(profile: str) -> ModelReport | None:
+        return manager.orders.ensure(profile) if profile in manager.entries else None
+
+    return Relay(token, engine=engine, ensure=ensure, leaving=leaving, say=say)
 
 
 def sidecar_id(config: SidecarConfig) -> str:

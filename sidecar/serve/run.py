@@ -14,10 +14,11 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import uvloop
@@ -30,20 +31,25 @@ from sidecar import __version__
 from sidecar.control.api import control_app
 from sidecar.control.listener import ControlPort
 from sidecar.control.metrics import Metrics
-from sidecar.core.config import SidecarConfig, warnings
+from sidecar.control.tokens import Tokens
+from sidecar.core.config import RelaySettings, SidecarConfig, warnings
 from sidecar.core.gpus import GPUError, GPUs, Unselectable
 from sidecar.core.status import GatewayStatus, Status
 from sidecar.gpus.sampler import Sampler
+from sidecar.relay.relay import Relay
 from sidecar.reporting.reporter import Reporter
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import Locked, StateFile
-from sidecar.serve.assembly import gpus_of, managed, sidecar_id
+from sidecar.serve.assembly import gpus_of, managed, relay_of, sidecar_id
 from sidecar.serve.file_reload import FileReload
 from sidecar.serve.operator_log import say
 from sidecar.serve.survival import end_with_sidecar, surroundings
 
-DRAIN_WITHIN = 30.0  # seconds for calls to end, where engines end with the sidecar
+DRAIN_WITHIN = 30.0  # seconds for calls to end, where engines or the relay end with the sidecar
+LEFT_WITHIN = 5.0  # seconds for gateways to leave the relay after that
 CLOSE_WITHIN = 60.0  # seconds for all engines to end
+
+T = TypeVar("T")
 
 
 class StartError(Exception):
@@ -51,15 +57,16 @@ class StartError(Exception):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the command line. `file` is where `config` was read, with `gateway` beside its gateways; `token`: the
-    content of its token_file; `gpus_from`: a folder that simulates GPUs. Where standard input ends, so does a sidecar
-    that is to `end_with_parent`, and one that is to `die_with_parent` with its engines."""
+    """Options of the command line. `file` is where `config` was read, with `gateway` beside its gateways; `tokens`,
+    `ca`: the content of files that it names; `gpus_from`: a folder that simulates GPUs. Where standard input ends, so
+    does a sidecar that is to `end_with_parent`, and one that is to `die_with_parent` with its engines."""
 
     announce: Callable[[Status], None]  # called once everything listens
     file: Path
     config: SidecarConfig
     gateway: str | None = None
-    token: str | None = None
+    tokens: Tokens = Tokens()
+    ca: str | None = None
     gpus_from: Path | None = None
     end_engines: bool = False
     die_with_parent: bool = False
@@ -99,7 +106,7 @@ async def serve(options: Options) -> None:
         metrics = Metrics(manager, gateways=view.gateways, state_error=lambda: state.error, file=lambda: file.status)
         app = control_app(
             manager,
-            token=options.token,
+            token=options.tokens.order,
             started=int(time.time()),
             status=view.status,
             exposition=metrics.exposition,
@@ -108,16 +115,23 @@ async def serve(options: Options) -> None:
             leaving=ending.first.is_set,
         )
         port = ControlPort(app, config.listen)
-        stack.push_async_callback(port.aclose)
         try:
-            await port.start()
-        except OSError as error:
+            relay, relayed = await listeners(port, options, manager, ending.first.is_set, stack)
+        except StartError:
             await manager.close(end_engines=False)
             await state.flush()
-            raise StartError(f"listen {config.listen}: {os.strerror(error.errno) if error.errno else error}") from error
+            raise
         view.control = f"http://{port.address}"
         view.reporter = Reporter(
-            manager, config.gateways, sidecar=name, boot=boot, listen=port.address, token=options.token, say=say
+            manager,
+            config.gateways,
+            sidecar=name,
+            boot=boot,
+            listen=port.address,
+            relay=relayed,
+            token=options.tokens.report,
+            ca=options.ca,
+            say=say,
         )
         stack.push_async_callback(view.reporter.aclose)
         view.reporter.start()
@@ -131,7 +145,7 @@ async def serve(options: Options) -> None:
         await ending.or_done(running)
         service.stopping()
         await file.aclose()
-        await end(manager, running, view.reporter, ending, options.file)
+        await end(manager, running, view.reporter, relay, ending, options.file)
         await state.flush()
 
 
@@ -196,13 +210,50 @@ class StatusView:
         )
 
 
-async def end(manager: Manager, running: asyncio.Task[None], reporter: Reporter, ending: Shutdown, file: Path) -> None:
-    """End the manager, its engines too if they are to, once their calls have ended; a second signal hurries."""
+async def listeners(
+    port: ControlPort, options: Options, manager: Manager, leaving: Callable[[], bool], stack: AsyncExitStack
+) -> tuple[Relay | None, RelaySettings | None]:
+    """Have the control API listen and, if the file has one, the relay: it, and the settings that it listens by. The
+    stack ends them. Raises StartError."""
+    settings = options.config.relay
+    stack.push_async_callback(port.aclose)
+    await listening(f"listen {options.config.listen}", port.start())
+    if settings is None:
+        return None, None
+    relay = relay_of(manager, options.tokens.order or "", leaving)
+    stack.push_async_callback(relay.aclose)
+    start = relay.start(settings, options.file.absolute().parent)
+    return relay, await listening(f"relay {settings.listen}", start)
+
+
+async def listening(field: str, start: Awaitable[T]) -> T:
+    """Begin to listen where a field says. Raises StartError, which names it."""
+    try:
+        return await start
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise StartError(f"{field}: {error.filename + ': ' if error.filename else ''}{why}") from error
+    except ValueError as error:
+        raise StartError(f"{field}: {error}") from error
+
+
+async def end(
+    manager: Manager,
+    running: asyncio.Task[None],
+    reporter: Reporter,
+    relay: Relay | None,
+    ending: Shutdown,
+    file: Path,
+) -> None:
+    """End the manager, its engines too if they are to, once their calls have ended; a second signal hurries. Where
+    engines go on, calls through the relay may end first: they cannot outlive the sidecar."""
     models = [model for model in manager.models() if model.state in ("running", "sleeping")]
     if ending.engines and models:
         say(f"ending with {len(models)} engine{'s' * (len(models) != 1)}; a second signal kills them at once")
         if ending.patient:
             await ending.unless_hurried(asyncio.ensure_future(reporter.withdraw(DRAIN_WITHIN)), DRAIN_WITHIN)
+    elif relay is not None and ending.patient:
+        await ending.unless_hurried(asyncio.ensure_future(relay.aclose(DRAIN_WITHIN)), DRAIN_WITHIN + LEFT_WITHIN)
     running.cancel()
     await asyncio.wait((running,))
     closing = asyncio.ensure_future(manager.close(end_engines=ending.engines))
@@ -264,7 +315,7 @@ class Shutdown:
             self._loop.remove_signal_handler(number)
 
     def _orphaned(self) -> None:
-        self.patient = False
+        self.patient = not self._die
         self.ask(self._die)
 
     def _watch_parent(self) -> None:

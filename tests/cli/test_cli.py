@@ -25,9 +25,9 @@ from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry
 from gateway.serve import run
 from gateway.serve.announcement import announcement
-from gateway.serve.certificate import Certificate
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.serve.run import Options, Running, StartError
+from gateway.shared.certificate import Certificate
 from loadtest.lab.house import loaded
 from loadtest.load.scenario import SHIPPED, load
 from loadtest.load.scenario import decode as decode_scenario
@@ -150,12 +150,14 @@ def test_every_flag(ran: Ran, tmp_path: Path) -> None:
         *("--engine", "unix:///run/a.sock", "--engine", "sim", "--engine", "sim:3", "--engine", "sim:4:a100-8b"),
         *("--listen", "unix:/run/weir.sock", "--control", "0.0.0.0:8001", "--admin-token-file", str(token)),
         *("--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-client-ca", "ca.pem", "--log", "none"),
+        *("--control-tls-cert", "d.pem", "--control-tls-key", "l.pem"),
     )
     assert options.policy == ROOT / "policies" / "demo.yaml"
     assert options.engines == (EngineEntry(url="unix:///run/a.sock"),)
     assert options.embedded == (EmbeddedFleet(), EmbeddedFleet(3), EmbeddedFleet(4, "a100-8b"))
     assert (options.listen, options.control, options.admin_token) == ("unix:/run/weir.sock", "0.0.0.0:8001", TOKEN)
     assert options.certificate == Certificate(Path("c.pem"), Path("k.pem"), Path("ca.pem"))
+    assert options.control_certificate == Certificate(Path("d.pem"), Path("l.pem"))
     assert options.log == "none"
 
 
@@ -167,7 +169,28 @@ def test_the_demo(ran: Ran) -> None:
 
 def test_the_token_comes_from_the_environment_too(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    assert ran.served(*ENGINE, "--control", "[::]:8001").admin_token == TOKEN
+    assert ran.served(*ENGINE, "--control", "127.0.0.1:8001").admin_token == TOKEN
+
+
+def test_a_token_that_would_cross_a_network_in_the_clear_is_warned_of(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    status, out, err = ran("serve", *ENGINE, "--control", "[::]:8001")
+    assert (status, out) == (0, "")
+    assert err == (
+        "gateway: warning: --control [::]:8001: tokens cross the network to it in the clear: --control-tls-cert hides "
+        "them\n"
+    )
+    assert ran.served(*ENGINE, "--control", "[::]:8001", "--control-tls-cert", "c.pem").control == "[::]:8001"
+    policy = tmp_path / "p.yaml"
+    policy.write_text("fleet: {sidecars: {allow: [10.0.0.0/8]}}")
+    status, out, err = ran("serve", "--policy", str(policy))
+    assert [line.split(": ", 3)[2] for line in err.splitlines()] == [str(policy)] * 2
+    assert "order token are in the clear" in err
+    assert ran("serve", *ENGINE, "--control-tls-key", "k") == (
+        2, "", "gateway: --control-tls-key: there is no --control-tls-cert for it\n",
+    )  # fmt: skip
 
 
 MISTAKES = [
@@ -447,7 +470,7 @@ def test_check_finds_every_mistake_in_one_pass_in_the_files_that_are_named_too(r
     served = ran("serve", "--policy", str(policy), *ENGINE)
     assert served[0] == 2
     assert [line.split(": ")[2:] for line in served[2].splitlines()] == [line.split(": ")[1:] for line in told]
-    policy.write_text("fleet: {engines: [{url: 'http://h:8000', api_key_file: nothere.key}]}\n")
+    policy.write_text("fleet: {engines: [{url: 'https://h:8000', api_key_file: nothere.key}]}\n")
     assert ran("check", str(policy))[0] == 2
     assert ran("check", "--no-files", str(policy)) == (0, f"{policy}: ok\n", "")
 

@@ -10,10 +10,11 @@ from gateway import cli
 from gateway.cli import serve
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
-from gateway.decider.file_modes import refused, unwise, unwise_of
+from gateway.decider.file_modes import unwise_of
 from gateway.decider.loading import load
-from gateway.serve.certificate import Certificate
+from gateway.shared.certificate import Certificate
 from gateway.shared.files.checked import InvalidFile
+from gateway.shared.files.modes import refused, unwise
 
 SECRET = "a-secret-that-is-long-enough"  # noqa: S105 # a test's own
 POLICY = """\

@@ -15,6 +15,7 @@ import msgspec
 from gateway.core.admission.mode import bars
 from gateway.core.admission.shaping import spared
 from gateway.core.engines.origin import parse_origin
+from gateway.core.policy.advice_network import in_the_clear
 from gateway.core.policy.advice_tenants import USUAL, Found, tenant_rules
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.rules import bands_of, modes_of, signals_of
@@ -41,7 +42,7 @@ def advise(policy: Policy, written: Value | None = None) -> list[Advice]:
     """What is unwise in a policy, in the order of its lines where `written`, the file's tree, is given."""
     rules = (
         *(_weights, _prompts, _queues, tenant_rules, _shaping, _modes, _steps),
-        *(_attempts, _ports, _sidecars, _cold, _doors),
+        *(_attempts, _ports, _sidecars, in_the_clear, _cold, _doors),
     )
     found = [
         Advice(path=spelled(path), text=text, mark=None if written is None else written.mark_of(path))

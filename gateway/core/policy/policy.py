@@ -205,11 +205,26 @@ class CopiesPolicy(msgspec.Struct, frozen=True, kw_only=True):
     after: Annotated[Seconds, Bounds(ge=0, le=3600)] = 3.0
 
 
+class SidecarTls(msgspec.Struct, frozen=True, kw_only=True):
+    """TLS to sidecars on other machines. With it none of them is used at http://.
+
+    `ca_file`: File with the certificates of who signs the sidecars', in PEM. Its path is relative to this file. null:
+    the system's authorities.
+    `name`: Name that the sidecars' certificates are for, where all have one; null: each one's own address.
+    """
+
+    ca_file: FileName | None = None
+    name: HostName | None = None
+
+
 class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Sidecars that may add their engines to the fleet.
 
     `token_file`: File with the token that sidecars must show, alone in it. Its path is relative to this file. null:
     sidecar.token beside this file, which is made where it is missing.
+    `order_token_file`: File with the token that this gateway shows sidecars, alone in it. Its path is relative to this
+    file. null: the token that sidecars show.
+    `tls`: TLS to sidecars on other machines; null: they are used at http:// too, in the clear.
     `allow`: Networks of the sidecars and of their engines. An engine or sidecar elsewhere is refused.
     `hosts`: Host names by which sidecars call this gateway's control port, such as [gateway.internal]. Its addresses
     are always allowed.
@@ -217,6 +232,8 @@ class SidecarsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     token_file: FileName | None = None
+    order_token_file: FileName | None = None
+    tls: SidecarTls | None = None
     allow: tuple[Block, ...] = ("127.0.0.0/8", "::1")
     hosts: tuple[HostName, ...] = ()
     copies: CopiesPolicy | None = CopiesPolicy()

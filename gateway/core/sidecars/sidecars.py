@@ -80,6 +80,7 @@ class Registry:
         self.aliases: dict[str, str] = {}
         self.counts = {"taken": 0, "dropped": 0, "refused": 0, "address_refused": 0}
         self._networks: tuple[Network, ...] = ()
+        self._secure = False
         self._taken: Container[str] = ()
         self._owners: dict[str, Sidecar] = {}  # by engine id
         self._holders: dict[str, list[tuple[Sidecar, str]]] = {}  # by model: sidecars and profiles
@@ -88,11 +89,17 @@ class Registry:
     # -- reports ------------------------------------------------------------------------------------------------
 
     def apply(
-        self, allow: Sequence[str], taken: Container[str], now: float, copies: CopiesPolicy | None = None
+        self,
+        allow: Sequence[str],
+        taken: Container[str],
+        now: float,
+        copies: CopiesPolicy | None = None,
+        *,
+        secure: bool = False,
     ) -> list[Changes]:
         """Set the allowed networks. `taken`: ids of engines that the policy itself names. `copies`: when copies are
-        wanted."""
-        self._networks, self._taken = networks_of(allow), taken
+        wanted. `secure`: other machines must have TLS."""
+        self._networks, self._taken, self._secure = networks_of(allow), taken, secure
         self.copies.settings = copies
         self._since = now if self._since is None else self._since
         return [self._settle(sidecar, now) for sidecar in list(self.sidecars.values())]
@@ -178,7 +185,7 @@ class Registry:
         """Apply a sidecar's last report: its engines join, change and leave."""
         refused: dict[str, str] = {}
         control = sidecar.report.control
-        why = refusal(control, self._networks, local=sidecar.local, sockets=False)
+        why = refusal(control, self._networks, local=sidecar.local, sockets=False, secure=self._secure)
         sidecar.control_allowed = not why
         if why:
             refused[control] = why
@@ -222,7 +229,7 @@ class Registry:
 
     def _refusal(self, member: Member, sidecar: Sidecar, before: Container[str], now: float) -> str:
         """The reason why an engine may not join the fleet; empty: it may."""
-        why = refusal(member.url, self._networks, local=sidecar.local)
+        why = refusal(member.url, self._networks, local=sidecar.local, secure=self._secure)
         if not why and member.url.startswith(UNIX):
             why = self.socket_refusal(member.url.removeprefix(UNIX))
         if why:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections import Counter
 from typing import Any
 
@@ -60,9 +61,12 @@ class Http1Listener:
         """Open connections."""
         return self._peers.total()
 
-    async def start(self, listening: socket.socket) -> None:
-        """Accept connections from now on. The socket is closed with the listener."""
-        self._server = await asyncio.start_server(self._accepted, sock=listening, limit=HEADERS)
+    async def start(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections from now on, over `tls` if any. The socket is closed with the listener."""
+        within = None if tls is None else float(READ_TIMEOUT)
+        self._server = await asyncio.start_server(
+            self._accepted, sock=listening, limit=HEADERS, ssl=tls, ssl_handshake_timeout=within
+        )
         self._look()
 
     async def aclose(self) -> None:

@@ -25,10 +25,13 @@ def request_headers(agent: str, token: str | None = None) -> dict[str, str]:
     return headers if token is None else headers | {"authorization": f"Bearer {token}"}
 
 
-def transport_to(url: str, *, uds: str | None = None, limits: httpx.Limits | None = None) -> httpx.AsyncHTTPTransport:
-    """Connections to the origin of `url`, over the unix socket `uds` if any. The caller closes it."""
+def transport_to(
+    url: str, *, uds: str | None = None, limits: httpx.Limits | None = None, ca: str | None = None
+) -> httpx.AsyncHTTPTransport:
+    """Connections to the origin of `url`, over the unix socket `uds` if any. `ca`: who signs its certificate, in PEM;
+    None: the system's authorities. The caller closes it."""
     # The CA store is read for https alone: reading it takes 20 ms of the event loop.
-    verify = ssl.create_default_context() if url.startswith("https:") else False
+    verify = ssl.create_default_context(cadata=ca) if url.startswith("https:") else False
     return httpx.AsyncHTTPTransport(verify=verify, uds=uds, limits=limits or httpx.Limits())
 
 

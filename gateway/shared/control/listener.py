@@ -7,6 +7,7 @@ number to announce. The bounds on clients are in http1.py. The gateway's drain d
 from __future__ import annotations
 
 import socket
+import ssl
 
 from starlette.applications import Starlette
 
@@ -15,10 +16,14 @@ from gateway.shared.control.http1 import CONNECTIONS, Http1Listener
 
 
 class ControlPort:
-    """Serves one application on one address. `address` is its URL once started. At most `connections` at once."""
+    """Serves one application on one address, over `tls` if any, to `connections` at once at most. `address` is its URL
+    once started."""
 
-    def __init__(self, app: Starlette, listen: str, connections: int = CONNECTIONS) -> None:
+    def __init__(
+        self, app: Starlette, listen: str, connections: int = CONNECTIONS, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.address = ""
+        self._tls = tls
         self._listen = listen
         self._http = Http1Listener(app, "weir.control", connections)
 
@@ -30,8 +35,9 @@ class ControlPort:
         )
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         bound = listening.getsockname()[1]
-        self.address = f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
-        await self._http.start(listening)
+        scheme = "http" if self._tls is None else "https"
+        self.address = f"{scheme}://[{host}]:{bound}" if ":" in host else f"{scheme}://{host}:{bound}"
+        await self._http.start(listening, self._tls)
 
     async def aclose(self) -> None:
         """End it, giving answers in flight a moment; a client that does not finish its request is left behind."""

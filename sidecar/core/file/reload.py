@@ -17,7 +17,10 @@ from sidecar.core.addresses import LONGEST_SOCKET
 from sidecar.core.config import MAX_MODELS, SidecarConfig, faults_of, read_config
 
 # Sockets, files and GPUs that the sidecar has opened once, by which gateways and its engines know it.
-AT_START = ("id", "gpus", "gateways", "token_file", "listen", "engine_addresses", "state_file", "log_dir")
+AT_START = (
+    *("id", "gpus", "gateways", "token_file", "order_token_file", "ca_file", "listen", "relay", "engine_addresses"),
+    *("state_file", "log_dir"),
+)
 
 
 class Reload(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,9 @@ def test_a_warning_has_the_line_where_that_is_known() -> None:
 def test_sidecars_that_may_do_too_much_or_too_little() -> None:
     waits = "classes: {default: {}}\nservice_tiers: {}\n"
     assert told(f"{waits}fleet: {{sidecars: {{}}}}") == []
-    assert told(f"{waits}fleet: {{sidecars: {{token_file: t, allow: [10.0.0.0/8, '::1']}}}}") == []
+    assert told(f"{waits}fleet: {{sidecars: {{token_file: t, allow: [127.0.0.0/8, '::1']}}}}") == []
+    elsewhere = "token_file: t, order_token_file: o, tls: {}, allow"
+    assert told(f"{waits}fleet: {{sidecars: {{{elsewhere}: [10.0.0.0/8, '::1']}}}}") == []
 
     def told_of_doors(text: str) -> list[str]:
         return [each.replace("p:3", "p:1") for each in told(waits + text)]
@@ -48,9 +50,25 @@ def test_sidecars_that_may_do_too_much_or_too_little() -> None:
     assert told_of_doors("fleet: {sidecars: {allow: []}}") == [
         "p:1: warning: fleet.sidecars.allow: it is empty: no engine of a sidecar is ever used"
     ]
-    assert told_of_doors("fleet: {sidecars: {token_file: t, allow: [0.0.0.0/0]}}") == [
+    assert told_of_doors("fleet: {sidecars: {order_token_file: o, tls: {}, allow: [0.0.0.0/0]}}") == [
         "p:1: warning: fleet.sidecars.allow[0]: 0.0.0.0/0 is everywhere: who knows the token has prompts sent to any "
         "address"
+    ]
+
+
+def test_keys_and_tokens_that_cross_a_network_in_the_clear() -> None:
+    waits = "classes: {default: {}}\nservice_tiers: {}\n"
+    assert told(f"{waits}fleet: {{sidecars: {{allow: ['::1', 10.0.0.0/8]}}}}") == [
+        "p:3: warning: fleet.sidecars: sidecars in 10.0.0.0/8 may be used at http://, where prompts and the order "
+        "token are in the clear: tls: {} or tls: {ca_file: ...} asks for https://",
+        "p:3: warning: fleet.sidecars: without an order_token_file each sidecar in 10.0.0.0/8 knows the token that "
+        "gives orders to all",
+    ]
+    keys = "http://h:1", "https://h:2", "unix:///s", "http://127.0.0.1:3", "http://localhost:4"
+    engines = ", ".join(f"{{url: '{url}', api_key_file: k}}" for url in keys)
+    assert told(f"fleet: {{engines: [{engines}, {{url: 'http://h:5'}}]}}") == [
+        "p:1: warning: fleet.engines[0].api_key_file: the key crosses the network to http://h:1 in the clear: https:// "
+        "hides it"
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.shared.addresses import is_loopback
 from sidecar.core.addresses import ELSEWHERE, Address, AddressPool, EngineAddress
-from sidecar.core.config import MAX_BYTES, SidecarConfig, decode, explain, warnings
+from sidecar.core.config import MAX_BYTES, RelaySettings, SidecarConfig, decode, explain, warnings
 from sidecar.core.flags import FLAGS, OWNED, OWNED_VARIABLES, VARIABLES
 from sidecar.core.profile import LOAD_TIMEOUT, EngineSettings, KvMemory, Profile, Sleep, Warmup
 from tests.config_files import problems_of, structs_of
@@ -58,7 +58,9 @@ gpus: [0, 1, 3]
 gateways: ["http://127.0.0.1:8001", "https://[fd00::1]:8001/"]
 listen: 10.0.0.5:8002
 token_file: t
-engine_addresses: 10.0.0.5:9000-9001
+order_token_file: o
+relay: {listen: 10.0.0.5:8003, certificate_file: c.pem}
+engine_addresses: 127.0.0.5:9000-9001
 engine: /opt/vllm/bin/python
 host_memory_for_sleep: 1.5GiB
 models:
@@ -74,7 +76,8 @@ models:
     a, b = config.models.values()
     assert (config.id, config.gpus, config.host_memory_for_sleep) == ("Box-1", (0, 1, 3), 3 * 2**29)
     assert config.gateways == ("http://127.0.0.1:8001", "https://[fd00::1]:8001/")
-    assert (config.listen, config.engine_addresses) == (Address("10.0.0.5", 8002), AddressPool("10.0.0.5", 9000, 9001))
+    assert (config.listen, config.engine_addresses) == (Address("10.0.0.5", 8002), AddressPool("127.0.0.5", 9000, 9001))
+    assert config.relay == RelaySettings(listen=Address("10.0.0.5", 8003), certificate_file="c.pem")
     assert (a.context_length, a.gpu_memory, a.sleep) == (8000, 0.45, Sleep(level=2, after=90.0))
     assert (a.stop_after, a.gpus, a.warmup, a.load_timeout) == (7200.0, (3, 0), Warmup(requests=0), 600.0)
     assert (b.gpu_memory, b.sleep, b.pin, b.trust_remote_code) == (KvMemory(kv=8 * 2**30), None, True, True)
@@ -103,29 +106,60 @@ def test_engines_on_sockets_and_simulated_ones() -> None:
     assert decode(explain(config).encode()) == config
 
 
-def test_engines_listen_on_sockets_of_this_user_where_all_gateways_are_here() -> None:
+def test_engines_listen_on_sockets_of_this_user_wherever_gateways_are() -> None:
     local = 'token_file: t\ngateways: ["http://127.0.0.1:8001", "https://localhost", "http://[::1]:8001/"]\n'
     for text in (A, A + local):
         config = decode(text.encode())
         assert config.pool("/etc/weir") == AddressPool(sockets="/etc/weir/sidecar-engines")
         assert list(warnings(config)) == []
+    far = decode(f'{A}token_file: t\ngateways: ["http://10.0.0.9:8001"]\nrelay: 0.0.0.0:8003\n'.encode())
+    assert far.pool("/etc/weir") == AddressPool(sockets="/etc/weir/sidecar-engines")
+    beside = decode(f"{A}state_file: /var/lib/weir/n/state".encode())
+    assert beside.pool("/etc/weir") == AddressPool(sockets="/var/lib/weir/n/sidecar-engines")
     long = config.pool("/" + "d" * 90)
     assert (long.sockets or "").startswith(ELSEWHERE)
     assert long == config.pool("/" + "d" * 90) != config.pool("/" + "d" * 91)
 
 
 def test_ports_are_warned_of_and_most_where_models_may_sleep() -> None:
-    far = decode(f'{A}token_file: t\ngateways: ["http://127.0.0.1:1", "http://10.0.0.9:8001"]\n'.encode())
-    assert far.pool("/etc/weir") == AddressPool()
-    told, who, sleeps = warnings(far)
-    assert told.startswith("engine_addresses: http://10.0.0.9:8001 may be another machine's")
+    (who,) = warnings(decode(f"{A}engine_addresses: 8100-8199".encode()))
     assert "every user of this machine" in who
-    assert "a may sleep" in sleeps
-    assert "VLLM_SERVER_DEV_MODE" in sleeps
-    awake = "models: {a: {model_path: /a, sleep: null}}\nengine_addresses: 10.0.0.5:8100-8199"
-    (who,) = warnings(decode(awake.encode()))
-    assert "whoever reaches them can use engines at 10.0.0.5:8100-8199 without a key" in who
+    assert "and of a vLLM's development routes (VLLM_SERVER_DEV_MODE)" in who
+    for never in ("sleep: null", "pin: true"):
+        awake = f"models: {{a: {{model_path: /a, {never}}}}}\nengine_addresses: 8100-8199"
+        (who,) = warnings(decode(awake.encode()))
+        assert "DEV_MODE" not in who
     assert list(warnings(decode(f"{A}engine_addresses: unix:/run/weir".encode()))) == []
+
+
+RELAYED = f'{A}token_file: t\norder_token_file: o\ngateways: ["https://10.0.0.9:8001", "http://127.0.0.1:1"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (RELAYED + "relay: {listen: 0.0.0.0:8003, certificate_file: c}", []),
+        (RELAYED + "relay: 127.0.0.1:8003", []),
+        (RELAYED + "relay: 0.0.0.0:8003", ["relay: prompts and the order token cross the network in the clear"]),
+        (
+            RELAYED.replace("https:", "http:") + "relay: {listen: 0.0.0.0:8003, certificate_file: c}",
+            ["gateways: the report token crosses the network to http://10.0.0.9:8001 in the clear"],
+        ),
+        (
+            RELAYED + "relay: {listen: 0.0.0.0:8003, certificate_file: c}\nlisten: 10.0.0.5:8002",
+            ["listen: 10.0.0.5:8002 has no TLS, so the order token crosses the network in the clear"],
+        ),
+        (
+            RELAYED.replace("order_token_file: o\n", "") + "relay: {listen: 0.0.0.0:8003, certificate_file: c}",
+            ["order_token_file: without it each sidecar's token gives orders to all others"],
+        ),
+    ],
+)
+def test_tokens_that_cross_a_network_in_the_clear_are_warned_of(text: str, expected: list[str]) -> None:
+    found = list(warnings(decode(text.encode())))
+    assert len(found) == len(expected), found
+    for line, begins in zip(found, expected, strict=True):
+        assert line.startswith(begins)
 
 
 def test_reports_need_a_token() -> None:
@@ -140,7 +174,7 @@ def test_the_commented_example_is_good_and_shows_every_field() -> None:
     config = decode(data, EXAMPLE.name)
     assert decode(explain(config).encode()) == config
     kinds = structs_of(SidecarConfig)
-    assert {SidecarConfig, Profile, Sleep, Warmup, EngineSettings, KvMemory} == kinds
+    assert {SidecarConfig, RelaySettings, Profile, Sleep, Warmup, EngineSettings, KvMemory} == kinds
     fields = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
     assert {name for name in fields if f"{name}:" not in data.decode()} == set()
 
@@ -205,8 +239,8 @@ FIELDS = (
     "environment"
 )
 TOP = (
-    "version, id, gpus, gateways, token_file, listen, engine_addresses, engine, host_memory_for_sleep, state_file, "
-    "log_dir, models"
+    "version, id, gpus, gateways, token_file, order_token_file, ca_file, listen, relay, engine_addresses, engine, "
+    "host_memory_for_sleep, state_file, log_dir, models"
 )
 
 
@@ -359,8 +393,32 @@ TOP = (
             ["2: listen: found 0.0.0.0:8002, which other machines can reach, expected a token_file beside it"],
         ),
         (
-            A + 'token_file: t\ngateways: ["http://h:1", "http://h:1/"]',
-            ["3: gateways[1]: found http://h:1/ again (as in gateways[0]), expected each gateway once"],
+            A + 'token_file: t\ngateways: ["https://h:1", "https://h:1/"]\nrelay: 0.0.0.0:1',
+            ["3: gateways[1]: found https://h:1/ again (as in gateways[0]), expected each gateway once"],
+        ),
+        (
+            A + 'token_file: t\ngateways: ["http://127.0.0.1:1", "http://h:1"]',
+            [
+                "1: relay: found nothing, expected the address at which http://h:1 reaches this machine, such as "
+                "0.0.0.0:8003"
+            ],
+        ),
+        (A + "relay: 0.0.0.0:8003", ["2: relay: found 0.0.0.0:8003, expected a token_file beside it"]),
+        (
+            A + "token_file: t\nrelay: {listen: 0.0.0.0:8002, key_file: k}\nengine_addresses: 8002-8003",
+            [
+                "3: relay: found port 8002, which is listen's, expected a port of its own",
+                "3: relay.key_file: found a key alone, expected its certificate_file beside it",
+                "4: engine_addresses: found port 8002, which is listen's, expected ports of their own",
+                "4: engine_addresses: found port 8002, which is relay's, expected ports of their own",
+            ],
+        ),
+        (
+            A + "engine_addresses: 10.0.0.11:8100-8199",
+            [
+                "2: engine_addresses: found 10.0.0.11:8100-8199, which other machines can reach, expected unix:/FOLDER "
+                "or ports of 127.0.0.1: gateways on other machines reach engines by `relay`"
+            ],
         ),
         (
             A + "engine_addresses: 8000-8099\nlisten: 127.0.0.1:8002",

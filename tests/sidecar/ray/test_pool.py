@@ -12,6 +12,7 @@ import pytest
 from loadtest.processes import until
 from sidecar.cli import main
 from sidecar.control.client import ControlClient
+from sidecar.control.tokens import Tokens
 from sidecar.core import config
 from sidecar.core.profile import Sleep
 from sidecar.core.status import Status
@@ -49,19 +50,24 @@ def test_the_example_is_good_and_says_every_field() -> None:
 def test_each_node_has_a_file_of_its_own() -> None:
     pool = decode(
         b"folder: /w\nengines_per_node: {a: 2}\n"
-        b"sidecar: {token_file: ../t, listen: 0.0.0.0:9000, engine_addresses: 9100-9199, state_file: s, models: {\n"
+        b"sidecar: {token_file: ../t, order_token_file: o, relay: 0.0.0.0:9000, state_file: s, models: {\n"
         b"  a: {model_path: ./m, served_name: org/A, sleep: {after: 5m}}, b: {model_path: n, sleep: null}}}\n"
     )
     ours = for_node(pool, node_id("10.0.0.7"), "10.0.0.7")
     assert config.decode(config.explain(ours).encode()) == ours
-    assert (ours.id, str(ours.listen)) == ("10.0.0.7", "10.0.0.7:9000")
-    assert str(ours.engine_addresses) == "10.0.0.7:9100-9199"
-    assert (ours.token_file, ours.state_file, ours.log_dir) == ("10.0.0.7/token", "10.0.0.7/s", "10.0.0.7/sidecar-logs")
+    assert ours.relay is not None
+    assert (ours.id, str(ours.listen), str(ours.relay.listen)) == ("10.0.0.7", "127.0.0.1:8002", "10.0.0.7:9000")
+    assert ours.pool("/w").sockets == "/w/10.0.0.7/sidecar-engines"
+    assert (ours.token_file, ours.order_token_file) == ("10.0.0.7/token", "10.0.0.7/order-token")
+    assert (ours.state_file, ours.log_dir) == ("10.0.0.7/s", "10.0.0.7/sidecar-logs")
     assert [(name, ours.served_name(name)) for name in ours.models] == [("a-1", "org/A"), ("a-2", "org/A"), ("b", "b")]
     assert [profile.sleep for profile in ours.models.values()] == [Sleep(level=2, after=300.0)] * 2 + [None]
     assert ours.models["a-2"].model_path == "./m"
     assert file_of(pool, "10.0.0.7") == "/w/10.0.0.7.yaml"
-    assert str(for_node(pool, "n", "fd00::7").listen) == "[fd00::7]:9000"
+    sixth = for_node(pool, "n", "fd00::7")
+    assert str(sixth.relay and sixth.relay.listen) == "[fd00::7]:9000"
+    exposed = for_node(decode(of("listen: 0.0.0.0:9000").encode()), "n", "10.0.0.7")
+    assert (str(exposed.listen), exposed.relay, exposed.order_token_file) == ("10.0.0.7:9000", None, None)
 
 
 def test_names_of_nodes_become_ids() -> None:
@@ -88,9 +94,10 @@ def test_a_node_without_a_gpu_has_a_sidecar_only_where_no_model_needs_one() -> N
         ("sidecar: {models: {a: {model_path: /m}}}", ["1: sidecar.token_file: found nothing, expected a token, "]),
         (of("id: x"), ["1: sidecar.id: found x, expected null: each is called as Ray calls its node"]),
         (of("gpus: [0]"), ["1: sidecar.gpus: found a list, expected all: "]),
-        (of("listen: 10.0.0.1:9000"), ["1: sidecar.listen: found 10.0.0.1:9000, expected 0.0.0.0:9000: each listens "]),
-        (of("engine_addresses: unix:/e"), ["1: sidecar.engine_addresses: found unix:/e, expected ports alone: "]),
-        (of("engine_addresses: 10.0.0.1:1-9"), ["1: sidecar.engine_addresses: found 10.0.0.1:1-9, expected ports "]),
+        (of("listen: 10.0.0.1:9000"), ["1: sidecar.listen: found 10.0.0.1:9000, expected 127.0.0.1:9000, or "]),
+        (of("relay: 10.0.0.1:9000"), ["1: sidecar.relay: found 10.0.0.1:9000, expected 0.0.0.0:9000: each listens "]),
+        (of("engine_addresses: unix:/e"), ["1: sidecar.engine_addresses: found unix:/e, expected null for sockets "]),
+        (of("engine_addresses: 10.0.0.1:1-9"), ["1: sidecar.engine_addresses: found 10.0.0.1:1-9, which other "]),
         (of("log_dir: /l"), ["1: sidecar.log_dir: found /l, expected a name without a / before it: "]),
         (of("", "sleep: {level: 1}"), ["1: sidecar.models.a.sleep.level: found 1, expected 2, at which the engines "]),
         # what is wrong with any sidecar's file, of copies once and by the name that is written
@@ -126,9 +133,9 @@ def test_every_mistake_is_a_line(text: str, expected: list[str]) -> None:
 
 def test_the_command_checks_a_file_without_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad.yaml"
-    bad.write_text(of('id: x, gateways: ["http://h:99999"]'))
+    bad.write_text(of('id: x, relay: 0.0.0.0:1, gateways: ["http://h:99999"]'))
     port = tmp_path / "port.yaml"
-    port.write_text(of('gateways: ["http://h:99999"]'))
+    port.write_text(of('relay: 0.0.0.0:1, gateways: ["http://h:99999"]'))
     assert main(("ray", "check", str(EXAMPLE), str(bad), str(port))) == 2
     out, err = capsys.readouterr()
     assert out == f"{EXAMPLE}: ok\n"
@@ -147,13 +154,14 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
     monkeypatch.setenv("WEIR_SIMULATED_SPEED", "200")
     pool = decode(
         f"folder: {tmp_path}/w\nengines_per_node: {{a: 2}}\n"
-        "sidecar: {token_file: t, listen: 0.0.0.0:18002, engine_addresses: 18200-18299, engine: {simulated: h100-8b},\n"
+        "sidecar: {token_file: t, order_token_file: o, listen: 127.0.0.1:18002, relay: 0.0.0.0:18003,\n"
+        "  engine: {simulated: h100-8b},\n"
         "  models: {a: {model_path: /m, gpu_memory: 60%}, b: {model_path: /n, gpu_memory: 60%, sleep: null},\n"
         "           c: {model_path: /o, gpu_memory: {kv: 900GiB}}}}\n".encode()
     )
     ours = for_node(pool, "n", "127.0.0.9")
     file = Path(file_of(pool, "n"))
-    node = Node(pool, "n", "127.0.0.9", TOKEN)
+    node = Node(pool, "n", "127.0.0.9", Tokens(report="a" * 16, order=TOKEN))
 
     def engines() -> set[int]:
         return {orphan.pid for orphan in process_family.orphans(owner(ours, file.parent))}
@@ -167,6 +175,7 @@ def test_a_node_has_a_sidecar_and_engines_asleep_until_it_ends(tmp_path: Path, m
         assert [model.state for model in asked().models] == ["sleeping", "sleeping", "stopped", "error"], asked().models
         assert [m.sleep_level for m in asked().models] == [2, 2, 0, 0]
         assert (file.parent / "n" / "token").stat().st_mode & 0o777 == 0o600
+        assert (file.parent / "n" / "order-token").stat().st_mode & 0o777 == 0o600
         first, made = asked().pid, engines()
         assert len(made) == 2
         ControlClient(ours, TOKEN).ask("POST", "/models/a-1/ensure")

@@ -1,4 +1,4 @@
-"""TLS certificate of the data port, from its files to the context that handshakes use.
+"""TLS certificate of a listener, from its files to the context that handshakes use.
 
 The files are watched as the policy is (watched_file.py): a new certificate is used for new connections within a second
 of its last file's change, or on SIGHUP. One that cannot be used changes nothing, and the reason is told.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.decider.file_modes import refused
+from gateway.shared.files.modes import refused
 
 Read = Callable[[Path], bytes]
 
@@ -49,6 +49,11 @@ class Certificate(msgspec.Struct, frozen=True):
         except ssl.SSLError as error:
             raise ValueError(f"{', '.join(map(str, files))}: {error}") from None
         return context
+
+    def renew(self, context: ssl.SSLContext, _: object = None) -> None:
+        """Have a context that listens already show the certificate that the files hold now, from the next handshake on:
+        for a listener that keeps its context. Raises OSError, ssl.SSLError."""
+        context.load_cert_chain(self.chain, self.key, password=_no_password)
 
 
 def _no_password() -> str:

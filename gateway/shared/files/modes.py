@@ -1,0 +1,38 @@
+"""Permissions of secret files: refuses or reports files that other users may read or change.
+
+A file that everybody may write is refused: whoever changes it can add keys or tokens. A file that everybody may read,
+or that its group may write, is only reported, since some places (volumes of containers) do not allow better.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+
+def refused(file: Path) -> str | None:
+    """The reason why a secret file is refused for its mode; None: it is not. Raises OSError where its status cannot be
+    read.
+    """
+    mode = os.stat(file).st_mode
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        return f"everybody on this machine may write to it: chmod o-w {file}"
+    return None
+
+
+def unwise(file: Path, *, readable: bool = False) -> str | None:
+    """Advice on a file's mode; None: there is none, or no such file, which others report. `readable`: others may read
+    it, since it holds hashes only.
+    """
+    try:
+        mode = os.stat(file).st_mode
+    except OSError:
+        return None
+    if not stat.S_ISREG(mode):  # a pipe, as shells make for <(command)
+        return None
+    if mode & stat.S_IWGRP:
+        return f"its group may write to it: chmod g-w {file}"
+    if mode & stat.S_IROTH and not readable:
+        return f"everybody on this machine may read it: chmod o-r {file}"
+    return None

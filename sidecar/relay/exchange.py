@@ -1,0 +1,62 @@
+"""One request through the relay: sent to the engine, its answer streamed back.
+
+Bytes go on from the engine connection's own read callback, whole chunks with their framing, and backpressure runs the
+other way: a gateway that does not read pauses the engine. A caller that leaves cancels the task, which closes the
+engine's connection, and vLLM aborts. An engine that fails in the middle breaks the caller's connection: an answer that
+was cut off never looks whole. There is no retry here, since the gateway chooses among engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from typing import Final
+
+from gateway.core.request.outcome import error_body
+from gateway.relay.wire.messages import Request
+from gateway.relay.wire.responder import Responder
+from gateway.upstream.client import Client, EngineError, Reply
+
+JSON: Final = b"content-type: application/json\r\n"
+PATIENCE: Final = 6 * 3600.0  # seconds for a first byte; the gateway's own deadlines are shorter
+ASKED: Final = (b"content-type", b"x-request-id", b"traceparent", b"tracestate")  # passed on to the engine
+ANSWERED: Final = (b"content-type", b"retry-after")  # passed on to the gateway
+
+
+async def exchange(request: Request, responder: Responder, client: Client, path: bytes) -> None:
+    """Relay one request; `path`: of the engine. Cancellation closes the engine's connection."""
+    lines = _lines(request.fields, ASKED)
+    try:
+        reply = await client.send(request.method, path, lines, request.body, timeout=PATIENCE)
+    except EngineError as error:
+        responder.send(502, JSON, error_body(f"The engine has failed: {error}.", "server_error", "engine_failed"))
+        return
+    with closing(reply):
+        request.release()
+        await _pass_on(reply, responder)
+
+
+async def _pass_on(reply: Reply, responder: Responder) -> None:
+    head = _lines(reply.headers, ANSWERED)
+    over: asyncio.Future[EngineError | None] = asyncio.get_running_loop().create_future()
+
+    def done(error: EngineError | None) -> None:
+        if not over.done():
+            over.set_result(error)
+
+    if reply.complete:  # the common short answer: one write
+        parts: list[bytes] = []
+        reply.relay(parts.append, done)
+        responder.send(reply.status, head, b"".join(parts))
+        return
+    responder.start(reply.status, head, reply.length)
+    responder.flow(reply.pause, reply.resume)
+    reply.relay(responder.write, done, responder.write_chunk)
+    if await over is None:
+        responder.end()
+    else:
+        responder.abort()
+
+
+def _lines(fields: dict[bytes, bytes], names: tuple[bytes, ...]) -> bytes:
+    return b"".join(b"%b: %b\r\n" % (name, fields[name]) for name in names if name in fields)

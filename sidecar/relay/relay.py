@@ -1,0 +1,195 @@
+"""Relay: the one port by which gateways on other machines reach this machine's engines.
+
+Engines listen on unix sockets or loopback. Every request shows the order token, which is compared in constant time
+before anything else is said. Then `targets.py` names the engine and its path, or the request is refused. HTTP is the
+gateway's own strict server and client (`gateway/relay/wire`, `gateway/upstream`): what passes was parsed and is written
+anew, with bounds on heads, bodies, connections and time.
+
+A call for a model that is not awake is refused, since a sleeping engine would hang. Calls through the relay end with
+the sidecar; engines do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.core.request.body_memory import BodyMemory
+from gateway.core.request.outcome import error_body
+from gateway.relay.wire.messages import Request, ServerSettings, answer
+from gateway.relay.wire.responder import Responder
+from gateway.relay.wire.server import Server
+from gateway.shared.certificate import Certificate
+from gateway.shared.control.guard import BearerToken
+from gateway.shared.files.watched_file import WatchedFile
+from gateway.shared.protocol import Ensured, ModelReport, encode
+from gateway.shared.tasks import telling
+from gateway.upstream.client import Client, ClientSettings, parse_origin
+from sidecar.core.addresses import Address
+from sidecar.core.config import RelaySettings
+from sidecar.relay.exchange import JSON, exchange
+from sidecar.relay.targets import RelayTarget, target_of
+
+BODY: Final = 1024**3  # bytes of a call; the largest that a gateway's policy can allow
+BODIES: Final = 2 * BODY  # bytes of all calls together, while they arrive and are sent
+FILES: Final = 512  # open files that the sidecar's own work may need
+CONNECTIONS: Final = 8192
+# The gateway's own time-outs are shorter, and one that vanishes is noticed by TCP.
+STALL: Final = 6 * 3600.0  # seconds without a byte of an engine
+PASSED_ON = "The relay passes on inference calls, /health, /v1/models and /metrics of engines, and takes `ensure`."
+
+
+class RelayedEngine(msgspec.Struct, frozen=True):
+    """An engine of this machine: its own address, and whether it may be sent calls."""
+
+    url: str
+    awake: bool
+
+
+class Relay:
+    """`token`: the order token. `engine` finds the engine of a profile, None where there is none. `ensure` has a model
+    made ready and reports it, None where there is no such profile. `leaving`: no order is taken any more. `say` takes
+    a line for the operator."""
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        engine: Callable[[str], RelayedEngine | None],
+        ensure: Callable[[str], ModelReport | None],
+        leaving: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self._token = BearerToken(token)
+        self._engine = engine
+        self._ensure = ensure
+        self._leaving = leaving
+        self._say = say
+        self._certificate: WatchedFile | None = None
+        self._clients: dict[str, Client] = {}  # by profile
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = Server(self, _settings(), BodyMemory(BODIES, 1.0))
+
+    async def start(self, settings: RelaySettings, folder: Path) -> RelaySettings:
+        """Listen; the settings with the port that was bound. `folder`: of the sidecar's file. A certificate that
+        changes is used from then on. Raises OSError, and ValueError for a certificate that is none."""
+        context = None
+        if settings.certificate_file is not None:
+            key = None if settings.key_file is None else folder / settings.key_file
+            certificate = Certificate(folder / settings.certificate_file, key)
+            watched = WatchedFile(certificate.chain, certificate.context, self._say, name="relay's certificate")
+            context = watched.first()
+            watched.start(self._server.go_by)
+            self._certificate = watched
+        listen = settings.listen
+        await self._server.listen(listen.host.strip("[]"), listen.port, ssl=context)
+        bound = Address(listen.host, int(self._server.addresses[0].rpartition(":")[2]))
+        return msgspec.structs.replace(settings, listen=bound)
+
+    async def aclose(self, within: float = 0.0) -> None:
+        """Take no more calls, and end once those under way have, in `within` seconds at most."""
+        if self._certificate is not None:
+            await self._certificate.aclose()
+        await self._server.drain(within)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in self._clients.values():
+            client.close()
+
+    # -- the server's side ------------------------------------------------------------------------------------------
+
+    def head(self, request: Request) -> bytes | None:
+        """Judge a request before its body is read."""
+        shown = request.fields.get(b"authorization")
+        if shown is None or not self._token.shown({b"authorization": (shown,)}):
+            body = _error(401, "invalid_api_key", "The relay wants the order token: Authorization: Bearer TOKEN.")
+            return answer(401, JSON + b"www-authenticate: Bearer\r\n", body, close=True)
+        target = target_of(request.method, request.path, request.query)
+        if target is None:
+            return answer(404, JSON, _error(404, "not_found", PASSED_ON))
+        request.limit = BODY if target.kind == "call" else 0
+        if target.kind == "ensure":
+            return None
+        refused = _refusal(target, self._engine(target.profile))
+        return None if refused is None else answer(503, JSON, refused)
+
+    def body_by(self, _: Request) -> float:
+        """A body is of use for as long as the time-outs of bodies let it come."""
+        return math.inf
+
+    def call(self, request: Request, responder: Responder) -> None:
+        """Answer a complete request: now, or by a task that ends with its client."""
+        target = target_of(request.method, request.path, request.query)
+        assert target is not None  # noqa: S101 # head() has refused the others
+        if target.kind == "ensure":
+            responder.send(*self._ordered(target.profile))
+            return
+        engine = self._engine(target.profile)
+        refused = _refusal(target, engine)  # again: it may have gone while the body came
+        if engine is None or refused is not None:
+            request.release()
+            responder.send(503, JSON, refused or b"")
+        else:
+            client = self._client(target.profile, engine.url)
+            task = asyncio.get_running_loop().create_task(exchange(request, responder, client, target.path))
+            self._tasks.add(task)
+
+            def ended(_: object) -> None:  # by a callback: a task that is cancelled before it begins runs no `finally`
+                self._tasks.discard(task)
+                request.release()
+                responder.abort()  # unless it is answered
+
+            def left(_: str) -> None:
+                task.cancel()
+
+            task.add_done_callback(ended)
+            task.add_done_callback(telling("a relayed call stopped"))
+            responder.watch(left)
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _client(self, profile: str, url: str) -> Client:
+        """Connections to the engine that the profile has now."""
+        client = self._clients.get(profile)
+        if client is None or client.origin.url != url:
+            if client is not None:
+                client.close()
+            client = self._clients[profile] = Client(parse_origin(url), ClientSettings(stall_timeout=STALL))
+        return client
+
+    def _ordered(self, profile: str) -> tuple[int, bytes, bytes]:
+        """Status, header lines and body of the answer to `ensure`."""
+        if self._leaving():
+            return 503, JSON, _error(503, "ending", "The sidecar is ending and takes no orders.")
+        model = self._ensure(profile)
+        if model is None:
+            return 404, JSON, _error(404, "profile_not_found", "There is no such profile.")
+        return 200, JSON, encode(Ensured(model=model))
+
+
+def _refusal(target: RelayTarget, engine: RelayedEngine | None) -> bytes | None:
+    """The body of a 503 for an engine that cannot be asked this now; None: it can."""
+    if engine is None:
+        return _error(503, "no_engine", "This profile has no engine now.")
+    if target.kind == "call" and not engine.awake:
+        return _error(503, "not_awake", "The engine of this profile does not run now: `ensure` wakes it.")
+    return None
+
+
+def _error(status: int, code: str, message: str) -> bytes:
+    return error_body(message, "server_error" if status >= 500 else "invalid_request_error", code)
+
+
+def _settings() -> ServerSettings:
+    """Bounds of the port. The soft limit of open files becomes the hard one, as in a gateway: a call takes two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = max(16, min(CONNECTIONS, (hard - FILES) // 2))
+    return ServerSettings(max_connections=most, max_per_peer=most, max_body=BODY)
