@@ -160,7 +160,9 @@ class Metrics(Collector):
             "weir_sidecar_claim_bytes", "What it claims of each of its GPUs while it is awake.", labels=("profile",)
         )
         seconds = GaugeMetricFamily(
-            "weir_sidecar_load_seconds", "How long a start is reckoned to take, by those before.", labels=("profile",)
+            "weir_sidecar_load_seconds",
+            "How long a start is foretold to take, by those before or by its bytes.",
+            labels=("profile",),
         )
         for profile, entry in self._manager.entries.items():
             seconds.add_metric((profile,), entry.load_seconds)

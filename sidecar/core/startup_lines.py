@@ -24,7 +24,7 @@ _PERCENT = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d+)?) ?%")
 _UNITS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _MARKS: dict[Stage, re.Pattern[str]] = {
     "weights": re.compile(r"Starting to load model|Loading \w+(?: \w+)? (?:checkpoint shards|using)|Loading weights"),
-    "compile": re.compile(r"Model loading took|Loading model weights took"),
+    "compile": re.compile(r"Model loading took|Loading model weights took|Warming up model for the compilation"),
     "graphs": re.compile(r"Capturing (?:CUDA ?graph|cudagraph|the model for CUDA graph)", re.IGNORECASE),
 }
 

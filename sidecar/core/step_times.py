@@ -27,6 +27,7 @@ WAKES = (3.0, 10.0)  # seconds of waking from level 1 and 2, where the bytes are
 EVICTION = 2.0  # seconds that one victim takes to sleep or to end, where nothing is known
 UNKNOWN: Mapping[Stage, float] = {"process": 20.0, "weights": 15.0, "compile": 20.0, "graphs": 5.0}
 LOAD = sum(UNKNOWN.values())  # seconds of a start of which nothing is known
+LEAST_READ = GIB  # bytes, from which on a start tells how quick the disk is
 LEARN = 0.5  # the weight of the newest of the times that were seen
 OVERDUE = 0.25  # what is later than foretold takes that part of what it has taken, at least, once more
 
@@ -102,7 +103,7 @@ class StepTimes:
         self.load = _learnt(self.load, seconds)
         if stages:
             self.stages = {stage: _learnt(self.stages.get(stage), stages.get(stage, 0.0)) for stage in STAGES}
-        if size.stored and stages.get("weights", 0.0) > 0:
+        if size.stored >= LEAST_READ and stages.get("weights", 0.0) > 0:
             self.disk = _learnt(self.disk, size.stored / stages["weights"])
 
     def woke(self, level: Literal[1, 2], seconds: float) -> None:

@@ -31,7 +31,7 @@ SIZE_EVERY = 5.0  # seconds between two looks for the files of a model that come
 LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another start
 SAMPLE_EVERY = 1.0  # seconds between two looks at a starting engine's memory
 KEPT = 200  # lines of an engine that has ended
-HEARD = 100  # of its last lines that are looked at each time, for the stage of its start
+HEARD = 300  # of its last lines that are looked at each time, for the stage of its start
 Reason = Literal["room", "idle", "order", "off"]  # why a model is put to sleep or ended
 
 

@@ -69,6 +69,7 @@ def test_the_share_of_a_progress_bar(line: str, share: float | None) -> None:
         ("Loading safetensors using Runai Model Streamer:  41% Completed | 49353/119028 [00:13<00:13]", "weights"),
         ("[model_runner.py:407] Model loading took 15.0 GiB memory and 5.420225 seconds", "compile"),
         ("Loading model weights took 14.9888 GB", "compile"),
+        ("[cpu_model_runner.py:87] Warming up model for the compilation...", "compile"),
         ("Capturing CUDA graphs (decode, FULL):  50%|##   | 17/35", "graphs"),
         ("Capturing cudagraphs for decoding. This may lead to unexpected consequences", "graphs"),
         ("Using FLASH_ATTN attention backend", None),
@@ -124,6 +125,8 @@ def test_a_disk_is_measured_for_all_models_of_the_machine() -> None:
     for name, seconds in (("a", 10.0), ("b", 30.0), ("c", 60.0)):
         times(disks=disks, name=name).loaded(seconds + 5.0, {"process": 5.0, "weights": seconds}, SIZE)
     assert times(disks=disks, name="d").load_seconds(SIZE) == pytest.approx(PROCESS + 30.0 + COMPILE + GRAPHS)
+    times(disks=disks, name="tiny").loaded(9.0, {"process": 5.0, "weights": 4.0}, Size(stored=GIB - 1))
+    assert set(disks) == {"a", "b", "c"}, "a small one tells nothing of the disk"
     own = times(disks=disks, name="a")
     assert own.disk == pytest.approx(3 * GIB)
     assert own.wake_seconds(SIZE)[1] == pytest.approx(10.5)
