@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus alerts docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -59,12 +59,13 @@ coverage: $(STAMP)
 	$(PYTEST) -n $(WORKERS) tests/core tests/shared tests/docs tests/properties tests/sidecar tests/flow tests/decider/test_metrics.py -m 'not vllm and not slow' \
 		--cov=gateway.core --cov=gateway.shared.files --cov=gateway.shared.vllm --cov=sidecar.core --cov=sidecar.sizing --cov-report=term-missing:skip-covered --cov-fail-under=100
 
-generate: $(STAMP) ## write the schemas and reference pages that are made of the code
+generate: $(STAMP) ## write the schemas, reference pages and boards that are made of the code
 	$(BIN)/gateway check --schema > policies/schema.json
 	$(BIN)/gateway check --scenario --schema > loadtest/scenarios/schema.json
 	$(BIN)/gateway check --reference > docs/policy.md
 	$(BIN)/gateway check --scenario --reference > docs/scenario.md
 	$(BIN)/sidecar check --reference > docs/sidecar-file.md
+	$(BIN)/python -m loadtest.lab.operate.boards --write
 
 format: $(STAMP) ## let ruff put everything in its format
 	$(BIN)/ruff check --fix-only .
@@ -138,6 +139,9 @@ prometheus: $(STAMP) ## find a real Prometheus on this machine, or unpack Debian
 
 alerts: prometheus ## fire each alert by its fault, against a real Prometheus; four minutes; ALERTS=--help tells how
 	$(BIN)/python -m loadtest.lab.operate.alerts $(ALERTS)
+
+boards: prometheus ## whether every panel of the Grafana boards finds data in a real Prometheus; two minutes
+	$(BIN)/python -m loadtest.lab.operate.boards
 
 # The generator is no part of what everybody installs: 60 MB that only this target needs.
 DOCS_STAMP := $(VENV)/.weir-docs-installed

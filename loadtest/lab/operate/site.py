@@ -195,9 +195,10 @@ class OperatedSite:
         """Leave without its end."""
         self._body.close()
 
-    def chat(self, model: str, content: str = "hello", timeout: float = 30.0) -> int:
-        """The status of one call through the gateway."""
-        body = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": content}]}
+    def chat(self, model: str, content: str = "hello", timeout: float = 30.0, tier: str = "default") -> int:
+        """The status of one call through the gateway; `tier`: OpenAI's service tier, of which `flex` waits longest."""
+        messages = [{"role": "user", "content": content}]
+        body = {"model": model, "service_tier": tier, "max_tokens": 8, "messages": messages}
         return self.post(self.gateway.url, "/v1/chat/completions", json.dumps(body).encode(), timeout)
 
     def settled(self, within: float = 60.0) -> bool:
