@@ -179,6 +179,7 @@ def test_off_is_kept_before_it_is_answered_and_who_cannot_keep_it_says_so(tmp_pa
             503,
             "a is off, and a restart would not know it: Is a directory",
         )
+        (tmp_path / "sidecar.state.new").rmdir()
 
     play(tmp_path, scene)
 
