@@ -39,7 +39,7 @@ from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, read_model
 from sidecar.sizing.speculation import drafted_share
-from sidecar.sizing.taught import NOTHING_LEARNT, UNKNOWN_CONTEXT, cuda_of, largest_share, taught, taught_share
+from sidecar.sizing.taught import NOTHING_LEARNT, UNKNOWN_CONTEXT, beside, cuda_of, largest_share, taught, taught_share
 from sidecar.sizing.weights import StoredWeights
 from sidecar.sizing.working_memory import Batch, batch
 
@@ -162,8 +162,8 @@ class Sizing:
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Need of an engine at `least`, for one whole context, and its claim; its weights as `stored`; `beyond` its share,
-    as a failed start taught. `tokens`: those its KV cache holds; `sequences`: at once, None: as many as vLLM takes by
-    itself, which `batch` says. `why`: why it cannot run so, None: it can."""
+    its CUDA context or what a failed start taught. `tokens`: those its KV cache holds; `sequences`: at once, None: as
+    many as vLLM takes by itself, which `batch` says. `why`: why it cannot run so, None: it can."""
 
     least: Need
     claim: Claim
@@ -246,7 +246,7 @@ def estimate(
         least=least,
         claim=made,
         stored=stored,
-        beyond=min(lesson.beyond, total - made.start_needs),
+        beyond=beside(made.start_needs, lesson, cuda, total),
         residue=asleep(least, 1),
         tokens=_tokens(least, made.kv),
         sequences=_fewer(_sequences(shape, made.kv, most.sequences, gpus), lesson.sequences),
@@ -282,7 +282,7 @@ def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEA
     memory = profile.gpu_memory
     share = memory if isinstance(memory, float) else taught_share(BY_ITSELF, total, lesson)
     taken = _share(total, share)
-    beyond = min(lesson.beyond, total - taken)
+    beyond = beside(taken, lesson, cuda_of(total, lesson), total)
     sleeps = profile.sleeps is not None
     guessed = comes and not isinstance(memory, float)
     said = "as gpu_memory says" if isinstance(memory, float) else "say gpu_memory: 45%, say, if it needs less"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.shared.files.units import GIB
+from gateway.shared.files.units import GIB, MIB
 from sidecar.core.lesson import Lesson
 from sidecar.sizing.claim import MOST, cuda_total
 from sidecar.sizing.memory import LITTLE, MARGIN, STEP_SHARE, Need, with_rest
 
 NOTHING_LEARNT = Lesson(settings="-")
+OWN_CONTEXT = 544 * MIB  # 0.53 GiB: an H100's CUDA context, taken before vLLM looks at what is free
 UNKNOWN_CONTEXT = GIB  # of KV cache: what is claimed more for a model of which nothing else is known
 
 
@@ -33,6 +34,15 @@ def largest_share(lesson: Lesson, cuda: int, least: int) -> int:
     free. But for what it needs at `least`, which is tried again once there is more room."""
     limit = max(least, -(-cuda * MOST // 1000) - lesson.beyond)
     return limit if lesson.most is None or lesson.most < least else min(limit, lesson.most)
+
+
+def beside(share: int, lesson: Lesson, cuda: int, total: int) -> int:
+    """What an engine takes beside a share of so many bytes: its CUDA context, or more where a start told so.
+
+    Above MOST of the GPU nobody can know whether there is room for the context: such shares are tried.
+    """
+    own = max(0, min(OWN_CONTEXT, cuda * MOST // 1000 - share))
+    return min(max(lesson.beyond, own), total - share)
 
 
 def taught_share(share: float, total: int, lesson: Lesson) -> float:

@@ -9,7 +9,7 @@ from sidecar.core.lesson import Lesson
 from sidecar.sizing.claim import claim, refuse_reason
 from sidecar.sizing.memory import Need
 from sidecar.sizing.model_config import shape_from
-from sidecar.sizing.taught import cuda_of, largest_share, taught
+from sidecar.sizing.taught import beside, cuda_of, largest_share, taught
 
 SHAPE = shape_from(b'{"num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 8}')
 
@@ -23,7 +23,7 @@ def estimated(weights: int, taken: int, total: int, lesson: Lesson) -> Size:
     why = refuse_reason(SHAPE, least, made, 8)
     if why is not None:
         raise Unusable(why)
-    beyond = min(lesson.beyond, total - made.start_needs)
+    beyond = beside(made.start_needs, lesson, cuda, total)
     return Size(
         claim=made.bytes + beyond,
         start_needs=made.start_needs + beyond,

@@ -23,6 +23,7 @@ from sidecar.core.measured import Measured
 from sidecar.process.engine import VllmEngines
 from sidecar.sizing.memory import RESIDUE
 from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, cache_folder, read_model
+from sidecar.sizing.taught import OWN_CONTEXT
 from sidecar.sizing.weights import StoredWeights
 
 LLAMA = (Path(__file__).parents[1] / "configs" / "llama-3-8b.json").read_bytes()
@@ -268,7 +269,8 @@ def test_a_claim_is_the_least_share_that_holds_the_model_and_some_contexts(tmp_p
     sharded(tmp_path / "m")
     found = size(engines(tmp_path, "model_path: m"))
     assert found.share == 0.335
-    assert found.claim == found.start_needs == -(-(80 * GIB - 768 * 1024**2) * 335 // 1000)
+    assert found.beyond == OWN_CONTEXT
+    assert found.claim == found.start_needs == -(-(80 * GIB - 768 * 1024**2) * 335 // 1000) + OWN_CONTEXT
     assert (found.residue, found.host) == (RESIDUE, EIGHT_B * 3 // 2)
     assert found.arithmetic == (
         "26.5 GiB on its GPU of 79.2 GiB: weights 15.0, KV 9.0 for 73,927 tokens, activations 1.4, overhead 1.2"
@@ -417,20 +419,20 @@ def test_a_hybrid_model_gets_as_many_sequences_as_have_states(tmp_path: Path) ->
 def test_what_a_profile_says_of_its_memory_is_obeyed(tmp_path: Path) -> None:
     sharded(tmp_path / "m")
     share = size(engines(tmp_path, "model_path: m, gpu_memory: 45%"))
-    assert (share.claim, share.share) == (pytest.approx(0.45 * 79.25 * GIB), 0.45)
+    assert (share.claim, share.share) == (pytest.approx(0.45 * 79.25 * GIB + OWN_CONTEXT), 0.45)
     assert share.start_needs == share.claim
     cache = size(engines(tmp_path, "model_path: m, gpu_memory: {kv: 2GiB}"))
-    assert cache.claim == pytest.approx(20.5 * GIB, abs=GIB / 5)
+    assert cache.claim == pytest.approx(20.5 * GIB + OWN_CONTEXT, abs=GIB / 5)
     assert cache.start_needs >= cache.claim
     half = size(engines(tmp_path, "model_path: m, tensor_parallel: 2"), present=2)
-    assert half.claim == pytest.approx(14.7 * GIB, abs=GIB / 5)
+    assert half.claim == pytest.approx(14.7 * GIB + OWN_CONTEXT, abs=GIB / 5)
     assert half.host == EIGHT_B * 3 // 2
     fp8 = size(engines(tmp_path, "model_path: m, flags: {kv-cache-dtype: fp8}"))
-    assert fp8.claim == pytest.approx(22.5 * GIB, abs=GIB / 5)
+    assert fp8.claim == pytest.approx(22.5 * GIB + OWN_CONTEXT, abs=GIB / 5)
     newer = size(engines(tmp_path, "model_path: m, flags: {kv-cache-dtype: fp3_new}"))
-    assert newer.claim == pytest.approx(26.5 * GIB, abs=GIB / 5)
+    assert newer.claim == pytest.approx(26.5 * GIB + OWN_CONTEXT, abs=GIB / 5)
     offloaded = size(engines(tmp_path, "model_path: m, flags: {cpu-offload-gb: 10}"))
-    assert offloaded.claim == pytest.approx(16.5 * GIB, abs=GIB / 5)
+    assert offloaded.claim == pytest.approx(16.5 * GIB + OWN_CONTEXT, abs=GIB / 5)
 
 
 CANNOT = [
@@ -458,10 +460,10 @@ def test_a_disk_that_hangs_holds_up_only_its_model(tmp_path: Path, monkeypatch: 
 
 def test_of_a_model_that_is_not_here_yet_most_of_the_gpu_is_claimed(tmp_path: Path) -> None:
     found = size(engines(tmp_path, "model_path: some/model"))
-    assert (found.claim, found.share, found.residue, found.host) == (72 * GIB, 0.9, RESIDUE, 72 * GIB)
+    assert (found.claim, found.share, found.residue, found.host) == (72 * GIB + OWN_CONTEXT, 0.9, RESIDUE, 72 * GIB)
     assert "90% of each GPU, 72.0 GiB: no estimate, since some/model is not in the cache" in found.arithmetic
     told = size(engines(tmp_path, "model_path: some/model, gpu_memory: 25%"))
-    assert (told.claim, told.share) == (20 * GIB, 0.25)
+    assert (told.claim, told.share) == (20 * GIB + OWN_CONTEXT, 0.25)
 
 
 def test_engines_without_files(tmp_path: Path) -> None:

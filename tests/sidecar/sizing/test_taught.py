@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.lesson import Lesson
+from sidecar.sizing.claim import MOST, cuda_total
 from sidecar.sizing.memory import Need
-from sidecar.sizing.taught import cuda_of, largest_share, taught, taught_share
+from sidecar.sizing.taught import OWN_CONTEXT, beside, cuda_of, largest_share, taught, taught_share
 
 KNOWN = Lesson(settings="a", rest=5 * GIB, beyond=GIB)
+CUDA = cuda_total(80 * GIB)
 NEED = Need(weights=10 * GIB, kv=2 * GIB, activations=GIB, overhead=GIB, tokens=8192)
 
 
@@ -50,3 +53,19 @@ def test_a_share_of_which_nothing_else_is_known() -> None:
         ({"rest": 95 * GIB}, 0.97),
     ):
         assert taught_share(0.9, 100 * GIB, msgspec.structs.replace(nothing, **fields)) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "learnt", "expected"),
+    [
+        (40 * GIB, 0, OWN_CONTEXT),
+        (40 * GIB, 3 * GIB, 3 * GIB),
+        (CUDA * MOST // 1000 - GIB // 4, 0, GIB // 4),  # no more than is left of what is claimed at most
+        (CUDA * 99 // 100, 0, 0),  # an operator's share: tried
+        (80 * GIB - 1, 2 * GIB, 1),
+    ],
+)
+def test_beside_its_share_an_engine_takes_a_context_or_what_a_start_told(
+    share: int, learnt: int, expected: int
+) -> None:
+    assert beside(share, Lesson(settings="a", beyond=learnt), CUDA, 80 * GIB) == expected
