@@ -97,13 +97,18 @@ def _pull(file: File, profile: str, given: argparse.Namespace) -> Pulled:
     local = (
         settings.model_path.startswith(("/", ".", "~")) or path.exists() or not HUB_ID.fullmatch(settings.model_path)
     )
+    is_file = local and path.suffix == ".gguf"
+    if is_file and given.replace:
+        raise Mistake(
+            f"--replace is for a model in a folder of its own, and model_path names a file, {path}: remove that"
+        )
     told = settings.flags.get("revision")
     revision = given.revision or (told if isinstance(told, str) and REVISION.fullmatch(told) else "main")
     source = _source(file, settings.model_path, local, revision, given)
     try:
         listing = source.listing()
         if local:
-            target, wanted = (path.parent, path.name) if path.suffix == ".gguf" else (path, "")
+            target, wanted = (path.parent, path.name) if is_file else (path, "")
             return _into(source, listing, target, wanted, given)
         env = environment(settings, engine, (), os.environ)
         cache = cache_folder(env) / f"models--{settings.model_path.replace('/', '--')}"

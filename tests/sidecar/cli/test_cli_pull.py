@@ -339,6 +339,24 @@ def test_another_model_that_is_there_is_replaced_only_where_that_is_said(machine
     assert left(machine.target) == []
 
 
+def test_a_gguf_file_comes_into_a_folder_of_its_own_and_never_in_the_place_of_others(
+    machine: Machine, server: Server
+) -> None:
+    server.files = {"q4.gguf": b"GGUF" + bytes(100), "q8.gguf": b"GGUF" + bytes(200), "config.json": CONFIG}
+    file = machine.folder / "models" / "own" / "q4.gguf"
+    machine.file.write_text(f"models:\n  local: {{model_path: {file}}}\n")
+    status, _, err = machine.pull("local", "--from", "org/m", "--only", "q8*")
+    assert (status, "has no q4.gguf, which model_path names" in err) == (1, True)
+    assert machine.pull("local", "--from", "org/m", "--only", "q4*")[0] == 0
+    assert set(content(file.parent)) == {"q4.gguf", "config.json"}
+    (file.parent / "another.gguf").write_bytes(b"x")
+    file.unlink()
+    assert machine.pull("local", "--from", "org/m")[0] == 1
+    status, _, err = machine.pull("local", "--from", "org/m", "--replace")
+    assert (status, "--replace is for a model in a folder of its own" in err) == (2, True)
+    assert (file.parent / "another.gguf").exists()
+
+
 def test_a_staging_folder_of_somebody_else_is_not_written_to(machine: Machine, server: Server) -> None:
     machine.target.parent.mkdir()
     trap = machine.folder / "trap"
