@@ -110,21 +110,8 @@ class Staging:
                 out.truncate(0)
             digest = _Hash(file)
             digest.of(out, start)
-            with contextlib.closing(read(start)) as pieces:
-                for piece in pieces:
-                    if piece is None:
-                        told(-out.tell())
-                        out.seek(0)
-                        out.truncate(0)
-                        digest = _Hash(file)
-                        continue
-                    if out.tell() + len(piece) > file.size:
-                        told(-out.tell())
-                        out.truncate(0)
-                        raise BadContent(f"{file.name} is longer than the {file.size} bytes that the source lists")
-                    _whole(out, piece)
-                    digest.update(piece)
-                    told(len(piece))
+            if start < file.size:
+                digest = self._read(file, read(start), out, digest, told)
             if out.tell() < file.size:
                 raise BadContent(f"{file.name} ended after {out.tell()} of {file.size} bytes", cut=True)
             if not digest.right():
@@ -136,6 +123,25 @@ class Staging:
             final = self.folder / "files" / file.name
             final.parent.mkdir(parents=True, exist_ok=True)
             part.replace(final)
+
+    def _read(self, file: SourceFile, pieces: Pieces, out: FileIO, digest: _Hash, told: Callable[[int], None]) -> _Hash:
+        """Write what comes behind what is there; the checksum of all of it."""
+        with contextlib.closing(pieces):
+            for piece in pieces:
+                if piece is None:
+                    told(-out.tell())
+                    out.seek(0)
+                    out.truncate(0)
+                    digest = _Hash(file)
+                    continue
+                if out.tell() + len(piece) > file.size:
+                    told(-out.tell())
+                    out.truncate(0)
+                    raise BadContent(f"{file.name} is longer than the {file.size} bytes that the source lists")
+                _whole(out, piece)
+                digest.update(piece)
+                told(len(piece))
+        return digest
 
     def finish(self, *, replace: bool) -> None:
         """The model's folder by one rename, on the disk when this returns. `replace`: what is there goes."""
