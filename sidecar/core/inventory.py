@@ -104,8 +104,9 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     asleep; `host` bytes of the machine's memory at level 1. `share` (0..1) is for its command line, None: not to be
     told. `sequences`: at most at once, where the engine would not start with its own number. `context`: KV cache of one
     whole context. `beyond`: what of `claim` and `start_needs` it takes beside its share. `weights`: on each GPU, and
-    `stored`: in its files, all together; 0: not known. `guessed`: the model's files are not here, and come with its
-    start. `lora_rank`: of its adapters. `arithmetic`: how that came about, in words. All 0 where it needs no GPU."""
+    `stored`: in its files, all together; 0: not known; `absent`: of these in files that are not here yet. `guessed`:
+    the model's files are not here, and come with its start. `lora_rank`: of its adapters. `arithmetic`: how that came
+    about, in words. All 0 where it needs no GPU."""
 
     claim: int = 0
     start_needs: int = 0
@@ -117,6 +118,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     beyond: int = 0
     weights: int = 0
     stored: int = 0
+    absent: int = 0
     guessed: bool = False
     lora_rank: int = 0
     arithmetic: str = ""

@@ -15,11 +15,12 @@ import statistics
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Literal
 
-from gateway.shared.files.units import GIB
+from gateway.shared.files.units import GIB, MIB
 from sidecar.core.inventory import Size
 from sidecar.core.startup_lines import STAGES, Stage, share_of, stage_of
 
 DISK, WAKES_AT, SLEEPS_AT = 1.5 * GIB, 8.0 * GIB, 2.0 * GIB  # bytes a second: read, back from the host, to the host
+DOWNLOADS = 100 * MIB  # bytes a second, where a model is not all here: nearly a gigabit
 PROCESS, COMPILE, GRAPHS, EAGER = 20.0, 80.0, 20.0, 5.0  # seconds; EAGER: to profile, without compilation and graphs
 AROUND = 0.5  # seconds of sleep and of waking beside the bytes
 DROPS = 1.0  # seconds to fall asleep at level 2, which copies nothing
@@ -51,17 +52,21 @@ class StepTimes:
     # -- foretold -----------------------------------------------------------------------------------------------------
 
     def start_stages(self, size: Size) -> Mapping[Stage, float]:
-        """Seconds of each stage of a start."""
+        """Seconds of each stage of a start. A download is a part of loading the weights."""
         if self.stages:
-            return {stage: self.stages.get(stage, 0.0) for stage in STAGES}
-        if not size.stored:
-            return {stage: each * (self.load or LOAD) / LOAD for stage, each in UNKNOWN.items()}
-        found: dict[Stage, float] = {"process": PROCESS, "weights": size.stored / self._disk()}
-        return found | {"compile": EAGER if self._eager else COMPILE, "graphs": 0.0 if self._eager else GRAPHS}
+            found = {stage: self.stages.get(stage, 0.0) for stage in STAGES}
+        elif not size.stored:
+            found = {stage: each * (self.load or LOAD) / LOAD for stage, each in UNKNOWN.items()}
+        else:
+            found = {"process": PROCESS, "weights": size.stored / self._disk()}
+            found |= {"compile": EAGER if self._eager else COMPILE, "graphs": 0.0 if self._eager else GRAPHS}
+        return {**found, "weights": found["weights"] + size.absent / DOWNLOADS}
 
     def load_seconds(self, size: Size) -> float:
         """Seconds of a start."""
-        return self.load or sum(self.start_stages(size).values())
+        if self.load and not size.absent:
+            return self.load
+        return sum(self.start_stages(size).values())
 
     def wake_seconds(self, size: Size) -> tuple[float, float]:
         """Seconds of waking from level 1, which copies the weights back, and from level 2, which reads them again."""
@@ -99,7 +104,10 @@ class StepTimes:
     # -- measured -----------------------------------------------------------------------------------------------------
 
     def loaded(self, seconds: float, stages: Mapping[Stage, float], size: Size) -> None:
-        """A start took so long; `stages`: those that its lines told, none where they told nothing."""
+        """A start took so long; `stages`: those that its lines told, none where they told nothing. One that has
+        downloaded its model tells nothing of the next."""
+        if size.absent or size.guessed:
+            return
         self.load = _learnt(self.load, seconds)
         if stages:
             self.stages = {stage: _learnt(self.stages.get(stage), stages.get(stage, 0.0)) for stage in STAGES}

@@ -271,6 +271,7 @@ def size_of(profile: Profile, found: Estimate) -> Size:
         beyond=found.beyond,
         weights=found.least.weights,
         stored=found.stored.bytes,
+        absent=found.stored.absent,
         arithmetic=found.words,
     )
 

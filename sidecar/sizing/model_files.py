@@ -217,12 +217,13 @@ def _stored_in_cache(folder: Path, where: ModelLocation) -> StoredWeights:
     except Unusable as error:
         absent = _absent(where, f"{where.model} is not wholly in the cache")
         try:
-            total = index_from(_bytes(folder / INDEX, MAX_INDEX)).total
+            index = index_from(_bytes(folder / INDEX, MAX_INDEX))
         except (FileNotFoundError, ModelError):
-            total = None
-        if total is None or isinstance(absent, Unusable):
             raise absent from error
-        return StoredWeights(total)
+        if index.total is None or isinstance(absent, Unusable):
+            raise absent from error
+        here = sum(_size(folder / name) for name in index.files[:MAX_FILES] if (folder / name).exists())
+        return StoredWeights(index.total, absent=max(0, index.total - here))
 
 
 def _absent(where: ModelLocation, what: str) -> NotKnown | Unusable:

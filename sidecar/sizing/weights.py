@@ -26,10 +26,12 @@ _WIDE = frozenset(("F32", "F64"))
 
 
 class StoredWeights(msgspec.Struct, frozen=True):
-    """Bytes of weights in files. `wide`: of them in 32 bits or more, which vLLM brings down to what it computes in."""
+    """Bytes of weights in files. `wide`: of them in 32 bits or more, which vLLM brings down to what it computes in.
+    `absent`: of them in files that are not here yet."""
 
     bytes: int
     wide: int = 0
+    absent: int = 0
 
 
 class Index(msgspec.Struct, frozen=True):

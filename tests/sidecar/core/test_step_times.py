@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gateway.shared.files.units import GIB
@@ -132,6 +133,16 @@ def test_a_disk_is_measured_for_all_models_of_the_machine() -> None:
     assert own.wake_seconds(SIZE)[1] == pytest.approx(10.5)
     own.disk = None
     assert own.disk == pytest.approx(3 * GIB), "nothing is known instead"
+
+
+def test_a_download_is_foretold_and_tells_nothing_of_the_next_start() -> None:
+    made, coming = times(), msgspec.structs.replace(SIZE, absent=5 * GIB)
+    assert made.load_seconds(coming) == pytest.approx(made.load_seconds(SIZE) + 51.2)
+    made.loaded(600.0, {"process": 10.0, "weights": 500.0, "compile": 90.0}, coming)
+    made.loaded(600.0, {"process": 10.0, "weights": 500.0, "compile": 90.0}, Size(guessed=True))
+    assert (made.load, made.stages, made.disk) == (None, {}, None)
+    made.loaded(40.0, {"process": 10.0, "weights": 20.0, "compile": 10.0}, SIZE)
+    assert (made.load_seconds(SIZE), made.load_seconds(coming)) == (40.0, pytest.approx(91.2))
 
 
 # -- under way --------------------------------------------------------------------------------------------------------

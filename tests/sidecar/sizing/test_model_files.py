@@ -216,7 +216,9 @@ def test_a_hub_s_model_is_found_in_the_cache(tmp_path: Path) -> None:
     assert "HF_HUB_OFFLINE keeps vLLM from" in refused(tmp_path, "other/model", environment=offline)
 
     (snapshot / "model-00002-of-00002.safetensors").unlink()  # not downloaded yet
-    assert read(tmp_path, "meta/Llama", home) == StoredWeights(EIGHT_B), "the index knows"
+    found = read(tmp_path, "meta/Llama", home)
+    assert found == StoredWeights(EIGHT_B, absent=found.absent), "the index knows"
+    assert found.absent == pytest.approx(EIGHT_B / 2, abs=1000)
     assert "not wholly in the cache, and HF_HUB_OFFLINE" in refused(tmp_path, "meta/Llama", environment=offline)
     (snapshot / "model.safetensors.index.json").unlink()
     with pytest.raises(NotHere, match="not wholly in the cache"):
