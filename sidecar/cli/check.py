@@ -23,6 +23,7 @@ from sidecar.core.config import (
     warnings,
 )
 from sidecar.core.profile import Profile
+from sidecar.serve.time_zone import zone_faults
 
 DESCRIPTION = "Find the mistakes in sidecar files."
 EXAMPLES = """\
@@ -92,6 +93,7 @@ def _checked(path: Path, *, files: bool, here: bool) -> tuple[list[Shown], Sidec
             reading = read_config(file.read(MAX_BYTES + 1), str(path))
         if files:
             reading.judge(_named(reading.value, path))
+            reading.judge(zone_faults(reading.value))
         if here:
             reading.judge(_models(reading.value, path))
         config = reading.good()

@@ -20,6 +20,7 @@ from sidecar.core.flags import SIMULATED_GPUS
 from sidecar.ray import pool
 from sidecar.residency.state_file import StateFile
 from sidecar.serve.operator_log import say
+from sidecar.serve.time_zone import zone_faults
 
 TOKEN_LENGTH = 16
 TOKEN_BYTES = 4096
@@ -32,7 +33,10 @@ def checked(path: Path, *, to_ask: bool = False) -> SidecarConfig:
         reading = read_config(_read(path, MAX_BYTES + 1), str(path))
         config = reading.value
         readable = config.listen is not UNREAD and config.token_file is not UNREAD
-        return config if to_ask and readable else reading.good()
+        if to_ask and readable:
+            return config
+        reading.judge(zone_faults(config))
+        return reading.good()
     except InvalidFile as error:
         raise Mistake(str(error)) from error
 

@@ -40,6 +40,12 @@ Every field of a sidecar's file, with what it may hold and its default. Written 
 SidecarName = Annotated[str, Text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a name of letters, digits, _ . and -")]
 # Part of paths in the control API, of file names and of metric labels.
 ProfileName = Annotated[str, Text(r"[a-z0-9][a-z0-9_.-]{0,63}", "a lower-case name of letters, digits, _ . and -")]
+ZoneName = Annotated[
+    str,
+    Text(
+        r"[A-Za-z][A-Za-z0-9_+-]{0,31}(?:/[A-Za-z0-9_+-]{1,32}){0,2}", "the name of a time zone such as Europe/Berlin"
+    ),
+]
 GatewayUrl = Annotated[
     str,
     Text(
@@ -74,6 +80,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     are here. `engine_addresses`: the pool that engines listen on, which no other machine can reach: a folder for unix
     sockets or ports of 127.0.0.1; null: sockets in a folder that is this user's alone. `engine`: what runs the models.
     `host_memory_for_sleep`: how much host memory the weights of sleeping models may fill; auto: half of the machine's.
+    `time_zone`: of schedules, such as Europe/Berlin; null: the machine's.
     `state_file`: what it must know after a restart: which engines are its own, what each model was measured to take.
     `log_dir`: a file per model, of what its engine writes. `models`: what may run, by profile name.
     """
@@ -90,6 +97,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine_addresses: AddressPool | None = None
     engine: EngineSettings = EngineSettings()
     host_memory_for_sleep: Literal["auto"] | Annotated[Bytes, Bounds(ge=0, le=1024**5)] = "auto"
+    time_zone: ZoneName | None = None
     state_file: FileName = "sidecar.state"
     log_dir: FileName = "sidecar-logs"
     models: Mapping[ProfileName, Profile]

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from sidecar.core.copies import SLEEPS_AFTER
+from sidecar.core.file.schedule import Kept
 from sidecar.core.inventory import BACK, Resident, Size, Target
 from sidecar.core.lifecycle import (
     DRAIN,
@@ -45,7 +46,8 @@ class ModelState:
     `least_room`: bytes that a start had and found too few. `taught`: it claims otherwise since its last start, which
     failed. `replaced`: the file has other settings for its engine, which has to end first; `leaving`: the file no
     longer has it. `off`: an operator has switched it off, nothing but an operator switches it on. `stopped_by_hand`:
-    not to be started only because it is pinned. `held_back`: withdrawn by hand.
+    not to be started only because it is pinned. `held_back`: withdrawn by hand. `preloads`: to be started by
+    itself, if there is room. `hours`: what its schedule keeps until `hours_until`; None: for good.
     `starting`: its start under way, from when its process is begun. `times`: what its steps take.
     `asked`: a person wants it though it has failed too often. `copy`: another engine serves its model, by all gateways;
     `ordered`: somebody wants it all the same. `unusable`: why it cannot be sized. `sized` once it was; `sizes`: by the
@@ -63,6 +65,8 @@ class ModelState:
         "first_residue",
         "gpus",
         "held_back",
+        "hours",
+        "hours_until",
         "idle_since",
         "infeasible",
         "last_used",
@@ -73,6 +77,7 @@ class ModelState:
         "name",
         "off",
         "ordered",
+        "preloads",
         "profile",
         "replaced",
         "size",
@@ -103,6 +108,9 @@ class ModelState:
         self.wanted_until = -math.inf
         self.off = False
         self.stopped_by_hand = False
+        self.preloads = profile.preload
+        self.hours: Kept = ""
+        self.hours_until: float | None = None
         self.renew(profile, now)
 
     def renew(self, profile: Profile, now: float) -> None:
@@ -140,7 +148,7 @@ class ModelState:
     def want(self, now: float, *, ordered: bool = False) -> None:
         """Somebody wants it to run: calls that wait, or, `ordered`, a person or a gateway who says it only once. One
         that is off stays so."""
-        if self.off:
+        if self.shut:
             return
         self.wanted_since = now if self.wanted_since is None else self.wanted_since
         self.ordered = self.ordered or ordered
@@ -150,11 +158,14 @@ class ModelState:
     def wanted(self, now: float) -> bool:
         """Whether it is to run: somebody wants it still, or it is always to."""
         wanted = self.wanted_since is not None and now <= self.wanted_until
-        return not self.off and (wanted or (self.profile.pin and not self.stopped_by_hand))
+        return not self.shut and (wanted or (self.pinned and not self.stopped_by_hand))
 
     def advance(self, now: float) -> None:
-        """Forget that it was wanted where nobody has said so again in time, unless it is on its way."""
+        """Forget that it was wanted where nobody has said so again in time, unless it is on its way; and that it is to
+        be loaded by itself once it was."""
         life = self.lifecycle
+        if life.state in (RUNNING, SLEEPING, ERROR):
+            self.preloads = False
         if now > self.wanted_until and life.pending is None and life.state not in (STARTING, RUNNING):
             self.wanted_since, self.ordered = None, False
 
@@ -166,7 +177,7 @@ class ModelState:
     @property
     def spare(self) -> bool:
         """Whether it is wanted at most as a copy, which no warmer model makes way for."""
-        return self.copy and not self.ordered and not self.profile.pin
+        return self.copy and not self.ordered and not self.pinned
 
     def starved(self, now: float) -> bool:
         """Whether it was wanted for so long that others make room for it though they are never idle."""
@@ -195,6 +206,16 @@ class ModelState:
         """
         return self.uses[0] if len(self.uses) == BACK else -math.inf
 
+    @property
+    def shut(self) -> bool:
+        """Whether it is off, by an operator or by its schedule."""
+        return self.off or self.hours == "off"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is always to run, by its profile or at this hour."""
+        return self.profile.pin or self.hours == "pinned"
+
     def serves(self) -> bool:
         """Whether gateways may send it calls."""
         return self.lifecycle.state is RUNNING and self.lifecycle.pending is None
@@ -204,7 +225,7 @@ class ModelState:
     def idle_step(self) -> tuple[float, Literal["sleep", "stop"]] | None:
         """Time and kind of its next step down, were it left alone from now on; None: never."""
         profile, state = self.profile, self.lifecycle.state
-        if profile.pin or self.lifecycle.pending is not None:
+        if self.pinned or self.lifecycle.pending is not None:
             return None
         stop = math.inf if profile.stop_after is None else profile.stop_after
         sleep = math.inf
@@ -218,7 +239,7 @@ class ModelState:
     def starts_at(self, now: float) -> float | None:
         """From when on it may be started or woken, by itself or because it is wanted; None: it is not to be."""
         life = self.lifecycle
-        if self.off or self.replaced or life.pending is not None or not self.sized:
+        if self.shut or self.replaced or life.pending is not None or not self.sized:
             return None
         if life.state in (STARTING, RUNNING):
             return None
@@ -226,7 +247,8 @@ class ModelState:
             return now
         if life.state is ERROR and life.rests_until is None:
             return life.restart_at
-        return max(now, life.rests_until or now) if self.wanted(now) else None
+        preloads = self.preloads and not self.stopped_by_hand
+        return max(now, life.rests_until or now) if self.wanted(now) or preloads else None
 
     # -- sleep ------------------------------------------------------------------------------------------------------
 
@@ -251,7 +273,6 @@ class ModelState:
     ) -> Resident:
         """As the plan sees it, with `ref_count` calls in flight, `unseen` bytes that NVML does not show yet, and
         `host_held` bytes of host memory booked."""
-        profile = self.profile
         return Resident(
             profile=self.name,
             state=self.lifecycle.state,
@@ -261,12 +282,12 @@ class ModelState:
             unseen=unseen,
             ref_count=ref_count + self.busy,
             busy_for=0.0 if self.busy_since is None else now - self.busy_since,
-            pinned=profile.pin,
+            pinned=self.pinned,
             pending=self.lifecycle.pending,
             last_used=self.last_used,
             warmth=warmth,
             model=self.model,
-            copy=self.copy and not profile.pin,
+            copy=self.copy and not self.pinned,
             since=self.lifecycle.since,
             load_seconds=self.load_seconds,
             wake_seconds=self.wake_seconds,
@@ -351,7 +372,7 @@ class ModelState:
         life = self.lifecycle
         if self.serves():
             return 0.0
-        if self.unusable or self.off or self.held_back or self.leaving or self.rests(now):
+        if self.unusable or self.shut or self.held_back or self.leaving or self.rests(now):
             return None
         again = self._way()
         if life.pending is START and self.starting is not None:

@@ -14,6 +14,7 @@ import msgspec
 from gateway.shared.files.checked import Fault, Path, listed, nearest, readable, shortened
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.units import GIB, SECONDS, Bytes, Count, Seconds, Share
+from sidecar.core.file.schedule import Hours, hours_faults
 from sidecar.core.flags import CPU_KV, FLAGS, OWNED, OWNED_VARIABLES, VARIABLES, fits, owned_flag
 
 Bounds = msgspec.Meta
@@ -80,8 +81,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     it. `gpus`: which ones; null: those that fit best. `gpu_memory`: on each, what its KV cache may take, or a share of
     the GPU for all of it; auto: what the sidecar works out for it.
     `sleep`: null: it never sleeps, and is stopped to make room. `stop_after`: idle time until it is stopped; null:
-    never. `pin`: it is never put to sleep or stopped to make room. `max_starvation`: how long a call may wait before
-    models used more than this one make room for it.
+    never. `pin`: it is never put to sleep or stopped to make room. `preload`: it is started with the sidecar, if there
+    is room. `schedule`: what else holds at certain hours. `max_starvation`: how long a call may wait before models used
+    more than this one make room for it.
     `warmup`: what is asked of it before others may ask. `load_stall`: how long starting may go on without a sign of
     progress: a new kind of line, growing files, reading; CPU time counts for as long again. `load_timeout`: how long it
     may take in all, but never less than `load_stall`; null: as long as it progresses.
@@ -102,6 +104,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     sleep: Sleep | None = Sleep()
     stop_after: Moment | None = None
     pin: bool = False
+    preload: bool = False
+    schedule: tuple[Hours, ...] = ()
     max_starvation: Moment = 60.0
     warmup: Warmup = Warmup()
     load_stall: Moment = 300.0
@@ -120,6 +124,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 def faults(profile: Profile, at: Path) -> Iterator[Fault]:
     """Mistakes that keep a well-formed profile, which is at the path `at`, from being used."""
     yield from readable(_gpus(profile, at), _idle(profile, at), _loads(profile, at), _engine(profile, at))
+    yield from readable(hours_faults(profile.schedule, (*at, "schedule")))
     for name, value in profile.flags.items():
         yield from _flag(name, value, (*at, "flags", name))
         if profile.adapters and name in ("enable-lora", "lora-modules"):

@@ -1,9 +1,8 @@
 """Changes by a newer file of the sidecar, brought about model by model while it runs.
 
 A model whose engine would be started as before has its new settings at once. One whose engine would be started
-otherwise, or that is gone, is withdrawn first: gateways send it nothing more and its calls end. Nothing is locked
-meanwhile, so other models of its GPUs move as ever. Then its engine ends, and its new settings count, or its name goes.
-A still newer file, also one that takes everything back, finds whatever there is then.
+otherwise, or that is gone, is withdrawn first (withdrawals.py). Then its new settings count, or its name goes. A still
+newer file, also one that takes everything back, finds whatever there is then.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ from collections.abc import Callable, MutableMapping
 
 from sidecar.core.config import SidecarConfig
 from sidecar.core.file.reload import Reload, changes, in_force, too_many
-from sidecar.core.lifecycle import DRAIN, ERROR, SLEEPING, STARTING, STOP, STOPPED
 from sidecar.core.model_state import ModelState
-from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.effects import Engines
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.planner import Planner
-from sidecar.residency.scheduler import Scheduler
+from sidecar.residency.withdrawals import Withdrawals
 
 CALLS_WITHIN = (
     600.0  # seconds for the calls of an engine that is to end; the longest a client should wait for an answer
@@ -36,10 +33,9 @@ class FileChanges:
         entries: dict[str, ModelState],
         engines: Engines,
         planner: Planner,
-        scheduler: Scheduler,
+        withdrawals: Withdrawals,
         steps: EngineSteps,
         tasks: GpuTasks,
-        demand: GatewayDemand,
         *,
         disks: MutableMapping[str, float],
         touch: Callable[[], None],
@@ -51,15 +47,13 @@ class FileChanges:
         self._entries = entries
         self._engines = engines
         self._planner = planner
-        self._scheduler = scheduler
+        self._withdrawals = withdrawals
         self._steps = steps
         self._tasks = tasks
-        self._demand = demand
         self._disks = disks
         self._touch = touch
         self._clock = clock
         self._say = say
-        self._withdrawn: dict[str, tuple[int, float]] = {}  # the last report before that, and when to wait no longer
 
     def take(self, file: SidecarConfig, taken: SidecarConfig, host_memory: int) -> Reload:
         """Take a newer file, of which `taken` takes effect. Raises ValueError, with nothing changed."""
@@ -75,8 +69,9 @@ class FileChanges:
             entry.leaving = name not in taken.models
             entry.replaced = entry.leaving or not self._same(name, before, taken)
             if not entry.replaced:
+                entry.preloads = entry.preloads or (taken.models[name].preload and not entry.profile.preload)
                 entry.profile = taken.models[name]
-                self._stays(entry)
+                self._withdrawals.stays(entry)
         self._come_into_force()
         for name in found.added:
             if name not in self._entries:
@@ -95,41 +90,17 @@ class FileChanges:
         self.config = self._planner.config = in_force(self.config, self._taken, ending)
         self._engines.apply(self.config)
 
-    def _stays(self, entry: ModelState) -> None:
-        """It was to end by a file that does not count any more."""
-        withdrawn = self._withdrawn.pop(entry.name, None) is not None and not (entry.held_back or entry.off)
-        if withdrawn and entry.lifecycle.pending is DRAIN and entry.name not in self._tasks:
-            self._steps.transition(entry, "cancel")
-
     # -- what has to end first ----------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Do what is due for models that have to end first; to be asked whenever anything has changed."""
         for entry in [entry for entry in self._entries.values() if entry.replaced]:
-            life = entry.lifecycle
-            if entry.name in self._tasks:
-                if life.state is STARTING and life.pending is not STOP:
-                    self._steps.transition(entry, "stop")
-                    self._steps.stop_starting(entry)
-            elif life.state in (STOPPED, ERROR):
+            if self._withdrawals.end(entry):
                 self._ended(entry)
-            elif (life.state is SLEEPING or self._calls_over(entry)) and self._tasks.free(entry.gpus):
-                self._scheduler.begin_idle(entry, "stop", ordered=True)
-
-    def _calls_over(self, entry: ModelState) -> bool:
-        """Whether no gateway sends it anything any more and it has nothing to do, or that has lasted for too long."""
-        now, known = self._clock(), self._withdrawn.get(entry.name)
-        if known is None or entry.lifecycle.pending is None:  # or somebody else had withdrawn it, and has given that up
-            known = self._demand.reports, now + CALLS_WITHIN if known is None else known[1]
-            self._withdrawn[entry.name] = known
-            if entry.lifecycle.pending is None:
-                self._steps.transition(entry, "drain")
-        after, until = known
-        return now >= until or (self._demand.drained(entry.name, after) is True and not entry.busy)
 
     def _ended(self, entry: ModelState) -> None:
         """It has no engine: its new settings count, or it goes."""
-        self._withdrawn.pop(entry.name, None)
+        was_awake = self._withdrawals.forget(entry)
         self._steps.facts.pop(entry.name, None)
         if entry.leaving:
             del self._entries[entry.name]
@@ -137,6 +108,7 @@ class FileChanges:
             self._say(f"{entry.name} is gone, as the file no longer has it")
         else:
             entry.renew(self._taken.models[entry.name], self._clock())
+            entry.preloads = entry.profile.preload and was_awake
             self._say(f"{entry.name} has its new settings")
         self._come_into_force()
         if not entry.leaving:

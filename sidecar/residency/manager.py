@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Callable
 
 from gateway.shared.protocol import CapacityReport, DemandReport, GPUReport, ModelReport
 from sidecar.core.config import SidecarConfig
+from sidecar.core.file.schedule import Offset
 from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import STARTING
 from sidecar.core.model_state import ModelState
@@ -24,6 +26,7 @@ from sidecar.residency.effects import Engines
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.file_changes import FileChanges
 from sidecar.residency.gpu_tasks import GpuTasks
+from sidecar.residency.hours import OpeningHours
 from sidecar.residency.liveness import LivenessProbes
 from sidecar.residency.operations import Operations
 from sidecar.residency.orders import Orders
@@ -33,6 +36,7 @@ from sidecar.residency.scheduler import Scheduler
 from sidecar.residency.sleep_steps import SleepSteps
 from sidecar.residency.state_file import SavedState, StateFile, Times
 from sidecar.residency.takeover import take_over
+from sidecar.residency.withdrawals import Withdrawals
 
 SAMPLE_EVERY = 1.0  # seconds between two looks at the GPUs
 KEPT_WITHIN = 5.0  # seconds for the state file, less than whoever has ordered something waits
@@ -47,7 +51,8 @@ BLIND = (
 
 class Manager:
     """`state` None: nothing is kept; `known` is what it said. `host_memory`, `hot`, `warmth`: see `Planner`. `changed`
-    is set at every change worth a report. `say` takes one line for the operator."""
+    is set at every change worth a report. `say` takes one line for the operator. `wall`, `offset`: see
+    OpeningHours."""
 
     def __init__(
         self,
@@ -61,6 +66,8 @@ class Manager:
         hot: float = HOT,
         warmth: Callable[[ModelState, float], float] = ModelState.warmth,
         clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+        offset: Offset = lambda _: 0.0,
         say: Callable[[str], None],
     ) -> None:
         now = clock()
@@ -127,15 +134,25 @@ class Manager:
             reports=lambda: self.demand.reports,
             clock=clock,
         )
+        withdrawals = Withdrawals(self._scheduler, self.steps, self.tasks, self.demand, clock)
+        self.hours = OpeningHours(
+            self.entries,
+            withdrawals,
+            self.steps,
+            wall=wall,
+            offset=offset,
+            clock=clock,
+            touch=self._touch,
+            say=say,
+        )
         self.file = FileChanges(
             config,
             self.entries,
             engines,
             self.planner,
-            self._scheduler,
+            withdrawals,
             self.steps,
             self.tasks,
-            self.demand,
             disks=disks,
             touch=self._touch,
             clock=clock,
@@ -166,6 +183,7 @@ class Manager:
             await take_over(name, record, known, self._engines, self.steps, self.host, self._clock(), self._say)
             if known is not None and known.off and known.serves():
                 self.steps.transition(known, "drain")
+        self.hours.turn()
         records = [self.steps.record(entry) for entry in self.entries.values()]
         await self._engines.sweep({record.process.engine for record in records if record is not None})
         self._keep()
@@ -178,7 +196,7 @@ class Manager:
                 for entry in self.entries.values():
                     self._probes.look_after(entry)
                 self.file.turn()
-                at = self._scheduler.turn()
+                at = min(self.hours.turn(), self._scheduler.turn())
                 self._due.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(at):

@@ -86,7 +86,7 @@ class Operations:
                 if not await self._steps.end(victim):
                     self._give_up([entry])
                     return False
-        if entry.off:
+        if entry.shut:
             self._give_up([entry])
             return False
         return True

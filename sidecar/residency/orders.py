@@ -63,7 +63,7 @@ class Orders:
         """It is wanted: start or wake it as soon as that can be. One that is off stays so, and its report says that.
         Raises KeyError."""
         entry, now = self._entries[profile], self._clock()
-        if entry.off:
+        if entry.shut:
             return self._report(profile)
         entry.stopped_by_hand = False
         self._readmit(entry)

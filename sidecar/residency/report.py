@@ -13,7 +13,8 @@ from sidecar.core.lifecycle import SLEEPING, State
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan
 
-FAILED, WITHDRAWN = "error", "draining"  # why a model cannot be had, beside NO_MEMORY and OFF
+FAILED, WITHDRAWN, HOURS = "error", "draining", "hours"  # why a model cannot be had, beside NO_MEMORY and OFF
+HEARD = 1.0  # seconds after its hours begin until every gateway has heard of that
 LONGEST = 2000  # characters of a sentence, as the wire has it
 
 
@@ -73,6 +74,9 @@ def _why(entry: ModelState, decision: Plan | Infeasible | None, now: float) -> t
     life = entry.lifecycle
     if entry.leaving:
         return WITHDRAWN, f"the sidecar's file no longer has {entry.name}", None
+    if entry.hours == "off" and not entry.off:
+        retry_in = None if entry.hours_until is None else max(0.0, entry.hours_until - now) + HEARD
+        return HOURS, f"{entry.name} is off at this hour, by its schedule", retry_in
     if entry.off:
         return OFF, f"{entry.name} is off until an operator switches it on: sidecar on {entry.name}", None
     if entry.unusable:

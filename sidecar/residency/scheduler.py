@@ -60,7 +60,7 @@ class Scheduler:
         for entry in self._entries.values():
             self._hear(entry, now)
         idle = [self._let_idle(entry, now) for entry in self._entries.values()]
-        first_wanted = sorted(self._entries.values(), key=lambda entry: (entry.wanted_since or now, entry.name))
+        first_wanted = sorted(self._entries.values(), key=lambda entry: entry.wanted_since or now)  # else by the file
         start = [self._let_start(entry, now) for entry in first_wanted]
         return max(now + LEAST, min(now + MOST, *idle, *start))
 
@@ -112,6 +112,8 @@ class Scheduler:
         for idle in ("copies", "all") if entry.starved(now) else ("copies",):
             if isinstance(decision, Infeasible) and not decision.waits and not entry.spare:
                 decision, patient = self._planner.decide(entry, now, idle=idle), True
+        if entry.preloads and not (isinstance(decision, Plan) and not decision.sleep and not decision.stop):
+            entry.preloads = any(each.lifecycle.pending for each in self._entries.values())  # who may yet leave room
         if isinstance(decision, Infeasible):
             if entry.infeasible is None or entry.infeasible.why != decision.why:
                 self._changed.set()

@@ -25,6 +25,7 @@ from sidecar.relay.relay import Relay, RelayedEngine
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.serve.operator_log import say
+from sidecar.serve.time_zone import offset_of
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", as a container sees its own
 
@@ -36,7 +37,17 @@ def managed(config: SidecarConfig, folder: Path, sampler: Sampler, state: StateF
     engines = engines_of(config, folder, known, gpus_from)
     machine = GpuMonitor(sampler.sample if on_gpus else None, say)
     memory = host_memory(config)
-    return Manager(config, engines, machine, state, known=known, host_memory=memory, clock=time.monotonic, say=say)
+    return Manager(
+        config,
+        engines,
+        machine,
+        state,
+        known=known,
+        host_memory=memory,
+        clock=time.monotonic,
+        offset=offset_of(config.time_zone),
+        say=say,
+    )
 
 
 def gpus_of(config: SidecarConfig, folder: Path | None) -> GPUs:

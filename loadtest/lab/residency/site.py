@@ -46,6 +46,7 @@ class Site:
         self.text = text
         self.log: list[tuple[float, str]] = []
         self.wrong: list[str] = []
+        self.midnight = 86_400.0 - asyncio.get_running_loop().time()  # Unix seconds at the loop's 0: it begins at 00:00
         self._host_memory = host_memory
         self._hot = hot
         self._warmth = warmth
@@ -86,6 +87,7 @@ class Site:
             known=known,
             host_memory=self._host_memory,
             clock=loop.time,
+            wall=lambda: self.midnight + loop.time(),
             say=self.say,
             hot=self._hot,
             warmth=self._warmth,
@@ -161,7 +163,7 @@ class Site:
             if host.total > host.bound:
                 self.wrong.append(f"{self.now:.1f} s: {host.total / GIB:.1f} GiB of host memory: {self.state()}")
             for name, entry in self.manager.entries.items():
-                waits = entry.held_back or entry.off or entry.replaced  # for somebody, for its GPUs, for calls to end
+                waits = entry.held_back or entry.shut or entry.replaced  # for somebody, for its GPUs, for calls to end
                 if entry.lifecycle.pending is not None and not waits and name not in self.manager.tasks:
                     self.wrong.append(f"{self.now:.1f} s: nobody sees to {name}: {self.state()}")
             await asyncio.sleep(self._look_every)
