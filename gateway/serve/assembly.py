@@ -305,6 +305,15 @@ class Gateway:
         """A sidecar says something else of an engine; a model that it puts to sleep must not be sent a call more."""
         engine, before = self.fleet.engines[member.id], self.brought[member.id]
         self.brought[member.id] = member
+        if member.url != before.url:  # its relay has TLS now, or no longer
+            engine.url = member.url
+            self.clients.pop(member.id).close()
+            self.clients[member.id] = Client(
+                parse_origin(member.url), client_settings(self.policy), names=self.telemetry.names
+            )
+            self.clients[member.id].go_by(client_settings(self.policy), *self._shown(engine))
+            self.telemetry.forget(engine)
+            self.telemetry.watch(engine, *self._shown(engine))
         if member.open and (not before.open or member.served != before.served):
             self._open(engine, member)
         elif member.open:

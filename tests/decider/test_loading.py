@@ -9,6 +9,8 @@ import pytest
 
 from gateway.decider.loading import load
 from gateway.shared.files.checked import InvalidFile
+from gateway.upstream.trust import Trust
+from tests.wire.test_server_seats import made
 
 ENGINES = "fleet: {engines: [{url: 'http://h:1', api_key_file: a.key}, {url: 'http://h:2'}]}\n"
 
@@ -55,6 +57,27 @@ def test_sidecars_show_the_token_of_their_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidFile, match=r"token_file: .*s\.token: No such file"):
         load(path, Path.read_bytes)
     assert load(written(tmp_path, p_yaml="fleet: {sidecars: {}}\n"), Path.read_bytes).sidecar_token is None
+
+
+def test_what_sidecars_are_shown_and_whose_certificates_are_trusted(tmp_path: Path) -> None:
+    sidecars = "order_token_file: o.token, tls: {ca_file: ca.pem, name: weir-sidecar}"
+    policy, order = f"fleet: {{sidecars: {{{sidecars}}}}}\n", "order-of-sixteen-letters"
+    made(tmp_path, "ca")
+    path = written(tmp_path, p_yaml=policy, o_token=order)
+    found = load(path, Path.read_bytes)
+    assert (found.sidecar_token, found.order_token) == (None, order)
+    assert found.sidecar_trust == Trust(ca=(tmp_path / "ca.pem").read_text(), name="weir-sidecar")
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(InvalidFile, match=r"sidecars\.tls\.ca_file: .*ca\.pem: .*, expected a file of certificates"):
+        load(path, Path.read_bytes)
+    (tmp_path / "ca.pem").unlink()
+    with pytest.raises(InvalidFile, match=r"ca_file: .*ca\.pem: No such file"):
+        load(path, Path.read_bytes)
+    path = written(tmp_path, p_yaml="fleet: {sidecars: {order_token_file: o.token, tls: {}}}\n", o_token="short")  # noqa: S106
+    with pytest.raises(InvalidFile, match=r"order_token_file: .*o\.token, .* at least 16 "):
+        load(path, Path.read_bytes)
+    path = written(tmp_path, p_yaml="fleet: {sidecars: {tls: {}}}\n")
+    assert load(path, Path.read_bytes).sidecar_trust == Trust()
 
 
 def test_cache_salts_are_made_with_the_secret_of_a_file(tmp_path: Path) -> None:

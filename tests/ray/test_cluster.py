@@ -26,6 +26,8 @@ from loadtest.processes import Gateway, get, until
 from sidecar.core.config import decode
 from sidecar.gpus.simulated import lay_out
 from sidecar.process import process_family
+from sidecar.ray.pool import decode as decode_pool
+from sidecar.ray.pool import for_node
 from sidecar.serve.assembly import owner
 from tests.e2e.children import post
 
@@ -42,8 +44,7 @@ engines_per_node: {chat: 2}
 sidecar:
   gateways: [GATEWAY]
   token_file: token
-  listen: 0.0.0.0:PORT
-  engine_addresses: 18100-18199
+  listen: 127.0.0.1:PORT
   engine: {simulated: h100-8b}
   models:
     chat: {model_path: /m/chat, gpu_memory: 40%}
@@ -137,7 +138,8 @@ class Machines:
         return status, answer
 
     def served_at(self) -> set[str]:
-        return {engine["url"].rpartition(":")[0] for engine in self.gateway.fleet()["engines"]}
+        """The folders of the sockets that calls go to."""
+        return {engine["url"].rpartition("/")[0] for engine in self.gateway.fleet()["engines"]}
 
 
 @pytest.fixture
@@ -185,7 +187,9 @@ def test_every_node_has_a_sidecar_for_as_long_as_it_is_there(machines: Machines)
     assert sorted(model["id"] for model in models) == ["chat", "other"]
     status, answer = machines.call()
     assert status == 200, answer
-    assert machines.served_at() <= {"http://127.0.0.2", "http://127.0.0.3"}
+    pool = decode_pool(machines.pool.read_bytes())
+    pools = [for_node(pool, node, "127.0.0.2").pool(str(machines.folder / "nodes")) for node in ("a", "b")]
+    assert machines.served_at() <= {f"unix://{each.sockets}" for each in pools}
 
     # A node joins.
     machines.join("c", 4)

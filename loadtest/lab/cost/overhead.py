@@ -119,13 +119,14 @@ def answers_calls(port: int) -> bool:
 class ServerUnderTest:
     """One server under test, alone on core 0. Raises ChildError."""
 
-    def __init__(self, command: list[str], port: int) -> None:
+    def __init__(self, command: list[str], port: int, ready: Callable[[int], bool] = answers_calls) -> None:
         self.port = port
+        self.ready = ready
         self.child = Child(command[0], ["taskset", "-c", "0", *command], Path(os.devnull))
 
     def __enter__(self) -> ServerUnderTest:
         try:
-            self.child.wait(lambda: answers_calls(self.port), 60.0, f"200 on port {self.port}", every=0.1)
+            self.child.wait(lambda: self.ready(self.port), 60.0, f"200 on port {self.port}", every=0.1)
         except BaseException:
             self.child.kill()
             raise

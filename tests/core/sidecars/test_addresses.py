@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.sidecars.addresses import is_loopback, networks_of, refusal
+from gateway.core.sidecars.addresses import is_loopback, is_relayed, networks_of, refusal
 
 PRIVATE = ("10.0.0.0/8", "fd00::/8")
 LOOPBACK = ("127.0.0.0/8", "::1")
@@ -22,6 +22,9 @@ LOOPBACK = ("127.0.0.0/8", "::1")
         ("http://localhost:8000", LOOPBACK, True, ""),
         ("http://[::1]:8000", LOOPBACK, True, ""),
         ("unix:///run/weir/a.sock", LOOPBACK, True, ""),
+        ("https://10.1.2.3:8003/engines/llama-3.1_8b", PRIVATE, False, ""),
+        ("http://11.1.2.3:8003/engines/a", PRIVATE, False, "not in a network of fleet.sidecars.allow"),
+        ("http://127.0.0.1:8003/engines/a", LOOPBACK, False, "a loopback address of another machine"),
         ("http://11.1.2.3:8000", PRIVATE, True, "not in a network of fleet.sidecars.allow"),
         ("http://127.0.0.1:8000", PRIVATE, True, "not in a network of fleet.sidecars.allow"),
         ("http://10.1.2.3:8000", (), True, "not in a network of fleet.sidecars.allow"),
@@ -49,7 +52,9 @@ def test_addresses(url: str, allow: tuple[str, ...], local: bool, why: str) -> N
         "http://10.1.2.3?x", "http://10.1.2.3#x", "ftp://10.1.2.3", "HTTP://10.1.2.3", "10.1.2.3:80", "",
         "http://10.1.2.3\r\nx: y", "http://10.1.2.3:80\n", "http://[fe80::1%eth0]:80", "unix://relative", "unix:///",
         "unix:///a b", "unix:///a?b", "unix:///" + "a" * 107, "http://0x7f000001",
-        "http://localhost.evil:80",
+        "http://localhost.evil:80", "http://10.1.2.3:80/engines/", "http://10.1.2.3:80/engines/a/b",
+        "http://10.1.2.3:80/engines/..", "http://10.1.2.3:80/engines/A", "http://evil@10.1.2.3:80/engines/a",
+        "http://evil/engines/a", "http://10.1.2.3:80/engines/a?x",
     ],
 )  # fmt: skip
 def test_what_is_not_plainly_an_address_is_none(url: str) -> None:
@@ -58,7 +63,30 @@ def test_what_is_not_plainly_an_address_is_none(url: str) -> None:
     )
 
 
-def test_a_control_address_is_no_socket() -> None:
+@pytest.mark.parametrize(
+    ("url", "local", "why"),
+    [
+        ("https://10.1.2.3:8003/engines/a", False, ""),
+        ("http://10.1.2.3:8003/engines/a", False, "not https://, as fleet.sidecars.tls asks for"),
+        ("http://10.1.2.3:8000", True, "not https://, as fleet.sidecars.tls asks for"),
+        ("http://127.0.0.1:8002", True, ""),
+        ("unix:///run/weir/a.sock", True, ""),
+    ],
+)
+def test_where_tls_is_asked_for_no_other_machine_is_used_without(url: str, local: bool, why: str) -> None:
+    assert refusal(url, networks_of((*PRIVATE, *LOOPBACK)), local=local, secure=True) == why
+
+
+def test_the_order_token_is_for_relays_alone() -> None:
+    assert is_relayed("http://10.1.2.3:8003/engines/a")
+    assert is_relayed("https://[fd00::1]:8003/engines/b.2")
+    for url in ("http://10.1.2.3:8000", "unix:///engines/a", "http://10.1.2.3:8003/engines/", "http://h/x/engines/a"):
+        assert not is_relayed(url)
+
+
+def test_a_control_address_is_no_socket_and_has_no_path() -> None:
+    relayed = "http://10.1.2.3:8003/engines/a"
+    assert refusal(relayed, networks_of(PRIVATE), local=True, sockets=False).startswith("not http(s)://")
     assert refusal("unix:///run/a", networks_of(LOOPBACK), local=True, sockets=False).startswith("not http(s)://")
 
 

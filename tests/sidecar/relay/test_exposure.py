@@ -94,20 +94,46 @@ def namespaces() -> Iterator[Namespaces]:
         yield Namespaces(names)
 
 
+def secured(folder: Path) -> tuple[str, str, list[str]]:
+    """The sidecar's file, the policy and the gateway's flags, with TLS both ways by certificates that are made here."""
+    for name, of in (("relay", "DNS:weir-sidecar"), ("control", f"IP:{ELSEWHERE}")):
+        argv = [
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=weir",
+        ]
+        key = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]
+        run("openssl", *argv, "-addext", f"subjectAltName={of}", *key)
+    relay = "relay: {listen: 0.0.0.0:8003, certificate_file: relay.pem, key_file: relay.key}\nca_file: control.pem"
+    sidecar = SIDECAR.replace("relay: 0.0.0.0:8003", relay).replace("http://", "https://")
+    policy = POLICY.replace("allow:", "tls: {ca_file: relay.pem, name: weir-sidecar}, allow:")
+    flags = [f"--control-tls-{kind}={folder}/control.{ending}" for kind, ending in (("cert", "pem"), ("key", "key"))]
+    return sidecar, policy, flags
+
+
 @contextlib.contextmanager
-def both(namespaces: Namespaces, folder: Path) -> Iterator[Box]:
+def both(namespaces: Namespaces, folder: Path, *, tls: bool = False) -> Iterator[Box]:
     """A sidecar on the machine, and a gateway elsewhere that has heard of it."""
-    (folder / "policy.yaml").write_text(POLICY)
+    sidecar_file, policy, flags = secured(folder) if tls else (SIDECAR, POLICY, [])
+    (folder / "policy.yaml").write_text(policy)
     for name, token in (("report", REPORT), ("order", ORDER), ("admin", ADMIN)):
         (folder / f"{name}.token").write_text(token)
         (folder / f"{name}.token").chmod(0o600)
     gateway = [
         *(*namespaces.elsewhere, sys.executable, "-m", "gateway.cli", "serve", "--policy", str(folder / "policy.yaml")),
         *("--listen", "127.0.0.1:8000", "--control", f"{ELSEWHERE}:8001", "--log", "none"),
-        *("--admin-token-file", str(folder / "admin.token")),
+        *("--admin-token-file", str(folder / "admin.token"), *flags),
     ]
-    with box(folder, SIDECAR) as found, Child("gateway", gateway, folder / "gateway.log") as child:
-        child.line(r"^control port (http://\S+)", 30.0)
+    with box(folder, sidecar_file) as found, Child("gateway", gateway, folder / "gateway.log") as child:
+        child.line(r"^control port (https?://\S+)", 30.0)
         argv = [*namespaces.machine, *found.argv("serve", "--gpus-from", str(found.gpus))]
         with Child("sidecar", argv, folder / "sidecar.log", env=found.env) as sidecar:
             sidecar.line(r"^control API (\S+)", 30.0)
@@ -179,3 +205,18 @@ def test_from_another_machine_nothing_is_reached_but_allowed_paths_with_the_toke
         methods = [f"{method} /engines/a/v1/completions" for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")]
         assert set(namespaces.statuses(*map(request, methods))) <= {400, 404}
         assert "[DONE]" in chat(namespaces, "a"), "and nothing of that has put it to sleep"
+        for log in ("sidecar.log", "gateway.log"):
+            said = (tmp_path / log).read_text()
+            assert "in the clear" in said, "tokens over plain HTTP are warned of"
+            assert not any(token in said for token in (REPORT, ORDER, ADMIN))
+
+
+def test_with_tls_both_ways_nothing_crosses_in_the_clear_and_nothing_is_warned_of(
+    namespaces: Namespaces, tmp_path: Path
+) -> None:
+    with both(namespaces, tmp_path, tls=True):
+        assert until(lambda: "[DONE]" in chat(namespaces, "a"), 30.0) is not None
+        (plain,) = namespaces.statuses(request("GET /engines/a/health"))
+        assert plain == 400, "a relay with a certificate speaks nothing but TLS"
+        for log in ("sidecar.log", "gateway.log"):
+            assert "in the clear" not in (tmp_path / log).read_text()
