@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shutil
 import sys
 import time
 from urllib.parse import quote
@@ -132,7 +133,7 @@ class _Shows:
             return
         if self._live:
             line = f"{self._profile}: {words} ({seconds(time.monotonic() - self._began)})"
-            print(f"\r\x1b[K{line[:200]}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
         elif (plain := re.sub(r"ready in [^,:]*", "on its way", words)) != self._last:
             self._last = plain
             print(f"{self._profile}: {words}", file=sys.stderr, flush=True)

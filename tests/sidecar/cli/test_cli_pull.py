@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import io
 import json
 import os
 import signal
@@ -17,10 +18,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from loadtest.processes import until
 from sidecar import cli
-from sidecar.cli.pull_progress import Lines
+from sidecar.cli.pull_progress import Bar, Lines
 from sidecar.pull import transfer
 from sidecar.pull.listing import Listing, SourceFile
 from sidecar.sizing.model_files import ModelLocation, read_model
@@ -421,3 +423,17 @@ def test_lines_of_progress_have_bytes_rate_and_the_time_that_is_left() -> None:
         "2 files, 10.0 GiB, from hub, 1.0 GiB are here already",
         "3.5 of 10.0 GiB, 35%, 512 MiB/s, 13 s left: a".replace("3.5 of", "3.5 GiB of"),
     ]
+
+
+def test_a_bar_on_a_terminal_has_bytes_rate_and_the_file(machine: Machine) -> None:
+    screen = io.StringIO()
+    bar = Bar(Console(file=screen, force_terminal=True, width=120))
+    bar.begin(Listing(source="hub", files=(SourceFile(name="a", size=10 * MIB),)), 2 * MIB)
+    bar.file("[red]model.safetensors")
+    bar.came(3 * MIB)
+    bar.trouble("cut off [x]")
+    bar.close()
+    shown = screen.getvalue()
+    for part in ("5.0/10.0 MiB", "(red]model.safetensors", "cut off [x]"):
+        assert part in shown
+    assert shown.rstrip("\r\n").endswith(("\x1b[2K", "\x1b[?25h")), "nothing of it stays"
