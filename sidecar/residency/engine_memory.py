@@ -36,13 +36,15 @@ class EngineMemory:
         }
 
     def ready(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> None:
-        """It serves, so it holds memory, and NVML tells of that or does not."""
-        self.blind = bool(entry.gpus) and not any(self.seen(entry, engine, gpus).values())
+        """It is there, so it holds memory, and NVML tells of that or does not."""
+        if entry.gpus:
+            self.blind = not any(self.seen(entry, engine, gpus).values())
 
-    def adopted(self, entry: ModelState, gpus: Iterable[GPU]) -> None:
+    def adopted(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> None:
         """It was there before us: nobody knows by how much the use of its GPUs grew, but what it was to take."""
         most = entry.size.residue if entry.level else entry.size.claim
         self._grown[entry.name] = {gpu.index: min(most, gpu.used) for gpu in gpus if gpu.index in entry.gpus}
+        self.ready(entry, engine, gpus)
 
     def forget(self, entry: ModelState) -> None:
         """Its engine has ended."""

@@ -92,7 +92,7 @@ class EngineSteps:
 
     def adopted(self, entry: ModelState) -> None:
         """Its engine was there before us."""
-        self.memory.adopted(entry, self._monitor.gpus)
+        self.memory.adopted(entry, self.running[entry.name], self._monitor.gpus)
 
     # -- from start to end ------------------------------------------------------------------------------------------
 

@@ -41,10 +41,10 @@ async def take_over(
     entry.lifecycle = Lifecycle(now, SLEEPING if entry.level else RUNNING)
     entry.gpus, entry.size, entry.first_residue = engine.gpus, record.size, record.first_residue
     host.adopt(name, max(record.host, record.size.host if entry.level == 1 else 0))
-    steps.adopted(entry)
     entry.sized, entry.unusable = True, ""
     entry.used(now)
     steps.running[name] = engine
+    steps.adopted(entry)
     steps.facts[name] = record.told
     say(f"{name} runs already and is taken over{f', asleep at level {entry.level}' if entry.level else ''}")
 

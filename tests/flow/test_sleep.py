@@ -269,6 +269,7 @@ async def test_models_take_turns_wherever_the_pids_are_from(listing: Listing) ->
         assert counted(made, "failed") == {}
         assert made.entry("c").size.residue == GIB
         await made.again(killed=True)
+        assert bool(made.manager.troubles()) is (listing != "own")
         await used(made, "c", "a")
         assert counted(made, "failed") == {}
 
