@@ -19,6 +19,7 @@ from gateway.shared.command_line import Parser, added
 from sidecar.cli.errors import Impossible, Mistake
 from sidecar.cli.files import pool_of, tokens_of
 from sidecar.control.tokens import Tokens
+from sidecar.core.config import warnings
 from sidecar.core.formatting import columns, shown
 from sidecar.ray.node import NodeStatus
 from sidecar.ray.pool import PoolConfig, explain
@@ -86,7 +87,7 @@ def command(given: argparse.Namespace) -> int:
 
 
 def check(names: Sequence[str], *, full: bool) -> int:
-    """Every mistake in some pools' files."""
+    """Every mistake in some pools' files, and what is unwise."""
     bad = 0
     for name in names:
         try:
@@ -95,14 +96,21 @@ def check(names: Sequence[str], *, full: bool) -> int:
             bad += 1
             print("\n".join(f"sidecar: {line}" for line in str(mistake).splitlines()), file=sys.stderr)
             continue
+        _warn(name, pool)
         print(explain(pool) if full else f"{name}: ok", end="" if full else "\n")
     return 2 if bad else 0
+
+
+def _warn(name: str, pool: PoolConfig) -> None:
+    for line in warnings(pool.sidecar):
+        print(f"sidecar: warning: {name}: sidecar.{line}", file=sys.stderr)
 
 
 def up(config: str) -> int:
     """Have a sidecar on every node. Raises Mistake, Impossible."""
     pool = pool_of(Path(config))
     tokens = tokens_of(pool.sidecar, Path(config))
+    _warn(config, pool)
     found = _on(pool, lambda cluster: _up(cluster, pool, tokens))
     print(_table(found))
     return 0 if _good(found) else 1
