@@ -9,6 +9,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Callable
 
+from gateway.core.call_counts import CallCounts
 from gateway.core.policy.policy import Policy
 from gateway.decider.relays.hub import RelayHub
 from gateway.frames.channel import Channel
@@ -20,7 +21,7 @@ from gateway.relay.wire.server import Server
 from gateway.serve.assembly import Gateway
 from tests.faults import scripted
 
-NOTHING = RelayCounts([], 0, 0, {}, {}, {}, 0, 0, 0)
+NOTHING = RelayCounts(CallCounts().told(), 0, 0, 0, {}, {}, {}, 0, 0, 0)
 
 
 def hub_of(gateway: Gateway, epoch: int = 1, expected: dict[int, int] | None = None) -> RelayHub:
@@ -30,11 +31,12 @@ def hub_of(gateway: Gateway, epoch: int = 1, expected: dict[int, int] | None = N
         epoch,
         expected or {},
         engine_of=gateway.held_on,
+        shown=gateway.shown,
         call_ended=gateway.call_ended,
         say=gateway.say,
         overruled=lambda _: None,
     )
-    hub.apply(gateway.pipeline.snapshot, b"", {})
+    hub.apply(gateway.pipeline.snapshot, b"")
     hub.start()
     return hub
 

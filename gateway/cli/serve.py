@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections import Counter
@@ -18,7 +19,8 @@ from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.file_modes import unwise_of
 from gateway.serve.announcement import announcement
 from gateway.serve.embedded import EmbeddedFleet, parse_embedded
-from gateway.serve.run import NO_ENGINE, Options, Running, StartError, run
+from gateway.serve.run import NO_ENGINE, run
+from gateway.serve.starting import Options, Running, StartError
 from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.certificate import Certificate
 from gateway.shared.command_line import argument
@@ -29,6 +31,7 @@ from gateway.shared.printable import printable
 from gateway.upstream.client import parse_origin
 
 MISTAKES = (Mistake, StartError)
+MOST_WORKERS = 64
 DEMO = "demo"  # --engine demo: a sidecar of our own
 
 DESCRIPTION = "Run the gateway until SIGTERM or Ctrl-C."
@@ -98,6 +101,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="where operators connect: /readyz /metrics /fleet (default: %(default)s)",
     )
+    parser.add_argument(
+        "--workers",
+        default=1,
+        type=argument(_workers),
+        metavar="N|auto",
+        help="processes that carry bytes: 1 (default) is one process for all; from 2 on one more decides for them; "
+        "auto: one for each core but one",
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this PEM certificate chain")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key, if not in the same file")
     parser.add_argument(
@@ -148,8 +159,13 @@ def command(given: argparse.Namespace) -> int:
             f"--control {given.control} can be reached from other machines: "
             f"give --admin-token-file FILE or set {TOKEN_VARIABLE}"
         )
+    if given.workers > 1 and (embedded or demo or given.sidecar):
+        raise Mistake(
+            f"--workers {given.workers}: engines and sidecars of a gateway's own are for one process: start them by "
+            "themselves, or leave --workers out"
+        )
     _warn_of_the_clear(given, policy)
-    run(
+    return run(
         Options(
             announce=_announce,
             policy=Path(given.policy) if given.policy else None,
@@ -164,9 +180,9 @@ def command(given: argparse.Namespace) -> int:
             control_certificate=of_control,
             admin_token=token,
             log=given.log,
+            relays=given.workers if given.workers > 1 else 0,
         )
     )
-    return 0
 
 
 def _certificate(chain: str | None, key: str | None, client_ca: str | None = None) -> Certificate | None:
@@ -233,6 +249,15 @@ def _engine(text: str) -> EngineEntry | EmbeddedFleet | str:
         raise ValueError(f"{text!r} is not sim, sim:N or sim:N:PROFILE")
     parse_origin(text)
     return EngineEntry(url=text)
+
+
+def _workers(text: str) -> int:
+    if text == "auto":
+        return max(1, (os.cpu_count() or 1) - 1)
+    workers = int(text) if text.isdecimal() else 0
+    if not 1 <= workers <= MOST_WORKERS:
+        raise ValueError(f"{text!r} is neither auto nor a number from 1 to {MOST_WORKERS}")
+    return workers
 
 
 def _listen(text: str) -> str:

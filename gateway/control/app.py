@@ -2,6 +2,7 @@
 
     GET /livez /readyz /metrics        for whoever watches the process
     GET /fleet /calls /summary         what is known, promised, waiting and running
+    GET /processes                     the processes of this gateway
     GET /policy, POST /policy/reload   the active policy, and reading its file again now
     GET, POST, DELETE /drain           whether balancers are told to go elsewhere
     GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
@@ -30,6 +31,7 @@ from gateway.control.calls import CallView, calls_view, problem
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
 from gateway.control.page import dashboard
 from gateway.control.policy_view import policy_json, policy_yaml
+from gateway.control.processes import ProcessesView, ProcessView
 from gateway.control.reports import ReportTaker, take_report
 from gateway.control.view import fleet_view
 from gateway.core.engines.fleet import Engine, Fleet
@@ -42,6 +44,10 @@ from gateway.shared.protocol import REPORT_PATH
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 TOLD_DOWN = 20  # engines that /readyz names
 SWITCH = ("GET", "POST", "DELETE")
+
+
+async def _counted() -> None:
+    """All is counted in this process."""
 
 
 def control_app(
@@ -59,14 +65,18 @@ def control_app(
     drain_engine: Callable[[Engine, bool], None] | None = None,
     is_user_key: Callable[[str], bool] = lambda _: False,
     sidecars: ReportTaker | None = None,
+    count: Callable[[], Awaitable[None]] = _counted,
+    processes: Callable[[], list[ProcessView]] = list,
 ) -> Starlette:
     """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 
     `exposition` gives the Prometheus text, `outcomes` the calls ended so far by outcome, `calls` those that have not.
     `reload` reads the policy file again, None: there is none. `drain` and `drain_engine` turn it on or off; what they
-    leave as it was they refuse. `is_user_key` knows the data port's keys. `sidecars` takes their reports.
+    leave as it was they refuse. `is_user_key` knows the data port's keys. `sidecars` takes their reports. `count` has
+    other processes tell what they have counted, `processes` gives all of them.
     """
     control = Control(fleet, dispatch, exposition, clock, outcomes, calls, policy_status, reload, drain, drain_engine)
+    control.count, control.processes_of = count, processes
     app = Starlette(
         routes=[
             Route("/", control.page),
@@ -76,6 +86,7 @@ def control_app(
             Route("/fleet", control.fleet),
             Route("/calls", control.calls),
             Route("/summary", control.summary),
+            Route("/processes", control.processes),
             Route("/policy", control.policy),
             Route("/policy/reload", control.reload, methods=["POST"]),
             Route("/drain", control.drain, methods=SWITCH),
@@ -115,6 +126,8 @@ class Control:
         self._reload = reload
         self._drain = drain or self._leave
         self._drain_engine = drain_engine or self._leave_engine
+        self.count: Callable[[], Awaitable[None]] = _counted
+        self.processes_of: Callable[[], list[ProcessView]] = list
         self._by_hand = False  # the drain is an operator's and not the end of the process
         self._page = dashboard()
 
@@ -146,6 +159,7 @@ class Control:
         return _text("\n".join([line, *more]))
 
     async def metrics(self, _: Request) -> Response:
+        await self.count()
         return Response(self._exposition(), media_type=None, headers={"content-type": EXPOSITION})
 
     # -- pages to read ------------------------------------------------------------------------------------------
@@ -160,12 +174,17 @@ class Control:
 
     async def summary(self, _: Request) -> Response:
         """What the dashboard needs beside /fleet; `at_s` is monotonic, to make rates of `outcomes`."""
+        await self.count()
         return _json({
             "gateway": __version__,
             "at_s": round(self._clock(), 3),
             "outcomes": self._outcomes(),
             "policy": self._policy_status(),
         })  # fmt: skip
+
+    async def processes(self, _: Request) -> Response:
+        await self.count()
+        return _json(ProcessesView(self.processes_of()))
 
     async def policy(self, request: Request) -> Response:
         policy, status = self._dispatch.policy, self._policy_status()
@@ -239,7 +258,7 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         methods = ", ".join(sorted(exception.headers["Allow"].split(", ")))
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
-        "The control port answers GET /, /livez, /readyz, /metrics, /fleet, /calls, /summary, /policy; "
+        "The control port answers GET /, /livez, /readyz, /metrics, /fleet, /calls, /summary, /processes, /policy; "
         "POST /policy/reload and /sidecars/report; GET, POST and DELETE /drain and /engines/{id}/drain."
     )
     return error(status, "not_found", message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from gateway.core.call_counts import CallCounts
 from gateway.core.policy.policy import Policy
 from gateway.core.request.record import Record
 from gateway.decider.call_log import CallLog
@@ -17,14 +18,14 @@ class Recorder:
     def __init__(
         self,
         policy: Policy,
-        metrics: Metrics,
+        counts: Metrics | CallCounts,
         log: CallLog | None,
         ended: Callable[[Record], None],
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
         self.policy = policy
-        self.metrics = metrics
+        self._count = counts.observe
         self.log = log
         self.watched = False
         self._ended = ended
@@ -33,7 +34,7 @@ class Recorder:
 
     def observe(self, record: Record) -> None:
         """Take the record of a call that has just ended."""
-        self.metrics.observe(record)
+        self._count(record)
         share = self.policy.logging.calls
         if self.log is not None and (share >= 1 or self._rng.random() < share):
             self.log.write(record, self._clock())

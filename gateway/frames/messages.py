@@ -231,10 +231,10 @@ class ModelsAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class RelayCounts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=17):
-    """A relay's totals since its start. `rows` are those of `CallCounts`; only those that have changed need be there.
-    The last message of a relay that ends by itself has `last` set."""
+    """A relay's totals since its start. `calls` are those of `CallCounts`, `ended` their number."""
 
-    rows: list[bytes]
+    calls: bytes
+    ended: Count
     connections: Count
     body_bytes: Count
     refusals: dict[int, Count]
@@ -243,7 +243,6 @@ class RelayCounts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, t
     merged: Count
     again: Count
     lost_lines: Count
-    last: bool = False
 
 
 # -- from the decider -------------------------------------------------------------------------------------------------
@@ -268,11 +267,13 @@ class PolicyNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
 
 
 class EngineNews(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """An engine that calls may be sent to, or are under way to."""
+    """An engine that calls may be sent to, or are under way to. `trust`: certificates to accept, as in Trust; None: the
+    system's."""
 
     id: str
     url: str
     api_key: str | None
+    trust: tuple[str | None, str | None] | None
     up: bool
 
 
@@ -344,6 +345,7 @@ class RefusedCall(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
     own: tuple[int, bytes] | None
     jittered: bool
     facts: CallFacts | None
+    predicted_wait: float
 
 
 class RetryAnswer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=38):

@@ -7,7 +7,9 @@ from gateway.core.request.outcome import Refused
 from gateway.frames.messages import CallFacts, RefusedCall
 
 
-def refusal_of(number: int, turn: int, refused: Refused, facts: CallFacts | None = None) -> RefusedCall:
+def refusal_of(
+    number: int, turn: int, refused: Refused, facts: CallFacts | None = None, predicted_wait: float = 0.0
+) -> RefusedCall:
     """The message that has all of a refusal."""
     return RefusedCall(
         number,
@@ -26,6 +28,7 @@ def refusal_of(number: int, turn: int, refused: Refused, facts: CallFacts | None
         refused.own,
         refused.jittered,
         facts,
+        predicted_wait,
     )
 
 

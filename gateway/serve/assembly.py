@@ -40,6 +40,7 @@ from gateway.decider.recorder import Recorder
 from gateway.decider.report_intake import ReportIntake
 from gateway.decider.telemetry import Telemetry
 from gateway.decider.waking import Transport, Waking
+from gateway.frames.messages import RelayCounts
 from gateway.relay.attempts import Attempts
 from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
@@ -64,7 +65,8 @@ class Gateway:
 
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `shadow` is a
     second policy that is asked about every call and never obeyed. `say` takes lines for the operator. `most_clients`:
-    connections that the process can afford. `sidecar_transport`: in place of sockets to sidecars. Raises ValueError for
+    connections that the process can afford. `sidecar_transport`: in place of sockets to sidecars. `relays`: totals of
+    those that are processes of their own. Raises ValueError for
     a policy that only looks right.
     """
 
@@ -87,6 +89,7 @@ class Gateway:
         policy_status: Callable[[], FileStatus] = FileStatus,
         order_token: str | None = None,
         sidecar_trust: Trust | None = None,
+        relays: Callable[[], Sequence[RelayCounts]] = tuple,
     ) -> None:
         self.policy = policy
         self.rng = rng
@@ -130,6 +133,7 @@ class Gateway:
             more=self._sidecar_metrics.collect,
             lost_lines=lost_lines,
             policy_status=policy_status,
+            relays=relays,
         )
         self.recorder = Recorder(policy, self.metrics, log, self._ended, self.clock, rng)
         self.attempts = Attempts(policy, self.clients, self.clock)
@@ -145,7 +149,7 @@ class Gateway:
             None if parser is None else LargeBodies(parser, self.clock),
         )
         self._most_clients = most_clients
-        self.server = Server(self.pipeline, self._server_settings(), self.bodies)
+        self.server = Server(self.pipeline, server_settings(self.pipeline.snapshot, self._most_clients), self.bodies)
         self._fixed = tuple(entries)
         self.retired: dict[Engine, str] = {}  # and why
         self.brought: dict[str, Member] = {}  # by sidecars, by engine id
@@ -170,7 +174,7 @@ class Gateway:
         self._order_token = configuration.order_token or configuration.sidecar_token
         self._sidecar_trust = configuration.sidecar_trust
         self._engines(entries, configuration.api_keys, configuration.sidecar_token)
-        self.server.settings = self._server_settings()
+        self.server.settings = server_settings(self.pipeline.snapshot, self._most_clients)
         self.bodies.apply(policy.body.memory, policy.body.share)
         self.dispatch.apply(policy)
 
@@ -212,6 +216,7 @@ class Gateway:
         self, entries: Mapping[str, EngineEntry], api_keys: Mapping[str, str], sidecar_token: str | None
     ) -> None:
         """Make the fleet what `entries` say, with what sidecars have brought and may still bring."""
+        self._api_keys = api_keys
         self.waking.go_by(self._order_token, self._sidecar_trust)
         self.sidecars.apply(self.policy.fleet.sidecars, sidecar_token, entries)
         settings = client_settings(self.policy)
@@ -232,29 +237,6 @@ class Gateway:
             if self.kv_events is not None:
                 self.kv_events.listen(engine, entry.kv_events)
         self._retire()
-
-    def _server_settings(self) -> ServerSettings:
-        """What the data port needs of the policy."""
-        policy = self.policy
-        connections = min(policy.server.max_connections, self._most_clients)
-        return ServerSettings(
-            max_connections=connections,
-            max_per_peer=max(1, int(connections * policy.server.max_per_peer)),
-            refused_at_once=max(4, min(256, connections // 16)),  # they need descriptors too
-            exempt=self.pipeline.snapshot.tenants.trusts,
-            max_request_line=policy.server.max_request_line,
-            max_headers=policy.server.max_headers,
-            max_header_fields=policy.server.max_header_fields,
-            max_pipelined=policy.server.max_pipelined,
-            write_high_water=policy.server.write_high_water,
-            headers_timeout=policy.timeouts.headers,
-            body_timeout=policy.timeouts.body,
-            body_total=policy.timeouts.body_total,
-            keep_alive=policy.timeouts.keep_alive,
-            max_body=largest_body(policy),
-            write_stall=policy.timeouts.write_stall,
-            half_open_timeout=policy.timeouts.half_open,
-        )
 
     def _engine(self, id: str, url: str) -> Engine:
         """The engine of this id, made if there is none; one that was to be forgotten is wanted again."""
@@ -408,6 +390,10 @@ class Gateway:
     def _ended(self, record: Record) -> None:
         self.call_ended(record.engine)
 
+    def shown(self, engine: Engine) -> tuple[str | None, Trust | None]:
+        """Key and trust for an engine's connections."""
+        return self._shown(engine) if engine.id in self.brought else (self._api_keys.get(engine.url), None)
+
     def call_ended(self, id: str) -> None:
         """A call of this engine (empty: of none) has ended while engines come and go."""
         if id in self.brought:
@@ -434,3 +420,27 @@ class Gateway:
 def client_settings(policy: Policy) -> ClientSettings:
     """What a pool of connections to an engine needs of the policy."""
     return ClientSettings(connect_timeout=policy.timeouts.connect, stall_timeout=policy.timeouts.stall)
+
+
+def server_settings(snapshot: Snapshot, most_clients: int) -> ServerSettings:
+    """The data port's part of a policy. `most_clients`: connections that the process can afford."""
+    policy = snapshot.policy
+    connections = min(policy.server.max_connections, most_clients)
+    return ServerSettings(
+        max_connections=connections,
+        max_per_peer=max(1, int(connections * policy.server.max_per_peer)),
+        refused_at_once=max(4, min(256, connections // 16)),  # they need descriptors too
+        exempt=snapshot.tenants.trusts,
+        max_request_line=policy.server.max_request_line,
+        max_headers=policy.server.max_headers,
+        max_header_fields=policy.server.max_header_fields,
+        max_pipelined=policy.server.max_pipelined,
+        write_high_water=policy.server.write_high_water,
+        headers_timeout=policy.timeouts.headers,
+        body_timeout=policy.timeouts.body,
+        body_total=policy.timeouts.body_total,
+        keep_alive=policy.timeouts.keep_alive,
+        max_body=largest_body(policy),
+        write_stall=policy.timeouts.write_stall,
+        half_open_timeout=policy.timeouts.half_open,
+    )

@@ -8,72 +8,53 @@ the rest is told so; then telemetry, clients and embedded engines go. A second s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
-import gc
 import os
 import random
-import signal
-import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import uvloop
 
 from gateway.control.app import control_app
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration, LoadError, load
-from gateway.relay.wire.server import Server
 from gateway.serve.assembly import ApplyError, Gateway
+from gateway.serve.data_port import DataPort, OwnDataPort
 from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, Embedded, EmbeddedFleet
 from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
 from gateway.serve.own_token import OwnToken
+from gateway.serve.processes.deciding import RelayedPort, sockets_of
+from gateway.serve.processes.parent import Parent
+from gateway.serve.processes.place import Place
+from gateway.serve.processes.relaying import relay
 from gateway.serve.sidecar_process import SidecarProcess
+from gateway.serve.starting import (
+    Options,
+    ProcessSignals,
+    Running,
+    StartError,
+    call_log,
+    certificate_of,
+    freeze,
+    lost_lines,
+    say,
+)
 from gateway.shared.addresses import reachable
-from gateway.shared.certificate import Certificate
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.files.watched_file import WatchedFile
 from gateway.shared.lines import LineWriter, standard_error
-from gateway.shared.printable import printable
 from gateway.shared.service_manager import ServiceManager
-
-
-class Running(msgspec.Struct, frozen=True):
-    """Where the gateway listens, for a person or a test to read."""
-
-    data: list[str]
-    control: str
-    engines: list[str]
-    models: list[str]
-    sidecar: Path | None = None  # the file of one of our own
-    in_turn: tuple[str, ...] = ()  # the demo's models
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for. `log`: a file, `-` for standard error, `none`."""
-
-    announce: Callable[[Running], None]  # called once everything listens
-    policy: Path | None = None
-    shadow: Path | None = None  # a policy to compare with, never enforced
-    engines: tuple[EngineEntry, ...] = ()
-    embedded: tuple[EmbeddedFleet, ...] = ()
-    demo: bool = False  # a sidecar of our own, with simulated GPUs
-    sidecar: Path | None = None  # the file of one of our own, with this machine's
-    listen: str = "127.0.0.1:8000"
-    control: str = "127.0.0.1:8001"
-    certificate: Certificate | None = None  # of the data port; None: plain HTTP
-    control_certificate: Certificate | None = None  # of the control port; None: plain HTTP
-    admin_token: str | None = None
-    log: str = "-"
-
 
 SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop waiting for the interpreter
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
@@ -83,27 +64,50 @@ NO_ENGINE = (
 )
 
 
-class StartError(Exception):
-    """The gateway cannot start; the message says what to change."""
-
-
-def run(options: Options) -> None:
-    """Serve until SIGTERM or SIGINT. Raises StartError."""
+def run(options: Options) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status. Raises StartError."""
     sys.setswitchinterval(SWITCH)
+    if options.relays:
+        return _several(options)
     with standard_error() as errors:
         uvloop.run(serve(options, raised(), errors))
+    return 0
 
 
-async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
+def _several(options: Options) -> int:
+    """As a parent of several processes. It only holds sockets, which are opened before there is a process to leave."""
+    with contextlib.ExitStack() as stack:
+        data, control = sockets_of(options, stack)
+        return Parent(options.relays, data, control, partial(_process, options), say).run()
+
+
+def _process(options: Options, place: Place) -> int:
+    """The life of one of several processes, and its exit status."""
+    with standard_error() as errors:
+        try:
+            if place.role == "decider":
+                uvloop.run(serve(options, raised(), errors, place))
+            else:
+                uvloop.run(relay(options, raised(), errors, place))
+        except StartError as error:
+            say("\n".join(f"gateway: {line}" for line in str(error).splitlines()))
+            return 2
+    return 0
+
+
+async def serve(options: Options, open_files: int, errors: LineWriter, place: Place | None = None) -> None:
     """The whole life of a gateway process, from first object to last. `open_files`: how many it may have; `errors`
-    writes to standard error."""
+    writes to standard error. `place`: it decides for relays, which are processes of their own."""
     async with AsyncExitStack() as stack:
         signals = ProcessSignals(asyncio.get_running_loop())
         stack.callback(signals.close)
-        manager = stack.enter_context(ServiceManager())
+        # Of several processes the parent speaks to the service manager, which knows no other.
+        manager = stack.enter_context(ServiceManager(os.environ if place is None else {}))
         beside = None if options.demo else options.sidecar or options.policy
-        own_token = OwnToken(beside, _say, own=options.demo or options.sidecar is not None)
-        file, configuration = _configuration(options.policy, complete=own_token.complete)
+        own_token = OwnToken(beside, say, own=options.demo or options.sidecar is not None)
+        file, configuration = _configuration(
+            options.policy, complete=own_token.complete if place is None else place.complete
+        )
         shadow_file, shadow = _configuration(options.shadow, "shadow ")
         shadow_policy = None if shadow_file is None else shadow.policy
         entries = list(options.engines)
@@ -114,7 +118,7 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
                 entries += [EngineEntry(url=url) for url in await _embedded(embedded, group)]
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
         try:
-            log = _call_log(options.log, errors)
+            log = call_log(options.log, errors) if place is None else None
             gateway = Gateway(
                 configuration.policy,
                 entries,
@@ -124,73 +128,96 @@ async def serve(options: Options, open_files: int, errors: LineWriter) -> None:
                 shadow_policy,
                 configuration.sidecar_token,
                 configuration.cache_secret,
-                _say,
+                say,
                 shared_out(open_files).clients,
                 parser=stack.enter_context(ThreadPoolExecutor(1, "parser")),
-                lost_lines=partial(_lost_lines, errors, log),
+                lost_lines=partial(lost_lines, errors, log),
                 order_token=configuration.order_token,
                 sidecar_trust=configuration.sidecar_trust,
                 policy_status=FileStatus if file is None else lambda: file.status,
+                relays=lambda: port.totals(),  # noqa: PLW0108 # it is made of the gateway
             )
         except ApplyError as error:
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
         _warn(open_files, configuration.policy)
-        if file is not None:
-            file.start(gateway.apply)
-            stack.push_async_callback(file.aclose)
-        if shadow_file is not None:
-            shadow_file.start(gateway.apply_shadow)
-            stack.push_async_callback(shadow_file.aclose)
-        secure, context = _certificate("--tls-", options.certificate, stack, gateway.server.go_by)
-        of_control, control_context = _certificate("--control-tls-", options.control_certificate, stack)
+        port = _data_port(options, gateway, place, configuration)
+        stack.push_async_callback(port.aclose)
+        for watched, apply in ((file, port.apply), (shadow_file, gateway.apply_shadow)):
+            if watched is not None:
+                watched.start(apply)
+                stack.push_async_callback(watched.aclose)
+        own = options.certificate if place is None else None  # else it is each relay's
+        secure, context = certificate_of("--tls-", own, stack, gateway.server.go_by)
+        of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)
         signals.on_hangup(partial(_reload, (file, shadow_file, secure, of_control), log))
-        app = control_app(
-            gateway.fleet,
-            gateway.dispatch,
-            gateway.metrics.exposition,
-            options.admin_token,
-            gateway.clock,
-            outcomes=gateway.metrics.outcomes,
-            calls=gateway.calls,
-            drain=partial(_drained_by_hand, gateway, signals),
-            drain_engine=gateway.drain_engine,
-            is_user_key=gateway.is_user_key,
-            sidecars=gateway.sidecars,
-            policy_status=FileStatus if file is None else lambda: file.status,
-            reload=None if file is None else file.reload_now,
+        control = ControlPort(
+            _control_app(options, gateway, port, signals, file),
+            options.control,
+            shared_out(open_files).control,
+            control_context,
         )
-        control = ControlPort(app, options.control, shared_out(open_files).control, control_context)
         stack.push_async_callback(control.aclose)
         gateway.telemetry.start()  # first: a call that comes now waits until its model's engines are known
-        await _listening(f"--listen {options.listen}", _listen(gateway.server, options, context))
-        await _listening(f"--control {options.control}", control.start())
+        await _listening(f"--listen {options.listen}", port.listen(context))
+        await _listening(f"--control {options.control}", control.start(None if place is None else place.control))
         await gateway.telemetry.first_contact()
         sidecar = _own_sidecar(options, control.address, configuration.sidecar_token or "")
         if sidecar is not None:
             stack.push_async_callback(sidecar.stop)
             await _reporting(sidecar, control.address, gateway)
-        _freeze()
-        running = _running(gateway, control.address, sidecar, options)
-        options.announce(running)
+        freeze()
+        running = _running(gateway, port.addresses, control.address, sidecar, options)
+        if place is None or place.first:
+            options.announce(running)
         manager.ready(f"data port {', '.join(running.data)}, control port {running.control}")
         await signals.first.wait()
         manager.stopping()
-        await _drain(gateway, signals)
+        await _drain(gateway, port, signals)
+
+
+def _data_port(options: Options, gateway: Gateway, place: Place | None, configuration: Configuration) -> DataPort:
+    """Its own, or that of its relays."""
+    if place is None:
+        return OwnDataPort(gateway, options)
+    return RelayedPort(gateway, place, configuration, secure=options.certificate is not None)
+
+
+def _control_app(
+    options: Options, gateway: Gateway, port: DataPort, signals: ProcessSignals, file: WatchedFile | None
+) -> Any:
+    """The control port's application."""
+    return control_app(
+        gateway.fleet,
+        gateway.dispatch,
+        gateway.metrics.exposition,
+        options.admin_token,
+        gateway.clock,
+        outcomes=gateway.metrics.outcomes,
+        calls=port.calls,
+        drain=partial(_drained_by_hand, gateway, signals),
+        drain_engine=gateway.drain_engine,
+        is_user_key=gateway.is_user_key,
+        sidecars=gateway.sidecars,
+        policy_status=FileStatus if file is None else lambda: file.status,
+        reload=None if file is None else file.reload_now,
+        count=port.count,
+        processes=port.processes,
+    )
 
 
 def _running(
-    gateway: Gateway, control: str, sidecar: EmbeddedSidecar | SidecarProcess | None, options: Options
+    gateway: Gateway, data: list[str], control: str, sidecar: EmbeddedSidecar | SidecarProcess | None, options: Options
 ) -> Running:
     urls, models = [engine.url for engine in gateway.fleet], sorted(gateway.fleet.models)
     file, in_turn = None if sidecar is None else sidecar.config, MODELS if options.demo else ()
-    return Running(gateway.server.addresses, control, urls, models, file, in_turn)
+    return Running(data, control, urls, models, file, in_turn)
 
 
 def _warn(open_files: int, policy: Policy) -> None:
     few = warning(open_files, policy.server.max_connections)
     if few is not None:
-        _say(few)
+        say(few)
 
 
 def _drained_by_hand(gateway: Gateway, signals: ProcessSignals, wanted: bool) -> None:
@@ -198,20 +225,20 @@ def _drained_by_hand(gateway: Gateway, signals: ProcessSignals, wanted: bool) ->
     gateway.dispatch.leaving = wanted or signals.first.is_set()
 
 
-async def _drain(gateway: Gateway, signals: ProcessSignals) -> None:
+async def _drain(gateway: Gateway, port: DataPort, signals: ProcessSignals) -> None:
     """From the first signal on: let in-flight answers finish, for as long as the policy or a second signal allows."""
-    dispatch, server, timeouts = gateway.dispatch, gateway.server, gateway.policy.timeouts
+    dispatch, timeouts = gateway.dispatch, gateway.policy.timeouts
     dispatch.leaving = True
     await signals.hurried(timeouts.drain_grace)
     # The server first: whoever is refused now is also told that the connection ends.
-    drained = asyncio.ensure_future(server.drain(timeouts.drain))
+    drained = asyncio.ensure_future(port.drain(timeouts.drain))
     dispatch.refuse_waiting()
     hurried = asyncio.ensure_future(signals.second.wait())
     await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     if not drained.done():
         drained.cancel()
-        await server.drain(0.0)
+        await port.drain(0.0)
 
 
 def _as_it_is(configuration: Configuration) -> Configuration:
@@ -226,9 +253,7 @@ def _configuration(
     if path is None:
         return None, complete(Configuration())
     failures = (InvalidFile, LoadError, ApplyError, OSError, ValueError)
-    file = WatchedFile(
-        path, lambda read: complete(load(path, read)), lambda line: _say(which + line), failures=failures
-    )
+    file = WatchedFile(path, lambda read: complete(load(path, read)), lambda line: say(which + line), failures=failures)
     try:
         return file, file.first()
     except OSError as error:
@@ -244,42 +269,6 @@ def _reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
             file.ask()
     if log is not None:
         log.lines.look()
-
-
-def _lost_lines(errors: LineWriter, log: CallLog | None) -> int:
-    return errors.lost + (log.lines.lost if log is not None and log.lines is not errors else 0)
-
-
-def _say(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)  # some of it is what engines say
-
-
-class ProcessSignals:
-    """SIGTERM and SIGINT as two events: the first asks for a drain, the second ends it. SIGHUP asks for a reload."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.first, self.second = asyncio.Event(), asyncio.Event()
-        self._loop = loop
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._arrived)
-        self.on_hangup(lambda: None)  # without a policy file there is nothing to reload, and no reason to end either
-
-    def on_hangup(self, ask: Callable[[], None]) -> None:
-        self._loop.add_signal_handler(signal.SIGHUP, ask)
-
-    def _arrived(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
-
-    async def hurried(self, within: float) -> None:
-        """Until the second signal, or for `within` seconds."""
-        try:
-            await asyncio.wait_for(self.second.wait(), within)
-        except TimeoutError:
-            return
-
-    def close(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._loop.remove_signal_handler(number)
 
 
 async def _embedded(embedded: Embedded, group: EmbeddedFleet) -> list[str]:
@@ -310,40 +299,6 @@ async def _reporting(sidecar: EmbeddedSidecar | SidecarProcess, control: str, ga
         raise StartError(str(error)) from error
 
 
-def _call_log(where: str, errors: LineWriter) -> CallLog | None:
-    if where == "none":
-        return None
-    if where == "-":
-        return CallLog(errors)
-    try:
-        return CallLog(LineWriter.at(Path(where), _say))
-    except OSError as error:
-        raise StartError(f"--log: {error}") from error
-
-
-def _certificate(
-    flag: str,
-    certificate: Certificate | None,
-    stack: AsyncExitStack,
-    apply: Callable[[ssl.SSLContext], None] | None = None,
-) -> tuple[WatchedFile | None, ssl.SSLContext | None]:
-    """The certificate's files, watched until the stack ends, and the context of what they hold. `apply` takes a newer
-    one; None: the first context is renewed. Raises StartError, which names the flags that begin with `flag`."""
-    if certificate is None:
-        return None, None
-    watched = WatchedFile(certificate.chain, certificate.context, _say, name=flag.strip("-"))
-    flags = f"{flag}cert, {flag}key" + (f", {flag}client-ca" if certificate.client_ca else "")
-    try:
-        context = watched.first()
-    except OSError as error:
-        raise StartError(f"{flags}: {error.filename}: {error.strerror}") from error
-    except ValueError as error:
-        raise StartError(f"{flags}: {error}") from error
-    watched.start(apply or partial(certificate.renew, context))
-    stack.push_async_callback(watched.aclose)
-    return watched, context
-
-
 async def _listening(flag: str, start: Awaitable[None]) -> None:
     """Begin to listen. Raises StartError, which names the flag."""
     try:
@@ -354,18 +309,3 @@ async def _listening(flag: str, start: Awaitable[None]) -> None:
             "; another process listens there: end it, or give another port" if error.errno == errno.EADDRINUSE else ""
         )
         raise StartError(f"{flag}: {why}{hint}") from error
-
-
-async def _listen(server: Server, options: Options, context: ssl.SSLContext | None) -> None:
-    if options.listen.startswith("unix:"):
-        await server.listen(None, None, path=options.listen.removeprefix("unix:"), ssl=context)
-    else:
-        host, _, port = options.listen.rpartition(":")
-        await server.listen(host.strip("[]"), int(port), ssl=context)
-
-
-def _freeze() -> None:
-    """What lives as long as the process is not worth scanning: fewer and shorter garbage collections."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)

@@ -33,11 +33,17 @@ class ServiceManager:
         if self._socket is not None:
             self._socket.close()
 
-    def ready(self, status: str) -> None:
-        """Everything listens; `status` is a line for `systemctl status`. From now on the heart beats."""
+    def ready(self, status: str, *, loops: bool = True) -> None:
+        """Everything listens; `status` is a line for `systemctl status`. From now on the heart beats, by the event loop
+        where there is one."""
         self._send(f"READY=1\nSTATUS={status}")
-        if self._beat_every and self._socket is not None:
+        if loops and self._beat_every and self._socket is not None:
             self._beat(asyncio.get_running_loop())
+
+    def beat(self) -> None:
+        """One heart beat, of a process that has no event loop."""
+        if self._beat_every:
+            self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
         """The process drains. It beats on while it does."""

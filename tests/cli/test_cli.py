@@ -23,10 +23,10 @@ from gateway.cli.commands import parser_for
 from gateway.cli.files import TOKEN_VARIABLE
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry
-from gateway.serve import run
+from gateway.serve import starting
 from gateway.serve.announcement import announcement
 from gateway.serve.embedded import EmbeddedFleet
-from gateway.serve.run import Options, Running, StartError
+from gateway.serve.starting import Options, Running, StartError
 from gateway.shared.certificate import Certificate
 from loadtest.lab.house import loaded
 from loadtest.load.scenario import SHIPPED, load
@@ -82,8 +82,9 @@ class Ran:
         monkeypatch.setattr(serve, "run", self._run)
         monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
 
-    def _run(self, options: Options) -> None:
+    def _run(self, options: Options) -> int:
         self.options = options
+        return 0
 
     def __call__(self, *argv: str) -> tuple[int, str, str]:
         try:
@@ -266,6 +267,32 @@ def test_what_keeps_the_gateway_from_starting_is_told_in_the_same_way(
 
     monkeypatch.setattr(serve, "run", fails)
     assert ran("serve", *ENGINE) == (2, "", "gateway: it cannot start\n")
+
+
+@pytest.mark.parametrize(("workers", "relays"), [("1", 0), ("2", 2), ("64", 64)])
+def test_workers(ran: Ran, workers: str, relays: int) -> None:
+    assert ran.served(*ENGINE, "--workers", workers).relays == relays
+
+
+def test_workers_auto_leaves_a_core_to_the_decider(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert ran.served(*ENGINE, "--workers", "auto").relays == 7
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert ran.served(*ENGINE, "--workers", "auto").relays == 0
+
+
+@pytest.mark.parametrize("workers", ["0", "65", "-1", "two", ""])
+def test_workers_that_are_no_number_of_processes(ran: Ran, workers: str) -> None:
+    status, _, err = ran("serve", *ENGINE, f"--workers={workers}")
+    assert status == 2
+    assert f"{workers!r} is neither auto nor a number from 1 to 64" in err
+
+
+@pytest.mark.parametrize("own", [("--engine", "sim"), ("--engine", "demo")])
+def test_engines_of_ones_own_are_for_one_process(ran: Ran, own: tuple[str, str]) -> None:
+    status, _, err = ran("serve", *own, "--workers", "2")
+    assert status == 2
+    assert err.startswith("gateway: --workers 2: engines and sidecars of a gateway's own are for one process")
 
 
 def test_check_names_what_is_good_and_every_problem_of_what_is_not(ran: Ran, tmp_path: Path) -> None:
@@ -534,7 +561,7 @@ def test_check_probes_every_engine_once(ran: Ran, tmp_path: Path, format: str) -
 
 def test_what_an_engine_calls_its_models_does_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     running = Running(["http://127.0.0.1:1"], "http://127.0.0.1:2", ["e"], ["m\x1b[2J"])
-    run._say("engine e has m\x1b[2J")
+    starting.say("engine e has m\x1b[2J")
     serve._announce(running)
     out = ""
     while "print(answer" not in out:  # a thread writes it

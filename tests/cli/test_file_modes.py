@@ -106,7 +106,7 @@ def test_check_tells_of_a_file_that_everybody_may_read(
 
 
 def test_serve_tells_of_each(policy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(serve, "run", lambda options: None)
+    monkeypatch.setattr(serve, "run", lambda options: 0)
     token, key = policy.parent / "token", policy.parent / "tls.key"
     for file in (token, key):
         file.write_text(SECRET)

@@ -8,6 +8,7 @@ models within TICK seconds, and of an engine before a grant names it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -30,6 +31,7 @@ from gateway.frames.messages import (
     RelayCounts,
 )
 from gateway.shared.tasks import telling
+from gateway.upstream.trust import Trust
 
 TICK = 0.1  # seconds between two looks at what relays should know
 VERSIONS = 8  # of the policy that are kept for calls under way
@@ -40,6 +42,7 @@ class RelayHub:
     """The relays of `decider`, which rules in `epoch`. `expected`: the process of each relay that lives already, by its
     number.
 
+    `shown` gives the key and the trust for an engine.
     `engine_of` gives the engine of an id and address, made if there is none. `call_ended` is told the engine of each
     call that ends, `overruled` the epoch of a decider that rules in place of this one.
     """
@@ -51,6 +54,7 @@ class RelayHub:
         expected: dict[int, int],
         *,
         engine_of: Callable[[str, str], Engine],
+        shown: Callable[[Engine], tuple[str | None, Trust | None]],
         call_ended: Callable[[str], None],
         say: Callable[[str], None],
         overruled: Callable[[int], None],
@@ -59,6 +63,7 @@ class RelayHub:
         self.epoch = epoch
         self.clock = decider.clock
         self.engine_of = engine_of
+        self._shown = shown
         self.call_ended = call_ended
         self.say = say
         self.overruled = overruled
@@ -71,7 +76,6 @@ class RelayHub:
         self._expected = dict(expected)
         self._snapshots: dict[int, Snapshot] = {}
         self._policy: PolicyNews | None = None
-        self._api_keys: dict[str, str] = {}
         self._counting: list[asyncio.Future[None]] = []
         self._uncounted: set[RelaySession] = set()
         self._task: asyncio.Task[None] | None = None
@@ -107,6 +111,13 @@ class RelayHub:
         self.empty.clear()
         return True
 
+    async def joined(self, relays: int, within: float) -> None:
+        """Until so many relays are there; for `within` seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while len(self.sessions) < relays:  # noqa: ASYNC110 # once, at the start
+                    await asyncio.sleep(TICK / 4)
+
     def leaves(self, session: RelaySession) -> None:
         """A session has ended."""
         if session in self.sessions:
@@ -135,10 +146,9 @@ class RelayHub:
 
     # -- what relays go by --------------------------------------------------------------------------------------
 
-    def apply(self, snapshot: Snapshot, cache_secret: bytes, api_keys: dict[str, str]) -> None:
+    def apply(self, snapshot: Snapshot, cache_secret: bytes) -> None:
         """Another policy, which relays go by as soon as they hear of it."""
         self.version += 1
-        self._api_keys = api_keys
         self._snapshots[self.version] = snapshot
         self._snapshots.pop(self.version - VERSIONS, None)
         limits = self.decider.limits
@@ -167,11 +177,14 @@ class RelayHub:
 
     def _news(self) -> FleetNews:
         decider = self.decider
-        fleet, keys = decider.fleet, self._api_keys
-        engines = tuple([EngineNews(each.id, each.url, keys.get(each.url), each.up) for each in fleet])
+        fleet, engines = decider.fleet, []
+        for each in fleet:
+            key, trust = self._shown(each)
+            told = None if trust is None else (trust.ca, trust.name)
+            engines.append(EngineNews(each.id, each.url, key, told, each.up))
         names = [name for name in fleet.models if len(name) <= 256]
         models = tuple([ModelNews(name, fleet.context(name), decider.window(name)) for name in names])
-        return FleetNews(engines, models, decider.up)
+        return FleetNews(tuple(engines), models, decider.up)
 
     async def _watch(self) -> None:
         while True:

@@ -111,7 +111,7 @@ def call_of(ask: Ask, route: Route) -> Call:
         route=route,
         model=ask.model,
         tenant=ask.tenant,
-        class_name="",
+        class_name=ask.asked_class or "default",
         arrived=ask.arrived,
         deadline=ask.deadline,
         stream=ask.stream,

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+from gateway.core.admission import refusals
 from gateway.core.engines.choice import Choice
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
@@ -69,6 +70,18 @@ class RelaySession:
         self.channel: Channel | None = None
         self._ended: dict[int, None] = {}
         self._listing: set[asyncio.Task[None]] = set()
+
+    @property
+    def number(self) -> int:
+        """Its relay's; 0: it has not said."""
+        return 0 if self.hello is None else self.hello.relay
+
+    @property
+    def process(self) -> tuple[int, float, int, int]:
+        """Its relay's process: its id, its start, calls that have ended, connections."""
+        counts, hello = self.counts, self.hello
+        of_calls = (0, 0) if counts is None else (counts.ended, counts.connections)
+        return (0, 0.0, *of_calls) if hello is None else (hello.pid, hello.started, *of_calls)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -213,6 +226,10 @@ class RelaySession:
                 self._wait(served)
         except Refused as refused:
             self._refuse(served, refused)
+        except Exception as error:  # a bug: it must not cost the other calls their connection
+            self._refuse(served, refusals.bug(ask.request_id))
+            context = {"message": "a call of a relay failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     def _judge(self, served: ServedCall, ask: Ask) -> None:
         hub = self.hub
@@ -297,8 +314,8 @@ class RelaySession:
 
     def _refuse(self, served: ServedCall, refused: Refused) -> None:
         call = served.call
-        facts = facts_of(call) if call.class_name else None
-        self.send(refusal_of(served.ask.number, served.turn, refused, facts))
+        facts = None if served.admission is None else facts_of(call)
+        self.send(refusal_of(served.ask.number, served.turn, refused, facts, call.predicted_wait))
 
     def _run(self, served: ServedCall, work: Coroutine[Any, Any, None]) -> None:
         """Let the call wait for something. Its end, and its relay's, cancel that."""
@@ -310,6 +327,9 @@ class RelaySession:
             await work
         except Refused as refused:
             self._refuse(served, refused)
+        except Exception:
+            self._refuse(served, refusals.bug(served.ask.request_id))
+            raise
 
     # -- other questions and news -------------------------------------------------------------------------------
 

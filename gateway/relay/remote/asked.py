@@ -102,6 +102,7 @@ class AskedCall:
         if isinstance(answer, RefusedCall):
             if answer.facts is not None and self.call is not None:
                 fill_in(self.call, answer.facts)
+                self.call.predicted_wait = answer.predicted_wait
             raise refused_of(answer)
         return answer
 

@@ -103,6 +103,8 @@ class Link:
             self._channel.flush()
 
     async def aclose(self) -> None:
+        """End it; nothing is told of that."""
+        self._channel = None
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

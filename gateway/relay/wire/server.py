@@ -12,6 +12,8 @@ import os
 import socket
 import ssl as tls
 import stat
+from collections.abc import Sequence
+from typing import Any
 
 from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.wire.connection import ClientConnection
@@ -79,6 +81,8 @@ class Server:
         else:
             if path is not None:
                 listener = await loop.create_unix_server(self._connection, path, backlog=_BACKLOG)
+            elif sock is not None and sock.family == socket.AF_UNIX:
+                listener = await loop.create_unix_server(self._connection, sock=sock, backlog=_BACKLOG)
             elif sock is not None:
                 listener = await loop.create_server(self._connection, sock=sock, backlog=_BACKLOG)
             else:
@@ -90,7 +94,7 @@ class Server:
         for each in listening:
             if each.family in (socket.AF_INET, socket.AF_INET6):
                 _find_half_open(each, self._shared.settings.half_open_timeout)
-            self.addresses.append(_address(each, ssl is not None))
+            self.addresses.append(address_of(each, ssl is not None))
 
     def go_by(self, context: tls.SSLContext) -> None:
         """Use this certificate for handshakes that begin from now on."""
@@ -148,7 +152,21 @@ class Server:
 
 async def _tcp(host: str | None, port: int) -> list[socket.socket]:
     """Listening sockets on every address that a name stands for. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    loop = asyncio.get_running_loop()
+    return _bound(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
+
+
+def bound_sockets(listen: str) -> list[socket.socket]:
+    """Listening sockets for HOST:PORT or unix:PATH, for other processes to accept from. Raises OSError."""
+    if listen.startswith("unix:"):
+        return [_unix(listen.removeprefix("unix:"))]
+    host, _, port = listen.rpartition(":")
+    flags = socket.AI_PASSIVE
+    return _bound(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=flags))
+
+
+def _bound(found: Sequence[tuple[Any, Any, Any, Any, Any]]) -> list[socket.socket]:
+    """A listening socket on each of these addresses. Raises OSError."""
     bound: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(found):
@@ -192,7 +210,8 @@ def _find_half_open(listening: socket.socket, timeout: float) -> None:
         listening.setsockopt(level, option, value)
 
 
-def _address(listening: socket.socket, secure: bool) -> str:
+def address_of(listening: socket.socket, secure: bool) -> str:
+    """The URL of a listening socket, or `unix:PATH`."""
     name = listening.getsockname()
     if isinstance(name, str):
         return f"unix:{name}"

@@ -27,18 +27,25 @@ class ControlPort:
         self._listen = listen
         self._http = Http1Listener(app, "weir.control", connections)
 
-    async def start(self) -> None:
-        """Listen. Raises OSError, ValueError."""
-        host, port = split_address(self._listen)
-        listening = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
-        )
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        bound = listening.getsockname()[1]
+    async def start(self, bound: socket.socket | None = None) -> None:
+        """Listen, on a socket that is `bound` where there is one. Raises OSError, ValueError."""
+        host, _ = split_address(self._listen)
+        listening = bound_to(self._listen) if bound is None else bound
+        port = listening.getsockname()[1]
         scheme = "http" if self._tls is None else "https"
-        self.address = f"{scheme}://[{host}]:{bound}" if ":" in host else f"{scheme}://{host}:{bound}"
+        self.address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         await self._http.start(listening, self._tls)
 
     async def aclose(self) -> None:
         """End it, giving answers in flight a moment; a client that does not finish its request is left behind."""
         await self._http.aclose()
+
+
+def bound_to(listen: str) -> socket.socket:
+    """A listening socket at HOST:PORT. Raises OSError, ValueError."""
+    host, port = split_address(listen)
+    listening = socket.create_server(
+        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+    )
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

@@ -1,0 +1,24 @@
+"""Processes of one gateway as JSON, for GET /processes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class ProcessView(msgspec.Struct, frozen=True):
+    """One process. `started`: seconds since 1970; `calls`: those that it has seen the end of; `connections`: of
+    clients. A gateway of one process is a decider alone."""
+
+    role: Literal["parent", "decider", "relay"]
+    pid: int
+    started: float
+    calls: int
+    connections: int
+
+
+class ProcessesView(msgspec.Struct, frozen=True):
+    """Every process, the parent first."""
+
+    processes: list[ProcessView]

@@ -1,0 +1,292 @@
+"""Parent of one gateway's processes: it holds the listening sockets, and keeps a decider and its relays alive.
+
+It has no threads, no event loop and no knowledge of calls: there is little in it that could fail. Children are forked,
+so a new one is there in milliseconds, with the key of Python's hashes that all of them share. One that ends is started
+again; one that is stopped, or says nothing for SILENT looks, is killed first. SIGTERM goes to the decider, which drains
+the relays; a second one cuts that short.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from gateway.serve.processes.place import ALIVE, CLOSING, READY, Place, Role, die_with
+from gateway.shared.service_manager import ServiceManager
+
+LOOK = 0.4  # seconds between two looks at who is silent
+SILENT = 4  # looks without a sign of life after which a process hangs
+STARTS = 50  # the same, before its first sign
+QUICK = 2.0  # seconds: who ends within them is started again later each time
+LATEST = 5.0  # seconds
+ENDS_WITHIN = 3.0  # seconds for relays to end once their decider has
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
+
+class Process:
+    """A child. `beats`: signs of life from it; `silent`: looks since the last."""
+
+    def __init__(self, place: Place, pid: int, beats: socket.socket) -> None:
+        self.place = place
+        self.pid = pid
+        self.beats = beats
+        self.silent = SILENT - STARTS
+        self.at = time.monotonic()
+
+    def __str__(self) -> str:
+        place = self.place
+        return f"{place.role if place.role == 'decider' else f'relay {place.number}'} (pid {self.pid})"
+
+
+class Parent:
+    """`body` is a child's life, and gives its exit status; `say` takes lines for the operator."""
+
+    def __init__(
+        self,
+        relays: int,
+        data: Sequence[socket.socket],
+        control: socket.socket,
+        body: Callable[[Place], int],
+        say: Callable[[str], None],
+    ) -> None:
+        self._relays = relays
+        self._data = list(data)
+        self._control = control
+        self._body = body
+        self._say = say
+        self._folder = tempfile.mkdtemp(prefix="weir-")
+        self._path = str(Path(self._folder) / "decider")
+        self._inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._inner.bind(self._path)
+        self._inner.listen(256)
+        self._secret = secrets.token_hex(32)
+        self._started = time.time()
+        self._children: dict[int, Process] = {}
+        self._due: dict[tuple[Role, int], float] = {}  # when to start it again
+        self._quick: dict[tuple[Role, int], int] = {}  # ends in a row, soon after a start
+        self._epoch = 0
+        self._ready: set[tuple[Role, int]] = set()  # those that have served once
+        self._terms = 0  # signals to end
+        self._asked = 0  # those of them that the decider was told of
+        self._hangup = False
+        self._ends_by = 0.0
+        self._status = 0
+        self._manager = ServiceManager()
+        self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> int:
+        """Until it is told to end, and nobody is left; the exit status."""
+        before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        try:
+            self._start("decider", 0)
+            for number in range(1, self._relays + 1):
+                self._start("relay", number)
+            looked = time.monotonic()
+            while self._children or self._due:
+                self._wait()
+                self._reap()
+                self._forward()
+                if time.monotonic() >= looked + LOOK:
+                    looked = time.monotonic()
+                    self._look()
+                self._start_due()
+        finally:
+            for child in self._children.values():
+                os.kill(child.pid, signal.SIGKILL)
+            signal.set_wakeup_fd(-1)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._manager.__exit__()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return self._status
+
+    # -- children -----------------------------------------------------------------------------------------------
+
+    def _start(self, role: Role, number: int) -> None:
+        self._epoch += 1
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        living = {each.place.number: each.pid for each in self._children.values() if each.place.role == "relay"}
+        place = Place(
+            role=role,
+            number=number,
+            epoch=self._epoch,
+            relays=self._relays,
+            data=self._data,
+            control=self._control,
+            inner=self._inner,
+            path=self._path,
+            beats=theirs,
+            living=living if role == "decider" else {},
+            secret=self._secret,
+            parent=os.getpid(),
+            started=time.time(),
+            parent_started=self._started,
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._child(place, ours)
+        theirs.close()
+        self._children[pid] = Process(place, pid, ours)
+
+    def _child(self, place: Place, ours: socket.socket) -> None:
+        """Does not return."""
+        status = 1
+        try:
+            die_with(place.parent)
+            os.setpgid(0, 0)  # Ctrl-C and Ctrl-Z are for the parent
+            signal.set_wakeup_fd(-1)
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            for descriptor in (self._wake, self._woken):
+                os.close(descriptor)
+            for other in (ours, *(child.beats for child in self._children.values())):
+                other.close()  # else their ends would not be seen
+            status = self._body(place)
+        except BaseException:  # the last frame of the process: what it was is told
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _wait(self) -> None:
+        """Until a signal, a sign of life, or the next look."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        by_descriptor = {child.beats.fileno(): child for child in self._children.values()}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(LOOK * 1000 / 2):
+            if descriptor == self._wake:
+                os.read(self._wake, 4096)
+                continue
+            child = by_descriptor[descriptor]
+            try:
+                signs = child.beats.recv(4096)
+            except OSError:
+                signs = b""
+            if not signs:
+                time.sleep(0.001)  # it has ended, and is about to be reaped
+            if ALIVE in signs:
+                child.silent = 0
+            if READY in signs:
+                self._ready.add((child.place.role, child.place.number))
+                if child.place.role == "decider":
+                    self._manager.ready(f"{self._relays} relays and a decider", loops=False)
+            if CLOSING in signs:
+                self._close()
+
+    def _close(self) -> None:
+        """No connection is taken any more."""
+        for listening in self._data:
+            if listening.family == socket.AF_UNIX and listening.fileno() >= 0:
+                Path(listening.getsockname()).unlink(missing_ok=True)
+            listening.close()
+        self._data = []
+
+    def _reap(self) -> None:
+        """Take note of who has ended, and end who was stopped."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self._children.get(pid)
+            if child is None:
+                continue
+            if os.WIFSTOPPED(status):
+                self._say(f"{child} was stopped: it is killed, and another started")
+                os.kill(pid, signal.SIGKILL)
+            else:
+                self._ended(child, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, child: Process, code: int) -> None:
+        del self._children[child.pid]
+        child.beats.close()
+        who = (child.place.role, child.place.number)
+        if self._terms:
+            if child.place.role == "decider":
+                self._decider_gone()
+            return
+        if who not in self._ready:  # it cannot start, and has said why
+            self._status = code if code > 0 else 1
+            self._terms = 1
+            self._decider_gone()
+            return
+        quick = time.monotonic() - child.at < QUICK
+        self._quick[who] = self._quick.get(who, 0) + 1 if quick else 0
+        pause = min(LATEST, 0.1 * 2 ** self._quick[who]) if quick else 0.0
+        why = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        self._say(f"{child} {why}: another is started{f' in {pause:.1f} s' if pause else ''}")
+        self._due[who] = time.monotonic() + pause
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for who in [who for who, at in self._due.items() if at <= now]:
+            del self._due[who]
+            if not self._terms:
+                self._start(*who)
+
+    def _look(self) -> None:
+        """Kill who has said nothing for too long."""
+        self._manager.beat()
+        for child in self._children.values():
+            child.silent += 1
+            if child.silent > SILENT:
+                self._say(f"{child} hangs: it is killed, and another started")
+                child.silent = SILENT - STARTS
+                os.kill(child.pid, signal.SIGKILL)
+        if self._ends_by and time.monotonic() > self._ends_by:
+            for child in self._children.values():
+                os.kill(child.pid, signal.SIGKILL)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int, _: FrameType | None) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self._terms += 1
+        elif number == signal.SIGHUP:
+            self._hangup = True
+
+    def _forward(self) -> None:
+        """Pass on the signals that have come."""
+        if self._hangup:
+            self._hangup = False
+            for child in self._children.values():
+                os.kill(child.pid, signal.SIGHUP)
+        if self._terms > self._asked:
+            self._due.clear()
+            self._manager.stopping()
+            deciders = [child for child in self._children.values() if child.place.role == "decider"]
+            for child in deciders:
+                for _ in range(min(2, self._terms) - min(2, self._asked)):
+                    os.kill(child.pid, signal.SIGTERM)
+            if not deciders:
+                self._decider_gone()
+            self._asked = self._terms
+
+    def _decider_gone(self) -> None:
+        """What is left ends by itself, or is ended."""
+        self._asked = self._terms
+        self._close()
+        self._ends_by = time.monotonic() + ENDS_WITHIN
+        for child in self._children.values():
+            os.kill(child.pid, signal.SIGTERM)

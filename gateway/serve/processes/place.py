@@ -1,0 +1,84 @@
+"""Place of one process among those of one gateway: who it is, and what its parent has opened for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+from typing import Literal
+
+import msgspec
+
+from gateway.decider.loading import Configuration
+
+BEAT = 0.2  # seconds between two signs of life
+ALIVE, READY, CLOSING = b".", b"r", b"c"  # from a child: it lives; it serves; nobody may connect any more
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+Role = Literal["decider", "relay"]
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """`number`: of a relay, 0 for the decider. `epoch`: higher at every start of a process. `data`: the data port's
+    listening sockets, `control` the control port's, `inner` the decider's for relays, at `path`. `beats` goes to the
+    parent. `living`: the relays that lived already, by number. `secret`: of the cache salts, where no file has one."""
+
+    role: Role
+    number: int
+    epoch: int
+    relays: int
+    data: list[socket.socket]
+    control: socket.socket
+    inner: socket.socket
+    path: str
+    beats: socket.socket
+    living: dict[int, int]
+    secret: str
+    parent: int
+    started: float  # seconds since 1970, of this process
+    parent_started: float
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the first of all processes."""
+        return self.epoch == 1
+
+    def complete(self, configuration: Configuration) -> Configuration:
+        """The configuration with a secret for cache salts that outlives this process."""
+        if configuration.cache_secret is not None:
+            return configuration
+        return msgspec.structs.replace(configuration, cache_secret=self.secret)
+
+
+class Beats:
+    """Signs of life to the parent, whose end is this process's end too."""
+
+    def __init__(self, beats: socket.socket) -> None:
+        self._beats = beats
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(beats, self._read)
+        self._timer = self._loop.call_soon(self._beat)
+
+    def tell(self, sign: bytes) -> None:
+        with contextlib.suppress(BlockingIOError):  # the parent has signs enough
+            self._beats.send(sign)
+
+    def _beat(self) -> None:
+        self.tell(ALIVE)
+        self._timer = self._loop.call_later(BEAT, self._beat)
+
+    def _read(self) -> None:
+        if not self._beats.recv(64):
+            os.kill(os.getpid(), signal.SIGKILL)  # nobody is left to drain for
+
+
+def die_with(parent: int) -> None:
+    """SIGKILL for this process when its parent ends, or now, where it has: also for one that is stopped or hangs."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # of Linux alone; elsewhere the end of `beats` tells
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,213 @@
+"""Process of one relay: clients' and engines' connections, and a link to whoever decides."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+
+import msgspec
+
+from gateway.core.call_counts import CallCounts
+from gateway.core.engines.origin import parse_origin
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.snapshot import Snapshot
+from gateway.core.request.body_memory import BodyMemory
+from gateway.decider.call_log import CallLog
+from gateway.decider.recorder import Recorder
+from gateway.frames.channel import Channel
+from gateway.frames.messages import VERSION, EngineNews, FleetNews, Hello, PolicyNews, RelayCounts
+from gateway.relay.attempts import Attempts
+from gateway.relay.large_bodies import LargeBodies
+from gateway.relay.pipeline import Pipeline
+from gateway.relay.remote.decider import RemoteDecider
+from gateway.relay.remote.link import Link
+from gateway.relay.wire.server import Server
+from gateway.serve.assembly import client_settings, server_settings
+from gateway.serve.descriptors import shared_out
+from gateway.serve.processes.place import READY, Beats, Place
+from gateway.serve.starting import Options, ProcessSignals, call_log, certificate_of, freeze, lost_lines, say
+from gateway.shared.files.watched_file import WatchedFile
+from gateway.shared.lines import LineWriter
+from gateway.upstream.client import Client
+from gateway.upstream.names import Names
+from gateway.upstream.trust import Trust
+
+COUNT_EVERY = 1.0  # seconds
+
+
+async def relay(options: Options, open_files: int, errors: LineWriter, place: Place) -> None:
+    """The whole life of a relay. Raises StartError."""
+    async with AsyncExitStack() as stack:
+        signals = ProcessSignals(asyncio.get_running_loop())
+        stack.callback(signals.close)
+        beats = Beats(place.beats)
+        log = call_log(options.log, errors)
+        parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
+        most = shared_out(open_files).clients
+        side = RelaySide(place, most, log, parser, partial(lost_lines, errors, log))
+        stack.push_async_callback(side.aclose)
+        side.link.start()
+        await side.link.ready.wait()
+        secure, context = certificate_of("--tls-", options.certificate, stack, side.server.go_by)
+        signals.on_hangup(partial(_look, secure, log))
+        for listening in place.data:
+            await side.server.listen(None, None, sock=listening, ssl=context)
+        freeze()
+        beats.tell(READY)
+        await side.until_drained(signals)
+
+
+def _look(secure: WatchedFile | None, log: CallLog | None) -> None:
+    """See whether the certificate has changed, and whether the log was moved."""
+    if secure is not None:
+        secure.ask()
+    if log is not None:
+        log.lines.look()
+
+
+class RelaySide:
+    """All that one relay is made of. Its data port is there once the decider has told it a policy."""
+
+    def __init__(
+        self, place: Place, most_clients: int, log: CallLog | None, parser: ThreadPoolExecutor, lost: Callable[[], int]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._place = place
+        self._most_clients = most_clients
+        self._parser = parser
+        self._lost = lost
+        self._rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
+        self._clock = loop.time
+        self._names = Names()
+        self._clients: dict[str, Client] = {}
+        self._engines: dict[str, EngineNews] = {}  # as they were told of last
+        self._policy = Policy()
+        self._bodies = BodyMemory(self._policy.body.memory, self._policy.body.share)
+        self._attempts = Attempts(self._policy, self._clients, self._clock)
+        self._counts = CallCounts(self._known)
+        self._recorder = Recorder(self._policy, self._counts, log, lambda _: None, self._clock, self._rng)
+        self._pipeline: Pipeline | None = None
+        self.server: Server  # from the first policy on
+        self._drain_within: float | None = None
+        self._drain_order = asyncio.Event()
+        self.link = Link(
+            self._connect,
+            Hello(VERSION, place.number, place.epoch, os.getpid(), place.started, 0),
+            self._clock,
+            on_policy=self._on_policy,
+            on_fleet=self._on_fleet,
+            on_drain=self._on_drain,
+            counts=self._told,
+            say=lambda line: say(f"relay {place.number}: {line}"),
+        )
+        self._decider = RemoteDecider(self.link)
+        self._timer = loop.call_later(COUNT_EVERY, self._tell_counts)
+
+    async def until_drained(self, signals: ProcessSignals) -> None:
+        """Until the decider or a signal says to end, and all that was under way has."""
+        order = asyncio.ensure_future(self._drain_order.wait())
+        first = asyncio.ensure_future(signals.first.wait())
+        await asyncio.wait((order, first), return_when=asyncio.FIRST_COMPLETED)
+        while True:
+            self._drain_order.clear()
+            within = self._policy.timeouts.drain if self._drain_within is None else self._drain_within
+            drained = asyncio.ensure_future(self.server.drain(within))
+            again = asyncio.ensure_future(self._drain_order.wait())
+            await asyncio.wait((drained, again), return_when=asyncio.FIRST_COMPLETED)
+            again.cancel()
+            if drained.done():
+                break
+            drained.cancel()
+        for each in (order, first):
+            each.cancel()
+        self.link.send(self._told())
+        self.link.flush()
+
+    async def aclose(self) -> None:
+        self._timer.cancel()
+        await self.link.aclose()
+        for client in self._clients.values():
+            client.close()
+        await self._recorder.aclose()
+
+    async def _connect(self, made: Callable[[], Channel]) -> None:
+        await asyncio.get_running_loop().create_unix_connection(made, self._place.path)
+
+    # -- news of the decider ------------------------------------------------------------------------------------
+
+    def _on_policy(self, news: PolicyNews) -> None:
+        policy = self._policy = msgspec.msgpack.decode(news.policy, type=Policy)
+        snapshot = Snapshot(policy, news.cache_secret)
+        settings = server_settings(snapshot, self._most_clients)
+        self._attempts.policy = self._recorder.policy = policy
+        self._bodies.apply(policy.body.memory // self._place.relays, policy.body.share)
+        if self._pipeline is not None:
+            self._pipeline.snapshot = snapshot
+            self.server.settings = settings
+            for id, engine in self._engines.items():
+                self._go_by(self._clients[id], engine)
+            return
+        self._pipeline = Pipeline(
+            snapshot,
+            self._decider,
+            self._attempts,
+            self._recorder.observe,
+            self._clock,
+            self._rng,
+            self._bodies,
+            large=LargeBodies(self._parser, self._clock),
+        )
+        self.server = Server(self._pipeline, settings, self._bodies)
+
+    def _on_fleet(self, news: FleetNews) -> None:
+        settings = client_settings(self._policy)
+        named = {engine.id for engine in news.engines}
+        for id in [id for id in self._clients if id not in named]:
+            self._clients.pop(id).close()
+        for engine in news.engines:
+            client = self._clients.get(engine.id)
+            if client is None:
+                client = self._clients[engine.id] = Client(parse_origin(engine.url), settings, names=self._names)
+            before = self._engines.get(engine.id)
+            if before is None or (before.api_key, before.trust) != (engine.api_key, engine.trust):
+                self._go_by(client, engine)
+            if before is not None and before.up and not engine.up:
+                client.abandon()
+        self._engines = {engine.id: engine for engine in news.engines}
+
+    def _go_by(self, client: Client, engine: EngineNews) -> None:
+        trust = None if engine.trust is None else Trust(ca=engine.trust[0], name=engine.trust[1])
+        client.go_by(client_settings(self._policy), engine.api_key, trust)
+
+    def _on_drain(self, within: float) -> None:
+        self._drain_within = within
+        self._drain_order.set()
+
+    # -- counts -------------------------------------------------------------------------------------------------
+
+    def _known(self, model: str) -> bool:
+        return model in self.link.models
+
+    def _tell_counts(self) -> None:
+        self.link.send(self._told())
+        self._timer = asyncio.get_running_loop().call_later(COUNT_EVERY, self._tell_counts)
+
+    def _told(self) -> RelayCounts:
+        batcher = None if self._pipeline is None else self._pipeline.batcher
+        return RelayCounts(
+            self._counts.told(),
+            self._counts.calls,
+            0 if self._pipeline is None else self.server.connections,
+            self._bodies.held,
+            {} if self._pipeline is None else self.server.refusals,
+            self._bodies.refused,
+            {} if batcher is None else batcher.batches,
+            0 if batcher is None else batcher.merged,
+            0 if batcher is None else batcher.again,
+            self._lost(),
+        )

@@ -1,0 +1,134 @@
+"""Parts of starting a gateway that each of its processes needs: options, signals, the call log, the certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import ssl
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from gateway.core.policy.policy import EngineEntry
+from gateway.decider.call_log import CallLog
+from gateway.serve.embedded import EmbeddedFleet
+from gateway.shared.certificate import Certificate
+from gateway.shared.files.watched_file import WatchedFile
+from gateway.shared.lines import LineWriter
+from gateway.shared.printable import printable
+
+
+class Running(msgspec.Struct, frozen=True):
+    """Where the gateway listens, for a person or a test to read."""
+
+    data: list[str]
+    control: str
+    engines: list[str]
+    models: list[str]
+    sidecar: Path | None = None  # the file of one of our own
+    in_turn: tuple[str, ...] = ()  # the demo's models
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for. `log`: a file, `-` for standard error, `none`."""
+
+    announce: Callable[[Running], None]  # called once everything listens
+    policy: Path | None = None
+    shadow: Path | None = None  # a policy to compare with, never enforced
+    engines: tuple[EngineEntry, ...] = ()
+    embedded: tuple[EmbeddedFleet, ...] = ()
+    demo: bool = False  # a sidecar of our own, with simulated GPUs
+    sidecar: Path | None = None  # the file of one of our own, with this machine's
+    listen: str = "127.0.0.1:8000"
+    control: str = "127.0.0.1:8001"
+    certificate: Certificate | None = None  # of the data port; None: plain HTTP
+    control_certificate: Certificate | None = None  # of the control port; None: plain HTTP
+    admin_token: str | None = None
+    log: str = "-"
+    relays: int = 0  # processes that carry bytes, beside one that decides; 0: one process does it all
+
+
+class StartError(Exception):
+    """The gateway cannot start; the message says what to change."""
+
+
+def lost_lines(errors: LineWriter, log: CallLog | None) -> int:
+    return errors.lost + (log.lines.lost if log is not None and log.lines is not errors else 0)
+
+
+def say(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)  # some of it is what engines say
+
+
+class ProcessSignals:
+    """SIGTERM and SIGINT as two events: the first asks for a drain, the second ends it. SIGHUP asks for a reload."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        self._loop = loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._arrived)
+        self.on_hangup(lambda: None)  # without a policy file there is nothing to reload, and no reason to end either
+
+    def on_hangup(self, ask: Callable[[], None]) -> None:
+        self._loop.add_signal_handler(signal.SIGHUP, ask)
+
+    def _arrived(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    async def hurried(self, within: float) -> None:
+        """Until the second signal, or for `within` seconds."""
+        try:
+            await asyncio.wait_for(self.second.wait(), within)
+        except TimeoutError:
+            return
+
+    def close(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.remove_signal_handler(number)
+
+
+def call_log(where: str, errors: LineWriter) -> CallLog | None:
+    if where == "none":
+        return None
+    if where == "-":
+        return CallLog(errors)
+    try:
+        return CallLog(LineWriter.at(Path(where), say))
+    except OSError as error:
+        raise StartError(f"--log: {error}") from error
+
+
+def certificate_of(
+    flag: str,
+    certificate: Certificate | None,
+    stack: AsyncExitStack,
+    apply: Callable[[ssl.SSLContext], None] | None = None,
+) -> tuple[WatchedFile | None, ssl.SSLContext | None]:
+    """The certificate's files, watched until the stack ends, and the context of what they hold. `apply` takes a newer
+    one; None: the first context is renewed. Raises StartError, which names the flags that begin with `flag`."""
+    if certificate is None:
+        return None, None
+    watched = WatchedFile(certificate.chain, certificate.context, say, name=flag.strip("-"))
+    flags = f"{flag}cert, {flag}key" + (f", {flag}client-ca" if certificate.client_ca else "")
+    try:
+        context = watched.first()
+    except OSError as error:
+        raise StartError(f"{flags}: {error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise StartError(f"{flags}: {error}") from error
+    watched.start(apply or partial(certificate.renew, context))
+    stack.push_async_callback(watched.aclose)
+    return watched, context
+
+
+def freeze() -> None:
+    """What lives as long as the process is not worth scanning: fewer and shorter garbage collections."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)

@@ -1,0 +1,127 @@
+"""Parent of several processes: whoever ends, is stopped or hangs is replaced, and nobody else is touched."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.processes import Child, until
+
+# Children that live, serve, and do nothing; `hang` in the folder of a relay's number ends its signs of life.
+PROGRAM = """
+import os, signal, socket, sys, time
+from pathlib import Path
+from gateway.serve.processes.parent import Parent
+from gateway.serve.processes.place import ALIVE, CLOSING, READY
+
+folder = Path(sys.argv[1])
+
+def body(place):
+    name = f"{place.role}-{place.number}"
+    over = []
+    signal.signal(signal.SIGTERM, lambda *_: over.append(1))
+    print(name, os.getpid(), hash(b"the same in all"), sorted(place.living), flush=True)
+    if (folder / f"{name}-cannot").exists():
+        return 2
+    place.beats.send(ALIVE + READY)
+    while not over:
+        time.sleep(0.05)
+        if not (folder / f"{name}-{os.getpid()}-hangs").exists():
+            place.beats.send(ALIVE)
+    if place.role == "decider":
+        place.beats.send(CLOSING)
+    print(name, "ends", flush=True)
+    return 0
+
+bound = socket.create_server(("127.0.0.1", 0))
+print("port", bound.getsockname()[1], flush=True)
+control = socket.create_server(("127.0.0.1", 0))
+say = lambda line: print(line, flush=True)
+sys.exit(Parent(2, [bound], control, body, say).run())
+"""
+NAMES = ("decider-0", "relay-1", "relay-2")
+
+
+class Family:
+    """The parent of PROGRAM, and its children as they have told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.child = Child("parent", [sys.executable, "-c", PROGRAM, str(folder)], folder / "log")
+
+    def pids(self, name: str) -> list[int]:
+        """Its processes, the one of now last."""
+        return [int(pid) for pid in re.findall(rf"^{name} (\d+) ", self.child.output(), re.MULTILINE)]
+
+    def wait(self, name: str, lives: int) -> int:
+        """The process of its so-manieth life."""
+        assert until(lambda: len(self.pids(name)) >= lives, 5.0) is not None, self.child.output()
+        return self.pids(name)[lives - 1]
+
+    def said(self, words: str) -> bool:
+        return until(lambda: words in self.child.output(), 5.0) is not None
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[Family]:
+    made = Family(tmp_path)
+    try:
+        yield made
+    finally:
+        made.child.kill()
+
+
+@pytest.mark.parametrize("name", ["decider-0", "relay-2"])
+def test_who_is_killed_is_replaced_and_nobody_else(family: Family, name: str) -> None:
+    before = {each: family.wait(each, 1) for each in NAMES}
+    os.kill(before[name], signal.SIGKILL)
+    family.wait(name, 2)
+    assert family.said("was killed by signal 9: another is started")
+    assert [each for each in NAMES if len(family.pids(each)) > 1] == [name]
+    assert len(set(re.findall(r"\d+ (-?\d+) \[", family.child.output()))) == 1, "one key of hashes"
+
+
+def test_who_is_stopped_is_found(family: Family) -> None:
+    pid = family.wait("relay-1", 1)
+    os.kill(pid, signal.SIGSTOP)
+    assert family.said(f"relay 1 (pid {pid}) was stopped: it is killed, and another started")
+    family.wait("relay-1", 2)
+
+
+def test_who_gives_no_sign_of_life_is_found(family: Family) -> None:
+    pid = family.wait("relay-1", 1)
+    (family.folder / f"relay-1-{pid}-hangs").touch()
+    assert family.said(f"relay 1 (pid {pid}) hangs: it is killed, and another started")
+    family.wait("relay-1", 2)
+
+
+def test_a_new_decider_is_told_who_lives(family: Family) -> None:
+    for name in NAMES:
+        family.wait(name, 1)
+    assert re.search(r"^decider-0 \d+ -?\d+ \[\]$", family.child.output(), re.MULTILINE)
+    os.kill(family.pids("decider-0")[0], signal.SIGKILL)
+    family.wait("decider-0", 2)
+    assert re.search(r"^decider-0 \d+ -?\d+ \[1, 2\]$", family.child.output(), re.MULTILINE)
+
+
+def test_one_that_cannot_start_ends_all_with_its_status(tmp_path: Path) -> None:
+    (tmp_path / "relay-2-cannot").touch()
+    family = Family(tmp_path)
+    assert family.child.process.wait(10.0) == 2
+    assert not family.child.group()
+
+
+def test_the_first_signal_is_for_the_decider_and_relays_end_after_it(family: Family) -> None:
+    for name in NAMES:
+        family.wait(name, 1)
+    family.child.process.send_signal(signal.SIGTERM)
+    assert family.child.process.wait(10.0) == 0
+    ends = re.findall(r"^(\S+) ends$", family.child.output(), re.MULTILINE)
+    assert ends[0] == "decider-0"
+    assert sorted(ends) == sorted(NAMES)

@@ -1,0 +1,260 @@
+"""`gateway serve --workers 2`: processes are killed, stopped and restarted under load, and clients do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from loadtest.processes import ChildError, Gateway, get, until
+from tests.e2e.children import SimEngine
+
+pytestmark = pytest.mark.slow
+
+POLICY = "fleet: {poll: 100ms, health: 200ms}\nbudget: {max_concurrency: 4}\n"
+MESSAGES: list[Any] = [{"role": "user", "content": "Why is the river level?"}]
+FOUND_WITHIN = 2.0  # seconds
+
+
+class Processes:
+    """A gateway of several processes over one engine."""
+
+    def __init__(self, folder: Path, *more: str, policy: str = POLICY) -> None:
+        self.engine = SimEngine(folder / "engine.log")
+        self.policy = folder / "policy.yaml"
+        self.policy.write_text(policy)
+        words = ("--workers", "2", "--policy", str(self.policy), "--engine", self.engine.url, "--log", "none", *more)
+        self.gateway = Gateway(folder / "gateway.log", *words)
+
+    def of(self, role: str) -> list[dict[str, Any]]:
+        """The processes of a role, as /processes has them."""
+        found = json.loads(get(f"{self.gateway.control}/processes")[1])["processes"]
+        return [each for each in found if each["role"] == role]
+
+    def pid(self, role: str) -> int:
+        return int(self.of(role)[0]["pid"])
+
+    def all(self) -> list[int]:
+        return [each["pid"] for role in ("parent", "decider", "relay") for each in self.of(role)]
+
+    def replaced(self, role: str, pid: int) -> float:
+        """Seconds until another process has the place of this one."""
+        began = time.monotonic()
+        # Whoever asks while there is no decider waits for the next.
+        there = until(lambda: self.whole() and pid not in [each["pid"] for each in self.of(role)], 10.0)
+        assert there is not None, self.gateway.child.output()
+        return time.monotonic() - began
+
+    def whole(self) -> bool:
+        return len(self.of("decider")) == 1 and len(self.of("relay")) == 2
+
+    def held(self) -> int:
+        return sum(engine["held_tokens"] for engine in self.gateway.fleet()["engines"])
+
+
+@contextlib.contextmanager
+def processes(folder: Path, *more: str, policy: str = POLICY) -> Iterator[Processes]:
+    made = Processes(folder, *more, policy=policy)
+    try:
+        yield made
+        assert "Traceback" not in made.gateway.child.output(), made.gateway.child.output()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            made.gateway.child.stop()
+        made.engine.child.stop()
+
+
+class Load:
+    """Calls of OpenAI's client, one after another on each of `width` lines, until it is over. Every fourth streams."""
+
+    def __init__(self, url: str, width: int, retries: int) -> None:
+        self.ended: Counter[str] = Counter()
+        self._url = url
+        self._width = width
+        self._retries = retries
+        self._over = False
+
+    async def __aenter__(self) -> Load:
+        self._client = openai.AsyncOpenAI(
+            base_url=f"{self._url}/v1", api_key="none", max_retries=self._retries, timeout=30.0
+        )
+        self._lines = [asyncio.create_task(self._line(number)) for number in range(self._width)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._over = True
+        await asyncio.gather(*self._lines)
+        await self._client.close()
+
+    async def _line(self, number: int) -> None:
+        while not self._over:
+            try:
+                await self._call(stream=number % 4 == 0)
+            except openai.OpenAIError as error:
+                self.ended[f"{type(error).__name__}: {error}"] += 1
+            else:
+                self.ended["ok"] += 1
+
+    async def _call(self, *, stream: bool) -> None:
+        if not stream:
+            await self._client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=16)
+            return
+        streamed = await self._client.chat.completions.create(
+            model="sim", messages=MESSAGES, max_tokens=40, stream=True
+        )
+        reasons = [choice.finish_reason async for chunk in streamed for choice in chunk.choices]
+        if not reasons or reasons[-1] is None:
+            raise openai.OpenAIError("a stream without its end")
+
+    async def more(self, calls: int) -> None:
+        """Until so many more have ended well."""
+        async with asyncio.timeout(20):
+            wanted = self.ended["ok"] + calls
+            while self.ended["ok"] < wanted:
+                await asyncio.sleep(0.01)
+
+
+def under_load(made: Processes, role: str, number: signal.Signals, retries: int) -> tuple[Counter[str], float]:
+    """The endings of calls while a process of `role` gets a signal, and the seconds until another was there."""
+
+    async def main() -> tuple[Counter[str], float]:
+        async with Load(made.gateway.url, 16, retries) as load:
+            await load.more(40)
+            pid = made.pid(role)
+            os.kill(pid, number)
+            took = await asyncio.to_thread(made.replaced, role, pid)
+            await load.more(60)
+        return load.ended, took
+
+    return asyncio.run(main())
+
+
+def test_several_processes_serve_as_one(tmp_path: Path) -> None:
+    with processes(tmp_path) as made:
+        ended, _ = asyncio.run(_plain(made))
+        assert set(ended) == {"ok"}
+        assert made.gateway.total("weir_requests_total") == ended["ok"], "exact at any moment"
+        assert len(set(made.all())) == 4
+        assert sum(each["calls"] for each in made.of("relay")) == ended["ok"]
+        assert min(each["calls"] for each in made.of("relay")) > 0, "both relays take connections"
+        assert made.gateway.idle()
+        before = made.all()
+        assert made.gateway.child.stop() == 0
+        assert not [pid for pid in before if Path(f"/proc/{pid}").exists()]
+
+
+async def _plain(made: Processes) -> tuple[Counter[str], None]:
+    async with Load(made.gateway.url, 16, 0) as load:
+        await load.more(100)
+    return load.ended, None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_client_notices_that_the_decider_dies_or_hangs(tmp_path: Path, number: signal.Signals) -> None:
+    with processes(tmp_path) as made:
+        ended, took = under_load(made, "decider", number, retries=0)
+        assert set(ended) == {"ok"}, ended
+        assert took < FOUND_WITHIN
+        assert made.gateway.total("weir_requests_total") == ended["ok"], "totals outlive it"
+        assert until(lambda: made.held() == 0, 1.0) is not None
+        assert made.gateway.total("weir_tenant_requests_total", outcome="ok") == ended["ok"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_relay_that_dies_or_hangs_takes_only_its_own_connections_with_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with processes(tmp_path) as made:
+        ended, took = under_load(made, "relay", number, retries=2)
+        streams = {what: calls for what, calls in ended.items() if what != "ok"}
+        assert sum(streams.values()) <= 4, "only streams that had begun cannot be retried"
+        assert took < FOUND_WITHIN
+        assert until(lambda: made.held() == 0, 1.0) is not None
+
+
+def test_nobody_is_left_behind_by_a_parent_that_is_killed(tmp_path: Path) -> None:
+    with processes(tmp_path) as made:
+        pids = made.all()
+        os.kill(made.pid("relay"), signal.SIGSTOP)
+        os.kill(made.pid("parent"), signal.SIGKILL)
+        left = lambda: [pid for pid in pids[1:] if _runs(pid)]  # noqa: E731
+        assert until(lambda: not left(), 2.0) is not None, left()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_drain_ends_streams_well_and_refuses_what_comes_later(tmp_path: Path) -> None:
+    async def main(made: Processes) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{made.gateway.url}/v1", api_key="none", max_retries=0) as client:
+            streams = [
+                await client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=200, stream=True)
+                for _ in range(4)
+            ]
+            made.gateway.child.process.send_signal(signal.SIGTERM)
+            ends = [[choice.finish_reason async for chunk in each for choice in chunk.choices][-1] for each in streams]
+            assert None not in ends
+        assert await asyncio.to_thread(made.gateway.child.process.wait, 10.0) == 0
+
+    with processes(tmp_path) as made:
+        asyncio.run(main(made))
+        with pytest.raises(ConnectionRefusedError):
+            get(f"{made.gateway.url}/health")
+
+
+def test_a_reload_is_for_every_process(tmp_path: Path) -> None:
+    keys = "tenants: {acme: {class: interactive}, anonymous: {class: batch}}\n"
+    with processes(tmp_path) as made:
+        assert _classes(made) == {"default"}
+        made.policy.write_text(POLICY + keys)
+        assert until(lambda: "version 2 is active" in made.gateway.child.output(), 5.0) is not None
+        assert until(lambda: _classes(made) == {"batch"}, 2.0) is not None
+
+
+def _classes(made: Processes) -> set[str]:
+    """The classes of calls on many connections, so through both relays."""
+
+    async def main() -> set[str]:
+        found = set()
+        for _ in range(8):
+            async with openai.AsyncOpenAI(base_url=f"{made.gateway.url}/v1", api_key="none") as client:
+                raw = await client.chat.completions.with_raw_response.create(
+                    model="sim", messages=MESSAGES, max_tokens=2
+                )
+                found.add(raw.headers["x-weir-class"])
+        return found
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--log", "/nowhere/log"), "gateway: --log: [Errno 2] No such file or directory"),
+        (("--listen", "192.0.2.1:1"), "gateway: --listen 192.0.2.1:1: Cannot assign requested address"),
+        (("--policy", "absent.yaml"), "absent.yaml"),
+    ],
+)
+def test_several_processes_that_cannot_start_end_with_one_line(
+    tmp_path: Path, words: tuple[str, ...], line: str
+) -> None:
+    with pytest.raises(ChildError) as told:
+        Gateway(tmp_path / "log", "--workers", "2", "--engine", "http://127.0.0.1:9", *words)
+    output = (tmp_path / "log").read_text()
+    assert output.count(line) >= 1, output
+    assert "Traceback" not in output
+    assert "exit 2" in str(told.value)
