@@ -52,9 +52,9 @@ from gateway.shared.addresses import reachable
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
-from gateway.shared.files.watched_file import WatchedFile
 from gateway.shared.lines import LineWriter, standard_error
 from gateway.shared.service_manager import ServiceManager
+from gateway.shared.watched_file import WatchedFile
 
 SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop waiting for the interpreter
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported

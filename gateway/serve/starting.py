@@ -18,9 +18,9 @@ from gateway.core.policy.policy import EngineEntry
 from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.shared.certificate import Certificate
-from gateway.shared.files.watched_file import WatchedFile
 from gateway.shared.lines import LineWriter
 from gateway.shared.printable import printable
+from gateway.shared.watched_file import WatchedFile
 
 
 class Running(msgspec.Struct, frozen=True):

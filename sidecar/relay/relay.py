@@ -27,9 +27,9 @@ from gateway.relay.wire.responder import Responder
 from gateway.relay.wire.server import Server
 from gateway.shared.certificate import Certificate
 from gateway.shared.control.guard import BearerToken
-from gateway.shared.files.watched_file import WatchedFile
 from gateway.shared.protocol import Ensured, ModelReport, encode
 from gateway.shared.tasks import telling
+from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client, ClientSettings, parse_origin
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings

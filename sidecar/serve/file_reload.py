@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
-from gateway.shared.files.watched_file import Read, WatchedFile
+from gateway.shared.watched_file import Read, WatchedFile
 from sidecar.core.config import SidecarConfig
 from sidecar.core.file.reload import Reload, newer
 from sidecar.core.status import Reloaded

@@ -18,7 +18,7 @@ import pytest
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.shared.files.checked import InvalidFile
-from gateway.shared.files.watched_file import LIMIT, POLL, SETTLE, UNFORESEEN, Read, WatchedFile
+from gateway.shared.watched_file import LIMIT, POLL, SETTLE, UNFORESEEN, Read, WatchedFile
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
@@ -421,7 +421,7 @@ def test_what_could_not_be_read_is_tried_again_without_a_change(path: Path) -> N
 
 
 def test_a_file_that_never_rests_is_read_all_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.shared.files.watched_file.PATIENCE", 0.3)
+    monkeypatch.setattr("gateway.shared.watched_file.PATIENCE", 0.3)
 
     async def scene(watched: Watched) -> None:
         number = 1
@@ -578,7 +578,7 @@ def test_nothing_is_applied_after_the_end(path: Path) -> None:
 
 
 def test_a_hung_file_system_does_not_keep_the_gateway_from_ending(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.shared.files.watched_file.CLOSE_WITHIN", 0.1)
+    monkeypatch.setattr("gateway.shared.watched_file.CLOSE_WITHIN", 0.1)
     release, began = threading.Event(), threading.Event()
     in_place(path, text(1))
     watched = Watched(path)

@@ -245,3 +245,28 @@ def test_a_model_is_pulled_had_ready_and_switched_off(machine: Machine) -> None:
         machine.start()
     machine.command("on", "three")
     assert machine.ask("three")
+
+
+def test_an_edited_file_restarts_what_it_must_and_loses_no_call(machine: Machine) -> None:
+    machine.ask("one")
+    engine = machine.processes("one")
+
+    # Aliases and times restart nothing; a call by the alias reaches an engine that never heard of it.
+    text = machine.file.read_text()
+    machine.file.write_text(text.replace("  one: &tiny\n", "  one: &tiny\n    aliases: [uno]\n    stop_after: 2h\n"))
+    assert "changed, without a restart: one" in machine.command("reload")
+    machine.ask("uno")
+    assert machine.processes("one") == engine
+
+    # Another flag: the call that runs ends on the old engine, the next one starts the new engine.
+    answers: list[str] = []
+    calling = threading.Thread(target=lambda: answers.append(machine.ask("one", 1500)))
+    calling.start()
+    time.sleep(1.0)
+    machine.file.write_text(machine.file.read_text().replace("max-num-seqs: 16", "max-num-seqs: 8", 1))
+    assert "settings that need another engine" in machine.command("reload")
+    calling.join(300.0)
+    assert answers
+    machine.until("one", "stopped", 60.0)
+    machine.ask("uno")
+    assert not set(machine.processes("one")) & set(engine)

@@ -31,8 +31,8 @@ from gateway.serve.assembly import client_settings, server_settings
 from gateway.serve.descriptors import shared_out
 from gateway.serve.processes.place import READY, Beats, Place
 from gateway.serve.starting import Options, ProcessSignals, call_log, certificate_of, freeze, lost_lines, say
-from gateway.shared.files.watched_file import WatchedFile
 from gateway.shared.lines import LineWriter
+from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client
 from gateway.upstream.names import Names
 from gateway.upstream.trust import Trust
