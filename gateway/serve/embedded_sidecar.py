@@ -24,6 +24,8 @@ GPUS = (24 * 1024**3, 24 * 1024**3)
 MODELS = ("llama-3-8b", "mistral-7b", "qwen-2.5-7b", "phi-3-mini")  # to be asked for in this order
 STOP_WITHIN = 15.0  # seconds; its engines end in a fraction of one
 SPEED = "2"  # a start takes 8 s, to sleep or wake half a second
+# What the small one really needs of its share: all beside the KV cache, and the KV cache of one whole context.
+TRUE = {"rest": 4_800 * 1024**2, "context": 2_200 * 1024**2}
 LOAD, WAKE, OTHERWISE = 14.5, 1.1, 1.0  # seconds of a start; of waking or falling asleep, at speed 1; more at any
 SPEED_VARIABLE = "WEIR_SIMULATED_SPEED"  # what engines go by
 
@@ -51,7 +53,9 @@ models:
   qwen-2.5-7b: {{model_path: simulated/qwen-2.5-7b, gpu_memory: 55%, max_starvation: 1s}}
   phi-3-mini:
     model_path: simulated/phi-3-mini
-    gpu_memory: 30%
+    # Too little, which nobody knows before it was tried: its first start fails, in vLLM's words, and the next claims
+    # what they say.
+    gpu_memory: {{kv: 6GiB}}
     max_starvation: 1s
     engine: {{simulated: l4-4b-fp8}}
 """
@@ -74,6 +78,7 @@ class EmbeddedSidecar:
         gpus.mkdir()
         for index, size in enumerate(GPUS):  # sidecar/gpus/simulated.py says what is in such a folder
             (gpus / f"GPU-{index}.total").write_text(str(size))
+        (gpus / f"{MODELS[-1]}.memory").write_bytes(msgspec.json.encode(TRUE))
         speed = os.environ.get(SPEED_VARIABLE, SPEED)
         # What a sidecar would know of its models after the first day: else it expects a minute, as of real engines.
         (self._folder / "sidecar.state").write_bytes(_known(float(speed)))

@@ -14,6 +14,7 @@ import msgspec
 from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.gpu_memory import GIB, GpuMemory, OutOfMemory
 from loadtest.engine.memory_stages import RESIDUE, held, start
+from loadtest.engine.true_memory import TrueMemory, true_memory_of
 
 
 class StartFailed(Exception):
@@ -31,12 +32,16 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resident:
-    """Memory of one engine with `weights` bytes on each GPU. Raises ValueError where there is no such GPU."""
+    """Memory of one engine with `weights` bytes on each GPU, for `sequences` at once. Raises ValueError where there is
+    no such GPU."""
 
-    def __init__(self, share: GpuShare, weights: int) -> None:
+    def __init__(self, share: GpuShare, weights: int, sequences: int) -> None:
         self.weights = weights
+        self._sequences = sequences
         self._share = share
         self._gpus = GpuMemory(share.folder, share.gpus)
+        self._true: TrueMemory | None = None
+        self._sleeps = 0
 
     def wanted(self, total: int) -> int:
         """Of a GPU of `total` bytes what must be free before it starts, capped cache or not."""
@@ -45,11 +50,21 @@ class Resident:
     def claim(self, total: int) -> int:
         """Of a GPU of `total` bytes what it holds while it is awake."""
         cache = self._share.cache
-        return self.wanted(total) if cache is None else min(self.wanted(total), RESIDUE + self.weights + cache)
+        taken = self.wanted(total) if cache is None else min(self.wanted(total), RESIDUE + self.weights + cache)
+        return taken if self._true is None else self._true.takes(taken)
 
     def hold(self, *, loaded: float, cache: bool) -> None:
         """Hold so much of the weights, and the KV cache or not. Raises OutOfMemory, and holds what it held."""
         self._gpus.hold(lambda total: held(self.weights, self.claim(total), loaded=loaded, cache=cache))
+
+    def sleep(self) -> None:
+        """Hold what it keeps asleep, which may be more with every sleep."""
+        self._sleeps += 1
+        true = self._true
+        if true is None:
+            self.hold(loaded=0.0, cache=False)
+        else:
+            self._gpus.hold(lambda total: min(self.claim(total), true.asleep(self._sleeps)))
 
     def release(self) -> None:
         """Hold nothing."""
@@ -58,6 +73,7 @@ class Resident:
     async def start(self, models: Sequence[str], speed: float, say: Callable[[str], None]) -> None:
         """Everything before it listens; back when it may. Raises StartFailed, or never comes back: by its faults."""
         faults = faults_of(self._share.folder, models[0])
+        self._true = true_memory_of(self._share.folder, models[0])
         first = self.claim(next(iter(self._gpus.totals.values())))
         if faults.hang_start:
             await asyncio.Event().wait()
@@ -67,6 +83,8 @@ class Resident:
                 if stage.loaded is not None:
                     if before is None:
                         self._check_free(faults)
+                    if stage.cache:
+                        self._check_cache()
                     self.hold(loaded=stage.loaded, cache=stage.cache)
                 if stage.loaded and faults.out_of_memory_start:
                     raise OutOfMemory("CUDA out of memory. Tried to allocate 2.00 GiB. (injected fault)")
@@ -75,6 +93,16 @@ class Resident:
             before = stage.loaded
             await asyncio.sleep(stage.seconds / speed)
             say(stage.line)
+
+    def _check_cache(self) -> None:
+        """Whether what it really needs leaves room for its KV cache."""
+        lacks = [
+            self._true.for_cache(self._share.utilization, self._sequences, total)
+            for total in self._gpus.totals.values()
+            if self._true is not None
+        ]
+        for lack in filter(None, lacks):
+            raise _failed(lack.line)
 
     def _check_free(self, faults: Faults) -> None:
         if faults.fail_start:

@@ -50,7 +50,8 @@ class SimServer:
         self.dead = False  # out of memory: EngineCore is gone
         self.died = asyncio.Event()
         share = config.share
-        self.resident = None if share is None else Resident(share, config.engine.profile.weights)
+        weights, sequences = config.engine.profile.weights, config.engine.max_num_seqs
+        self.resident = None if share is None else Resident(share, weights, sequences)
         self.core = CoreCalls(lambda: self.faults.hang)
         self.url = ""
         self.connections: set[Connection] = set()

@@ -72,7 +72,7 @@ class Sleeping:
 
         def freed() -> None:
             if not server.faults.keep_memory:
-                resident.hold(loaded=0.0, cache=False)
+                resident.sleep()
             done()
 
         self._occupy(sleep_seconds(resident.weights, 1 if level == 1 else 2), freed)

@@ -5,7 +5,9 @@ A sidecar estimates; this is the truth that its estimate may miss. Bytes are on 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import msgspec
 
@@ -80,3 +82,16 @@ class TrueMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def _says(self, kind: str, **numbers: float) -> Shortage:
         return Shortage(kind, line(kind, self.wording, **numbers))
+
+
+def true_memory_of(folder: Path, model: str) -> TrueMemory | None:
+    """What `FOLDER/MODEL.memory` says, in JSON, of an engine on the simulated GPUs of that folder; no file: it takes
+    what was claimed. MODEL is the first served name, percent-encoded where a file's name cannot have it. Raises
+    ValueError for anything else."""
+    file = folder / f"{quote(model, safe='')}.memory"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=TrueMemory)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{file}: {error}") from None

@@ -18,8 +18,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from gateway.serve.embedded_sidecar import GPUS, MODELS
+from gateway.serve.embedded_sidecar import GPUS, MODELS, TRUE
 from loadtest.processes import Gateway, get, until
+from sidecar.sizing.memory import LITTLE
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -103,8 +104,11 @@ def test_four_models_in_turn(demo: Demo) -> None:
         assert demo.states() == {llama: "running", mistral: "running", qwen: "sleeping", phi: "running"}
         assert woken < started
         assert ask(llama) < woken
-    large, small, residue = 0.55 * GPUS[0], 0.3 * GPUS[0], GIB
-    full = [pytest.approx(large, abs=2), pytest.approx(large + small + residue, abs=2)]
+    said = demo.gateway.child.output()
+    assert re.findall(r"(\S+) failed for memory; the next start claims", said) == [phi], "once, and it fitted then"
+    assert "2.15 GiB KV cache is needed, which is larger than the available KV cache memory (1.31 GiB)" in said
+    large, small, residue = 0.55 * GPUS[0], sum(TRUE.values()) + LITTLE, GIB
+    full = [pytest.approx(large, abs=2), pytest.approx(large + small + residue, abs=16 << 20)]  # vLLM tells 0.01 GiB
 
     def used() -> list[int]:
         return sorted(gpu["used"] for gpu in demo.status()["gpus"])
