@@ -320,7 +320,8 @@ class ModelState:
         size of GPU is all there is. `totals`: bytes by GPU. `room` False: with no more than a start had that found it
         too little. `copy`: as a copy.
 
-        An engine on several GPUs is sized for the smallest of them: the least KV cache of one is that of each.
+        An engine on several GPUs is sized for the smallest of them: the least KV cache of one is that of each. It goes
+        to GPUs that are alike where there are so many.
         """
         whole, several = self.target(now, copy=copy), self.profile.tensor_parallel > 1
         if not room:
@@ -329,7 +330,8 @@ class ModelState:
             return [(0, whole)]
         found = []
         for total, size in sorted(self.sizes.items()):
-            fits = (gpu for gpu, each in totals.items() if each == total or (several and each > total))
+            larger = several and sum(each == total for each in totals.values()) < self.profile.tensor_parallel
+            fits = (gpu for gpu, each in totals.items() if each == total or (larger and each > total))
             gpus = tuple(gpu for gpu in fits if whole.gpus is None or gpu in whole.gpus)
             need = max(size.start_needs, self.least_room + 1 if self.least_room and room else 0)
             found.append((total, msgspec.structs.replace(whole, need=need, gpus=gpus)))

@@ -1,20 +1,25 @@
 """Monitor of the machine's GPUs: the last reading of each, and quarantine.
 
-A GPU is in quarantine while memory that an engine gave up there has not come back. Where the GPUs cannot be read, the
-last reading stays, and none of its memory counts as free.
+A GPU is in quarantine while memory that an engine gave up there has not come back, for QUARANTINE seconds at most: what
+has not come back by then counts as another's, and the rest is used. Where the GPUs cannot be read, the last reading
+stays, and none of its memory counts as free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
+from gateway.shared.files.units import GIB
 from sidecar.core.gpus import GPU, SHARE, GPUError, Unselectable
 from sidecar.core.inventory import Device
 from sidecar.gpus.sampler import BACK_WITHIN, POLL, memory_back
 
 NOT_BACK = "the memory of an engine that was there has not come back"
+
+QUARANTINE = 300.0  # seconds; drivers give memory back within some, if ever
 
 Sample = Callable[[], Awaitable[tuple[GPU, ...]]]
 
@@ -27,7 +32,8 @@ class GpuMonitor:
         self.error = ""
         self._sample = sample
         self._say = say
-        self._quarantined: dict[int, int] = {}  # GPU -> used bytes from which on downwards it is trusted again
+        # By GPU: used bytes from which on downwards it is trusted again, and the time until which that is waited for.
+        self._quarantined: dict[int, tuple[int, float]] = {}
 
     async def look(self) -> tuple[GPU, ...]:
         """Read the GPUs. Says when they cannot be read and when they can be again; raises nothing."""
@@ -41,10 +47,13 @@ class GpuMonitor:
         if error != self.error:
             self._say(error or "the GPUs can be read again")
             self.error = error
+        now = asyncio.get_running_loop().time()
         for gpu in self.gpus:
-            if not error and gpu.readable and gpu.used <= self._quarantined.get(gpu.index, -1):
+            back, until = self._quarantined.get(gpu.index, (-1, math.inf))
+            if not error and gpu.readable and (gpu.used <= back or now >= until):
                 del self._quarantined[gpu.index]
-                self._say(f"GPU {gpu.index} is out of quarantine: its memory is back")
+                why = "its memory is back" if gpu.used <= back else f"{gpu.free / GIB:.1f} GiB of it are free"
+                self._say(f"GPU {gpu.index} is out of quarantine: {why}")
         return self.gpus
 
     def refused(self, gpu: GPU) -> str:
@@ -104,9 +113,10 @@ class GpuMonitor:
             return True
         for index, size in held.items():
             if size:
-                self._quarantined[index] = used[index] - int(SHARE * size)
+                until = asyncio.get_running_loop().time() + QUARANTINE
+                self._quarantined[index] = (used[index] - int(SHARE * size), until)
         await self.look()
         shut = [index for index in held if index in self._quarantined]
         for index in shut:
-            self._say(f"GPU {index} is in quarantine: {NOT_BACK} ({held[index] / 2**30:.1f} GiB)")
+            self._say(f"GPU {index} is in quarantine: {NOT_BACK} ({held[index] / GIB:.1f} GiB)")
         return not shut

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.shared.files.units import GIB
 from sidecar.core.gpus import GPU
+from sidecar.core.lesson import MOST_BEYOND
 from sidecar.core.lifecycle import DRAIN, RUNNING, SLEEP, STOP
 from sidecar.core.model_state import ModelState
 from sidecar.gpus.monitor import GpuMonitor
@@ -40,6 +41,13 @@ class EngineMemory:
         if entry.gpus:
             self.blind = not any(self.seen(entry, engine, gpus).values())
 
+    def claim(self, entry: ModelState, settled: int) -> int:
+        """Its claim once it serves and has `settled`, what it holds beyond included: that is what it gives back when it
+        goes. By totals a neighbour's growth looks like its own, so no more than a fourth part is believed."""
+        booked = entry.size.claim
+        grown = max(self._grown.get(entry.name, {}).values(), default=0) if self.blind else 0
+        return max(booked, settled, min(grown, booked + booked // MOST_BEYOND))
+
     def adopted(self, entry: ModelState, engine: Engine, gpus: Sequence[GPU]) -> None:
         """It was there before us: nobody knows by how much the use of its GPUs grew, but what it was to take."""
         most = entry.size.residue if entry.level else entry.size.claim
@@ -65,7 +73,7 @@ class EngineMemory:
         return {index: size if size <= used else 0 for index, (size, used) in foreseen.items()}  # 0: it is back
 
     def _by_totals(self, gpus: Iterable[GPU]) -> bool:
-        return not self._told or any(gpu.processes_hidden or not gpu.processes for gpu in gpus)
+        return not self._told or any(gpu.processes_hidden for gpu in gpus)
 
     def kept(
         self,

@@ -96,6 +96,12 @@ class EngineSteps:
 
     # -- from start to end ------------------------------------------------------------------------------------------
 
+    async def has_room(self, entry: ModelState) -> bool:
+        """Whether as much is free on its GPUs as its start or its waking takes. What made room may have kept more, and
+        other processes may have taken it."""
+        needs = entry.size.claim - entry.size.residue if entry.level else entry.size.start_needs
+        return all(gpu.free >= needs for gpu in await self._monitor.look() if gpu.index in entry.gpus)
+
     async def start(self, entry: ModelState) -> None:
         """Start its engine on the GPUs that are its own now, until it serves or has failed."""
         stopping = self._stopping[entry.name] = asyncio.Event()
@@ -348,6 +354,7 @@ class EngineSteps:
         return self._last_lines.get(entry.name, [])[-most:] if engine is None else engine.lines(most)
 
     def _measure(self, entry: ModelState, facts: EngineFacts, peak: int, settled: int) -> None:
+        entry.size = msgspec.structs.replace(entry.size, claim=self.memory.claim(entry, settled))
         measured = self._engines.measurement(entry.name, facts, peak=peak, settled=settled)
         if measured is not None:
             self._measured[entry.name] = measured

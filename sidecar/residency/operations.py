@@ -18,6 +18,7 @@ from sidecar.core.plan import Plan
 from sidecar.core.sleep import Level
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.engine_steps import EngineSteps, Reason
+from sidecar.residency.liveness import EVERY as PROBE_EVERY
 from sidecar.residency.sleep_steps import SleepSteps
 
 DRAIN_WITHIN = 15.0  # seconds for gateways and engine to have ended what runs, where it makes room
@@ -100,6 +101,10 @@ class Operations:
                 return
             entry.place(plan)
             self._steps.transition(entry, "start")
+        if not await self._steps.has_room(entry):
+            self._say(f"{entry.name} is planned anew: less is free there than its victims were to give back")
+            self._give_up([entry])
+            return
         if entry.lifecycle.pending is WAKE:
             await self._sleeps.wake(entry)
         else:
@@ -146,11 +151,15 @@ class Operations:
                 self._give_up([entry])
 
     async def _drained(self, entry: ModelState, after: int, within: float) -> bool:
-        """Until no gateway sends it calls any more and it has none; False: not in time, or it has just got one."""
+        """Until no gateway sends it calls any more and it has none; False: not in time, or it has just got one. Raises
+        EngineFailed where it hangs, since then its calls never end."""
         engine = self._steps.running[entry.name]
         patient = within == ORDERED_WITHIN
-        end = self._clock() + within
+        end, look_at = self._clock() + within, self._clock() + PROBE_EVERY
         while True:
+            if self._clock() >= look_at:  # nobody else looks after an engine while an operation has it
+                await engine.alive()
+                look_at = self._clock() + PROBE_EVERY
             drained = self._demand.drained(entry.name, after)
             if drained:
                 entry.busy = await engine.busy()

@@ -77,7 +77,8 @@ class Planner:
 
         def best(targets: list[tuple[int, Target]]) -> Plan | Infeasible:
             found = [(total, plan(target, residents, devices, now, settings)) for total, target in targets]
-            return _best(found, residents)
+            sized = [(total, _for_its_size(each, total, totals, now)) for total, each in found]
+            return _best(sized, residents)
 
         decision = best(entry.targets(since, totals, copy=copy))
         if isinstance(decision, Infeasible) and entry.least_room and entry.tries_again(now):
@@ -184,6 +185,15 @@ class Planner:
         return explained(
             entry, self.residents(), self._monitor.devices(), self.decide(entry, now) if entry.sized else None
         )
+
+
+def _for_its_size(decision: Plan | Infeasible, total: int, totals: Mapping[int, int], now: float) -> Plan | Infeasible:
+    """A plan for GPUs of `total` bytes, unless all that it starts on are larger: a share takes more there."""
+    if not total or isinstance(decision, Infeasible) or decision.start is None:
+        return decision
+    if min(totals[gpu] for gpu in decision.gpus) == total:
+        return decision
+    return Infeasible(f"{decision.start} has room on larger GPUs alone, with another claim", now + RETRY)
 
 
 def _best(found: list[tuple[int, Plan | Infeasible]], residents: list[Resident]) -> Plan | Infeasible:

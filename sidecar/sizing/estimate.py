@@ -24,6 +24,7 @@ from sidecar.core.profile import EngineSettings, KvMemory, Profile, pooling
 from sidecar.sizing.adapters import adapter_rank, slot_bytes
 from sidecar.sizing.claim import Claim, claim, refuse_reason
 from sidecar.sizing.memory import (
+    LITTLE,
     RESIDUE,
     Need,
     Residue,
@@ -98,7 +99,7 @@ class Sizing:
         if not total:
             raise Unusable("no GPU of this machine can be read")
         if engine.simulated is not None:
-            return simulated(profile, total)
+            return simulated(profile, total, lesson)
         try:
             shape, stored = await self._read(profile)
             found = estimate(profile, shape, stored, total, present, measured, lesson=lesson, lora_rank=rank)
@@ -303,11 +304,14 @@ def unknown(profile: Profile, total: int, why: str, lesson: Lesson = NOTHING_LEA
     )
 
 
-def simulated(profile: Profile, total: int) -> Size:
-    """Of a simulated engine, which has no files: half of what it takes are weights."""
+def simulated(profile: Profile, total: int, lesson: Lesson = NOTHING_LEARNT) -> Size:
+    """Of a simulated engine, which has no files: half of what it takes are weights. More by what a start that failed
+    has told, unless the operator gave it a share."""
     memory = profile.gpu_memory
     share = BY_ITSELF if isinstance(memory, KvMemory) or memory == "auto" else memory
     taken = memory.kv if isinstance(memory, KvMemory) else _share(total, share)
+    if lesson.rest and not isinstance(memory, float):
+        taken = max(taken, min(total, lesson.rest + (lesson.context or UNKNOWN_CONTEXT) + LITTLE))
     if taken > total:
         raise Unusable(f"gpu_memory is {gib(taken)} GiB, and a GPU has {gib(total)}: give it less")
     sleeps = profile.sleeps is not None

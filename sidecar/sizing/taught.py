@@ -31,7 +31,8 @@ def cuda_of(total: int, lesson: Lesson) -> int:
 
 def largest_share(lesson: Lesson, cuda: int, least: int) -> int:
     """The largest share to be asked for: with room beside it for what the engine takes there, and not more than was
-    free. But for what it needs at `least`, which is tried again once there is more room."""
+    free. But for what it needs at `least` in whole thousandths, which is tried again once there is more room."""
+    least = -(-cuda * -(-least * 1000 // cuda) // 1000)
     limit = max(least, -(-cuda * MOST // 1000) - lesson.beyond)
     return limit if lesson.most is None or lesson.most < least else min(limit, lesson.most)
 
@@ -39,10 +40,11 @@ def largest_share(lesson: Lesson, cuda: int, least: int) -> int:
 def beside(share: int, lesson: Lesson, cuda: int, total: int) -> int:
     """What an engine takes beside a share of so many bytes: its CUDA context, or more where a start told so.
 
-    Above MOST of the GPU nobody can know whether there is room for the context: such shares are tried.
+    Above MOST of the GPU nobody can know whether there is room for the context: such shares are tried. Nor is it ever
+    the whole of a GPU, which no GPU has free.
     """
     own = max(0, min(OWN_CONTEXT, cuda * MOST // 1000 - share))
-    return min(max(lesson.beyond, own), total - share)
+    return max(0, min(max(lesson.beyond, own), total * MOST // 1000 - share))
 
 
 def taught_share(share: float, total: int, lesson: Lesson) -> float:

@@ -110,7 +110,8 @@ async def test_a_gpu_that_is_smaller_for_cuda_than_is_known_gets_a_smaller_share
 @virtual
 async def test_who_holds_the_memory_is_told() -> None:
     async with opened(file("a"), {"a": model()}, GPU) as made:
-        made.machine.held |= {7: {0: int(11.5 * GIB)}, 8: {0: 0}}
+        others = {7: {0: int(11.5 * GIB)}, 8: {0: 0}}
+        asyncio.get_running_loop().call_later(1.0, made.machine.held.update, others)  # once it has begun to start
         await made.gateways[0].call("a", 1.0)
         told = [line for _, line in made.log if "less than desired" in line]
         assert told

@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from loadtest.lab.dst.case import Call, Case, EngineSpec, Event, Helper, Reload
-from loadtest.lab.dst.command import Outcome, attempt, case, command, explore, failures, kind, main, shrink
+from loadtest.lab.dst.command import Outcome, attempt, case, command, failures, kind, main, shrink
 from loadtest.lab.dst.policy import DAYS
+from loadtest.lab.seeds import explore
 from loadtest.simulate.run_records import Fault
 from tests.simulation.mutants import (
     ANOTHERS_ACCOUNT,
@@ -48,7 +49,7 @@ FOUND = {
 @pytest.mark.timeout(WITHIN)
 def test_everything_holds_for_a_thousand_seeds() -> None:
     began, failed = time.monotonic(), []
-    for _, found in explore(range(SEEDS), os.cpu_count() or 1):
+    for _, found in explore(range(SEEDS), os.cpu_count() or 1, failures):
         failed += found
     commands = [f"python -m loadtest.lab.dst --seed {each.seed}  # {each.wrong}" for each in failed]
     assert not failed, "\n".join(commands)

@@ -6,20 +6,18 @@ Exit status 0: everything held; 1: something did not; 2: bad arguments.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from loadtest.die_with_parent import tie
 from loadtest.lab.dst.case import Case
 from loadtest.lab.dst.draw import case
 from loadtest.lab.dst.world import simulate
+from loadtest.lab.seeds import explore
 from loadtest.simulate import vtime
 
 HELP = """\
@@ -35,7 +33,6 @@ one run.
 A seed that fails is made smaller: events are left out while it still fails in the same way. What is printed of it is
 the command that runs what is left.
 """
-CHUNK = 20  # seeds a worker takes at a time
 SHOWN = 5  # failed seeds that are made smaller
 TRIES = 300  # runs that making one smaller may take
 
@@ -70,16 +67,6 @@ def failures(seeds: Iterable[int]) -> list[Failure]:
     """Those of these seeds that fail."""
     outcomes = ((seed, attempt(case(seed)).wrong) for seed in seeds)
     return [Failure(seed, wrong) for seed, wrong in outcomes if wrong]
-
-
-def explore(seeds: range, workers: int) -> Iterator[tuple[int, list[Failure]]]:
-    """Run seeds in as many processes; yields how many have been run more, and which of them failed."""
-    chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=tie, initargs=(os.getpid(),)) as pool:
-        running = {pool.submit(failures, chunk): chunk for chunk in chunks}
-        for done in as_completed(running):
-            yield len(running[done]), done.result()
 
 
 def kind(wrong: str) -> str:
@@ -175,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.seed is not None:
         return replay(given.seed, given.only)
     began, done, failed = time.monotonic(), 0, []
-    for more, found in explore(range(given.first, given.first + given.seeds), given.workers):
+    for more, found in explore(range(given.first, given.first + given.seeds), given.workers, failures):
         done += more
         failed += found
         print(f"\r{done} of {given.seeds} seeds, {len(failed)} failed", end="", file=sys.stderr, flush=True)

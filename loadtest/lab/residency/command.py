@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from loadtest.lab.residency import figures, real
+from loadtest.lab.residency import figures, machines, real
+from loadtest.lab.residency.laws import replay
 from loadtest.lab.rows import OnProgress, Row, add_arguments, bars, chosen, report, terminal
 
 ROWS: dict[str, Callable[[int, OnProgress, float], list[Row]]] = {
@@ -27,6 +28,7 @@ seconds, and the same seed gives the same numbers.
 
   python -m loadtest.lab.residency --quick              a first look: every row, short runs
   python -m loadtest.lab.residency --rows share,turns   some rows only
+  python -m loadtest.lab.residency --machines 1000      the laws, over random machines with faults, on every core
   python -m loadtest.lab.residency --real               with processes and sockets, in real time: two minutes
 
 rows:
@@ -36,6 +38,10 @@ rows:
   copies  a hot model with a copy and without, through the gateway's own queues: calls served in time
   wake    what the manager adds to an engine's own wake time
   faults  a hundred kills, hangs, failures and lost reports in ten minutes: lost calls, and memory nobody has
+
+with --machines N, in their place: N random machines, each with GPUs, models, wrong estimates and faults of its own:
+  laws    stuck models, memory beyond a GPU, calls lost without an error, and whatever else must never be
+          (loadtest/lab/residency/laws.py); a machine that breaks one is named: --machine SEED runs it again
 
 with --real, in their place:
   wake    what a call that wakes a model waits for beyond the engine's own wake
@@ -52,7 +58,13 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     add_arguments(parser, ROWS, seeded="calls and faults")
     parser.add_argument("--quick", action="store_true", help="a fifth of the calls")
     parser.add_argument("--real", action="store_true", help="processes and sockets, in real time, and no other rows")
+    parser.add_argument(
+        "--machines", type=int, metavar="N", help="the laws over the machines of N seeds from --seed on"
+    )
+    parser.add_argument("--machine", type=int, metavar="SEED", help="the machine of one seed, and all that befell it")
     options = parser.parse_args(argv)
+    if options.machines is not None and options.machines < 1:
+        parser.error("--machines must be at least 1")
     options.rows = chosen(parser, options.rows, ROWS)
     return options
 
@@ -60,11 +72,15 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; the exit status."""
     options = arguments(sys.argv[1:] if argv is None else argv)
+    if options.machine is not None:
+        return replay(options.machine)
     began = time.perf_counter()
     console = terminal()
     scale = 0.2 if options.quick else 1.0
     with bars(console) as progress:
-        if options.real:
+        if options.machines is not None:
+            rows = machines.rows(range(options.seed, options.seed + options.machines), progress)
+        elif options.real:
             rows = real.rows(progress)
         else:
             rows = [row for name in options.rows for row in ROWS[name](options.seed, progress, scale)]

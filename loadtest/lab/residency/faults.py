@@ -1,4 +1,4 @@
-"""Storm of faults on a machine with models: ten minutes in virtual time, from a seed.
+"""Storm of faults on a machine with models: minutes in virtual time, from a seed.
 
 What must hold meanwhile: a call ends within its patience and what its engine needs; it is cut off only where its
 engine was harmed; nothing is sent to an engine that does not serve, but by a gateway that was told nothing. What must
@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
+from loadtest.engine.vllm_lines import OTHER_CAUSES, line
 from loadtest.lab.residency.callers import CallOutcome, ModelCallers
+from loadtest.lab.residency.machine import MachineFaults
 from loadtest.lab.residency.residents import Model
 from loadtest.lab.residency.site import GIB, Site, file
 from sidecar.residency.orders import Refused
@@ -37,6 +40,8 @@ KINDS = (
     "kill", "kill", "kill", "hang", "fail_start", "fail_wake", "fail_sleep", "keep_asleep", "oom", "cut", "driver",
     "kept", "slow", "copy", *ORDERS,
 )  # fmt: skip
+MORE_KINDS = (*KINDS, "fail_line", "changed", "hang_start", "silent_start", "others", "others", "restart", "crash")
+OTHERS = 7  # the process that takes GPU memory and is no engine's
 
 
 class Storm(msgspec.Struct):
@@ -61,12 +66,13 @@ async def storm(
     rate: float = 0.5,
     patience: float = 60.0,
     orders: bool = False,
+    of: Sequence[str] = KINDS,
 ) -> Storm:
-    """So many faults at random moments, and `rate` calls a second; `orders`: people give some as well. Afterwards the
-    faults are over, every call has ended, and it is quiet for a while."""
+    """So many faults of these kinds at random moments, and `rate` calls a second; `orders`: people give some as well.
+    Afterwards the faults are over, every call has ended, and it is quiet for a while."""
     rng = random.Random(seed)  # noqa: S311 # repeatable, not secret
     found = Storm()
-    kinds = [kind for kind in KINDS if orders or kind not in ORDERS]
+    kinds = [kind for kind in of if orders or kind not in ORDERS]
     moments = sorted(rng.uniform(0.0, seconds) for _ in range(events))
     blind = {gateway.name: -FORGIVEN for gateway in site.gateways}
     begin = site.now
@@ -75,7 +81,10 @@ async def storm(
         await asyncio.sleep(max(0.0, begin + moment - site.now))
         kind = rng.choice(kinds)
         found.events[kind] += 1
-        _harm(site, kind, rng, blind)
+        if kind in ("restart", "crash"):
+            await site.again(killed=kind == "crash")
+        else:
+            _harm(site, kind, rng, blind)
     await calls
     _calm(site)
     await asyncio.sleep(120.0)
@@ -107,14 +116,25 @@ def _harm(site: Site, kind: str, rng: random.Random, blind: dict[str, float]) ->
         loop.call_later(lasts, setattr, faults, kind, calm)
     elif kind in ORDERS:
         give(site, name, kind)
+    elif kind == "others":
+        gpu = rng.randrange(len(site.machine.totals))
+        site.machine.others_take(OTHERS + gpu, gpu, int(rng.uniform(0.0, 0.6) * site.machine.totals[gpu]))
+        loop.call_later(10 * lasts, site.machine.others_take, OTHERS + gpu, gpu, 0)
+    elif kind == "fail_line":
+        faults.fail_line = line(rng.choice(OTHER_CAUSES))
+        faults.fail_start += 1
+    elif kind == "silent_start":
+        faults.silent = rng.uniform(60.0, 240.0)
+        faults.silent_start += 1
     else:
         setattr(faults, kind, getattr(faults, kind) + 1)
 
 
 def give(site: Site, name: str, what: str) -> bool:
-    """An order; False: it is refused."""
+    """An order of a person; False: it is refused."""
     try:
         if what == "ensure":
+            site.asked.append((site.now, name))
             site.manager.orders.ensure(name)
         else:
             site.manager.orders.give(name, what)  # type: ignore[arg-type] # one of its words
@@ -124,8 +144,9 @@ def give(site: Site, name: str, what: str) -> bool:
 
 
 def _calm(site: Site) -> None:
-    for fault in ("fail_start", "fail_wake", "fail_sleep", "keep_asleep", "oom"):
-        setattr(site.machine.faults, fault, 0)
+    site.machine.faults = MachineFaults()
+    for gpu in range(len(site.machine.totals)):
+        site.machine.held.pop(OTHERS + gpu, None)
     for gateway in site.gateways:
         gateway.cut = False
     for name, entry in site.manager.entries.items():
@@ -153,7 +174,8 @@ async def _traffic(
             found.wrong.append(f"{began:.1f} s: a call of {name} {why} at {site.now:.1f} s: {site.state()}")
 
     calls = []
-    names, weights = list(site.manager.entries), [6, 4, 3, 1, 2, 2]
+    names = list(site.manager.entries)
+    weights = [6, 4, 3, 1, 2, 2][: len(names)]
     while site.now < ends:
         name = rng.choices(names, weights)[0]
         calls.append(asyncio.ensure_future(one(rng.choice(site.gateways), name, rng.expovariate(1 / 3))))

@@ -1,7 +1,8 @@
 """Machine that is only numbers: GPUs, host memory, who holds them, and what goes wrong there.
 
 vLLM does not forgive two engines of one GPU that start, sleep or wake at once: `Machine.overlaps` has these.
-`Machine.crowded` has the starts begun where too little was free for what was claimed.
+`Machine.crowded` has the starts begun where too little was free for what was claimed, `Machine.cut_off` the engines
+that were ended with calls in them.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Machine:
         self.doing: dict[int, str] = {}  # GPU -> what is done there
         self.overlaps: list[str] = []
         self.crowded: list[str] = []
+        self.cut_off: list[str] = []
         self.most_used = [0 for _ in totals]
         self._others_took_at = -math.inf
 
@@ -116,7 +118,10 @@ class Machine:
 
     def others_take(self, pid: int, gpu: int, size: int) -> None:
         """A process that is no engine's holds so much of a GPU from now on, as far as there is; 0: nothing."""
-        self.held[pid] = {gpu: min(size, self.free(pid, (gpu,)))}
+        taken = min(size, self.free(pid, (gpu,)))
+        self.held |= {pid: {gpu: taken}}
+        if not taken:
+            del self.held[pid]
         self._others_took_at = asyncio.get_running_loop().time()
         self.most_used[gpu] = max(self.most_used[gpu], self._gpu(gpu).used)
 

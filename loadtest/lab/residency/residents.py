@@ -32,6 +32,7 @@ from sidecar.core.sleep import Level
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.readiness import ready
+from sidecar.sizing.claim import MOST
 from sidecar.sizing.taught import NOTHING_LEARNT
 
 EXIT = 0.5  # seconds from SIGTERM to the end
@@ -64,7 +65,7 @@ class TriedStart(msgspec.Struct):
 
 class ResidentEngine:
     """effects.Engine. `requests`: what runs in it; `hung`: it answers nothing; `serves`: a call sent to it now would be
-    answered; `harmed`: something has failed in it; `process` is done when it has ended."""
+    answered; `harmed`: something has failed in it; `ending`: it was told to; `process` is done when it has ended."""
 
     def __init__(
         self, machine: Machine, model: Model, pid: int, tried: TriedStart, settings: str, profile: Profile | None = None
@@ -73,7 +74,7 @@ class ResidentEngine:
         self.gpus = tried.gpus
         self.url = f"http://127.0.0.1:{pid}"
         self.requests = 0
-        self.hung = self.harmed = False
+        self.hung = self.harmed = self.ending = False
         self.serves = False
         self.sleeps = 0
         self.woken_at = -math.inf  # when it was last asked to wake
@@ -85,6 +86,7 @@ class ResidentEngine:
         self._tried = tried
         self._settings = settings
         self._profile = profile
+        self._under_way: asyncio.Task[None] | None = None
         self._said = [f"engine {pid}"]
         self._fetched = 0  # bytes that it has downloaded
         self._progress = StartProgress(
@@ -223,6 +225,8 @@ class ResidentEngine:
     # -- its sleep and its health -----------------------------------------------------------------------------------
 
     async def awake(self) -> Literal[0, 1, 2]:
+        if self._under_way is not None:
+            await asyncio.wait((self._under_way,))
         self._check()
         return self.level
 
@@ -236,7 +240,16 @@ class ResidentEngine:
             await self._takes(10.0)
             raise self._fails("EngineCore does not answer within 10 s")
 
+    async def _by_core(self, work: Coroutine[None, None, None]) -> None:
+        """EngineCore goes on with what it has begun, whoever has left meanwhile."""
+        self._under_way = task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(task)
+
     async def sleep(self, level: Level) -> None:
+        await self._by_core(self._sleep(level))
+
+    async def _sleep(self, level: Level) -> None:
         while self.requests:  # mode=wait
             await self._takes(0.05)
         machine, model = self._machine, self._model
@@ -256,6 +269,9 @@ class ResidentEngine:
                 machine.take(self.pid, self.gpus, min(awake, asleep))
 
     async def wake(self, level: Level, told: EngineFacts) -> None:
+        await self._by_core(self._wake(level))
+
+    async def _wake(self, level: Level) -> None:
         machine, model = self._machine, self._model
         with machine.alone(self.gpus, f"wake of {self.pid}"):
             self._check()
@@ -283,10 +299,12 @@ class ResidentEngine:
         return self.process.result()
 
     async def stop(self) -> None:
-        self.serves = False
-        if self.alive_now:
-            await asyncio.wait((self.process,), timeout=EXIT)
-            self.kill("SIGTERM")
+        if self.requests and self.alive_now and not (self.hung or self.harmed):
+            now = asyncio.get_running_loop().time()
+            self._machine.cut_off.append(f"{now:.1f} s: {self._tried.profile} is ended with {self.requests} calls")
+        self.serves, self.ending = False, True
+        asyncio.get_running_loop().call_later(EXIT, self.kill, "SIGTERM")
+        await asyncio.wait((self.process,))
 
     async def leave(self) -> None:
         return
@@ -345,7 +363,7 @@ class ResidentEngines:
         if model.true is not None:
             return estimated(model.weights, model.claim, total, lesson)
         residue = memory_stages.residue(model.claim)
-        beyond = min(lesson.beyond, total - model.claim)
+        beyond = max(0, min(lesson.beyond, total * MOST // 1000 - model.claim))
         claim = model.claim + beyond
         return Size(
             claim=claim, start_needs=claim, residue=residue, host=model.weights, beyond=beyond, arithmetic="sim"
@@ -382,6 +400,9 @@ class ResidentEngines:
         engine = self.all.get(profile)
         if engine is None or engine.pid != record.process.pid or not engine.alive_now:
             raise EngineFailed("there is no such process any more")
+        if engine.ending:
+            await engine.stop()
+            raise EngineFailed("it does not answer")
         return engine
 
     async def sweep(self, keep: Collection[str]) -> None:

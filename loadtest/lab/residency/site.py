@@ -16,7 +16,7 @@ from loadtest.lab.residency.machine import Listing, Machine
 from loadtest.lab.residency.residents import Model, ResidentEngines
 from sidecar.core.config import decode
 from sidecar.core.file.reload import Reload
-from sidecar.core.lifecycle import RUNNING, SLEEPING
+from sidecar.core.lifecycle import RUNNING, SLEEPING, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.manager import HOT, Manager
@@ -27,7 +27,8 @@ LOOK_EVERY = 0.1  # seconds between two looks at what must hold, unless told oth
 
 
 class Site:
-    """`text`: the sidecar's file; `hot`, `warmth`: see Manager. `log`: what was said, with its time."""
+    """`text`: the sidecar's file; `hot`, `warmth`: see Manager. `log`: what was said, with its time; `asked`: the
+    models that people wanted ready, and when."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Site:
         self.log: list[tuple[float, str]] = []
         self.wrong: list[str] = []
         self.midnight = 86_400.0 - asyncio.get_running_loop().time()  # Unix seconds at the loop's 0: it begins at 00:00
+        self.asked: list[tuple[float, str]] = []
         self._host_memory = host_memory
         self._hot = hot
         self._warmth = warmth
@@ -152,11 +154,7 @@ class Site:
     async def _look(self) -> None:
         while True:
             for gpu, total in enumerate(self.machine.totals):
-                there = self.manager.steps.running
-                residents = [
-                    each for each in self.manager.planner.residents() if gpu in each.gpus and each.profile in there
-                ]
-                held = sum(each.residue if each.level else each.claim for each in residents)
+                held = self._promised(gpu)
                 if held > total:
                     self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
             host = self.manager.host
@@ -167,6 +165,19 @@ class Site:
                 if entry.lifecycle.pending is not None and not waits and name not in self.manager.tasks:
                     self.wrong.append(f"{self.now:.1f} s: nobody sees to {name}: {self.state()}")
             await asyncio.sleep(self._look_every)
+
+    def _promised(self, gpu: int) -> int:
+        """Bytes of a GPU that engines have, by the ledger; of one that takes what nobody foresaw, what it really holds
+        once it serves."""
+        running, models = self.manager.steps.running, self.engines.models
+        held = 0
+        for each in self.manager.planner.residents():
+            if gpu in each.gpus and each.profile in running:
+                there = self.machine.held.get(_pid(self.engines, each.profile), {}).get(gpu, 0)
+                settled = each.state in (RUNNING, SLEEPING) and each.pending is not WAKE
+                booked = each.residue if each.level else each.claim
+                held += there if settled and models[each.profile].true is not None else booked
+        return held
 
     def left_over(self) -> list[str]:
         """What should not be there once nobody does anything: memory of nobody, engines nobody knows, calls."""

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.lesson import Lesson
-from sidecar.sizing.claim import MOST, cuda_total
+from sidecar.sizing.claim import MOST, claim, cuda_total
 from sidecar.sizing.memory import Need
 from sidecar.sizing.taught import OWN_CONTEXT, beside, cuda_of, largest_share, taught, taught_share
 
@@ -37,7 +37,7 @@ def test_cuda_has_what_it_told_of_such_a_gpu() -> None:
 
 def test_the_largest_share_leaves_room_beside_it_but_never_less_than_is_needed() -> None:
     assert largest_share(KNOWN, 100 * GIB, 0) == 96 * GIB
-    assert largest_share(KNOWN, 100 * GIB, 96 * GIB + 1) == 96 * GIB + 1
+    assert largest_share(KNOWN, 100 * GIB, 96 * GIB + 1) == -(-100 * GIB * 961 // 1000), "in whole thousandths"
     for most, least, expected in ((50, 40, 50), (50, 60, 96), (98, 0, 96)):
         lesson = msgspec.structs.replace(KNOWN, most=most * GIB)
         assert largest_share(lesson, 100 * GIB, least * GIB) == expected * GIB
@@ -62,10 +62,18 @@ def test_a_share_of_which_nothing_else_is_known() -> None:
         (40 * GIB, 3 * GIB, 3 * GIB),
         (CUDA * MOST // 1000 - GIB // 4, 0, GIB // 4),  # no more than is left of what is claimed at most
         (CUDA * 99 // 100, 0, 0),  # an operator's share: tried
-        (80 * GIB - 1, 2 * GIB, 1),
+        (40 * GIB, 60 * GIB, 80 * GIB * MOST // 1000 - 40 * GIB),
+        (80 * GIB - 1, 2 * GIB, 0),
     ],
 )
 def test_beside_its_share_an_engine_takes_a_context_or_what_a_start_told(
     share: int, learnt: int, expected: int
 ) -> None:
     assert beside(share, Lesson(settings="a", beyond=learnt), CUDA, 80 * GIB) == expected
+
+
+@pytest.mark.parametrize("most", [20 * GIB, 20 * GIB + 3 * MIB, 20 * GIB + 40 * MIB])
+def test_a_share_that_was_free_and_is_just_enough_is_enough_in_thousandths_too(most: int) -> None:
+    need = Need(weights=10 * GIB, kv=8 * GIB, activations=GIB, overhead=GIB, tokens=8192, measured=True)
+    lesson = Lesson(settings="a", most=most)
+    assert claim(need, 24 * GIB - 1, most=largest_share(lesson, 24 * GIB - 1, need.total)).bytes >= need.total

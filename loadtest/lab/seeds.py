@@ -1,0 +1,26 @@
+"""Runs of many seeds on every core, each with a verdict of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TypeVar
+
+from loadtest.die_with_parent import tie
+
+CHUNK = 20  # seeds a worker takes at a time
+
+T = TypeVar("T")
+
+
+def explore(seeds: range, workers: int, run: Callable[[range], T]) -> Iterator[tuple[int, T]]:
+    """`run` (a module's function) of all these seeds, in so many processes; yields the number of seeds that are done
+    more, and its result for them."""
+    chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=tie, initargs=(os.getpid(),)) as pool:
+        running = {pool.submit(run, chunk): chunk for chunk in chunks}
+        for done in as_completed(running):
+            yield len(running[done]), done.result()

@@ -1,0 +1,81 @@
+"""Laws of the sidecar over random machines with wrong estimates and faults, and the planted bugs that they find."""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import chain
+
+import pytest
+
+from loadtest.lab.residency.command import main
+from loadtest.lab.residency.laws import lived, lives
+from loadtest.lab.residency.machines import LAWS, law_of
+from loadtest.lab.residency.random_machine import drawn
+from loadtest.lab.seeds import explore
+from tests.simulation.mutants import Mutant
+from tests.simulation.residency_mutants import (
+    LEFT_PENDING,
+    LEFT_RUNNING,
+    RESTS_FOR_EVER,
+    SHARED_GPU,
+    UNTAUGHT,
+)
+
+MACHINES = 200
+SOME = range(60)  # that find each planted bug
+FOUND = {
+    "left pending": (LEFT_PENDING, "nobody sees to"),
+    "rests for ever": (RESTS_FOR_EVER, "no call has"),
+    "untaught": (UNTAUGHT, "was started so again"),
+    "shared GPU": (SHARED_GPU, " while "),
+    "left running": (LEFT_RUNNING, "are held by engine"),
+}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_law_holds(seed: int) -> None:
+    life = lived(seed)
+    assert life.wrong == ()
+    assert sum(life.calls.values()) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_law_holds_for_many_machines() -> None:
+    found = chain.from_iterable(more for _, more in explore(range(MACHINES), os.cpu_count() or 1, lives))
+    assert [f"--machine {life.seed}: {life.wrong[0]}" for life in found if life.wrong] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", FOUND)
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant, words = FOUND[name]
+    _plant(monkeypatch, mutant)
+    assert any(words in wrong for seed in SOME for wrong in lived(seed).wrong)
+
+
+def _plant(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.function())
+
+
+def test_machines_are_unlike_each_other_and_the_same_for_a_seed() -> None:
+    drawn_ones = [drawn(seed) for seed in range(100)]
+    assert drawn_ones[7] == drawn(7)
+    assert {each.listing for each in drawn_ones} == {"own", "host", "none"}
+    assert {len(each.totals) for each in drawn_ones} == {1, 2, 3, 4}
+    assert {several for each in drawn_ones for several in each.tensor_parallel.values()} == {1, 2, 4}
+
+
+def test_what_is_wrong_counts_for_its_law() -> None:
+    assert {law_of(words) for _, words in FOUND.values()} == {*LAWS} - {"calls lost without an error"}
+    assert law_of("4.0 s: a call of b hangs") == "calls lost without an error"
+    assert law_of("the simulation failed") == "anything else"
+
+
+def test_one_machine_is_shown_with_all_that_befell_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--machine", "3"]) == 0
+    told = capsys.readouterr().out
+    assert told.endswith("every law held\n")
+    assert re.search(r"^ +[\d.]+ a starts on GPU", told, re.MULTILINE)
