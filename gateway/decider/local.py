@@ -99,13 +99,17 @@ class LocalDecider:
 
     async def known(self, call: Call, snapshot: Snapshot) -> None:
         """Wait until some engine has the model, or all were asked for theirs; as long as the call's class waits."""
-        fleet, sidecars, model = self.fleet, self.dispatch.sidecars, call.model
-        if fleet.serving(model) or sidecars.knows(model):
+        sidecars, model = self.dispatch.sidecars, call.model
+        if self._up(model) or sidecars.knows(model):
             return
         each = snapshot.policy.classes[call.class_name]
         waits = [seconds for seconds in (each.ttft, each.max_wait) if seconds is not None]
         within = min([call.deadline - self.clock(), *waits])
-        await self.asked(lambda: fleet.serving(model) or sidecars.knows(model) or self.dispatch.draining, within)
+        await self.asked(lambda: self._up(model) or sidecars.knows(model) or self.dispatch.draining, within)
+
+    def _up(self, model: str) -> bool:
+        """Whether an engine that is up has the model: one that is being asked may have told its models alone."""
+        return any(engine.up for engine in self.fleet.serving(model))
 
 
 class LocalAdmission:
