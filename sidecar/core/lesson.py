@@ -29,9 +29,10 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     """Of one profile. `settings`: any text that changes when the profile's settings do.
 
     `rest`: all beside the KV cache that the share has to hold, at least; `exact`: it was told, not only exceeded.
-    `context`: KV cache of one whole context, at least. `beyond`: what has to be free beside the share. `most`: the
-    largest share that was free. `sequences`: for so many a hybrid model's states have room. `cuda`: what CUDA reports
-    of a GPU of which NVML says `total`. 0, None: nothing was learnt of that.
+    `context`: KV cache of one whole context, at least. `beyond`: what has to be free beside the share. `over`: so
+    much was free there, no more could be, and it was too little. `most`: the largest share that was free. `sequences`:
+    for so many a hybrid model's states have room. `cuda`: what CUDA reports of a GPU of which NVML says `total`.
+    0, None: nothing was learnt of that.
     """
 
     settings: _Name
@@ -39,6 +40,7 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False
     context: _Memory = 0
     beyond: _Memory = 0
+    over: _Memory = 0
     most: _Memory | None = None
     sequences: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
     total: _Memory = 0
@@ -46,7 +48,7 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
 
     def after(self, measured: Measured | None) -> Lesson:
         """What is left of it once the engine runs. A measurement replaces needs, unless it was of less than these."""
-        kept = msgspec.structs.replace(self, most=None)
+        kept = msgspec.structs.replace(self, most=None, over=0)
         if measured is None or measured.without_kv < self.rest:
             return kept
         return msgspec.structs.replace(kept, rest=0, exact=False, context=0)
@@ -66,7 +68,8 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
 
     `kv_too_small` tells how much of the share was left for the KV cache, and how much a context needs. `no_kv`: that
     nothing was left. `mamba_blocks`: for how many sequences there are states. `free_memory_too_low`: what was free once
-    the engine had its CUDA context. `oom`: that the engine takes more than its share.
+    the engine had its CUDA context. `oom`: that the engine takes more than its share; and where no more than was left
+    beside it can be left, that this is too little.
     """
     lesson = known if known is not None and known.settings == settings else Lesson(settings=settings)
     size, found, told = failed.size, failed.found, failed.found.numbers
@@ -95,6 +98,9 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
         lacks = told_bytes("tried_gib") - told_bytes("free_gib")
         more = max(STEP, share // STEP_SHARE, lacks, 2 * size.beyond)
         changes["beyond"] = max(lesson.beyond, min(more, share // MOST_BEYOND))
+        left = failed.free - math.ceil((size.share or 0.0) * failed.total)  # at least: CUDA's total is smaller
+        if changes["beyond"] == lesson.beyond and size.share and 0 < left <= share // MOST_BEYOND:
+            changes |= {"over": max(lesson.over, left), "beyond": max(lesson.beyond, left)}
     return msgspec.structs.replace(lesson, **changes) if changes else None
 
 

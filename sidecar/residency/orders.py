@@ -163,8 +163,8 @@ class Orders:
             self._steps.stop_starting(entry)
 
     def size_anew(self, entry: ModelState) -> None:
-        """Size a model again that has no engine: the GPUs are others."""
-        self.size_again(entry)
+        """Size a model again that has no engine: the GPUs are others, or can be read again. What its failed starts have
+        told is of the model, and stays."""
         if entry.name not in self._steps.running and entry.name not in self._tasks:
             self._tasks.begin([entry.name], (), self._steps.size(entry))
 

@@ -40,7 +40,16 @@ from sidecar.sizing.model_config import ModelShape
 from sidecar.sizing.model_fields import ModelError
 from sidecar.sizing.model_files import ModelLocation, NotHere, NotKnown, read_model
 from sidecar.sizing.speculation import drafted_share
-from sidecar.sizing.taught import NOTHING_LEARNT, UNKNOWN_CONTEXT, beside, cuda_of, largest_share, taught, taught_share
+from sidecar.sizing.taught import (
+    NOTHING_LEARNT,
+    UNKNOWN_CONTEXT,
+    beside,
+    cuda_of,
+    largest_share,
+    no_room_reason,
+    taught,
+    taught_share,
+)
 from sidecar.sizing.weights import StoredWeights
 from sidecar.sizing.working_memory import Batch, batch
 
@@ -252,7 +261,9 @@ def estimate(
         tokens=_tokens(least, made.kv),
         sequences=_fewer(_sequences(shape, made.kv, most.sequences, gpus), lesson.sequences),
         batch=most,
-        why=refuse_reason(shape, least, made, present) or _too_many(profile, lesson),
+        why=refuse_reason(shape, least, made, present)
+        or _too_many(profile, lesson)
+        or no_room_reason(made, lesson, total),
     )
 
 

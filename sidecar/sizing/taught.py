@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from gateway.shared.files.units import GIB, MIB
 from sidecar.core.lesson import Lesson
-from sidecar.sizing.claim import MOST, cuda_total
-from sidecar.sizing.memory import LITTLE, MARGIN, STEP_SHARE, Need, with_rest
+from sidecar.sizing.claim import MOST, Claim, cuda_total
+from sidecar.sizing.memory import LITTLE, MARGIN, STEP_SHARE, Need, gib, with_rest
 
 NOTHING_LEARNT = Lesson(settings="-")
 OWN_CONTEXT = 544 * MIB  # 0.53 GiB: an H100's CUDA context, taken before vLLM looks at what is free
@@ -45,6 +47,18 @@ def beside(share: int, lesson: Lesson, cuda: int, total: int) -> int:
     """
     own = max(0, min(OWN_CONTEXT, cuda * MOST // 1000 - share))
     return max(0, min(max(lesson.beyond, own), total * MOST // 1000 - share))
+
+
+def no_room_reason(claim: Claim, lesson: Lesson, total: int) -> str | None:
+    """The reason why a GPU of `total` bytes has no room beside the least share that a model can have, for its operator;
+    None: it may have. An operator's own share is tried: a lower one is advised where it has failed."""
+    if claim.said == "utilization" or not lesson.over or math.ceil(claim.utilization * total) + lesson.over < total:
+        return None
+    return (
+        f"needs {gib(claim.start_needs)} GiB of a GPU and more than {gib(lesson.over)} GiB beside them, by what failed "
+        f"starts told, and it has {gib(total)}: use more GPUs (tensor_parallel), a lower context_length, smaller flags "
+        "max-num-seqs and max-num-batched-tokens, or a quantised model"
+    )
 
 
 def taught_share(share: float, total: int, lesson: Lesson) -> float:

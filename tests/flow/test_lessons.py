@@ -101,6 +101,39 @@ async def test_memory_taken_beside_the_share_is_left_free_the_next_time() -> Non
 
 
 @virtual
+async def test_what_takes_more_beside_its_least_share_than_the_gpu_has_is_refused_and_not_tried_again() -> None:
+    async with opened(file("a"), {"a": model(beyond=2 * GIB, wording=5)}, 13 * GIB) as made:  # vLLM tells no numbers
+        for _ in range(8):
+            assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
+            await asyncio.sleep(FIRST_REST)
+        tries = len(starts(made, "a"))
+        assert tries <= 4
+        assert "GiB beside them" in made.manager.model("a").message
+        await asyncio.sleep(10 * FIRST_REST)
+        assert (await made.gateways[0].call("a", 1.0)).ending == "refused"
+        assert len(starts(made, "a")) == tries
+        made.engines.models["a"] = model()
+        made.manager.orders.ensure("a")
+        await made.until("a", "running")
+
+
+@virtual
+async def test_gpus_that_cannot_be_read_for_a_time_leave_what_was_learnt() -> None:
+    async with opened(file("a"), {"a": model(rest=14.0)}, GPU) as made:
+        assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+        tries = len(starts(made, "a"))
+        made.manager.orders.give("a", "stop")
+        await made.until("a", "stopped")
+        made.machine.faults.driver = "NVML: driver/library version mismatch"
+        await made.again()
+        assert made.entry("a").unusable
+        made.machine.faults.driver = ""
+        await asyncio.sleep(10.0)
+        assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+        assert len(starts(made, "a")) == tries + 1, "it is still known what it claims"
+
+
+@virtual
 async def test_a_gpu_that_is_smaller_for_cuda_than_is_known_gets_a_smaller_share() -> None:
     async with opened(file("a"), {"a": model(rest=13.0, context=1.0, hidden=GIB // 2)}, 16 * GIB) as made:
         assert (await made.gateways[0].call("a", 1.0)).ending == "served"

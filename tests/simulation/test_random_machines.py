@@ -9,10 +9,12 @@ from itertools import chain
 import pytest
 
 from loadtest.lab.residency.command import main
-from loadtest.lab.residency.laws import lived, lives
+from loadtest.lab.residency.laws import lived, lives, repeated
 from loadtest.lab.residency.machines import LAWS, law_of
 from loadtest.lab.residency.random_machine import drawn
+from loadtest.lab.residency.residents import TriedStart
 from loadtest.lab.seeds import explore
+from sidecar.core.inventory import Size
 from tests.simulation.mutants import Mutant
 from tests.simulation.residency_mutants import (
     LEFT_PENDING,
@@ -38,6 +40,16 @@ def test_every_law_holds(seed: int) -> None:
     life = lived(seed)
     assert life.wrong == ()
     assert sum(life.calls.values()) > 10
+
+
+@pytest.mark.parametrize(
+    ("failed", "free", "broken"),
+    [("oom", 20, True), ("oom", 21, False), ("free_memory_too_low", 21, False), ("no_kv", 21, True)],
+)
+def test_a_full_gpu_may_be_tried_with_the_same_claim_once_more_is_free(failed: str, free: int, broken: bool) -> None:
+    before = TriedStart(0.0, "a", (0,), Size(claim=10), free=20, failed=failed)
+    after = TriedStart(9.0, "a", (0,), Size(claim=10), free=free, failed="no_kv")
+    assert repeated([before, after], []) == [before] * broken
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ class MachineLife(msgspec.Struct, frozen=True):
 
 def repeated(starts: Iterable[TriedStart], asked: Iterable[float]) -> list[TriedStart]:
     """Starts of one model that failed for memory, and whose next was the same in the same place and failed so too,
-    without anybody having `asked` for that."""
+    without anybody having `asked` for that. Where the GPU was full, the same claim is right once more is free."""
     return [
         before
         for before, after in pairwise(starts)
@@ -55,11 +55,13 @@ def repeated(starts: Iterable[TriedStart], asked: Iterable[float]) -> list[Tried
         and after.at < before.at + FIRST_REST
         and before.gpus == after.gpus
         and before.size.starts_as(after.size)
+        and not (before.failed in FULL and after.free > before.free)
         and not any(before.at <= at <= after.at for at in asked)
     ]
 
 
-MEMORY = frozenset(("kv_too_small", "no_kv", "mamba_blocks", "free_memory_too_low", "oom"))
+FULL = frozenset(("free_memory_too_low", "oom"))  # the share was not there, or what is taken beside it
+MEMORY = FULL | {"kv_too_small", "no_kv", "mamba_blocks"}
 
 
 async def _lived(machine: RandomMachine, log: list[tuple[float, str]]) -> MachineLife:

@@ -54,12 +54,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedStart(msgspec.Struct):
-    """A start: when, of which profile, where and of what size; `failed`: the kind of failure, if it did."""
+    """A start: when, of which profile, where, of what size and with how much `free`; `failed`: the kind of failure, if
+    it did."""
 
     at: float
     profile: str
     gpus: tuple[int, ...]
     size: Size
+    free: int = 0
     failed: str = ""
 
 
@@ -388,7 +390,7 @@ class ResidentEngines:
 
     async def start(self, profile: str, gpus: tuple[int, ...], size: Size) -> ResidentEngine:
         self.starts.append((asyncio.get_running_loop().time(), profile))
-        tried = TriedStart(asyncio.get_running_loop().time(), profile, gpus, size)
+        tried = TriedStart(asyncio.get_running_loop().time(), profile, gpus, size, self.machine.free(0, gpus))
         self.tried.append(tried)
         model, settings = self.model(self.profiles[profile]), self.settings(profile)
         self.machine.begins(profile, gpus, size.start_needs)

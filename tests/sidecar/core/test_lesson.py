@@ -60,6 +60,24 @@ def test_what_is_taken_beside_the_share_doubles() -> None:
     assert small == Lesson(settings="a", beyond=STEP)
 
 
+@pytest.mark.parametrize(
+    ("known", "free", "over"),
+    [
+        (0, 80.0, 0),  # more can still be left free beside it
+        (4, 80.0, 4),
+        (4, 79.0, 3),  # others hold a part of it, who may go
+        (4, 76.0, 0),
+        (19, 99.0, 0),  # so much beside its share another has taken
+    ],
+)
+def test_a_share_beside_which_no_more_can_be_left_free_has_too_little_there(known: int, free: float, over: int) -> None:
+    size = Size(claim=78 * GIB, start_needs=78 * GIB, share=0.95, beyond=2 * GIB)
+    lesson = Lesson(settings="a", beyond=known * GIB)
+    found = learnt("oom", lesson, size, free=int(free * GIB))
+    assert found is not None
+    assert (found.over, found.beyond) == (over * GIB, max(known, 4) * GIB)
+
+
 @pytest.mark.parametrize(("share", "beyond", "lower"), [(0.95, 1.0, 0.93), (0.5, 40.0, 0.01), (0.9, 0.0, 0.9)])
 def test_the_lower_share_to_try_leaves_what_was_taken_beside_the_last(
     share: float, beyond: float, lower: float
@@ -74,8 +92,8 @@ def test_the_context_of_the_engine_itself_has_to_be_free_too(free: float, beyond
 
 
 def test_a_measurement_replaces_what_was_told_of_needs_unless_it_is_of_less() -> None:
-    known = Lesson(settings="a", rest=8, exact=True, context=2, beyond=3, most=9, sequences=4)
+    known = Lesson(settings="a", rest=8, exact=True, context=2, beyond=3, over=3, most=9, sequences=4)
     kept = Lesson(settings="a", beyond=3, sequences=4)
     assert known.after(Measured(settings="a", peak=10, settled=10, kv=2)) == kept
     for measured in (None, Measured(settings="a", peak=9, settled=9, kv=2)):
-        assert known.after(measured) == msgspec.structs.replace(known, most=None)
+        assert known.after(measured) == msgspec.structs.replace(known, most=None, over=0)

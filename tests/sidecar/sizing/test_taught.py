@@ -9,7 +9,7 @@ from gateway.shared.files.units import GIB, MIB
 from sidecar.core.lesson import Lesson
 from sidecar.sizing.claim import MOST, claim, cuda_total
 from sidecar.sizing.memory import Need
-from sidecar.sizing.taught import OWN_CONTEXT, beside, cuda_of, largest_share, taught, taught_share
+from sidecar.sizing.taught import OWN_CONTEXT, beside, cuda_of, largest_share, no_room_reason, taught, taught_share
 
 KNOWN = Lesson(settings="a", rest=5 * GIB, beyond=GIB)
 CUDA = cuda_total(80 * GIB)
@@ -77,3 +77,20 @@ def test_a_share_that_was_free_and_is_just_enough_is_enough_in_thousandths_too(m
     need = Need(weights=10 * GIB, kv=8 * GIB, activations=GIB, overhead=GIB, tokens=8192, measured=True)
     lesson = Lesson(settings="a", most=most)
     assert claim(need, 24 * GIB - 1, most=largest_share(lesson, 24 * GIB - 1, need.total)).bytes >= need.total
+
+
+def test_a_least_share_that_left_too_little_beside_it_is_refused_on_gpus_that_have_no_more() -> None:
+    need = Need(weights=60 * GIB, kv=4 * GIB, activations=6 * GIB, overhead=4 * GIB, tokens=8192, measured=True)
+    lesson = Lesson(settings="a", beyond=4 * GIB, over=4 * GIB)
+
+    def reason(total: int, lesson: Lesson, **operator: float) -> str | None:
+        cuda = cuda_of(total, lesson)
+        limit = largest_share(lesson, cuda, need.total)
+        return no_room_reason(claim(need, cuda, most=limit, **operator), lesson, total)  # type: ignore[arg-type]
+
+    told = reason(78 * GIB, lesson)
+    assert told is not None
+    assert told.startswith("needs 74.0 GiB of a GPU and more than 4.0 GiB beside them")
+    assert reason(80 * GIB, lesson) is None, "there is more beside it"
+    assert reason(78 * GIB, msgspec.structs.replace(lesson, over=0)) is None
+    assert reason(78 * GIB, lesson, utilization=0.97) is None, "an operator's own share"
