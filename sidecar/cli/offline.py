@@ -8,6 +8,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+import msgspec
+
 from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.inventory import Size
@@ -21,6 +23,7 @@ from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.serve.assembly import engines_of, gpus_of, host_memory
 from sidecar.serve.operator_log import say
+from sidecar.serve.state_origin import own_state
 
 
 class OnlySizes:
@@ -66,7 +69,7 @@ async def explained(config: SidecarConfig, folder: Path, profile: str, gpus_from
     """What a sidecar that started now would do to have a profile run, with the GPUs as they are, and whether it can be
     run at all. Raises KeyError."""
     state = StateFile(folder / config.state_file, say)
-    known = state.load()
+    known = own_state(state.load(), state.path, say)
     sampler = Sampler(gpus_of(config, gpus_from))
     try:
         on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
@@ -97,11 +100,11 @@ async def ended(config: SidecarConfig, folder: Path) -> list[str]:
     state = StateFile(folder / config.state_file, say)
     state.lock()
     try:
-        known = state.load()
+        known = own_state(state.load(), state.path, say)
         engines = engines_of(config, folder, known)
         stopped = await asyncio.gather(*(_stop(engines, name, record) for name, record in known.engines.items()))
         await engines.sweep(())  # what could not be taken over, and what the state file does not know
-        state.save(SavedState(key=known.key, measured=known.measured, lessons=known.lessons, times=known.times))
+        state.save(msgspec.structs.replace(known, engines={}))
         await state.flush()
     finally:
         state.close()

@@ -236,6 +236,7 @@ class Manager:
         known = self._known
         self._state.save(
             SavedState(
+                origin=known.origin,
                 key=self._key,
                 engines=engines,
                 measured={name: each for name, each in known.measured.items() if name in self.entries},

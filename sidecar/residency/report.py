@@ -101,7 +101,7 @@ def explained(
     lines.append(f"needs {entry.size.arithmetic}" if entry.size.arithmetic else "needs no GPU")
     for device in devices:
         here = [r for r in residents if device.index in r.gpus]
-        held = ", ".join(f"{r.profile} {r.held / GIB:.1f} ({_how(r)})" for r in here) or "nobody"
+        held = ", ".join(f"{r.profile} {r.held / GIB:.1f} ({_how(r)})" for r in here) or "no engine of this sidecar"
         shut = "; in quarantine" if device.quarantined else ""
         free = f"{device.free / GIB:.1f} of {device.total / GIB:.1f} GiB free"
         lines.append(f"GPU {device.index}: {free}{shut}; held by {held}")

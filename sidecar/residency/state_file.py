@@ -82,10 +82,18 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         times.sleep, times.stop, times.disk = self.sleep, self.stop, self.disk
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Origin of a state file: a digest of the machine's id, and the path that it was written to; empty: not known."""
+
+    machine: _Key = ""
+    path: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+
+
 class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is kept, by profile; and the `key` that this sidecar's reports show, empty: it has none yet.
     `off`: the profiles that an operator has switched off."""
 
+    origin: Origin = Origin()
     key: _Key = ""
     engines: dict[_Name, EngineRecord] = {}
     measured: dict[_Name, Measured] = {}
@@ -97,6 +105,7 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int
+    origin: Origin = Origin()
     key: _Key = ""
     engines: dict[_Name, EngineRecord] = {}
     measured: dict[_Name, Measured] = {}
@@ -122,6 +131,7 @@ def decode(data: bytes) -> SavedState:
     if file.version != VERSION:
         raise StateError(f"it is of version {file.version}, expected {VERSION}")
     return SavedState(
+        origin=file.origin,
         key=file.key,
         engines=file.engines,
         measured=file.measured,

@@ -25,6 +25,7 @@ from sidecar.relay.relay import Relay, RelayedEngine
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import SavedState, StateFile
 from sidecar.serve.operator_log import say
+from sidecar.serve.state_origin import own_state
 from sidecar.serve.time_zone import offset_of
 
 LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", as a container sees its own
@@ -32,7 +33,7 @@ LIMIT = Path("/sys/fs/cgroup/memory.max")  # bytes or "max", as a container sees
 
 def managed(config: SidecarConfig, folder: Path, sampler: Sampler, state: StateFile, gpus_from: Path | None) -> Manager:
     """The manager of this machine's engines, not opened yet."""
-    known = state.load()
+    known = own_state(state.load(), state.path, say)
     on_gpus = any(config.engine_of(name).device == "gpu" for name in config.models)
     engines = engines_of(config, folder, known, gpus_from)
     machine = GpuMonitor(sampler.sample if on_gpus else None, say)
