@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +35,11 @@ from tests.e2e.children import post
 GIB = 1 << 30
 TOKEN = "of-sixteen-characters"  # noqa: S105 # a test's own
 POLICY = """
-fleet: {poll: 100ms, health: 200ms, sidecars: {token_file: token, allow: [127.0.0.0/8]}}
+fleet:
+  poll: 100ms
+  health: 200ms
+  sidecars: {token_file: token, allow: [127.0.0.0/8], copies: {margin: 100ms, after: 500ms}}
+budget: {max_concurrency: 2}
 classes: {default: {ttft: 60s}}  # longer than a wake may take that was never seen
 """
 POOL = """
@@ -241,3 +246,57 @@ def test_every_node_has_a_sidecar_for_as_long_as_it_is_there(machines: Machines)
     assert {node: machines.engines(node) for node in "abc"} == {"a": set(), "b": set(), "c": set()}
     code, _, err = machines.run("status")
     assert (code, err.count("there is no pool")) == (1, 1)
+
+
+def test_a_model_that_is_full_on_one_node_wakes_on_another(machines: Machines) -> None:
+    few = machines.pool.read_text().replace("gpu_memory: 40%}", "gpu_memory: 40%, flags: {max-num-seqs: 2}}", 1)
+    machines.pool.write_text(few)
+    for name, number in (("a", 2), ("b", 3)):
+        machines.join(name, number)
+    code, out, err = machines.run("up")
+    assert code == 0, (out, err)
+    for node in "ab":
+        assert until(lambda node=node: asleep(machines, node), 60.0) is not None, machines.run("status")
+    assert machines.call()[0] == 200
+    with load(machines.gateway.url, 64):
+        assert until(lambda: len(awake(machines)) >= 2, 120.0) is not None, machines.gateway.fleet()
+        assert {node for node, _ in awake(machines)} == {"a", "b"}, "apart"
+    assert machines.gateway.total("weir_copies_total", result="woken") >= 1
+    code, _, err = machines.run("down")
+    assert code == 0, err
+
+
+def awake(machines: Machines) -> set[tuple[str, str]]:
+    """Nodes and profiles whose engines may be given calls."""
+    return {
+        (sidecar["id"], model["profile"])
+        for sidecar in machines.gateway.fleet()["sidecars"]
+        for model in sidecar["models"]
+        if model["state"] == "running" and model["pending"] is None
+    }
+
+
+@contextlib.contextmanager
+def load(url: str, callers: int) -> Iterator[None]:
+    """So many callers of `chat`, each with one long call after the other."""
+    over = threading.Event()
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": "chat", "messages": messages, "max_tokens": 16000, "ignore_eos": True}
+    refused: list[int] = []
+
+    def calls() -> None:
+        while not over.is_set():
+            status = post(f"{url}/v1/chat/completions", body)[0]
+            if status not in (200, 503):  # 503: the queue is long, come back
+                refused.append(status)
+
+    threads = [threading.Thread(target=calls) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert refused == []
