@@ -105,6 +105,9 @@ class Operations:
             self._say(f"{entry.name} is planned anew: less is free there than its victims were to give back")
             self._give_up([entry])
             return
+        if entry.shut:  # since a moment ago: nothing has begun that would have to be ended
+            self._give_up([entry])
+            return
         if entry.lifecycle.pending is WAKE:
             await self._sleeps.wake(entry)
         else:

@@ -11,12 +11,13 @@ import pytest
 
 from gateway.core.policy.policy import SidecarsPolicy
 from gateway.serve import embedded_sidecar, sidecar_process
-from gateway.serve.embedded_sidecar import CONFIG, GPUS, MODELS, EmbeddedSidecar
+from gateway.serve.embedded_sidecar import CONFIG, GPUS, MODELS, TRUE, EmbeddedSidecar
 from gateway.serve.own_token import OwnToken
 from gateway.serve.run import _configuration
 from loadtest.engine.memory_stages import RESIDUE, start_seconds, wake_seconds
 from loadtest.engine.profile_file import profiles
 from sidecar.core.config import SidecarConfig, decode
+from sidecar.core.profile import KvMemory
 from sidecar.residency.state_file import Times
 from sidecar.residency.state_file import decode as known
 
@@ -30,17 +31,18 @@ def config(token: str = "") -> SidecarConfig:
 def test_the_models_fit_in_pairs_and_not_all() -> None:
     given = config()
     assert tuple(given.models) == MODELS
-    shares = [model.gpu_memory for model in given.models.values()]
-    assert all(isinstance(share, float) for share in shares)
-    large, small = shares[0], shares[3]
-    assert shares == [large, large, large, small]
+    *shares, claimed = [model.gpu_memory for model in given.models.values()]
+    large = shares[0]
+    assert shares == [large] * 3
     assert isinstance(large, float)
-    assert isinstance(small, float)
+    assert isinstance(claimed, KvMemory), "of which the first start tells that it is too little"
+    small = (TRUE["rest"] + TRUE["context"]) / GPUS[0]
     assert 2 * large > 1 >= large + small + 2 * RESIDUE / GPUS[0], "two large ones asleep beside a large and the small"
     for name in MODELS:
         simulated = given.engine_of(name).simulated
         assert simulated in profiles()
-        assert profiles()[simulated].weights < given.models[name].gpu_memory * GPUS[0]  # type: ignore[operator]
+        room = large * GPUS[0] if name != MODELS[-1] else TRUE["rest"]
+        assert profiles()[simulated].weights < room
 
 
 @pytest.mark.parametrize("speed", [1.0, 2.0, 50.0])

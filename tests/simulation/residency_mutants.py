@@ -15,8 +15,8 @@ LEFT_PENDING = Mutant(Operations, "_give_up", 'self._steps.transition(entry, "ca
 RESTS_FOR_EVER = Mutant(
     ModelState,
     "starts_at",
-    "return max(now, life.rests_until or now) if self.wanted(now) else None",
-    "return now if self.wanted(now) and life.rests_until is None else None",
+    "return max(now, life.rests_until or now) if self.wanted(now) or preloads else None",
+    "return now if (self.wanted(now) or preloads) and life.rests_until is None else None",
 )
 
 # A start that failed for memory teaches nothing, and is tried again all the same.

@@ -11,7 +11,7 @@ def test_a_row_that_there_is_not_is_refused_with_those_there_are(capsys: pytest.
     with pytest.raises(SystemExit) as stopped:
         main(["--rows", "share,none"])
     assert stopped.value.code == 2
-    assert "there is no row none; one of share, turns, rounds, wake, faults" in capsys.readouterr().err
+    assert "there is no row none; one of share, turns, rounds, copies, wake, faults" in capsys.readouterr().err
 
 
 def test_a_row_is_measured_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
