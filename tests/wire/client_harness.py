@@ -19,6 +19,7 @@ from typing import Any
 import uvloop
 
 from gateway.upstream.client import Client, ClientSettings, EngineError, Reply, parse_origin
+from gateway.upstream.trust import Trust
 
 OK = b"HTTP/1.1 200 OK\r\n"
 PLAIN = OK + b"content-length: 2\r\n\r\nok"
@@ -175,13 +176,13 @@ def run(
     scenario: Callable[[Rig], Awaitable[None]],
     *,
     path: str | None = None,
-    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+    tls: tuple[ssl.SSLContext, Trust] | None = None,
     errors: int = 0,
     api_key: str | None = None,
     base: str = "",
     **settings: Any,
 ) -> None:
-    """Run a scenario over TCP, a unix socket (`path`) or TLS (server's and client's context).
+    """Run a scenario over TCP, a unix socket (`path`) or TLS (the server's context, and whom the client trusts).
 
     `errors`: how many exceptions the event loop is to have seen.
     """
@@ -203,7 +204,7 @@ def run(
             server = await asyncio.start_server(accepted, "127.0.0.1", 0, ssl=tls[0] if tls else None)
             port = server.sockets[0].getsockname()[1]
             url = f"https://localhost:{port}{base}" if tls else f"http://127.0.0.1:{port}{base}"
-        client = Client(parse_origin(url), ClientSettings(**settings), ssl=tls[1] if tls else None, api_key=api_key)
+        client = Client(parse_origin(url), ClientSettings(**settings), trust=tls[1] if tls else None, api_key=api_key)
         rig = Rig(client)
         loop.set_exception_handler(lambda _, context: rig.errors.append(context))
         try:

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from gateway.upstream.client import Client, ClientSettings, parse_origin
+from gateway.upstream.trust import Trust
 from tests.wire.client_harness import CHUNKED, OK, PLAIN, Peer, Rig, Taken, chunk, failure, open_fds, run
 
 
@@ -284,8 +285,8 @@ def test_aclose_closes_what_rests_and_lets_the_rest_finish() -> None:
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The engine's context, with a certificate of its own for localhost, and that of a client who trusts it."""
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Trust]:
+    """The engine's context, with a certificate of its own for localhost, and the trust of a client in it."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl here to make a certificate with")
@@ -298,7 +299,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.S
     )  # fmt: skip
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return server, ssl.create_default_context(cafile=str(folder / "cert.pem"))
+    return server, Trust(ca=(folder / "cert.pem").read_text())
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix", "tls"])
@@ -359,7 +360,7 @@ def test_every_transport(transport: str, request: pytest.FixtureRequest, tmp_pat
         run(scenario, path=str(tmp_path / "engine.sock") if transport == "unix" else None)
 
 
-def test_a_certificate_nobody_here_trusts_is_no_connection(tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+def test_a_certificate_nobody_here_trusts_is_no_connection(tls: tuple[ssl.SSLContext, Trust]) -> None:
     async def scenario(rig: Rig) -> None:
         error = await failure(rig.sending())
         assert (error.kind, error.before_bytes, rig.client.active) == ("connect", True, 0)
@@ -369,13 +370,13 @@ def test_a_certificate_nobody_here_trusts_is_no_connection(tls: tuple[ssl.SSLCon
         )
         assert rig.peers.empty()
 
-    run(scenario, tls=(tls[0], ssl.create_default_context()))
+    run(scenario, tls=(tls[0], Trust()))
 
 
-def test_a_certificate_for_another_host_is_no_connection(tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+def test_a_certificate_for_another_host_is_no_connection(tls: tuple[ssl.SSLContext, Trust]) -> None:
     async def scenario(rig: Rig) -> None:
         url = rig.client.origin.url.replace("localhost", "127.0.0.1")
-        client = Client(parse_origin(url), ClientSettings(), ssl=tls[1])
+        client = Client(parse_origin(url), ClientSettings(), trust=tls[1])
         error = await failure(client.send(b"POST", b"/", b"", b"", timeout=5))
         assert (error.kind, error.before_bytes, client.active) == ("connect", True, 0)
         assert error.reason == "tls_name"
