@@ -191,7 +191,7 @@ def test_tls_files_that_cannot_be_used_are_one_line(tmp_path: Path, certificate:
     assert (ended.returncode, ended.stdout) == (2, "")
     told = [line for line in ended.stderr.splitlines() if "warning" not in line]
     assert len(told) == 1
-    assert told[0].startswith("gateway: --tls-cert, --tls-key, --tls-client-ca: ")
+    assert told[0].startswith("gateway: --tls-cert, --tls-key: ")
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
