@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sidecar.core.model_state import ModelState
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.operations import Operations
@@ -10,14 +9,6 @@ from tests.simulation.mutants import Mutant
 
 # An operation that gives up leaves its orders behind.
 LEFT_PENDING = Mutant(Operations, "_give_up", 'self._steps.transition(entry, "cancel")', "pass")
-
-# One that has failed too often rests for ever.
-RESTS_FOR_EVER = Mutant(
-    ModelState,
-    "starts_at",
-    "return max(now, life.rests_until or now) if self.wanted(now) or preloads else None",
-    "return now if (self.wanted(now) or preloads) and life.rests_until is None else None",
-)
 
 # A start that failed for memory teaches nothing, and is tried again all the same.
 UNTAUGHT = Mutant(EngineSteps, "_learns", "self._lessons[entry.name] = lesson", "return True")

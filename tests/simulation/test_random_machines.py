@@ -19,7 +19,6 @@ from tests.simulation.mutants import Mutant
 from tests.simulation.residency_mutants import (
     LEFT_PENDING,
     LEFT_RUNNING,
-    RESTS_FOR_EVER,
     SHARED_GPU,
     UNTAUGHT,
 )
@@ -28,7 +27,6 @@ MACHINES = 200
 SOME = range(60)  # that find each planted bug
 FOUND = {
     "left pending": (LEFT_PENDING, "nobody sees to"),
-    "rests for ever": (RESTS_FOR_EVER, "no call has"),
     "untaught": (UNTAUGHT, "was started so again"),
     "shared GPU": (SHARED_GPU, " while "),
     "left running": (LEFT_RUNNING, "are held by engine"),
