@@ -190,10 +190,10 @@ def wakes(seed: int, progress: OnProgress, scale: float) -> list[Row]:
     ]
 
 
-def copies(seed: int, progress: OnProgress, scale: float) -> list[Row]:
+def copies(seed: int, progress: OnProgress, _: float) -> list[Row]:
     """A hot model's copy that takes a cold one's place: calls served in time, with and without."""
-    calls = copies_runs.planned(seed, int(1500 * scale))
-    least = 1.6 if scale >= 1.0 else 1.5  # the time before the first copy is awake is a larger part of a short run
+    # Whole in a short look too: there the time before the first copy is awake would be most of it.
+    calls = copies_runs.planned(seed, 1500)
     with_, without = (
         copies_runs.run(calls, f"copies, {'with' if each else 'without'}", progress, copies=each)
         for each in (True, False)
@@ -207,8 +207,8 @@ def copies(seed: int, progress: OnProgress, scale: float) -> list[Row]:
             value=f"{with_.goodput:.3f}, {ratio:.2f} x",
             baseline=f"without {without.goodput:.3f}; with: {with_.ends()}; without: {without.ends()}",
             target=">= 1.6 x",
-            milestone=f">= {least} x",
-            met=ratio >= least,
+            milestone=">= 1.6 x",
+            met=ratio >= 1.6,
         ),
         Row(
             name="copies",
