@@ -14,7 +14,6 @@ from gateway.decider.file_modes import unwise_of
 from gateway.decider.loading import load
 from gateway.shared.certificate import Certificate
 from gateway.shared.files.checked import InvalidFile
-from gateway.shared.files.modes import refused, unwise
 
 SECRET = "a-secret-that-is-long-enough"  # noqa: S105 # a test's own
 POLICY = """\
@@ -42,30 +41,6 @@ def policy(tmp_path: Path) -> Path:
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
     return path
-
-
-@pytest.mark.parametrize(
-    ("mode", "secret", "hashes", "refusal"),
-    [
-        (0o600, None, None, None),
-        (0o400, None, None, None),
-        (0o640, None, None, None),
-        (0o644, "o-r", None, None),
-        (0o660, "g-w", "g-w", None),
-        (0o666, "g-w", "g-w", "o-w"),
-        (0o602, None, None, "o-w"),
-    ],
-)
-def test_modes(tmp_path: Path, mode: int, secret: str | None, hashes: str | None, refusal: str | None) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    file.chmod(mode)
-    for found, expected in (
-        (unwise(file), secret),
-        (unwise(file, readable=True), hashes),
-        (refused(file), refusal),
-    ):
-        assert found is None if expected is None else found is not None and found.endswith(f"chmod {expected} {file}")
 
 
 def test_every_file_of_a_policy_is_looked_at(policy: Path) -> None:

@@ -179,6 +179,20 @@ def test_a_class_that_is_gone_or_runs_all_it_may_goes_nowhere_at_once() -> None:
     assert made.decide_waiting(ticket, made.queues["m"], NOW, RNG) is None
 
 
+def test_the_longest_wait_leaves_out_classes_that_run_all_they_may() -> None:
+    made = control()
+    assert made.longest_wait("unheard", NOW) is None
+    assert made.longest_wait("m", NOW) is None, "none waits"
+    waiting(made, "batch")
+    waiting(made)
+    found = made.longest_wait("m", NOW + 5.0)
+    assert found is not None
+    made.running["default"] = 3
+    found = made.longest_wait("m", NOW + 5.0)
+    assert found is not None
+    assert (found.class_name, found.seconds >= 5.0, found.refused) == ("batch", True, False)
+
+
 def test_a_call_that_waits_goes_stays_or_is_refused() -> None:
     made = control(held=300)
     (ticket,) = waiting(made)

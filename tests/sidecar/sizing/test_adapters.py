@@ -110,3 +110,20 @@ def test_a_bad_adapter_makes_its_model_unusable_and_a_good_one_is_claimed_for(tm
     assert asyncio.run(sized("with")) - asyncio.run(sized("without")) > GIB // 4
     with pytest.raises(Unusable, match="its adapter sq cannot be read"):
         asyncio.run(sized("bad"))
+
+
+def test_adapters_on_a_disk_that_hangs_and_those_of_the_file_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_bytes((CONFIGS / "llama-3-8b.json").read_bytes())
+    with (tmp_path / "m" / "model.safetensors").open("wb") as file:
+        file.truncate(15 * GIB)
+    adapter(tmp_path / "lora")
+    sizing = Sizing(decode(b"models: {m: {model_path: m, context_length: 8192}}"), tmp_path, {}, sizes_only=True)
+    assert asyncio.run(sizing.size("m", 80 * GIB, 1, None)).lora_rank == 0
+    sizing.apply(decode(b"models: {m: {model_path: m, context_length: 8192, adapters: {sql: lora}}}"))
+    assert asyncio.run(sizing.size("m", 80 * GIB, 1, None)).lora_rank == 8
+    monkeypatch.setattr("sidecar.sizing.estimate.READ_WITHIN", 0.0)
+    with pytest.raises(Unusable, match="its adapters were not read within 0 s: does their disk hang"):
+        asyncio.run(sizing.size("m", 80 * GIB, 1, None))

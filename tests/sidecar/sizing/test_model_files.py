@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import struct
 import time
 from collections.abc import Mapping
@@ -170,12 +171,13 @@ def test_a_config_that_is_nowhere_leaves_the_models_own(tmp_path: Path) -> None:
 # -- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def gguf(path: Path, size: int = 5000) -> None:
+def gguf(path: Path, size: int = 5000, **fields: int) -> None:
     def text(words: str) -> bytes:
         return struct.pack("<Q", len(words)) + words.encode()
 
     pairs = [text("general.architecture") + struct.pack("<I", 8) + text("llama")]
     numbers = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}
+    numbers |= fields
     pairs += [text(f"llama.{name}") + struct.pack("<II", 4, value) for name, value in numbers.items()]
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs)) + b"".join(pairs))
     os.truncate(path, size)
@@ -189,6 +191,11 @@ def test_a_gguf_file_tells_its_shape_itself_or_a_config_beside_it_does(tmp_path:
         read(tmp_path, "m.gguf")
     (tmp_path / "config.json").write_bytes(LLAMA)
     assert read(tmp_path, "m.gguf") == StoredWeights(54)
+
+
+def test_a_gguf_file_with_an_absurd_number_is_unusable(tmp_path: Path) -> None:
+    gguf(tmp_path / "m.gguf", block_count=1_000_000)
+    assert re.search("m.gguf: .*1,?000,?000", refused(tmp_path, "m.gguf"))
 
 
 def test_the_parts_of_a_gguf_file_belong_together(tmp_path: Path) -> None:
@@ -476,6 +483,16 @@ def test_engines_without_files(tmp_path: Path) -> None:
     assert size(engines(tmp_path, "model_path: x, gpu_memory: {kv: 8GiB}", engine=simulated)).claim == 8 * GIB
     with pytest.raises(Unusable, match="and a GPU has 80"):
         size(engines(tmp_path, "model_path: x, gpu_memory: {kv: 81GiB}", engine=simulated))
+
+
+def test_a_simulated_engine_that_failed_for_memory_claims_what_it_was_told(tmp_path: Path) -> None:
+    learnt: dict[str, Lesson] = {}
+    made = engines(tmp_path, "model_path: x, gpu_memory: {kv: 8GiB}", engine="{simulated: h100-8b}", lessons=learnt)
+    first = size(made)
+    assert first.claim == 8 * GIB
+    assert fails(made, learnt, first, NO_KV).claim > 9 * GIB
+    given = engines(tmp_path, "model_path: x, gpu_memory: 20%", engine="{simulated: h100-8b}", lessons=learnt)
+    assert size(given).claim == 16 * GIB, "an operator's share is obeyed"
 
 
 def test_what_was_measured_counts_while_the_settings_are_the_same(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""Permissions of secret files, by mode."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.shared.files.modes import refused, unwise
+
+
+@pytest.mark.parametrize(
+    ("mode", "secret", "hashes", "refusal"),
+    [
+        (0o600, None, None, None),
+        (0o400, None, None, None),
+        (0o640, None, None, None),
+        (0o644, "o-r", None, None),
+        (0o660, "g-w", "g-w", None),
+        (0o666, "g-w", "g-w", "o-w"),
+        (0o602, None, None, "o-w"),
+    ],
+)
+def test_modes(tmp_path: Path, mode: int, secret: str | None, hashes: str | None, refusal: str | None) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    file.chmod(mode)
+    for found, expected in (
+        (unwise(file), secret),
+        (unwise(file, readable=True), hashes),
+        (refused(file), refusal),
+    ):
+        assert found is None if expected is None else found is not None and found.endswith(f"chmod {expected} {file}")
+
+
+def test_a_file_that_is_missing_or_no_file_is_not_reported(tmp_path: Path) -> None:
+    assert unwise(tmp_path / "nowhere") is None
+    with pytest.raises(FileNotFoundError):
+        refused(tmp_path / "nowhere")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    pipe.chmod(0o666)
+    assert (unwise(pipe), refused(pipe)) == (None, None)
