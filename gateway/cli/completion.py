@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from gateway.shared.completion import SHELLS, script
+from gateway.shared.completion import DESCRIPTION, MISTAKES, add_arguments, examples, script
 
-MISTAKES = ()
-DESCRIPTION = "Complete commands, flags and file names in a shell."
-EXAMPLES = """\
-Prints a script for the shell. What it completes is of this version: print it again after an upgrade.
+__all__ = ["DESCRIPTION", "EXAMPLES", "MISTAKES", "add_arguments", "command"]
 
-examples:
-  gateway completion bash > ~/.local/share/bash-completion/completions/gateway
-  gateway completion zsh > ~/.zfunc/_gateway      with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
-  gateway completion fish > ~/.config/fish/completions/gateway.fish"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shell."""
-    parser.add_argument("shell", choices=SHELLS)
+EXAMPLES = examples("gateway")
 
 
 def command(given: argparse.Namespace) -> int:

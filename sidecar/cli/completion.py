@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from gateway.shared.completion import SHELLS, script
+from gateway.shared.completion import DESCRIPTION, MISTAKES, add_arguments, examples, script
 
-MISTAKES = ()
-DESCRIPTION = "Complete commands, flags and file names in a shell."
-EXAMPLES = """\
-Prints a script for the shell. What it completes is of this version: print it again after an upgrade.
+__all__ = ["DESCRIPTION", "EXAMPLES", "MISTAKES", "add_arguments", "command"]
 
-examples:
-  sidecar completion bash > ~/.local/share/bash-completion/completions/sidecar
-  sidecar completion zsh > ~/.zfunc/_sidecar      with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
-  sidecar completion fish > ~/.config/fish/completions/sidecar.fish"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shell."""
-    parser.add_argument("shell", choices=SHELLS)
+EXAMPLES = examples("sidecar")
 
 
 def command(given: argparse.Namespace) -> int:

@@ -130,16 +130,7 @@ def decode(data: bytes) -> SavedState:
         raise StateError(str(error)) from None
     if file.version != VERSION:
         raise StateError(f"it is of version {file.version}, expected {VERSION}")
-    return SavedState(
-        origin=file.origin,
-        key=file.key,
-        engines=file.engines,
-        measured=file.measured,
-        lessons=file.lessons,
-        sleeps=file.sleeps,
-        times=file.times,
-        off=file.off,
-    )
+    return SavedState(**{field: getattr(file, field) for field in SavedState.__struct_fields__})
 
 
 def _trusted(seen: os.stat_result) -> None:
