@@ -6,8 +6,8 @@
 
 `_serve` is that order. Each resource is one `with`, and leaving it, also by cancellation, is its settlement: the
 charge gives back what was not used, the grant its hold, the reply its connection. There is one wait, one retry point
-and one place that records. The bytes of an answer never pass through a coroutine: the engine's connection calls
-`Relay.data`, and that writes to the client's transport.
+and one place that records. From the grant on it goes on in `forwarding.py`. The bytes of an answer never pass through
+a coroutine: the engine's connection calls `Relay.data`, and that writes to the client's transport.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
+from typing import TypeAlias
 
 from msgspec import UNSET
 
@@ -37,18 +37,17 @@ from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 from gateway.core.request.parser import parse
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route, route_of
-from gateway.core.request.settlement import possible_output
 from gateway.core.request.tenants import ANONYMOUS, Account
-from gateway.relay.answer import Relay
+from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import Attempts
 from gateway.relay.batcher import Batcher, Part
-from gateway.relay.heads import answer_lines, engine_lines, note_trace
+from gateway.relay.forwarding import Forwarding
+from gateway.relay.heads import answer_lines, note_trace
 from gateway.relay.large_bodies import LARGE, LargeBodies
 from gateway.relay.merged_call import MergedCalls
 from gateway.relay.outcome_help import outcome_help
-from gateway.relay.settling import settle, settle_unanswered
+from gateway.relay.settling import settle_unanswered
 from gateway.relay.wire.server import Request, Responder, answer
-from gateway.upstream.client import Reply
 
 JSON = b"content-type: application/json\r\n"
 TEXT = b"content-type: text/plain; charset=utf-8\r\n"
@@ -57,28 +56,13 @@ TEXT = b"content-type: text/plain; charset=utf-8\r\n"
 LOGGED_AT_MOST = 64 * 1024  # bytes of a body
 
 
-class ActiveCall:
-    """A call under way, as its watchers see it: `leave` ends it from outside, saying why."""
-
-    __slots__ = ("account", "admission", "begun", "call", "record", "task")
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.account: Account | None = None  # if it is known already
-        self.admission: Admission | None = None  # once it has arrived
-        self.call: Call | None = None  # once it is parsed
-        self.task: asyncio.Task[None] | None = None
-        self.begun = False  # its task has had its first turn; one that is cancelled before then never has any
-
-    def leave(self, reason: str) -> None:
-        """`client_gone`, `slow_client`, `deadline` or `drain`: the call is cancelled."""
-        self.record.reason = reason
-        if self.task is not None and self.begun:
-            self.task.cancel()
+# From a call's grant to its answer's end, settled. Raises Refused.
+Exchange: TypeAlias = Callable[[Request, Responder, ActiveCall, Call, Admission, Grant], Awaitable[None]]
 
 
 class Pipeline:
-    """The handler of the data port. `observe` is given the Record of every call once it has ended."""
+    """The handler of the data port. `observe` is given the Record of every call once it has ended. `exchange` has what
+    follows a grant; None: the gateway forwards the call itself."""
 
     def __init__(
         self,
@@ -91,6 +75,7 @@ class Pipeline:
         bodies: BodyMemory,
         witness: BatchWitness | None = None,
         large: LargeBodies | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.decider = decider
@@ -103,6 +88,8 @@ class Pipeline:
             decider.window,
             witness,
         )
+        self._exchange = Forwarding(decider, attempts, clock).exchange if exchange is None else exchange
+        self._merges = exchange is None  # what is forwarded elsewhere has one client
         self.observe = observe
         self.large = large  # who parses large bodies; None: the event loop
         self.clock = clock
@@ -260,10 +247,10 @@ class Pipeline:
             await admission.judge(call)
             if call.model != asked:
                 call.body = with_model(call.body, call.model, request.fields.get(b"content-type", b""), call.route)
-            piece = self.batcher.piece(call) if call.route.merges else None
+            piece = self.batcher.piece(call) if call.route.merges and self._merges else None
             if piece is None:
                 with await admission.ask(call) as grant:
-                    await self._granted(request, responder, live, call, admission, grant)
+                    await self._exchange(request, responder, live, call, admission, grant)
                 return
             try:
                 part = await self.batcher.answer(piece)
@@ -271,49 +258,6 @@ class Pipeline:
                 settle_unanswered(call, admission, record, 0, self.clock())
                 raise
             self._answer_part(part, call, admission, responder, record)
-
-    async def _granted(
-        self, request: Request, responder: Responder, live: ActiveCall, call: Call, admission: Admission, grant: Grant
-    ) -> None:
-        """From the grant to the answer's last byte."""
-        record = live.record
-        record.queue = self.clock() - request.at
-        record.predicted_wait = call.predicted_wait
-        record.affinity_tokens = grant.cached
-        record.held_tokens = grant.hold.tokens
-        if call.shaped:
-            record.shaped_tokens = (call.asked - call.shaped) * call.n
-        headers = engine_lines(request, call, record)
-        try:
-            reply = await self.attempts.send(request.path, headers, call, grant, record)
-        except (asyncio.CancelledError, Refused):
-            # A stream's first token is its first byte; of a whole answer nothing is seen before its last.
-            since = None if call.stream else call.sent_at
-            wrote = 0 if since is None else possible_output(call, 0, self.clock() - since, grant.engine.pace)
-            settle_unanswered(call, admission, record, wrote, self.clock())
-            raise
-        with closing(reply):
-            call.body = b""  # no engine is tried any more
-            if request.held is not None:
-                request.release()
-            now = self.clock()
-            record.ttft = now - request.at
-            if reply.status < 400:
-                grant.first_byte(now)
-            content_type = reply.headers.get(b"content-type", b"application/octet-stream")
-            relay = Relay(
-                call, reply, responder, answer_lines(call, admission, record, grant.engine.name, content_type)
-            )
-            try:
-                await self._relayed(relay, reply, live)
-            except asyncio.CancelledError:
-                # OpenAI's client closes at `[DONE]`, before the chunk that ends the body: it has its answer. So it has
-                # where its deadline comes, or the drain, in the moment between the two.
-                if record.reason == "slow_client" or not relay.delivered():
-                    raise
-                responder.end()
-            finally:
-                settle(call, grant, admission, relay, reply, record, self.decider, self.clock())
 
     def _answer_part(self, part: Part, call: Call, admission: Admission, responder: Responder, record: Record) -> None:
         """A call's own part of an answer that others may share."""
@@ -333,18 +277,6 @@ class Pipeline:
         admission.settle(record.prompt_tokens, self.clock())
         headers = answer_lines(call, admission, record, exchanged.engine_name, exchanged.content_type)
         responder.send(exchanged.status, headers, body)
-
-    async def _relayed(self, relay: Relay, reply: Reply, live: ActiveCall) -> None:
-        """The answer, to its end or to the deadline."""
-        call = live.call
-        if reply.complete or call is None or not self.snapshot.within_deadline:
-            await relay.finished()
-            return
-        timer = asyncio.get_running_loop().call_at(call.deadline, live.leave, "deadline")
-        try:
-            await relay.finished()
-        finally:
-            timer.cancel()
 
     # -- headers ------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.engines.breaker import Ending
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.core.request.settlement import clamped_usage, possible_output
-from gateway.relay.answer import Relay
-from gateway.upstream.client import Reply
+
+
+class TokenCounts(Protocol):
+    """Token numbers that an engine has reported; None: it has not."""
+
+    @property
+    def prompt_tokens(self) -> int | None: ...
+    @property
+    def completion_tokens(self) -> int | None: ...
+    @property
+    def cached_tokens(self) -> int | None: ...
+
+
+class EndedAnswer(Protocol):
+    """An answer that has ended, as far as its settlement needs to know it; `Relay` is one.
+
+    `usage`: the engine's own token numbers; `told`: they are of the whole answer. `reads`: pieces of a stream that were
+    read, no more than one per token. `held_up`: what was read last may have been written long before.
+    """
+
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def usage(self) -> TokenCounts: ...
+    @property
+    def told(self) -> bool: ...
+    @property
+    def reads(self) -> int: ...
+    @property
+    def held_up(self) -> bool: ...
+
+
+def note_grant(record: Record, call: Call, grant: Grant, now: float) -> None:
+    """The record of a call that has an engine now."""
+    record.queue = now - call.arrived
+    record.predicted_wait = call.predicted_wait
+    record.affinity_tokens = grant.cached
+    record.held_tokens = grant.hold.tokens
+    if call.shaped:
+        record.shaped_tokens = (call.asked - call.shaped) * call.n
 
 
 def settle_unanswered(call: Call, admission: Admission, record: Record, wrote: int, now: float) -> None:
@@ -24,23 +68,24 @@ def settle(
     call: Call,
     grant: Grant,
     admission: Admission,
-    relay: Relay,
-    reply: Reply,
+    answer: EndedAnswer,
+    heard_at: float,
     record: Record,
     decider: Decider,
     now: float,
 ) -> None:
-    """The engine's own numbers replace the estimate, and teach it; a failed answer teaches nothing."""
-    record.outcome = relay.outcome
-    record.status = relay.status
-    record.reason = record.reason or relay.detail
-    if relay.outcome in (Outcome.TRUNCATED, Outcome.UPSTREAM):
+    """The engine's own numbers replace the estimate, and teach it; a failed answer teaches nothing. `heard_at`: when
+    the engine was read last."""
+    record.outcome = answer.outcome
+    record.status = answer.status
+    record.reason = record.reason or answer.detail
+    if answer.outcome in (Outcome.TRUNCATED, Outcome.UPSTREAM):
         grant.ending = Ending.FAILURE
-    elif relay.outcome is not Outcome.OK and relay.status < 400:
+    elif answer.outcome is not Outcome.OK and answer.status < 400:
         grant.ending = Ending.NEUTRAL  # the client left
-    usage = relay.usage
-    if not (relay.told if call.stream else usage.prompt_tokens is not None):
-        record.completion_tokens = 0 if relay.status >= 400 else _written(call, grant, relay, reply, record, now)
+    usage = answer.usage
+    if not (answer.told if call.stream else usage.prompt_tokens is not None):
+        record.completion_tokens = 0 if answer.status >= 400 else _written(call, grant, answer, heard_at, record, now)
         admission.settle(call.prompt_tokens + record.completion_tokens, now)
         return
     record.settled = True
@@ -49,20 +94,20 @@ def settle(
     )
     record.cached_tokens = usage.cached_tokens or 0
     admission.settle(record.prompt_tokens + record.completion_tokens, now)
-    if relay.outcome is Outcome.OK:
+    if answer.outcome is Outcome.OK:
         decider.learn(call, record.prompt_tokens, record.completion_tokens)
         grant.finished(now, record.prompt_tokens, record.completion_tokens)
 
 
-def _written(call: Call, grant: Grant, relay: Relay, reply: Reply, record: Record, now: float) -> int:
+def _written(call: Call, grant: Grant, answer: EndedAnswer, heard_at: float, record: Record, now: float) -> int:
     """Tokens that the engine can have written of an answer it did not tell the whole of."""
-    pace, known = grant.engine.pace, relay.usage.completion_tokens
+    pace, known = grant.engine.pace, answer.usage.completion_tokens
     if not call.stream:
         return possible_output(call, 0, now - grant.hold.taken_at, pace)
     began = call.arrived + record.ttft
-    if known is None or relay.held_up:  # what was read last may have been written long before
+    if known is None or answer.held_up:  # what was read last may have been written long before
         return max(
             possible_output(call, 0, now - began, pace),
-            possible_output(call, max(known or 0, relay.reads), 0.0, pace),
+            possible_output(call, max(known or 0, answer.reads), 0.0, pace),
         )
-    return possible_output(call, known, now - max(began, reply.heard_at), pace)
+    return possible_output(call, known, now - max(began, heard_at), pace)

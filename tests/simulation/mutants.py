@@ -17,6 +17,7 @@ from gateway.core.admission.admission import AdmissionControl
 from gateway.core.admission.fairness import ClassQueue
 from gateway.core.engines.cache_age import CacheAge
 from gateway.decider.dispatch import Dispatch
+from gateway.relay.forwarding import Forwarding
 from gateway.relay.pipeline import Pipeline
 
 
@@ -69,7 +70,9 @@ UNCHARGED = Mutant(ClassQueue, "take", "queue.counter += ticket.charge / queue.w
 ANOTHERS_ACCOUNT = Mutant(Pipeline, "call", "if self._whose is request:", "if True:")
 
 # A call that its own deadline ends before the first byte is refunded, though an engine was made to work for it.
-REFUNDED_EXPIRY = Mutant(Pipeline, "_granted", "except (asyncio.CancelledError, Refused):", "except ZeroDivisionError:")
+REFUNDED_EXPIRY = Mutant(
+    Forwarding, "exchange", "except (asyncio.CancelledError, Refused):", "except ZeroDivisionError:"
+)
 
 # What an engine has evicted stays in the picture of its cache.
 NEVER_EVICTED = Mutant(CacheAge, "_removed", "stored.pop(", "stored.get(")
