@@ -1,0 +1,198 @@
+"""Election of the decider that rules a cluster, and its fencing, as one member sees them. Pure: no clock, no store.
+
+Every RENEW seconds a member asks the store: `turn` says what for, `seen` takes the answer, `failed` its absence. The
+store keeps who rules for TTL seconds after the ruler's last turn. The ruler's lease began when it *sent* that turn, and
+ends MARGIN before the store's: no other can have been elected while it grants. A new ruler grants only when every
+member that may hold something has told what that is, or is gone from the store.
+
+When the store answers nobody, the ruler asks all members that could be elected for their word (`vouch`): who has the
+store no longer either, and gives its word, stands for no election for TTL seconds. With the word of all of them the
+ruler's lease goes on. One that still has the store gives no word: it will be elected, and the ruler stops. A member
+that has not left in good order could be elected until the store forgets it, after FORGOTTEN seconds.
+
+`now` is monotonic seconds of this member; no two members' clocks are ever compared.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+TTL = 2.0  # seconds that the store remembers a turn
+RENEW = 0.5  # seconds between two turns
+MARGIN = 0.2  # seconds by which a lease ends before the store's, for clocks that do not run alike
+NEWCOMER_WAITS = 10.0  # seconds without a ruler until a member that no ruler has known may be elected
+FORGOTTEN = 600.0  # seconds after its last turn until a member that has not left is no member any more
+EMPTIED_SKIPS = 1000  # epochs, where the store has forgotten how many there were
+
+Stand = Literal[0, 1, 2]  # for election: no; where the last ruler knew this member; in any case
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A question to the store. `known`: the highest epoch that was met. `reign`: the epoch that this member rules in,
+    0: it does not rule. `seen`: the members that it knows of; a ruler would ask them for their word. `number`: higher
+    each turn, so that a late one changes nothing."""
+
+    number: int
+    known: int
+    stand: Stand
+    reign: int
+    seen: frozenset[str] = frozenset()
+
+
+class Ruler(msgspec.Struct, frozen=True):
+    """Who rules, and in which epoch."""
+
+    name: str
+    epoch: int
+
+
+class StoreView(msgspec.Struct, frozen=True, kw_only=True):
+    """The store's answer to a turn. `members`: those of now, this one included. `roster`: these, and those that are
+    past their TTL and have not left. `emptied`: the store knew no epoch, or a lower one than was met, less than TTL
+    seconds ago: it may have forgotten a ruler whose lease goes on."""
+
+    ruler: Ruler | None
+    members: frozenset[str]
+    roster: frozenset[str]
+    emptied: bool = False
+
+
+class Election:
+    """One member's part. `name` is the member's in the cluster. What an earlier process of it has left: `known`, the
+    highest epoch that was met, `vouched_until`, until when it has promised to stand for no election, and `roster`."""
+
+    def __init__(
+        self, name: str, known: int = 0, vouched_until: float = -math.inf, roster: frozenset[str] = frozenset()
+    ) -> None:
+        self.name = name
+        self.known = known
+        self.vouched_until = vouched_until
+        self.roster = roster  # of the last answer
+        self.ruler: Ruler | None = None  # as this member knows it
+        self.since = 0.0  # when this member first knew of that ruler
+        self.members: frozenset[str] = frozenset()  # of the last answer
+        self.lost_store = False  # the last turn failed
+        self._number = 0  # of the last turn
+        self.awaited: set[str] = set()  # members that have yet to tell what they hold
+        self._lease = -math.inf
+        self._grants_from = -math.inf
+        self._unruled: float | None = None  # since when nobody has ruled
+        self._asked: frozenset[str] = frozenset()  # whom the store may take for known to this ruler
+        self._words: dict[str, float] = {}  # until when a member's word holds
+
+    # -- what may be done now -----------------------------------------------------------------------------------
+
+    @property
+    def reign(self) -> int:
+        """The epoch that this member rules in; 0: another rules, or nobody."""
+        return self.ruler.epoch if self.ruler is not None and self.ruler.name == self.name else 0
+
+    @property
+    def fence(self) -> float:
+        """Until when this member may grant; in the past, where it may not."""
+        return self._lease if self.reign and not self.awaited else -math.inf
+
+    def may_grant(self, now: float) -> bool:
+        """Whether this member rules, has heard all members, and has a lease."""
+        return self._grants_from <= now < self.fence
+
+    @property
+    def voters(self) -> frozenset[str]:
+        """The members whose word this ruler needs to go on without the store."""
+        return self._asked | self.roster - {self.name} if self.reign and self.lost_store else frozenset()
+
+    # -- turns --------------------------------------------------------------------------------------------------
+
+    def turn(self, now: float) -> Turn:
+        """What to ask the store now."""
+        stand: Stand = 0
+        if not self.reign and now >= self.vouched_until:
+            stand = 2 if self._unruled is not None and now >= self._unruled + NEWCOMER_WAITS else 1
+        self._number += 1
+        seen = self.roster - {self.name}
+        if not self.reign:
+            return Turn(number=self._number, known=self.known, stand=stand, reign=0, seen=seen)
+        self._asked |= seen
+        return Turn(number=self._number, known=self.known, stand=0, reign=self.reign, seen=seen)
+
+    def seen(self, sent: float, now: float, turn: Turn, view: StoreView) -> None:
+        """The answer to a turn that was sent at `sent`. One that contradicts what is known since is left out."""
+        self.lost_store = False
+        self._words.clear()
+        self.members, self.roster = view.members, view.roster
+        ruler = view.ruler
+        if turn.reign and turn.reign == self.reign:
+            self._asked = turn.seen
+        if ruler is not None and ruler.epoch < self.known:
+            ruler = None  # its reign is over, as it will hear
+        if ruler is not None:
+            self._unruled = None
+        elif self._unruled is None:
+            self._unruled = now
+        elected = ruler is not None and ruler.name == self.name and ruler.epoch != self.reign
+        if elected and now < self.vouched_until:
+            ruler, elected = None, False  # it has given its word while the turn was under way
+        self._rules(ruler, now)
+        if elected:
+            self.awaited = set(view.members)
+            self._asked = frozenset()
+        if self.reign and view.emptied and now >= self._lease:
+            self.awaited |= view.roster  # the store has forgotten members and leases: the longest of them is waited for
+            self._grants_from = sent + TTL + MARGIN
+        if self.reign:
+            self._lease = sent + TTL - MARGIN
+            if now >= self._grants_from:
+                self.awaited &= view.members
+
+    def failed(self, now: float) -> None:
+        """A turn has had no answer."""
+        self.lost_store = True
+        self._extend(now)
+
+    def _rules(self, ruler: Ruler | None, now: float) -> None:
+        if ruler != self.ruler:
+            self.ruler, self.since = ruler, now
+            self._lease = self._grants_from = -math.inf
+            self.awaited.clear()
+        if ruler is not None:
+            self.known = max(self.known, ruler.epoch)
+
+    # -- words --------------------------------------------------------------------------------------------------
+
+    def vouch(self, ruler: Ruler, now: float) -> bool:
+        """Whether this member gives its word to that ruler: it stands for no election for TTL seconds."""
+        if not self.lost_store or self.reign or ruler.epoch < self.known:
+            return False
+        if self.ruler is not None and self.ruler != ruler:
+            return False
+        self.known = ruler.epoch
+        self.vouched_until = now + TTL
+        return True
+
+    def vouched(self, name: str, epoch: int, sent: float, now: float) -> None:
+        """A member has given its word, when asked at `sent`."""
+        if epoch == self.reign and name in self.voters:
+            self._words[name] = sent + TTL - MARGIN
+            self._extend(now)
+
+    def _extend(self, now: float) -> None:
+        """Go on without the store, with the word of all who could be elected."""
+        voters = self.voters
+        if self.reign and self._lease > -math.inf and all(name in self._words for name in voters):
+            until = min([self._words[name] for name in voters], default=now + TTL - MARGIN)
+            self._lease = max(self._lease, until)
+
+    # -- news from relays ---------------------------------------------------------------------------------------
+
+    def told(self, name: str) -> None:
+        """All relays of a member have told what they hold."""
+        self.awaited.discard(name)
+
+    def met(self, epoch: int, now: float) -> None:
+        """A relay or member knows this epoch. A ruler of a lower one rules no longer."""
+        if epoch > self.known:
+            self.known = epoch
+            self._rules(None, now)

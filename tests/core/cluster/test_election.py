@@ -1,0 +1,247 @@
+"""Election and fencing of one member, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.cluster.election import MARGIN, NEWCOMER_WAITS, RENEW, TTL, Election, Ruler, StoreView, Turn
+from loadtest.lab.dst.cluster_store import SimulatedStore
+
+HOUR = 3600.0
+STANDS_BY = Turn(number=1, known=4, stand=0, reign=0)
+
+
+def turned(store: SimulatedStore, member: Election, now: float, *, clock: float = 0.0, took: float = 0.0) -> None:
+    """A turn that is answered `took` seconds later. `clock`: the store's, beside the member's."""
+    turn = member.turn(now)
+    member.seen(now, now + took, turn, store.turn(member.name, turn, now + clock))
+
+
+def ruling(*others: str) -> tuple[SimulatedStore, Election]:
+    """A ruler `a` in epoch 5 that all have told, over a store that is not new, at 0 s."""
+    store, a = SimulatedStore(), Election("a")
+    store.epoch = 4
+    for each in others:
+        store.turn(each, STANDS_BY, 0.0)
+    turned(store, a, 0.0)
+    for each in ("a", *others):
+        a.told(each)
+    turned(store, a, 0.0)
+    return store, a
+
+
+def test_the_first_of_a_new_store_waits_as_long_as_a_forgotten_lease_could_last() -> None:
+    store, a = SimulatedStore(), Election("a")
+    for now in (10.0, 11.0, 12.0):
+        turned(store, a, now, clock=HOUR)
+        a.told("a")
+        assert a.reign == 1
+        assert not a.may_grant(now)
+    turned(store, a, 13.0, clock=HOUR)
+    assert a.may_grant(13.0)
+
+
+def test_a_ruler_grants_until_its_lease_which_began_when_it_asked() -> None:
+    store, a = ruling()
+    assert a.reign == 5
+    assert a.may_grant(TTL - MARGIN - 0.01)
+    assert not a.may_grant(TTL - MARGIN)
+    turned(store, a, 1.0, took=0.4)
+    assert a.fence == 1.0 + TTL - MARGIN
+    assert a.voters == frozenset()
+
+
+def test_a_ruler_waits_for_what_members_hold_and_not_for_those_that_are_gone() -> None:
+    store, b = SimulatedStore(), Election("b")
+    store.epoch = 4
+    for each in ("c", "d"):
+        store.turn(each, STANDS_BY, 0.0)
+    turned(store, b, 0.1)
+    assert b.awaited == {"b", "c", "d"}
+    b.told("b")
+    b.told("c")
+    assert not b.may_grant(0.2)
+    turned(store, b, TTL + 0.05)  # c and d are past their time
+    assert b.awaited == set()
+    assert b.may_grant(TTL + 0.1)
+
+
+def test_another_is_elected_once_the_store_forgets_the_ruler_and_the_old_one_hears_of_it() -> None:
+    store, a = ruling("b")
+    b = Election("b")
+    turned(store, b, 1.0)
+    assert b.ruler == Ruler("a", 5)
+    assert b.since == 1.0
+    turned(store, b, TTL - 0.01)
+    assert not b.reign
+    turned(store, b, TTL)
+    assert b.reign == 6
+    assert not a.may_grant(TTL)
+    turned(store, a, TTL + 0.1)
+    assert a.reign == 0
+    assert a.ruler == Ruler("b", 6)
+    assert a.turn(3.0).reign == 0
+
+
+def test_a_process_that_is_started_again_does_not_go_on_with_the_reign_of_the_last() -> None:
+    store, _ = ruling()
+    again = Election("a")
+    turned(store, again, 0.5)
+    assert again.reign == 6
+    assert again.awaited == {"a"}
+
+
+def test_without_the_store_a_ruler_goes_on_with_the_word_of_all_who_could_be_elected() -> None:
+    store, a = ruling("b", "c")
+    b, c = Election("b"), Election("c")
+    for each in (b, c):
+        turned(store, each, 0.1)
+        each.failed(0.6)
+    a.failed(0.6)
+    assert a.voters == {"b", "c"}
+    assert b.vouch(Ruler("a", 5), 0.7)
+    a.vouched("b", 5, 0.65, 0.75)
+    assert a.fence == TTL - MARGIN  # c has not spoken
+    assert c.vouch(Ruler("a", 5), 0.7)
+    a.vouched("c", 5, 0.68, 0.8)
+    assert a.fence == 0.65 + TTL - MARGIN
+    a.vouched("c", 5, 1.0, 1.1)
+    a.vouched("b", 4, 1.0, 1.1)  # of another reign
+    a.vouched("x", 5, 1.0, 1.1)  # nobody asked for it
+    assert a.fence == 0.65 + TTL - MARGIN
+    assert b.turn(0.7 + TTL - 0.01).stand == 0
+    assert b.turn(0.7 + TTL).stand == 1
+
+
+def test_the_only_member_goes_on_without_the_store() -> None:
+    _, a = ruling()
+    a.failed(1.0)
+    assert a.fence == 1.0 + TTL - MARGIN
+
+
+def test_a_member_gives_no_word_that_it_may_not_keep() -> None:
+    store, a = ruling("b")
+    b = Election("b")
+    assert not b.vouch(Ruler("a", 5), 0.0)  # it has the store, as far as it knows
+    turned(store, b, 0.1)
+    b.failed(0.6)
+    assert not b.vouch(Ruler("a", 4), 0.7)  # an old reign
+    assert not b.vouch(Ruler("c", 6), 0.7)  # it obeys another
+    assert b.vouch(Ruler("a", 5), 0.7)
+    a.failed(0.6)
+    assert not a.vouch(Ruler("b", 6), 0.7)  # it rules
+
+
+def test_an_answer_takes_back_the_words_that_were_given_before_it() -> None:
+    store, a = ruling("b")
+    a.failed(0.5)
+    a.vouched("b", 5, 0.5, 0.5)
+    turned(store, a, 0.6)
+    a.failed(1.1)
+    assert a.fence == 0.6 + TTL - MARGIN
+
+
+def test_a_ruler_that_could_not_renew_goes_on_in_its_reign_where_nobody_was_elected() -> None:
+    store, a = ruling("b")
+    a.failed(1.0)
+    assert not a.may_grant(3.0)
+    turned(store, a, 3.0)
+    assert a.reign == 5
+    assert a.may_grant(3.0)
+
+
+def test_a_store_that_was_emptied_costs_a_ruler_nothing() -> None:
+    store, a = ruling("b")
+    b = Election("b")
+    turned(store, b, 0.2)
+    store.clear()
+    turned(store, b, 0.7)  # before the ruler's next turn
+    assert b.ruler is None
+    turned(store, a, 1.0)
+    turned(store, b, 1.2)
+    assert a.may_grant(1.2)
+    assert b.ruler == Ruler("a", 5)
+    assert b.roster == {"a", "b"}
+
+
+def test_where_a_store_was_emptied_another_ruler_is_patient() -> None:
+    store, _ = ruling("b")
+    b = Election("b")
+    turned(store, b, 0.2)
+    store.clear()
+    turned(store, b, 0.7)
+    turned(store, b, 0.7 + NEWCOMER_WAITS)
+    assert b.reign == 1005
+    assert b.awaited == {"a", "b"}
+    for late in (0.5, 1.0, 1.5, 2.0):
+        turned(store, b, 0.7 + NEWCOMER_WAITS + late)
+        b.told("b")
+        assert not b.may_grant(0.7 + NEWCOMER_WAITS + late)
+    turned(store, b, 0.7 + NEWCOMER_WAITS + 2.5)
+    assert b.may_grant(0.7 + NEWCOMER_WAITS + 2.5)
+
+
+def test_an_election_that_comes_after_the_word_for_another_is_not_accepted() -> None:
+    store, _ = ruling("b")
+    b = Election("b")
+    turned(store, b, 0.2)
+    b.failed(0.9)
+    turn = b.turn(TTL)
+    view = store.turn("b", turn, TTL)
+    assert view.ruler == Ruler("b", 6)
+    assert b.vouch(Ruler("a", 5), TTL + 0.1)
+    b.seen(TTL, TTL + 0.2, turn, view)
+    assert b.reign == 0
+
+
+def test_who_comes_back_to_an_emptied_store_after_its_lease_waits_too() -> None:
+    store, a = ruling()
+    store.clear()
+    turned(store, a, 5.0)
+    assert a.reign == 5
+    assert not a.may_grant(5.0)
+
+
+@pytest.mark.parametrize("waited", [NEWCOMER_WAITS - 0.1, NEWCOMER_WAITS])
+def test_a_newcomer_that_no_ruler_knew_waits_longer(waited: float) -> None:
+    store, _ = ruling("b")
+    new = Election("n")
+    for now in (TTL, TTL + waited):
+        turned(store, new, now)
+    assert bool(new.reign) == (waited >= NEWCOMER_WAITS)
+
+
+def test_a_lower_epoch_than_was_met_is_not_obeyed() -> None:
+    store, a = ruling()
+    a.met(5, 0.1)
+    assert a.may_grant(0.1)
+    a.met(9, 0.2)
+    assert a.reign == 0
+    turned(store, a, 0.3)
+    assert a.reign == 1009
+    b = Election("b", known=9)
+    b.seen(0.0, 0.1, b.turn(0.0), StoreView(ruler=Ruler("c", 5), members=frozenset({"b"}), roster=frozenset()))
+    assert b.ruler is None
+
+
+def test_an_answer_that_comes_after_the_reign_is_over_revives_nothing() -> None:
+    store, a = ruling("b")
+    turn = a.turn(0.5)
+    view = store.turn("a", turn, 0.5)
+    a.met(6, 0.6)
+    a.seen(0.5, 0.7, turn, view)
+    assert a.reign == 0
+
+
+def test_who_leaves_is_asked_for_nothing_and_need_not_be_waited_for() -> None:
+    store, a = ruling("b")
+    b = Election("b")
+    turned(store, b, 0.1)
+    store.leave("a")
+    turned(store, b, 0.1 + RENEW)
+    assert b.reign == 6
+    assert b.awaited == {"b"}
+    assert a.may_grant(0.6)  # it says so only once it has stopped
+    store.leave("b")
+    c = frozenset({"c"})
+    assert store.turn("c", STANDS_BY, 1.0) == StoreView(ruler=None, members=c, roster=c)
