@@ -1,7 +1,8 @@
 """Gateway in virtual time: its real pipeline and decisions over simulated engines, without a socket.
 
 The only module of the load test that runs the gateway. Whatever touches a network is replaced: connections by
-`memory_wire.py`, telemetry by `Watch`, the call log by `Records`. Everything between them is the gateway as it ships.
+`memory_wire.py`, telemetry by `memory_watch.py`, the call log by `Records`. Everything between them is the gateway as
+it ships.
 """
 
 from __future__ import annotations
@@ -16,30 +17,26 @@ from typing import Protocol, cast
 import msgspec
 
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
-from gateway.core.engines.fleet import Engine
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import EngineEntry, Logging, Policy
-from gateway.core.request.body_memory import BodyLease
+from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import ANONYMOUS, with_keys
 from gateway.decider.call_log import CallLog
 from gateway.decider.waking import Transport
+from gateway.relay.pipeline import Pipeline
 from gateway.relay.wire.messages import Request, WireError, refusal
 from gateway.relay.wire.responder import Responder
 from gateway.serve.assembly import Gateway
 from gateway.shared.files.checked import InvalidFile
-from gateway.shared.vllm.answers import EngineSample, ModelCard
 from gateway.upstream.client import Client, EngineError
 from loadtest.load.workload import Planned
 from loadtest.simulate.memory_engine import MemoryEngine
 from loadtest.simulate.memory_requests import Taker
+from loadtest.simulate.memory_watch import Watch
 from loadtest.simulate.memory_wire import MemoryClient, MemoryReply, Sends, Wire
 from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.step_times import Gaps
-
-HEALTH_WITHIN = (
-    0.25  # of the health interval: when a check that hangs counts as failed, as in gateway.decider.telemetry
-)
 
 
 class Records:
@@ -71,85 +68,6 @@ class Records:
 
     async def aclose(self) -> None:
         """Nothing to flush."""
-
-
-class Watch:
-    """Telemetry in memory: the same samples and health checks at the same times, as timers, while the fleet has the
-    engine."""
-
-    def __init__(self, gateway: Gateway, engine: Engine, memory: MemoryEngine, client: MemoryClient) -> None:
-        self._gateway = gateway
-        self._engine = engine
-        self._memory = memory
-        self._client = client
-        self._loop = asyncio.get_running_loop()
-        longest = memory.config.max_model_len
-        self._cards = [ModelCard(id=name, max_model_len=longest) for name in memory.limits.models]
-
-    def start(self, share: float) -> None:
-        """First contact now; then checks spread over their interval."""
-        self._healthy(ok=self._memory.condition == "up")
-        self._scrape()
-        policy = self._gateway.policy.fleet
-        self._loop.call_later(share * policy.poll, self._poll)
-        self._loop.call_later(share * policy.health, self._check)
-
-    def _forgotten(self) -> bool:
-        return self._gateway.fleet.engines.get(self._engine.id) is not self._engine
-
-    def _poll(self) -> None:
-        if self._forgotten():
-            return
-        self._client.check(self._loop.time())
-        self._scrape()
-        self._loop.call_later(self._gateway.policy.fleet.poll, self._poll)
-
-    def _scrape(self) -> None:
-        memory, engine = self._memory, self._engine
-        if memory.condition != "up" or not engine.up:
-            return
-        self._gateway.fleet.sampled(engine, sample_of(memory), self._loop.time())
-        self._gateway.changed(self._engine)
-
-    def _check(self) -> None:
-        if self._forgotten():
-            return
-        if self._memory.condition == "stopped":
-            within = max(HEALTH_WITHIN, HEALTH_WITHIN * self._gateway.policy.fleet.health)
-            self._loop.call_later(within, self._checked, False)
-        else:
-            self._checked(ok=self._memory.condition == "up")
-
-    def _checked(self, ok: bool) -> None:
-        if self._forgotten():
-            return
-        self._healthy(ok)
-        interval = self._gateway.policy.fleet.health
-        self._loop.call_later(interval if ok and self._engine.up else interval / 5, self._check)
-
-    def _healthy(self, ok: bool) -> None:
-        fleet, engine = self._gateway.fleet, self._engine
-        if ok and not engine.up:
-            fleet.has_models(engine, self._cards)
-        fleet.health(engine, ok, self._loop.time())
-        self._gateway.changed(self._engine)
-
-
-def sample_of(memory: MemoryEngine) -> EngineSample:
-    """What a scrape of its /metrics would say."""
-    scheduler, stats = memory.engine.scheduler, memory.engine.stats
-    return EngineSample(
-        running=len(scheduler.running),
-        waiting=scheduler.waiting,
-        kv_usage=scheduler.blocks.usage,
-        capacity_tokens=memory.config.num_gpu_blocks * 16,
-        preemptions_total=stats.preemptions,
-        prompt_tokens_total=stats.prompt_tokens,
-        generation_tokens_total=stats.generation_tokens,
-        prefix_queries_total=scheduler.queries,
-        prefix_hits_total=scheduler.hits,
-        sleep_state="awake",
-    )
 
 
 class ClassTarget(msgspec.Struct, frozen=True):
@@ -215,6 +133,15 @@ class Watcher(Protocol):
         """A call has its record."""
 
 
+class Door(Protocol):
+    """Whatever takes calls: a gateway that decides itself, or one of its relays."""
+
+    bodies: BodyMemory
+
+    @property
+    def pipeline(self) -> Pipeline | None: ...
+
+
 class GatewayTarget:
     """A gateway over simulated engines. `policy` is YAML, as an operator writes it; b"" is the default policy;
     `tenants`: who calls with a key, of `policy_for`; `sidecar_token`: what sidecars show."""
@@ -252,6 +179,8 @@ class GatewayTarget:
         )
         self._loop = asyncio.get_running_loop()
         self._sent = 0
+        self.doors: Sequence[Door] = (self.gateway,)  # calls go to each in turn
+        self.memories = {engine.id: memory for engine, memory in zip(self.gateway.fleet, engines, strict=True)}
         self.sends = Sends() if watcher is None else Sends(watcher.sending, watcher.failed)
         for number, (engine, memory) in enumerate(zip(self.gateway.fleet, engines, strict=True)):
             client = MemoryClient(memory, self.policy.timeouts.stall, EngineError, self.sends)
@@ -269,9 +198,11 @@ class GatewayTarget:
         request.peer = "127.0.0.1"
         request.at = self._loop.time()
         self.records.open[request_id] = tried
-        pipeline, wire = self.gateway.pipeline, Wire(client_call)
+        door, wire = self.doors[self._sent % len(self.doors)], Wire(client_call)
+        pipeline = door.pipeline
+        assert pipeline is not None  # noqa: S101 # a relay that is ready
         refused = pipeline.head(request)
-        if refused is None and self._full(request):
+        if refused is None and _full(request, door.bodies):
             del self.records.open[request_id]
             refused = refusal(WireError(503, "no memory for this body", "bodies"))
         if refused is not None:
@@ -280,7 +211,7 @@ class GatewayTarget:
             return _nothing
         responder = Responder(wire, cast("asyncio.Transport", wire), request)
         if upload:
-            return self._slowly(request, responder, request_id, upload)
+            return self._slowly(pipeline, request, responder, request_id, upload)
         pipeline.call(request, responder)
 
         def leave() -> None:
@@ -289,19 +220,16 @@ class GatewayTarget:
 
         return leave
 
-    def _full(self, request: Request) -> bool:
-        """Count its body, as the data port does, but a small one too. Whether there is no room for it."""
-        request.held = BodyLease(self.gateway.bodies, request.owner or request.peer)
-        return bool(request.held.resize(len(request.body)))
-
-    def _slowly(self, request: Request, responder: Responder, request_id: str, upload: float) -> Callable[[], None]:
+    def _slowly(
+        self, pipeline: Pipeline, request: Request, responder: Responder, request_id: str, upload: float
+    ) -> Callable[[], None]:
         """Its body is still coming. Who leaves before it is whole has made no call, and has no record."""
         coming = True
 
         def whole() -> None:
             nonlocal coming
             coming = False
-            self.gateway.pipeline.call(request, responder)
+            pipeline.call(request, responder)
 
         timer = self._loop.call_later(upload, whole)
 
@@ -336,10 +264,11 @@ class GatewayTarget:
         ]
         if any(self.gateway.dispatch.queues.values()):
             wrong.append("a queue is not empty")
-        if self.gateway.pipeline.tasks:
-            wrong.append(f"{len(self.gateway.pipeline.tasks)} tasks still run")
-        if self.gateway.bodies.held:
-            wrong.append(f"{self.gateway.bodies} with no request left")
+        for door in self.doors:
+            if door.pipeline is not None and door.pipeline.tasks:
+                wrong.append(f"{len(door.pipeline.tasks)} tasks still run")
+            if door.bodies.held:
+                wrong.append(f"{door.bodies} with no request left")
         if self.records.open:
             wrong.append(f"{len(self.records.open)} calls have no record")
         if self.records.stray:
@@ -347,6 +276,12 @@ class GatewayTarget:
         if self.sends.again:
             wrong.append(f"{self.sends.again} calls were sent again after their first byte")
         return wrong
+
+
+def _full(request: Request, bodies: BodyMemory) -> bool:
+    """Count its body, as the data port does, but a small one too. Whether there is no room for it."""
+    request.held = BodyLease(bodies, request.owner or request.peer)
+    return bool(request.held.resize(len(request.body)))
 
 
 def _unsaid(line: str) -> None:

@@ -44,7 +44,8 @@ class RelayHub:
 
     `shown` gives the key and the trust for an engine.
     `engine_of` gives the engine of an id and address, made if there is none. `call_ended` is told the engine of each
-    call that ends, `overruled` the epoch of a decider that rules in place of this one.
+    call that ends, `overruled` the epoch of a decider that rules in place of this one. `lives`: whether there is a
+    process of this id, in place of the kernel's word.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class RelayHub:
         call_ended: Callable[[str], None],
         say: Callable[[str], None],
         overruled: Callable[[int], None],
+        lives: Callable[[int], bool] | None = None,
     ) -> None:
         self.decider = decider
         self.epoch = epoch
@@ -67,6 +69,7 @@ class RelayHub:
         self.call_ended = call_ended
         self.say = say
         self.overruled = overruled
+        self._lives = _lives if lives is None else lives
         self.sessions: set[RelaySession] = set()
         self.version = 0
         self.complete = not expected  # every relay that lived before has told what it holds
@@ -195,7 +198,7 @@ class RelayHub:
                 if session.news != news:
                     self.tell_fleet(session)
             if not self.complete:
-                self._expected = {relay: pid for relay, pid in self._expected.items() if _lives(pid)}
+                self._expected = {relay: pid for relay, pid in self._expected.items() if self._lives(pid)}
                 self.release()
 
     # -- totals -------------------------------------------------------------------------------------------------

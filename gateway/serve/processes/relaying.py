@@ -25,7 +25,7 @@ from gateway.relay.attempts import Attempts
 from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.remote.decider import RemoteDecider
-from gateway.relay.remote.link import Link
+from gateway.relay.remote.link import Connect, Link
 from gateway.relay.wire.server import Server
 from gateway.serve.assembly import client_settings, server_settings
 from gateway.serve.descriptors import shared_out
@@ -71,33 +71,49 @@ def _look(secure: WatchedFile | None, log: CallLog | None) -> None:
 
 
 class RelaySide:
-    """All that one relay is made of. Its data port is there once the decider has told it a policy."""
+    """All that one relay is made of. Its data port is there once the decider has told it a policy.
+
+    A simulation gives it its own: `parser` None: large bodies are parsed here; `connect` in place of a unix socket,
+    `client_of` in place of connections to an engine, `rng`, and `pid`.
+    """
 
     def __init__(
-        self, place: Place, most_clients: int, log: CallLog | None, parser: ThreadPoolExecutor, lost: Callable[[], int]
+        self,
+        place: Place,
+        most_clients: int,
+        log: CallLog | None,
+        parser: ThreadPoolExecutor | None,
+        lost: Callable[[], int],
+        *,
+        connect: Connect | None = None,
+        client_of: Callable[[EngineNews], Client] | None = None,
+        rng: random.Random | None = None,
+        pid: int | None = None,
+        say: Callable[[str], None] = say,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._place = place
         self._most_clients = most_clients
         self._parser = parser
         self._lost = lost
-        self._rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
+        self._rng = random.Random() if rng is None else rng  # noqa: S311 # jitter and tie-breaking, no secrets
         self._clock = loop.time
         self._names = Names()
-        self._clients: dict[str, Client] = {}
+        self._client_of = self._new_client if client_of is None else client_of
+        self.clients: dict[str, Client] = {}
         self._engines: dict[str, EngineNews] = {}  # as they were told of last
-        self._policy = Policy()
-        self._bodies = BodyMemory(self._policy.body.memory, self._policy.body.share)
-        self._attempts = Attempts(self._policy, self._clients, self._clock)
+        self.policy = Policy()
+        self.bodies = BodyMemory(self.policy.body.memory, self.policy.body.share)
+        self._attempts = Attempts(self.policy, self.clients, self._clock)
         self._counts = CallCounts(self._known)
-        self._recorder = Recorder(self._policy, self._counts, log, lambda _: None, self._clock, self._rng)
-        self._pipeline: Pipeline | None = None
+        self._recorder = Recorder(self.policy, self._counts, log, lambda _: None, self._clock, self._rng)
+        self.pipeline: Pipeline | None = None
         self.server: Server  # from the first policy on
         self._drain_within: float | None = None
         self._drain_order = asyncio.Event()
         self.link = Link(
-            self._connect,
-            Hello(VERSION, place.number, place.epoch, os.getpid(), place.started, 0),
+            self._connect if connect is None else connect,
+            Hello(VERSION, place.number, place.epoch, os.getpid() if pid is None else pid, place.started, 0),
             self._clock,
             on_policy=self._on_policy,
             on_fleet=self._on_fleet,
@@ -115,7 +131,7 @@ class RelaySide:
         await asyncio.wait((order, first), return_when=asyncio.FIRST_COMPLETED)
         while True:
             self._drain_order.clear()
-            within = self._policy.timeouts.drain if self._drain_within is None else self._drain_within
+            within = self.policy.timeouts.drain if self._drain_within is None else self._drain_within
             drained = asyncio.ensure_future(self.server.drain(within))
             again = asyncio.ensure_future(self._drain_order.wait())
             await asyncio.wait((drained, again), return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +147,7 @@ class RelaySide:
     async def aclose(self) -> None:
         self._timer.cancel()
         await self.link.aclose()
-        for client in self._clients.values():
+        for client in self.clients.values():
             client.close()
         await self._recorder.aclose()
 
@@ -141,38 +157,37 @@ class RelaySide:
     # -- news of the decider ------------------------------------------------------------------------------------
 
     def _on_policy(self, news: PolicyNews) -> None:
-        policy = self._policy = msgspec.msgpack.decode(news.policy, type=Policy)
+        policy = self.policy = msgspec.msgpack.decode(news.policy, type=Policy)
         snapshot = Snapshot(policy, news.cache_secret)
         settings = server_settings(snapshot, self._most_clients)
         self._attempts.policy = self._recorder.policy = policy
-        self._bodies.apply(policy.body.memory // self._place.relays, policy.body.share)
-        if self._pipeline is not None:
-            self._pipeline.snapshot = snapshot
+        self.bodies.apply(policy.body.memory // self._place.relays, policy.body.share)
+        if self.pipeline is not None:
+            self.pipeline.snapshot = snapshot
             self.server.settings = settings
             for id, engine in self._engines.items():
-                self._go_by(self._clients[id], engine)
+                self._go_by(self.clients[id], engine)
             return
-        self._pipeline = Pipeline(
+        self.pipeline = Pipeline(
             snapshot,
             self._decider,
             self._attempts,
             self._recorder.observe,
             self._clock,
             self._rng,
-            self._bodies,
-            large=LargeBodies(self._parser, self._clock),
+            self.bodies,
+            large=None if self._parser is None else LargeBodies(self._parser, self._clock),
         )
-        self.server = Server(self._pipeline, settings, self._bodies)
+        self.server = Server(self.pipeline, settings, self.bodies)
 
     def _on_fleet(self, news: FleetNews) -> None:
-        settings = client_settings(self._policy)
         named = {engine.id for engine in news.engines}
-        for id in [id for id in self._clients if id not in named]:
-            self._clients.pop(id).close()
+        for id in [id for id in self.clients if id not in named]:
+            self.clients.pop(id).close()
         for engine in news.engines:
-            client = self._clients.get(engine.id)
+            client = self.clients.get(engine.id)
             if client is None:
-                client = self._clients[engine.id] = Client(parse_origin(engine.url), settings, names=self._names)
+                client = self.clients[engine.id] = self._client_of(engine)
             before = self._engines.get(engine.id)
             if before is None or (before.api_key, before.trust) != (engine.api_key, engine.trust):
                 self._go_by(client, engine)
@@ -180,9 +195,12 @@ class RelaySide:
                 client.abandon()
         self._engines = {engine.id: engine for engine in news.engines}
 
+    def _new_client(self, engine: EngineNews) -> Client:
+        return Client(parse_origin(engine.url), client_settings(self.policy), names=self._names)
+
     def _go_by(self, client: Client, engine: EngineNews) -> None:
         trust = None if engine.trust is None else Trust(ca=engine.trust[0], name=engine.trust[1])
-        client.go_by(client_settings(self._policy), engine.api_key, trust)
+        client.go_by(client_settings(self.policy), engine.api_key, trust)
 
     def _on_drain(self, within: float) -> None:
         self._drain_within = within
@@ -198,14 +216,14 @@ class RelaySide:
         self._timer = asyncio.get_running_loop().call_later(COUNT_EVERY, self._tell_counts)
 
     def _told(self) -> RelayCounts:
-        batcher = None if self._pipeline is None else self._pipeline.batcher
+        batcher = None if self.pipeline is None else self.pipeline.batcher
         return RelayCounts(
             self._counts.told(),
             self._counts.calls,
-            0 if self._pipeline is None else self.server.connections,
-            self._bodies.held,
-            {} if self._pipeline is None else self.server.refusals,
-            self._bodies.refused,
+            0 if self.pipeline is None else self.server.connections,
+            self.bodies.held,
+            {} if self.pipeline is None else self.server.refusals,
+            self.bodies.refused,
             {} if batcher is None else batcher.batches,
             0 if batcher is None else batcher.merged,
             0 if batcher is None else batcher.again,

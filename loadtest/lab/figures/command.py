@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.lab.figures import fleet, load, waits
+from loadtest.lab.figures import fleet, load, relayed, waits
 from loadtest.lab.figures.details import details_of
 from loadtest.lab.figures.runs import Setting
 from loadtest.lab.rows import Row, bars, chosen, report, terminal
@@ -40,6 +40,7 @@ they can carry take seconds, and the same seed gives the same numbers.
   python -m loadtest.lab.figures --policy mine.yaml   what another policy does to them
   python -m loadtest.lab.figures --details            who was refused, who waited how long
   python -m loadtest.lab.figures --rows "" --waits    how far predicted waits are from real ones, in four fleets
+  python -m loadtest.lab.figures --relays 1,2,4,8     the gateway as several processes, beside one process
 
 rows:
   6   goodput under 2, 5 and 10 times the load the engines can carry, over that capacity
@@ -72,10 +73,29 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--retry-after", action="store_true", help="also: who obeys Retry-After, is he admitted?")
     parser.add_argument("--wait", action="store_true", help="also: how far predicted waits are from real ones")
     parser.add_argument("--waits", action="store_true", help="also: the same in four fleets, for longer")
+    parser.add_argument("--relays", type=_counts, default=(), help="instead: rows of a gateway of so many relays")
+    parser.add_argument("--delays", type=_times, default=(0.0002, 0.002),
+                        help="milliseconds from each of them to the decider (default: 0.2,2)")  # fmt: skip
     options = checked(parser, argv, ROWS)
     if options.engines < 2:
         parser.error("--engines: at least 2, since one of them is made to fail")
     return options
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """1,2,4 as numbers. Raises ValueError."""
+    found = tuple([int(each) for each in text.split(",")])
+    if min(found) < 1:
+        raise ValueError(text)
+    return found
+
+
+def _times(text: str) -> tuple[float, ...]:
+    """Milliseconds as seconds. Raises ValueError."""
+    found = tuple([float(each) / 1000.0 for each in text.split(",")])
+    if min(found) < 0.0:
+        raise ValueError(text)
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser, rows: Iterable[str], seeded: str) -> None:
@@ -124,7 +144,10 @@ def main(argv: list[str] | None = None) -> int:
             measured=length,
             progress=progress,
         )
-        rows = [row for measure in wanted for row in measure(setting)]
+        if options.relays:
+            rows = relayed.rows(setting, options.relays, options.delays)
+        else:
+            rows = [row for measure in wanted for row in measure(setting)]
     seconds = time.perf_counter() - began
     speed = setting.tries / seconds * 60.0
     summary = f"{setting.tries} simulated calls in {seconds:.0f} s: {speed:.0f} a minute of wall time"

@@ -37,5 +37,6 @@ def _times(values: list[float]) -> str:
 
 
 def measured(setting: Setting, outcome: Measured) -> list[Try]:
-    """The tries that ended in the measured part of a run."""
-    return [tried for tried in outcome.result.tries if setting.warm <= tried.finished < setting.ends]
+    """The tries that ended in the measured part of a run, but not by its end."""
+    tries = outcome.result.tries
+    return [t for t in tries if setting.warm <= t.finished < setting.ends and t.outcome != "unfinished"]

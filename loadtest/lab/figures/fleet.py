@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadtest.clients.retries import Clients
 from loadtest.lab.figures.details import measured
-from loadtest.lab.figures.runs import BLOCKS, MIX, Measured, Setting
+from loadtest.lab.figures.runs import BLOCKS, MIX, Setting
 from loadtest.lab.rows import Row, percent
 from loadtest.load.lengths import Length, LogNormal
 from loadtest.load.plan import poisson
@@ -25,21 +25,19 @@ LIGHT = 0.5  # of the capacity: three engines of four can carry it
 AFTER = 90.0  # seconds a run with a fault goes on, so that what hangs can time out
 
 
-def row10(setting: Setting) -> list[Row]:
+def prefix_hits(setting: Setting, what: str, *, gateway: bool, big: bool) -> float:
     """Cached over prompt tokens, of every answer but those at the start."""
+    rate = SESSIONS * setting.engines * setting.blocks / BLOCKS
+    calls = poisson((CONVERSATIONS,), rate, setting.ends, setting.seed)
+    outcome = setting.run(f"conversations, {what}", calls, gateway=gateway, big=big)
+    done = [t for t in measured(setting, outcome) if t.outcome == "ok"]
+    return sum(t.cached_tokens for t in done) / max(1, sum(t.prompt_tokens for t in done))
 
-    def hits(outcome: Measured) -> float:
-        done = [t for t in measured(setting, outcome) if t.outcome == "ok"]
-        return sum(t.cached_tokens for t in done) / max(1, sum(t.prompt_tokens for t in done))
 
-    def run(what: str, *, gateway: bool, big: bool) -> float:
-        rate = SESSIONS * setting.engines * setting.blocks / BLOCKS
-        calls = poisson((CONVERSATIONS,), rate, setting.ends, setting.seed)
-        return hits(setting.run(f"conversations, {what}", calls, gateway=gateway, big=big))
-
-    ours = run("gateway", gateway=True, big=False)
-    one = run("one big engine", gateway=False, big=True)
-    spread = run("round robin", gateway=False, big=False)
+def row10(setting: Setting) -> list[Row]:
+    ours = prefix_hits(setting, "gateway", gateway=True, big=False)
+    one = prefix_hits(setting, "one big engine", gateway=False, big=True)
+    spread = prefix_hits(setting, "round robin", gateway=False, big=False)
     return [
         Row(
             name="10",

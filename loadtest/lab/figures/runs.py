@@ -8,6 +8,7 @@ binds. Traffic is three classes; clients behave as openai-python does and give u
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -22,8 +23,9 @@ from loadtest.load.lengths import Length
 from loadtest.load.plan import poisson
 from loadtest.load.workload import Kind, Planned
 from loadtest.simulate import vtime
-from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, targets_of
+from loadtest.simulate.inprocess import ClassTarget, GatewayTarget, Watcher, targets_of
 from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.relays import Relays
 from loadtest.simulate.round_robin import RoundRobin
 from loadtest.simulate.run_records import Fault, RunResult, Watched
 from loadtest.simulate.simulated_client import Transport, Try
@@ -98,12 +100,17 @@ class Runner(Protocol):
 
 class InMemory(msgspec.Struct, frozen=True):
     """In this process and in virtual time. `without`: who carries calls where there is no gateway; `made`: an engine,
-    of its number, a shape and a seed."""
+    of its number, a shape and a seed. `relays`: of the gateway, each `delay` seconds from the decider; 0: it is one
+    process. `tenants` call with keys; `watcher`: who looks at it."""
 
     without: Callable[[Sequence[MemoryEngine]], Transport] = RoundRobin
     made: Callable[[int, Shape, int], MemoryEngine] = lambda number, shape, seed: an_engine(
         seed, shape.size, shape.blocks
     )
+    relays: int = 0
+    delay: float = 0.0
+    tenants: tuple[str, ...] = ()
+    watcher: Callable[[], Watcher | None] = lambda: None
 
     def run(self, main: Coroutine[Any, Any, Measured]) -> Measured:
         return vtime.run(main)
@@ -114,12 +121,25 @@ class InMemory(msgspec.Struct, frozen=True):
         if not shape.gateway:
             yield Testbed(engines, self.without(engines))
             return
-        target = GatewayTarget(policy, engines, seed=seed)
+        target = GatewayTarget(policy, engines, seed=seed, tenants=self.tenants, watcher=self.watcher())
+        relays = None
+        if self.relays:
+            records, sends = target.records, target.sends
+            relays = Relays(
+                target.gateway, target.memories, records, sends, count=self.relays, delay=self.delay, seed=seed
+            )
+            await relays.ready()
+            target.doors = relays.sides
 
         async def left_over() -> list[str]:
-            return target.left_over()
+            if relays is None:
+                return target.left_over()
+            await asyncio.sleep(4 * self.delay)  # what is under way arrives
+            return target.left_over() + relays.left_over()
 
         yield Testbed(engines, target, left_over, lambda: target.sends.again)
+        if relays is not None:
+            await relays.aclose()
 
 
 class Setting(msgspec.Struct, kw_only=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from loadtest.lab.figures import relayed
 from loadtest.lab.figures.command import ROWS, main, told
 from loadtest.lab.figures.details import details_of
 from loadtest.lab.figures.load import goodput, late, retry_after, throughput, wait
@@ -129,6 +130,8 @@ def test_numbers_as_they_are_written() -> None:
         (["--rows", "6,99"], None),
         (["--engines", "many"], None),
         (["--engines", "1"], None),
+        (["--relays", "2,0"], None),
+        (["--relays", "2", "--delays", "-1"], None),
         (["--policy", "no/such/file"], None),
         ([], "version: 1\nclasses: {default: {deadline: 1m}}\n"),
         ([], "version: 1\ntenants: {acme: {}}\n"),
@@ -154,4 +157,14 @@ def test_every_row_can_be_measured() -> None:
     assert {row.name for row in rows} >= set(ROWS)
     assert table_of(rows).row_count == len(rows)
     assert details_of(setting).row_count > 0
+    assert [wrong for outcome in setting.known.values() for wrong in outcome.left_over] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_relays_are_measured_beside_one_process() -> None:
+    setting = Setting(engines=2, warm=3.0, measured=3.0, sweep=(16,))
+    rows = relayed.rows(setting, (2,), (0.002,))
+    assert [row.name for row in rows] == ["2"] * 6
+    assert all("one process" in row.baseline for row in rows)
     assert [wrong for outcome in setting.known.values() for wrong in outcome.left_over] == []

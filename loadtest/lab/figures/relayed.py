@@ -1,0 +1,143 @@
+"""Rows about relays: the figures of a gateway of several processes, beside those of one.
+
+The decider's and the relays' code, and their frames, are those that run; between each relay and the decider is a time
+that the loop's clock takes. What processes cost is not simulated. Of each figure the mean over SEEDS is shown, since
+any difference in time, however small, draws another run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.core.admission.queues import Queues, Ticket
+from gateway.core.admission.witness import Witnesses
+from gateway.core.policy.policy import Policy
+from loadtest.clients.retries import Clients
+from loadtest.lab.dst.fairness import Fairness
+from loadtest.lab.figures import fleet, load
+from loadtest.lab.figures.runs import MIX, InMemory, Setting
+from loadtest.lab.rows import Row
+from loadtest.load.plan import poisson
+from loadtest.load.workload import Planned
+from loadtest.simulate.inprocess import key_of
+
+SEEDS = 3
+WITHIN = 0.01  # of one process's figure, or of all calls
+TENANTS = ("small", "large")  # of one weight; the second asks for three times as much
+FAIR = b"tenants: {anonymous: {}, small: {}, large: {}}\n"
+Figures = dict[str, float]
+
+
+def rows(setting: Setting, relays: Sequence[int], delays: Sequence[float]) -> list[Row]:
+    """A row for each figure, number of relays and delay, in seconds. `setting` is of one process."""
+    one = figures(setting, 0, 0.0)
+    found = []
+    for count in relays:
+        for delay in delays:
+            for name, value in figures(setting, count, delay).items():
+                apart = value - one[name]
+                found.append(
+                    Row(
+                        name=f"{count}",
+                        what=f"{name}; {count} relays, {1000 * delay:g} ms from the decider",
+                        value=f"{value:.4f} ({apart:+.4f})",
+                        baseline=f"one process {one[name]:.4f}",
+                        target="within 0.01",
+                        milestone="within 0.01",
+                        met=abs(apart) <= WITHIN,
+                    )
+                )
+    return found
+
+
+def figures(setting: Setting, relays: int, delay: float) -> Figures:
+    """All figures of a gateway of so many relays; 0: of one process. Means over the seeds."""
+    every = [_figures(setting, seed, relays, delay) for seed in range(setting.seed, setting.seed + SEEDS)]
+    return {name: sum(each[name] for each in every) / len(every) for name in every[0]}
+
+
+def _figures(setting: Setting, seed: int, relays: int, delay: float) -> Figures:
+    what = f"{relays} relays, {1000 * delay:g} ms, seed {seed}: " if relays else f"one process, seed {seed}: "
+
+    def of(**changed: Any) -> Setting:
+        place = InMemory(relays=relays, delay=delay, **changed)
+        return msgspec.structs.replace(
+            setting,
+            seed=seed,
+            place=place,
+            known={},
+            tries=0,
+            capacity=setting.saturated(),
+            progress=lambda run, share: setting.progress(what + run, share),
+        )
+
+    own = of()
+    overload = own.overload(2.0)
+    found = {
+        "goodput at 2x": load.goodput(own, overload),
+        "admitted but late at 2x": load.late(own, overload),
+        "interactive in time at 2x": load.interactive_in_time(own, overload),
+        "prefix hits of conversations": fleet.prefix_hits(own, "gateway", gateway=True, big=False),
+        "Retry-After kept at 2x": load.came_back(own)[1],
+    }
+    turns = Turns()
+    fair = msgspec.structs.replace(of(tenants=TENANTS, watcher=lambda: turns), policy=FAIR)
+    fair.run("two tenants", two_tenants(fair), clients=Clients(retries=0))
+    found["served out of turn between two tenants, of all served"] = turns.unfair / max(1, turns.served)
+    for each in (own, fair):
+        setting.tries += each.tries
+        setting.known |= {what + name: outcome for name, outcome in each.known.items()}
+    return found
+
+
+def two_tenants(setting: Setting) -> Iterator[Planned]:
+    """Twice the capacity, of which the second tenant asks for three quarters."""
+    rng = random.Random(setting.seed)  # noqa: S311 # a simulation
+    for planned in poisson(MIX, 2.0 * setting.saturated().calls, setting.ends, setting.seed):
+        tenant = TENANTS[rng.random() < 0.75]
+        planned.fields = planned.fields | {b"authorization": b"Bearer " + key_of(tenant).encode()}
+        yield planned
+
+
+class Turns:
+    """Watcher of who is served while who waits: by the law of `loadtest/lab/dst/fairness.py`."""
+
+    def __init__(self) -> None:
+        self.served = self.unfair = 0
+        self.witnesses = Witnesses(dispatch=self)
+        self._policy = Policy()
+        self._laws: dict[str, Fairness] = {}
+
+    def _wrong(self, what: str) -> None:
+        self.unfair += 1
+
+    def applying(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def pushing(self, queues: Queues, ticket: Ticket, *, front: bool) -> None:
+        model = ticket.call.model
+        if model not in self._laws:
+            self._laws[model] = Fairness(queues, self._policy, self._wrong)
+        self._laws[model].pushing(ticket, front=front)
+
+    def popping(self, model: str, queues: Queues, now: float, paused: Container[str]) -> None:
+        self._laws[model].popping(now, paused)
+
+    def popped(self, model: str, ticket: Ticket | None) -> None:
+        self.served += ticket is not None
+        self._laws[model].popped(ticket)
+
+    def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
+        self._laws[ticket.call.model].correcting(ticket, prompt_tokens, completion_tokens)
+
+    def corrected(self, ticket: Ticket) -> None:
+        self._laws[ticket.call.model].corrected(ticket)
+
+    def _ignored(self, *_: object, **__: object) -> None:
+        """It says nothing of turns."""
+
+    entering = refused = granting = granted = moved_free = retried = sending = failed = heard = say = _ignored

@@ -1,0 +1,161 @@
+"""Relays of a gateway in virtual time: several of the real ones and a decider, with frames between them.
+
+    target.serve_by(Relays(target, count=4, delay=0.002))
+
+Each relay and the decider's side of it are the code that runs as processes; the sockets between them, and those of
+clients and engines, are in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from gateway.decider.relays.hub import RelayHub
+from gateway.frames.channel import Channel
+from gateway.frames.messages import EngineNews
+from gateway.serve.assembly import Gateway
+from gateway.serve.processes.place import Place
+from gateway.serve.processes.relaying import RelaySide
+from gateway.upstream.client import Client, EngineError
+from loadtest.simulate.memory_engine import MemoryEngine
+from loadtest.simulate.memory_frames import FrameLink
+from loadtest.simulate.memory_wire import MemoryClient, Sends
+
+if TYPE_CHECKING:
+    from gateway.decider.call_log import CallLog
+    from gateway.relay.remote.link import Connect
+
+CHECK = 0.25  # seconds between two looks for engines that have stopped
+
+
+def hub_of(gateway: Gateway, epoch: int, expected: dict[int, int], **changed: Any) -> RelayHub:
+    """The relays' side of a gateway that decides for them."""
+    wired: dict[str, Any] = {
+        "engine_of": gateway.held_on,
+        "shown": gateway.shown,
+        "call_ended": gateway.call_ended,
+        "say": gateway.say,
+        "overruled": lambda _: None,
+    }
+    hub = RelayHub(gateway.decider, epoch, expected, **(wired | changed))
+    hub.apply(gateway.pipeline.snapshot, b"a secret of cache salts")
+    hub.start()
+    return hub
+
+
+def relay_of(
+    number: int,
+    epoch: int,
+    relays: int,
+    log: Any,
+    connect: Connect,
+    memories: Mapping[str, MemoryEngine],
+    sends: Sends,
+    seed: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> RelaySide:
+    """A relay over engines in memory; its link is not started. Its process has the id `pid_of` its number and epoch."""
+    nothing = cast("Any", None)  # it opens no socket, and has no parent
+    place = Place(
+        role="relay",
+        number=number,
+        epoch=epoch,
+        relays=relays,
+        data=[],
+        control=nothing,
+        inner=nothing,
+        path="",
+        beats=nothing,
+        living={},
+        secret="",
+        parent=0,
+        started=0.0,
+        parent_started=0.0,
+    )
+
+    def client_of(engine: EngineNews) -> Client:
+        stall = side.policy.timeouts.stall
+        client = MemoryClient(memories[engine.id], stall, EngineError, sends)
+        return cast("Client", client)  # it has all of the surface that is used
+
+    side = RelaySide(
+        place,
+        sys.maxsize,
+        cast("CallLog", log),
+        None,
+        int,
+        connect=connect,
+        client_of=client_of,
+        rng=random.Random(f"{seed} relay {number} {epoch}"),  # noqa: S311 # a simulation
+        pid=pid_of(number, epoch),
+        say=say,
+    )
+    return side
+
+
+def pid_of(number: int, epoch: int) -> int:
+    """Id of a simulated relay's process."""
+    return 1000 * epoch + number
+
+
+class Relays:
+    """`count` relays of `gateway`, each `delay` seconds away from it. `sides` are the relays."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        memories: Mapping[str, MemoryEngine],
+        log: Any,
+        sends: Sends,
+        *,
+        count: int,
+        delay: float,
+        seed: int,
+    ) -> None:
+        self.hub = hub_of(gateway, 1, {}, lives=lambda _: True)
+        self._delay = delay
+        self._loop = asyncio.get_running_loop()
+        self.sides: Sequence[RelaySide] = [
+            relay_of(number, 1, count, log, self._connect, memories, sends, seed) for number in range(1, count + 1)
+        ]
+        for side in self.sides:
+            side.link.start()
+        self._look()
+
+    async def ready(self) -> None:
+        """Until every relay knows a policy and the engines."""
+        for side in self.sides:
+            await side.link.ready.wait()
+
+    async def aclose(self) -> None:
+        """End the relays and the decider's side of them."""
+        for side in self.sides:
+            await side.aclose()
+        await self.hub.aclose()
+
+    async def _connect(self, made: Callable[[], Channel]) -> None:
+        await asyncio.sleep(2 * self._delay)
+        FrameLink(made(), self.hub.channel(), lambda: self._delay)
+
+    def _look(self) -> None:
+        for side in self.sides:
+            look_for_stalls(side)
+        self._loop.call_later(CHECK, self._look)
+
+    def left_over(self) -> list[str]:
+        """What idle relays must not have, in words."""
+        wrong = [f"relay {number} still asks: {side.link.calls}" for number, side in enumerate(self.sides, 1)
+                 if side.link.calls]  # fmt: skip
+        wrong += [f"the decider keeps calls: {list(session.calls)}" for session in self.hub.sessions if session.calls]
+        return wrong
+
+
+def look_for_stalls(side: RelaySide) -> None:
+    """Give up answers of stopped engines, as each connection's own timers would."""
+    now = asyncio.get_running_loop().time()
+    for client in side.clients.values():
+        cast("MemoryClient", client).check(now)
