@@ -45,8 +45,16 @@ def admin_token(file: str | None, flag: str) -> str | None:
     """
     source = f"{flag} {file}" if file else TOKEN_VARIABLE
     text = _token_in(Path(file), source) if file else os.environ.get(TOKEN_VARIABLE)
-    if text is None:
-        return None
+    return None if text is None else _token(text, source)
+
+
+def token_file(file: str, flag: str) -> str:
+    """The token in a file. Raises Mistake."""
+    source = f"{flag} {file}"
+    return _token(_token_in(Path(file), source), source)
+
+
+def _token(text: str, source: str) -> str:
     token = text.strip()
     if len(token) < TOKEN_LENGTH or not (token.isascii() and token.isprintable() and " " not in token):
         raise Mistake(f"{source}: a token is at least {TOKEN_LENGTH} visible ASCII characters")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from gateway.cli.commands import PROFILES
-from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked
+from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked, token_file
 from gateway.core.engines.fleet import engine_id
 from gateway.core.policy.advice_network import in_the_clear
 from gateway.core.policy.policy import EngineEntry, Policy
@@ -109,6 +109,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that carry bytes: 1 (default) is one process for all; from 2 on one more decides for them; "
         "auto: one for each core but one",
     )
+    parser.add_argument(
+        "--decide",
+        type=argument(_listen),
+        metavar="HOST:PORT|unix:PATH",
+        help="where a proxy asks that forwards calls itself, POST /decide (docs/decide.md); left out: nowhere",
+    )
+    parser.add_argument(
+        "--decide-token-file",
+        metavar="FILE",
+        help="the token that such a proxy shows; needed for HOST:PORT, while a unix socket has its file mode, 0660",
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this PEM certificate chain")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key, if not in the same file")
     parser.add_argument(
@@ -151,6 +162,7 @@ def command(given: argparse.Namespace) -> int:
     if given.control_tls_key and not given.control_tls_cert:
         raise Mistake("--control-tls-key: there is no --control-tls-cert for it")
     token = admin_token(given.admin_token_file, "--admin-token-file")
+    decide_token = _decide_token(given)
     certificate = _certificate(given.tls_cert, given.tls_key, given.tls_client_ca)
     of_control = _certificate(given.control_tls_cert, given.control_tls_key)
     _warn_of_modes(given, policy, certificate, of_control)
@@ -180,9 +192,25 @@ def command(given: argparse.Namespace) -> int:
             control_certificate=of_control,
             admin_token=token,
             log=given.log,
+            decide=given.decide,
+            decide_token=decide_token,
             relays=given.workers if given.workers > 1 else 0,
         )
     )
+
+
+def _decide_token(given: argparse.Namespace) -> str | None:
+    """The decide port's token. Raises Mistake."""
+    if given.decide_token_file:
+        if not given.decide:
+            raise Mistake(f"--decide-token-file {given.decide_token_file}: there is no --decide for it")
+        return token_file(given.decide_token_file, "--decide-token-file")
+    if given.decide and not given.decide.startswith("unix:"):
+        raise Mistake(
+            f"--decide {given.decide}: whoever asks there is told engines and their keys: "
+            "give --decide-token-file FILE, or a unix socket, unix:PATH"
+        )
+    return None
 
 
 def _certificate(chain: str | None, key: str | None, client_ca: str | None = None) -> Certificate | None:
@@ -198,6 +226,8 @@ def _warn_of_the_clear(given: argparse.Namespace, policy: Policy) -> None:
         told.append(
             f"--control {given.control}: tokens cross the network to it in the clear: --control-tls-cert hides them"
         )
+    if given.decide and not (given.decide.startswith("unix:") or is_loopback(split_address(given.decide)[0])):
+        told.append(f"--decide {given.decide}: calls, tokens and engines' keys cross the network to it in the clear")
     for line in told:
         print(f"gateway: warning: {line}", file=sys.stderr)
 
@@ -209,6 +239,7 @@ def _warn_of_modes(
     found = unwise_of(policy, Path(given.policy).parent) if given.policy else []
     told = [f"{given.policy}: {spelled(field)}: {text}" for field, text in found]
     flags = [("--admin-token-file", Path(given.admin_token_file))] if given.admin_token_file else []
+    flags += [("--decide-token-file", Path(given.decide_token_file))] if given.decide_token_file else []
     flags += [("--tls-key" if given.tls_key else "--tls-cert", certificate.private)] if certificate else []
     if of_control is not None:
         flags.append(("--control-tls-key" if given.control_tls_key else "--control-tls-cert", of_control.private))

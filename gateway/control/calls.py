@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import nsmallest
 from typing import Literal
 
 import msgspec
+
+from gateway.relay.active_call import ActiveCall
 
 SHOWN = 1000  # calls in one answer
 FILTERS = ("class", "model", "state")
@@ -35,6 +37,25 @@ class CallsView(msgspec.Struct, frozen=True, kw_only=True):
 
     total: int
     calls: list[CallView]
+
+
+def active_calls(live: Iterable[ActiveCall], now: float) -> Iterator[CallView]:
+    """Calls of a pipeline of this process; those that are not parsed yet are left out."""
+    for each in live:
+        record = each.record
+        if each.call is not None:
+            yield CallView(
+                request_id=record.request_id,
+                tenant=record.tenant,
+                class_name=each.call.class_name,
+                model=record.model,
+                engine=record.engine or None,
+                state="streaming" if record.ttft else "running" if record.engine else "queued",
+                age_s=round(now - each.call.arrived, 3),
+                deadline_s=round(each.call.deadline - now, 3),
+                held_tokens=each.call.cost,
+                attempts=record.attempts,
+            )
 
 
 def problem(query: Mapping[str, str]) -> str | None:

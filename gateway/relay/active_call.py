@@ -13,7 +13,7 @@ from gateway.core.request.tenants import Account
 class ActiveCall:
     """`leave` ends it from outside, saying why."""
 
-    __slots__ = ("account", "admission", "begun", "call", "record", "task")
+    __slots__ = ("account", "admission", "begun", "call", "record", "task", "unchanged")
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -21,6 +21,7 @@ class ActiveCall:
         self.admission: Admission | None = None  # once it has arrived
         self.call: Call | None = None  # once it is parsed
         self.task: asyncio.Task[None] | None = None
+        self.unchanged = True  # the body for the engine is the client's own
         self.begun = False  # its task has had its first turn; one that is cancelled before then never has any
 
     def leave(self, reason: str) -> None:

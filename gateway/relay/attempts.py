@@ -92,15 +92,19 @@ class Attempts:
             call.sent_at = now
         record.engine = engine.id
         body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
-        patience = self.policy.timeouts.first_byte
-        if not call.stream:  # a whole answer's first byte comes with its last
-            patience += SLOWER * (call.shaped or call.asked) * engine.tpot
-        timeout = min(patience, call.deadline - now)
+        timeout = min(patience(call, engine, self.policy), call.deadline - now)
         return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
 
     def _over(self, call: Call) -> bool:
         """Whether the call's deadline is why an attempt has ended now, or leaves no time for another."""
         return self.clock() + EARLY >= call.deadline
+
+
+def patience(call: Call, engine: GrantedEngine, policy: Policy) -> float:
+    """Seconds that an engine has for a call's first byte; a whole answer's comes with its last."""
+    if call.stream:
+        return policy.timeouts.first_byte
+    return policy.timeouts.first_byte + SLOWER * (call.shaped or call.asked) * engine.tpot
 
 
 async def _again(grant: Grant, kind: str, attempts: int, failed: set[str], reply: Reply | None) -> float | None:

@@ -89,7 +89,7 @@ class Pipeline:
             witness,
         )
         self._exchange = Forwarding(decider, attempts, clock).exchange if exchange is None else exchange
-        self._merges = exchange is None  # what is forwarded elsewhere has one client
+        self._forwards = exchange is None
         self.observe = observe
         self.large = large  # who parses large bodies; None: the event loop
         self.clock = clock
@@ -233,7 +233,7 @@ class Pipeline:
         fields, decider = request.fields, self.decider
         with decider.arrive(snapshot, account, record, fields, request.peer, request.at, request.body) as admission:
             live.admission = admission
-            metered = decider.metered(account.name)
+            metered = self._forwards and decider.metered(account.name)
             if self.large is None or request.held is None or len(request.body) <= LARGE:
                 call = _parse(route, request, snapshot, account, record, metered)
             else:
@@ -242,12 +242,14 @@ class Pipeline:
             live.call = call
             if snapshot.policy.logging.prompts:
                 record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
+            live.unchanged = call.body is request.body
             request.body = b""  # what is sent is the call's
             asked = call.model
             await admission.judge(call)
             if call.model != asked:
                 call.body = with_model(call.body, call.model, request.fields.get(b"content-type", b""), call.route)
-            piece = self.batcher.piece(call) if call.route.merges and self._merges else None
+                live.unchanged = False
+            piece = self.batcher.piece(call) if call.route.merges and self._forwards else None
             if piece is None:
                 with await admission.ask(call) as grant:
                     await self._exchange(request, responder, live, call, admission, grant)

@@ -12,11 +12,11 @@ import asyncio
 import random
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from gateway.control.calls import CallView
+from gateway.control.calls import CallView, active_calls
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
@@ -334,24 +334,9 @@ class Gateway:
 
     # -- for the control port -----------------------------------------------------------------------------------
 
-    def calls(self) -> Iterator[CallView]:
+    def calls(self) -> Iterable[CallView]:
         """What waits and runs now."""
-        now = self.clock()
-        for live in self.pipeline.tasks.values():
-            record = live.record
-            if live.call is not None:
-                yield CallView(
-                    request_id=record.request_id,
-                    tenant=record.tenant,
-                    class_name=live.call.class_name,
-                    model=record.model,
-                    engine=record.engine or None,
-                    state="streaming" if record.ttft else "running" if record.engine else "queued",
-                    age_s=round(now - live.call.arrived, 3),
-                    deadline_s=round(live.call.deadline - now, 3),
-                    held_tokens=live.call.cost,
-                    attempts=record.attempts,
-                )
+        return active_calls(self.pipeline.tasks.values(), self.clock())
 
     def is_user_key(self, key: str) -> bool:
         """Whether this is a key of the data port's, as the policy of now has them."""

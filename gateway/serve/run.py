@@ -28,6 +28,7 @@ from gateway.decider.call_log import CallLog
 from gateway.decider.loading import Configuration, LoadError, load
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.data_port import DataPort, OwnDataPort
+from gateway.serve.decide_port import WithDecidePort
 from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, Embedded, EmbeddedFleet
 from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
@@ -118,7 +119,8 @@ async def serve(options: Options, open_files: int, errors: LineWriter, place: Pl
                 entries += [EngineEntry(url=url) for url in await _embedded(embedded, group)]
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
         try:
-            log = call_log(options.log, errors) if place is None else None
+            # Of several processes the decider has calls to log only where a proxy forwards some.
+            log = call_log(options.log, errors) if place is None or options.decide is not None else None
             gateway = Gateway(
                 configuration.policy,
                 entries,
@@ -177,10 +179,12 @@ async def serve(options: Options, open_files: int, errors: LineWriter, place: Pl
 
 
 def _data_port(options: Options, gateway: Gateway, place: Place | None, configuration: Configuration) -> DataPort:
-    """Its own, or that of its relays."""
+    """Its own, or that of its relays; and the decide port with it."""
     if place is None:
-        return OwnDataPort(gateway, options)
-    return RelayedPort(gateway, place, configuration, secure=options.certificate is not None)
+        port: DataPort = OwnDataPort(gateway, options)
+    else:
+        port = RelayedPort(gateway, place, configuration, secure=options.certificate is not None)
+    return port if options.decide is None else WithDecidePort(port, gateway, options.decide, options.decide_token)
 
 
 def _control_app(

@@ -50,6 +50,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     control_certificate: Certificate | None = None  # of the control port; None: plain HTTP
     admin_token: str | None = None
     log: str = "-"
+    decide: str | None = None  # where proxies ask that forward calls themselves; None: nowhere
+    decide_token: str | None = None
     relays: int = 0  # processes that carry bytes, beside one that decides; 0: one process does it all
 
 

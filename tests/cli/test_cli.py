@@ -140,6 +140,7 @@ def test_the_defaults(ran: Ran) -> None:
     assert options.engines == (EngineEntry(url="http://127.0.0.1:9"),)
     assert (options.embedded, options.listen, options.control) == ((), "127.0.0.1:8000", "127.0.0.1:8001")
     assert (options.certificate, options.admin_token, options.log) == (None, None, "-")
+    assert (options.decide, options.decide_token) == (None, None)
 
 
 def test_every_flag(ran: Ran, tmp_path: Path) -> None:
@@ -152,7 +153,9 @@ def test_every_flag(ran: Ran, tmp_path: Path) -> None:
         *("--listen", "unix:/run/weir.sock", "--control", "0.0.0.0:8001", "--admin-token-file", str(token)),
         *("--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-client-ca", "ca.pem", "--log", "none"),
         *("--control-tls-cert", "d.pem", "--control-tls-key", "l.pem"),
+        *("--decide", "127.0.0.1:8009", "--decide-token-file", str(token)),
     )
+    assert (options.decide, options.decide_token) == ("127.0.0.1:8009", TOKEN)
     assert options.policy == ROOT / "policies" / "demo.yaml"
     assert options.engines == (EngineEntry(url="unix:///run/a.sock"),)
     assert options.embedded == (EmbeddedFleet(), EmbeddedFleet(3), EmbeddedFleet(4, "a100-8b"))
@@ -218,6 +221,13 @@ MISTAKES = [
     (["serve", *ENGINE, "--control", "10.0.0.1:8001"], "10.0.0.1:8001 can be reached from other machines"),
     (["serve", *ENGINE, "--control", "my-host:8001"], "my-host:8001 can be reached from other machines"),
     (["serve", *ENGINE, "--tls-key", "k.pem"], "--tls-key: there is no --tls-cert for it"),
+    (["serve", *ENGINE, "--decide", "127.0.0.1:8009"], "give --decide-token-file FILE, or a unix socket, unix:PATH"),
+    (["serve", *ENGINE, "--decide", "8009"], "argument --decide: '8009' is not HOST:PORT"),
+    (["serve", *ENGINE, "--decide-token-file", "t"], "--decide-token-file t: there is no --decide for it"),
+    (
+        ["serve", *ENGINE, "--decide", "unix:/d", "--decide-token-file", "/dev/null"],
+        "--decide-token-file /dev/null: a token is at least 16",
+    ),
     (
         ["serve", *ENGINE, "--admin-token-file", "/nowhere/t"],
         "--admin-token-file /nowhere/t: No such file or directory",

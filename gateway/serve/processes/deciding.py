@@ -102,7 +102,7 @@ class RelayedPort:
 
     def processes(self) -> list[ProcessView]:
         place, sessions = self._place, sorted(self._hub.sessions, key=lambda session: session.number)
-        calls = sum([counts.ended for counts in self._hub.totals.values()])
+        calls = self._gateway.metrics.counts.calls + sum([counts.ended for counts in self._hub.totals.values()])
         return [
             ProcessView("parent", place.parent, place.parent_started, 0, 0),
             ProcessView("decider", os.getpid(), place.started, calls, 0),

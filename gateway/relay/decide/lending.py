@@ -1,0 +1,209 @@
+"""Lending of a grant: a proxy elsewhere forwards the call, and reports its first byte and its end.
+
+It is the pipeline's exchange for calls of the decide port, as `forwarding.py` is for those of the data port. All before
+the grant and all after the answer's end is the same code. There is one attempt, and no second one beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.core.admission import refusals
+from gateway.core.admission.decider import Admission, Decider, Grant
+from gateway.core.admission.shaping import shape_body
+from gateway.core.policy.policy import Policy
+from gateway.core.request.call import Call
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.record import Record
+from gateway.core.request.settlement import possible_output
+from gateway.relay.active_call import ActiveCall
+from gateway.relay.attempts import EARLY, failure, patience
+from gateway.relay.decide.held_calls import HeldCall, HeldCalls
+from gateway.relay.decide.messages import EndReport
+from gateway.relay.heads import answer_lines, engine_lines
+from gateway.relay.settling import note_grant, settle, settle_unanswered
+from gateway.relay.wire.server import Request, Responder
+
+HOLD = b"x-weir-hold"
+TO_ENGINE = b"x-weir-set-"  # before each header that the engine is to be sent
+EXPIRED = "hold_expired"  # why a call has ended that its proxy said nothing of
+# Of each failure before an answer: its reason (trouble.REASONS), and words for operators.
+MET = {
+    "connect": ("unreachable", "the proxy could not connect"),
+    "timeout": ("timeout", "no answer came in time"),
+    "reset": ("reset", "the connection was reset"),
+}
+
+
+class Upstream(msgspec.Struct, frozen=True, gc=False):
+    """Where a proxy sends a call: an engine's URL, and the key that it asks for."""
+
+    url: str
+    key: str | None
+
+
+class LentAnswer(msgspec.Struct, frozen=True, gc=False):
+    """An EndedAnswer, as in settling.py, of which nothing was seen here."""
+
+    outcome: Outcome
+    status: int
+    usage: LentUsage
+    detail: str = ""
+    reads: int = 0
+    held_up: bool = True
+
+    @property
+    def told(self) -> bool:
+        return self.usage.prompt_tokens is not None and self.usage.completion_tokens is not None
+
+
+class LentUsage(msgspec.Struct, frozen=True, gc=False):
+    """Token numbers that a proxy has passed on."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class Lending:
+    """`upstream` knows the engines by id, `policy` is that of new calls."""
+
+    def __init__(
+        self,
+        decider: Decider,
+        held: HeldCalls,
+        upstream: Callable[[str], Upstream],
+        policy: Callable[[], Policy],
+        clock: Callable[[], float],
+    ) -> None:
+        self._decider = decider
+        self._held = held
+        self._upstream = upstream
+        self._policy = policy
+        self._clock = clock
+
+    async def exchange(
+        self,
+        request: Request,
+        responder: Responder,
+        live: ActiveCall,
+        call: Call,
+        admission: Admission,
+        grant: Grant,
+    ) -> None:
+        """Answer with the grant, wait for the report of the call's end, settle it. Raises Refused."""
+        record, now = live.record, self._clock()
+        note_grant(record, call, grant, now)
+        record.attempts, record.engine, call.sent_at = 1, grant.engine.id, now
+        within = patience(call, grant.engine, self._policy())
+
+        def began() -> None:
+            at = self._clock()
+            record.ttft = at - request.at
+            grant.first_byte(at)
+
+        with self._held.held(HeldCall(now + within, call.deadline, began)) as held:
+            _answer(
+                held, request, responder, live, call, admission, grant, self._upstream(grant.engine.id), within, now
+            )
+            call.body = b""
+            request.release()
+            try:
+                report = await held.ended
+            except asyncio.CancelledError:
+                self._settle(None, call, admission, grant, held, record)
+                raise
+            if report is None:
+                record.reason = EXPIRED
+            elif report.failure == "client_gone":
+                record.reason = report.failure
+            elif report.status is None or report.status >= 500:
+                refused = self._failed(report, call, grant)
+                self._unanswered(call, admission, grant, record)
+                raise refused
+            elif report.status < 400:
+                held.first_byte()  # a whole answer's comes with its last
+            self._settle(report, call, admission, grant, held, record)
+
+    def _failed(self, report: EndReport, call: Call, grant: Grant) -> Refused:
+        """The engine has failed, and nothing of its answer was of use."""
+        if report.status is not None:
+            message = f"it answered {report.status}"
+            grant.answered(report.status)
+        else:
+            kind = report.failure or "reset"
+            reason, message = MET[kind]
+            over = self._clock() + EARLY >= call.deadline
+            grant.failed(kind, message, reason, over=over)
+            if kind == "timeout" and over:  # it was at work
+                return refusals.no_first_byte()
+        call.sent_at = None
+        return failure(grant.engine, message, message)
+
+    def _unanswered(self, call: Call, admission: Admission, grant: Grant, record: Record) -> None:
+        """As far as is known, nothing was written of a stream, and of a whole answer what the time allowed."""
+        now = self._clock()
+        wrote = 0 if call.stream else possible_output(call, 0, now - grant.hold.taken_at, grant.engine.pace)
+        settle_unanswered(call, admission, record, wrote, now)
+
+    def _settle(
+        self, report: EndReport | None, call: Call, admission: Admission, grant: Grant, held: HeldCall, record: Record
+    ) -> None:
+        """By the report; None: there is none, since the time was over or this gateway ends."""
+        status = None if report is None else report.status
+        if status is not None:
+            grant.answered(status)
+        elif not held.begun:
+            self._unanswered(call, admission, grant, record)
+            record.outcome, record.status = Outcome.CLIENT_GONE, 499
+            return
+        usage = LentUsage()
+        if report is not None and report.usage is not None:
+            usage = LentUsage(*report.usage.read())
+        now = self._clock()
+        settle(
+            call, grant, admission, LentAnswer(_outcome(report), status or 200, usage), now, record, self._decider, now
+        )
+        if record.outcome is Outcome.CLIENT_GONE:
+            record.status = 499
+
+
+def _outcome(report: EndReport | None) -> Outcome:
+    if report is None or report.failure == "client_gone":
+        return Outcome.CLIENT_GONE
+    if report.failure == "truncated":
+        return Outcome.TRUNCATED
+    return Outcome.OK if report.status is not None and report.status < 400 else Outcome.ENGINE_REFUSED
+
+
+def _answer(
+    held: HeldCall,
+    request: Request,
+    responder: Responder,
+    live: ActiveCall,
+    call: Call,
+    admission: Admission,
+    grant: Grant,
+    upstream: Upstream,
+    within: float,
+    now: float,
+) -> None:
+    """The grant, as the proxy is told it: 200 with the body for the engine, or 204 where that is the client's own."""
+    own = live.unchanged and not call.shaped
+    body = b"" if own else shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
+    content_type = request.fields.get(b"content-type", b"application/json")
+    left = call.deadline - now
+    lines = b"%b: %b\r\nx-weir-upstream: %b\r\nx-weir-first-byte-within: %.3f\r\nx-weir-end-within: %.3f\r\n" % (
+        HOLD, held.id.encode(), upstream.url.encode(), max(0.0, min(within, left)), max(0.0, left),
+    )  # fmt: skip
+    if call.stream and call.route.usage_option and not call.wants_usage:
+        lines += b"x-weir-hide-usage: true\r\n"
+    to_engine = engine_lines(request, call, live.record)
+    if upstream.key is not None:
+        to_engine += b"authorization: Bearer %b\r\n" % upstream.key.encode()
+    lines += b"".join([TO_ENGINE + line for line in to_engine.splitlines(keepends=True)])
+    lines += answer_lines(call, admission, live.record, grant.engine.name, content_type)
+    responder.send(204 if own else 200, lines, body)

@@ -1,0 +1,132 @@
+"""Data port with a decide port beside it. It is where the decider is, and none of its relays know of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import chain
+
+import msgspec
+
+from gateway.control.calls import CallView, active_calls
+from gateway.control.processes import ProcessView
+from gateway.decider.loading import Configuration
+from gateway.frames.messages import RelayCounts
+from gateway.relay.decide.held_calls import HeldCalls
+from gateway.relay.decide.lending import Lending, Upstream
+from gateway.relay.decide.port import DecidePort
+from gateway.relay.pipeline import Pipeline
+from gateway.relay.wire.server import Server, ServerSettings
+from gateway.serve.assembly import Gateway
+from gateway.serve.data_port import DataPort
+from gateway.serve.starting import StartError
+
+MODE = 0o660  # of a unix socket: whoever may write to it may ask
+
+
+class WithDecidePort:
+    """A DataPort, as in data_port.py. `where` is HOST:PORT or unix:PATH; `token` None: there is none to show."""
+
+    def __init__(self, data: DataPort, gateway: Gateway, where: str, token: str | None) -> None:
+        self._data = data
+        self._gateway = gateway
+        self._where = where
+        self.held = HeldCalls()
+        lending = Lending(gateway.decider, self.held, self._upstream, lambda: gateway.policy, gateway.clock)
+        own = gateway.pipeline
+        self.pipeline = Pipeline(
+            own.snapshot,
+            gateway.decider,
+            gateway.attempts,
+            own.observe,
+            gateway.clock,
+            gateway.rng,
+            gateway.bodies,
+            large=own.large,
+            exchange=lending.exchange,
+        )
+        data_port = gateway.server
+        self.handler = DecidePort(self.pipeline, self.held, token, lambda: data_port.settings.max_connections)
+        self.server = Server(self.handler, self._settings(), gateway.bodies)
+
+    def _settings(self) -> ServerSettings:
+        """Those of the data port, but one proxy may have all connections."""
+        settings = self._gateway.server.settings
+        return msgspec.structs.replace(settings, max_per_peer=settings.max_connections)
+
+    def _upstream(self, id: str) -> Upstream:
+        engine = self._gateway.fleet.engines[id]
+        return Upstream(engine.url, self._gateway.shown(engine)[0])
+
+    @property
+    def addresses(self) -> list[str]:
+        return self._data.addresses
+
+    async def listen(self, context: ssl.SSLContext | None) -> None:
+        """Both listen. Raises OSError for the data port, StartError for the decide port."""
+        try:
+            if self._where.startswith("unix:"):
+                await self.server.listen(None, None, sock=_unix(self._where.removeprefix("unix:")))
+            else:
+                host, _, port = self._where.rpartition(":")
+                await self.server.listen(host.strip("[]"), int(port))
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise StartError(f"--decide {self._where}: {why}") from error
+        await self._data.listen(context)
+
+    def apply(self, configuration: Configuration) -> None:
+        self._data.apply(configuration)
+        self.pipeline.snapshot = self._gateway.pipeline.snapshot
+        self.server.settings = self._settings()
+
+    async def drain(self, within: float) -> None:
+        await asyncio.gather(self._data.drain(within), self._drain(within))
+
+    async def _drain(self, within: float) -> None:
+        """Take reports until no call is left; then the rest is given up."""
+        tasks = self.pipeline.tasks
+        if tasks and within > 0:
+            await asyncio.wait(tasks, timeout=within)
+        for live in list(tasks.values()):
+            live.leave("drain")
+        if tasks:
+            await asyncio.wait(tasks)
+        await self.server.drain(0.0)
+
+    def totals(self) -> Sequence[RelayCounts]:
+        return self._data.totals()
+
+    async def count(self) -> None:
+        await self._data.count()
+
+    def calls(self) -> Iterable[CallView]:
+        return chain(self._data.calls(), active_calls(self.pipeline.tasks.values(), self._gateway.clock()))
+
+    def processes(self) -> list[ProcessView]:
+        return self._data.processes()
+
+    async def aclose(self) -> None:
+        self.server.stop_accepting()
+        await self._data.aclose()
+
+
+def _unix(path: str) -> socket.socket:
+    """A bound unix socket that its owner and its group may use, in place of one that an earlier process left. Raises
+    OSError."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(path)
+        os.chmod(path, MODE)  # nobody can connect before it listens
+    except OSError:
+        bound.close()
+        raise
+    return bound
