@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus alerts boards docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-console bench-overhead instructions bodies compare-vllm agreement fidelity figures picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -52,7 +52,7 @@ fast: $(STAMP)
 test: check slow coverage ## everything a machine without a GPU can prove
 
 slow: $(STAMP)
-	$(PYTEST) -m 'slow and not vllm and not ray'
+	$(PYTEST) -m 'slow and not vllm and not ray and not console'
 
 # Of the cores alone: they are where every branch is a decision, and few of their tests need sockets.
 coverage: $(STAMP)
@@ -85,6 +85,12 @@ ray: $(STAMP) ## install Ray in an environment of its own, outside the tree (80 
 
 test-ray: ray ## the sidecars of a cluster, on a Ray of three nodes on this machine; a minute
 	WEIR_REQUIRE_RAY=1 "$(RAY)/bin/python" -m pytest -q -m ray tests/ray
+
+# Chromium is Debian's; axe-core lies outside the tree, as what npm installs is no part of it.
+test-console: $(STAMP) ## the console in a real Chromium: accessibility, hostile texts, 1,000 engines, pictures; two minutes
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,console]'
+	@$(BIN)/python -m tests.console.install
+	$(PYTEST) -s -m console tests/console
 
 bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx and vllm-router, where they are installed
 	$(BIN)/python -m loadtest.lab.cost.overhead $(BENCH)

@@ -6,8 +6,10 @@
     GET /policy, POST /policy/reload   the active policy, and reading its file again now
     GET, POST, DELETE /drain           whether balancers are told to go elsewhere
     GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
+    POST /sidecars/{id}/models/{profile}/{ensure|sleep|wake|stop|drain|off|on}    an order for a sidecar
     POST /sidecars/report              what a sidecar has, answered with what is wanted of it
-    GET /                              all of it for a person to look at
+    GET /                              the console, with its files in /console/
+    GET /events                        all that the console shows, as a stream of events
 
 Who may ask is `guard.py`'s to say. Dependencies are arguments; nothing hangs on the app object.
 """
@@ -28,8 +30,10 @@ from starlette.routing import Route
 
 from gateway import __version__
 from gateway.control.calls import CallView, calls_view, problem
+from gateway.control.console.files import console_files
+from gateway.control.console.reading import ConsoleReading
+from gateway.control.console.routes import ConsoleRoutes, GiveOrder
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
-from gateway.control.page import dashboard
 from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.processes import ProcessesView, ProcessView
 from gateway.control.reports import ReportTaker, take_report
@@ -37,6 +41,7 @@ from gateway.control.view import fleet_view
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import state_of
 from gateway.decider.dispatch import Dispatch
+from gateway.decider.ended_calls import EndedCalls
 from gateway.shared.control.guard import Guard
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import REPORT_PATH
@@ -67,19 +72,25 @@ def control_app(
     sidecars: ReportTaker | None = None,
     count: Callable[[], Awaitable[None]] = _counted,
     processes: Callable[[], list[ProcessView]] = list,
+    ended: EndedCalls | None = None,
+    order: GiveOrder | None = None,
 ) -> Starlette:
     """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 
     `exposition` gives the Prometheus text, `outcomes` the calls ended so far by outcome, `calls` those that have not.
     `reload` reads the policy file again, None: there is none. `drain` and `drain_engine` turn it on or off; what they
     leave as it was they refuse. `is_user_key` knows the data port's keys. `sidecars` takes their reports. `count` has
-    other processes tell what they have counted, `processes` gives all of them.
+    other processes tell what they have counted, `processes` gives all of them. `ended` keeps the last calls,
+    `order` passes an operator's order on to a sidecar.
     """
     control = Control(fleet, dispatch, exposition, clock, outcomes, calls, policy_status, reload, drain, drain_engine)
     control.count, control.processes_of = count, processes
+    files = console_files()
+    reading = ConsoleReading(fleet, dispatch, EndedCalls() if ended is None else ended, policy_status, clock)
+    console = ConsoleRoutes(files, reading, order)
     app = Starlette(
         routes=[
-            Route("/", control.page),
+            *console.routes(),
             Route("/livez", control.livez),
             Route("/readyz", control.readyz),
             Route("/metrics", control.metrics),
@@ -93,7 +104,7 @@ def control_app(
             Route("/engines/{id:path}/drain", control.drain_engine, methods=SWITCH),
             Route(REPORT_PATH, partial(take_report, sidecars=sidecars), methods=["POST"]),
         ],
-        middleware=[Middleware(Guard, ControlPortRules(admin_token, is_user_key).refusal, HEADERS)],
+        middleware=[Middleware(Guard, ControlPortRules(admin_token, is_user_key, files).refusal, HEADERS)],
         exception_handlers={HTTPException: _not_here},
     )
     app.router.redirect_slashes = False  # the address it would name is the client's own word
@@ -129,11 +140,6 @@ class Control:
         self.count: Callable[[], Awaitable[None]] = _counted
         self.processes_of: Callable[[], list[ProcessView]] = list
         self._by_hand = False  # the drain is an operator's and not the end of the process
-        self._page = dashboard()
-
-    async def page(self, _: Request) -> Response:
-        headers = {"content-security-policy": self._page.policy, "x-frame-options": "DENY"}
-        return Response(self._page.body, headers=headers, media_type="text/html")
 
     # -- for whoever watches the process ------------------------------------------------------------------------
 
@@ -173,7 +179,7 @@ class Control:
         return _json(calls_view(self._calls(), query)) if wrong is None else error(400, "bad_filter", wrong)
 
     async def summary(self, _: Request) -> Response:
-        """What the dashboard needs beside /fleet; `at_s` is monotonic, to make rates of `outcomes`."""
+        """What a page of figures needs beside /fleet; `at_s` is monotonic, to make rates of `outcomes`."""
         await self.count()
         return _json({
             "gateway": __version__,
@@ -258,7 +264,8 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         methods = ", ".join(sorted(exception.headers["Allow"].split(", ")))
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
-        "The control port answers GET /, /livez, /readyz, /metrics, /fleet, /calls, /summary, /processes, /policy; "
-        "POST /policy/reload and /sidecars/report; GET, POST and DELETE /drain and /engines/{id}/drain."
+        "The control port answers GET /, /events, /livez, /readyz, /metrics, /fleet, /calls, /summary, /processes, "
+        "/policy; POST /policy/reload, /sidecars/report and /sidecars/{id}/models/{profile}/{order}; "
+        "GET, POST and DELETE /drain and /engines/{id}/drain."
     )
     return error(status, "not_found", message)

@@ -5,16 +5,16 @@
 - What a page of another origin asks, as its browser says in Origin and Sec-Fetch-Site, is answered 403. Browsers send
   Origin with every POST and DELETE, so no page can drain a gateway from an operator's browser.
 - A key of the data port, in `Authorization` or `x-api-key`, is answered 403: users have no business here.
-- With an admin token every path demands it, as `Authorization: Bearer TOKEN`. Only the dashboard's page itself, which
-  holds nothing but markup, is given without: a browser cannot send a header with the address a person types. And
-  sidecars show a token of their own where they report, see reports.py.
+- With an admin token every path demands it, as `Authorization: Bearer TOKEN`. Only the console's own files, which
+  hold nothing but markup, style and script, are given without: a browser cannot send a header with the address a person
+  types, nor with what a page loads. And sidecars show a token of their own where they report, see reports.py.
 
 Answers are never cached and cannot be embedded in another origin's page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from starlette.responses import Response
 from starlette.types import Scope
@@ -40,15 +40,18 @@ def error(status: int, code: str, message: str, headers: dict[str, str] | None =
 
 
 class ControlPortRules:
-    """`token` None: the port is on loopback. `is_user_key` knows the data port's keys."""
+    """`token` None: the port is on loopback. `is_user_key` knows the data port's keys. `files`: paths of the console's
+    own files."""
 
-    def __init__(self, token: str | None, is_user_key: Callable[[str], bool]) -> None:
+    def __init__(self, token: str | None, is_user_key: Callable[[str], bool], files: Collection[str] = (PAGE,)) -> None:
         self._token = None if token is None else BearerToken(token)
         self._is_user_key = is_user_key
+        self._files = files
 
     def refusal(self, scope: Scope, given: Headers) -> Response | None:
         """The answer to a request that may not pass; None: it may."""
-        page = scope["path"] == PAGE and scope.get("method") in {"GET", "HEAD"}
+        reads = scope.get("method") in {"GET", "HEAD"}
+        page, file = reads and scope["path"] == PAGE, reads and scope["path"] in self._files
         if self._token is None and not names_loopback(given):
             return error(
                 421,
@@ -60,7 +63,7 @@ class ControlPortRules:
         if any(map(self._is_user_key, _keys(given))):
             return error(403, "not_allowed", "Users' keys are for the data port. The control port is for operators.")
         reports = scope["path"] == REPORT_PATH
-        if self._token is not None and not (page or reports) and not self._token.shown(given):
+        if self._token is not None and not (file or reports) and not self._token.shown(given):
             message = "The control port wants the admin token: Authorization: Bearer TOKEN."
             return error(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
         return None

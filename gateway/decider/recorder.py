@@ -9,11 +9,13 @@ from gateway.core.call_counts import CallCounts
 from gateway.core.policy.policy import Policy
 from gateway.core.request.record import Record
 from gateway.decider.call_log import CallLog
+from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.metrics.collector import Metrics
 
 
 class Recorder:
-    """`watched`: the end of a call may be news to whoever looks after engines, and `ended` is told of it."""
+    """`watched`: the end of a call may be news to whoever looks after engines, and `ended` is told of it. `kept` has
+    the last records for the console."""
 
     def __init__(
         self,
@@ -23,6 +25,7 @@ class Recorder:
         ended: Callable[[Record], None],
         clock: Callable[[], float],
         rng: random.Random,
+        kept: EndedCalls | None = None,
     ) -> None:
         self.policy = policy
         self._count = counts.observe
@@ -31,6 +34,7 @@ class Recorder:
         self._ended = ended
         self._clock = clock
         self._rng = rng
+        self._kept = kept
 
     def observe(self, record: Record) -> None:
         """Take the record of a call that has just ended."""
@@ -40,6 +44,8 @@ class Recorder:
             self.log.write(record, self._clock())
         if self.watched:
             self._ended(record)
+        if self._kept is not None:
+            self._kept.add(record, self._clock())
 
     async def aclose(self) -> None:
         """Write what is left of the log."""

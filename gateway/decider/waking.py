@@ -144,8 +144,34 @@ class Waking:
             return "awake"
         return "cannot" if model.ready_in is None else "begun"
 
+    async def order(self, sidecar: str, profile: str, what: str) -> tuple[int, bytes]:
+        """Pass an operator's order on; status and body of the answer. Raises LookupError for a sidecar or profile that
+        is not known, ConnectionError for a sidecar that may not be asked or does not answer."""
+        known = self._registry.sidecars.get(sidecar)
+        if known is None or profile not in known.models:
+            raise LookupError(f"No sidecar {sidecar!r} has reported a profile {profile!r}.")
+        if not known.control_allowed:
+            raise ConnectionError(f"The policy does not let this gateway call {known.report.control}: {known.refused}")
+        url = f"{known.report.control.rstrip('/')}/models/{quote(profile, safe='')}/{what}"
+        try:
+            status, body = await self._exchanged(url)
+        except (httpx.HTTPError, httpx.InvalidURL, ProtocolError, TimeoutError) as error:
+            raise ConnectionError(f"The sidecar {sidecar} did not answer: {_words(error)}.") from error
+        if status in (401, 403, 421):
+            raise ConnectionError(
+                f"The sidecar {sidecar} does not take this gateway's order token (it answered {status})."
+            )
+        return status, body
+
     async def _post(self, url: str) -> bytes:
         """The body of an answer with status 200, bounded in time and size."""
+        status, body = await self._exchanged(url)
+        if status != httpx.codes.OK:
+            raise ProtocolError(f"it answered {status}")
+        return body
+
+    async def _exchanged(self, url: str) -> tuple[int, bytes]:
+        """Status and body of an answer, bounded in time and size."""
         trust = self.trust or Trust()
         if self.transport is None:
             self.transport = httpx.AsyncHTTPTransport(limits=LIMITS, trust_env=False, verify=trust.context())
@@ -153,12 +179,9 @@ class Waking:
         request = httpx.Request("POST", url, headers=request_headers("weir", self.token), extensions=named)
         try:
             async with asyncio.timeout(WITHIN):
-                status, body = await exchange(self.transport, request, MAX_BYTES)
+                return await exchange(self.transport, request, MAX_BYTES)
         except AnswerTooLarge:
             raise ProtocolError(f"an answer of more than {MAX_BYTES} bytes") from None
-        if status != httpx.codes.OK:
-            raise ProtocolError(f"it answered {status}")
-        return body
 
     async def aclose(self) -> None:
         """Stop all tasks."""

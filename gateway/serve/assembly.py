@@ -32,6 +32,7 @@ from gateway.core.sidecars.addresses import is_relayed
 from gateway.core.sidecars.sidecar import Member
 from gateway.decider.call_log import CallLog
 from gateway.decider.dispatch import Dispatch
+from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.loading import Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.collector import Metrics
@@ -135,7 +136,8 @@ class Gateway:
             policy_status=policy_status,
             relays=relays,
         )
-        self.recorder = Recorder(policy, self.metrics, log, self._ended, self.clock, rng)
+        self.ended_calls = EndedCalls()
+        self.recorder = Recorder(policy, self.metrics, log, self._ended, self.clock, rng, self.ended_calls)
         self.attempts = Attempts(policy, self.clients, self.clock)
         self.pipeline = Pipeline(
             self._snapshot(policy, cache_secret),

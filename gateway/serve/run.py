@@ -207,6 +207,8 @@ def _control_app(
         reload=None if file is None else file.reload_now,
         count=port.count,
         processes=port.processes,
+        ended=gateway.ended_calls,
+        order=gateway.waking.order,
     )
 
 

@@ -2,6 +2,7 @@
 
 - HTTP/1.1 alone. HTTP/2 without TLS, by upgrade or by prior knowledge, multiplies what one connection may keep.
 - At most `CONNECTIONS` at once and `PER_PEER` of one address. What comes beyond is reset.
+- A client has `READ_TIMEOUT` to send its next bytes; not while it is answered by a stream of events, which has no end.
 - A client has `TAKEN_WITHIN` to take what was written. Then its connection is reset, so buffers do not stay.
 - Refusals (401, 403, 421) in excess of `REFUSALS` a second are answered `REFUSED_AFTER` late. Guessing a token, or
   asking without one, then costs the data port, which shares the loop, at most a few hundred requests a second.
@@ -17,11 +18,13 @@ import logging
 import socket
 import ssl
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
+from hypercorn.events import Closed, RawData
 from hypercorn.utils import wrap_app
 
 CONNECTIONS = 1200  # a thousand sidecars, and those who watch
@@ -33,6 +36,7 @@ REFUSALS = 20  # a second, answered at once
 REFUSED_AFTER = 1.0  # seconds
 GRACE = 1.0  # seconds for answers in flight when it ends
 REFUSED = frozenset({401, 403, 421})
+EVENTS = (b"content-type", b"text/event-stream")
 HIGH_WATER = 64 * 1024  # unsent bytes; a larger answer waits for the client
 
 
@@ -98,9 +102,12 @@ class Http1Listener:
         self._unsent[transport] = 0.0
         transport.set_write_buffer_limits(HIGH_WATER)
         loop = asyncio.get_running_loop()
-        app = wrap_app(self._slowed, self._config.wsgi_max_body_size, "asgi")
+        events = asyncio.Event()  # set while it is answered by a stream of them
+        app = wrap_app(partial(self._slowed, events), self._config.wsgi_max_body_size, "asgi")
         try:
-            await _Connection(app, loop, self._config, self._context, {}, reader, writer).run()
+            connection = _Connection(app, loop, self._config, self._context, {}, reader, writer)
+            connection.events = events
+            await connection.run()
         except* (ConnectionError, TimeoutError):
             transport.abort()  # the client is gone
         finally:
@@ -123,15 +130,21 @@ class Http1Listener:
             elif now - since >= TAKEN_WITHIN:
                 transport.abort()
 
-    async def _slowed(self, scope: Any, receive: Any, send: Any) -> None:
-        """The application, whose refusals wait where there are many."""
+    async def _slowed(self, events: asyncio.Event, scope: Any, receive: Any, send: Any) -> None:
+        """The application, whose refusals wait where there are many. `events` is set while it streams events."""
 
         async def sent(message: Any) -> None:
-            if message["type"] == "http.response.start" and message["status"] in REFUSED:
-                await self._refused()
+            if message["type"] == "http.response.start":
+                if message["status"] in REFUSED:
+                    await self._refused()
+                if EVENTS in message["headers"]:
+                    events.set()
             await send(message)
 
-        await self._app(scope, receive, sent)
+        try:
+            await self._app(scope, receive, sent)
+        finally:
+            events.clear()
 
     async def _refused(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -146,9 +159,21 @@ class Http1Listener:
 class _Connection(TCPServer):
     """A connection of Hypercorn's that speaks HTTP/1.1 for as long as it lasts."""
 
+    events: asyncio.Event
+
     async def _read_data(self) -> None:
         self.protocol.protocol._check_protocol = _stay  # type: ignore[union-attr,method-assign] # set by run(), just now
-        await super()._read_data()
+        while not self.reader.at_eof():
+            try:
+                data = await asyncio.wait_for(self.reader.read(HEADERS), self.config.read_timeout)
+            except TimeoutError:
+                if self.events.is_set():
+                    continue
+                break
+            except OSError:
+                break
+            await self.protocol.handle(RawData(data))
+        await self.protocol.handle(Closed())
         await self.idle_task.stop()  # else a client that is gone keeps its place until it would have been idle too long
 
 

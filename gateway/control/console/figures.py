@@ -1,0 +1,78 @@
+"""Figures of each class, made of the calls that ended lately: rates, times, goodput."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gateway.core.policy.traffic import TrafficClass
+from gateway.core.quantile import nearest_rank
+from gateway.core.request.outcome import STATUS, Outcome
+from gateway.core.request.record import Record
+
+WINDOW = 10.0  # seconds
+
+
+class ClassFigures(msgspec.Struct, kw_only=True):
+    """Of the last WINDOW. Rates are calls per second, times seconds, goodput tokens per second: those of the answers
+    that kept the class's targets. `in_time`: their share of the calls that were answered; None: there were none."""
+
+    answered: float = 0.0
+    refused: float = 0.0
+    failed: float = 0.0
+    caller: float = 0.0
+    ttft_p50: float | None = None
+    ttft_p99: float | None = None
+    wait_p99: float | None = None
+    in_time: float | None = None
+    goodput: float = 0.0
+
+
+def kind_of(outcome: Outcome) -> str:
+    """answered; refused: this gateway's decision; failed: an engine's or our fault; caller: the caller's doing."""
+    if outcome is Outcome.OK:
+        return "answered"
+    match STATUS[outcome].status if outcome in STATUS else 400:
+        case 429 | 503 | 504:
+            return "refused"
+        case 500 | 502:
+            return "failed"
+        case _:
+            return "caller"
+
+
+def class_figures(
+    ended: Iterable[tuple[float, Record]], classes: Mapping[str, TrafficClass], seconds: float
+) -> dict[str, ClassFigures]:
+    """By class. `ended`: the calls of the last `seconds`."""
+    records: dict[str, list[Record]] = {}
+    for _, record in ended:
+        records.setdefault(record.class_name, []).append(record)
+    return {name: _figures(each, classes.get(name), seconds) for name, each in records.items()}
+
+
+def _figures(records: list[Record], target: TrafficClass | None, seconds: float) -> ClassFigures:
+    found = ClassFigures()
+    for record in records:
+        kind = kind_of(record.outcome)
+        setattr(found, kind, getattr(found, kind) + 1)
+    answered = [record for record in records if record.outcome is Outcome.OK]
+    if answered:
+        ttfts = sorted([record.ttft for record in answered])
+        found.ttft_p50, found.ttft_p99 = round(nearest_rank(ttfts, 0.5), 3), round(nearest_rank(ttfts, 0.99), 3)
+        found.wait_p99 = round(nearest_rank(sorted([record.queue for record in answered]), 0.99), 3)
+        in_time = [record for record in answered if _in_time(record, target)]
+        found.in_time = round(len(in_time) / len(answered), 4)
+        found.goodput = round(sum([record.completion_tokens for record in in_time]) / seconds, 1)
+    for kind in ("answered", "refused", "failed", "caller"):
+        setattr(found, kind, round(getattr(found, kind) / seconds, 1))
+    return found
+
+
+def _in_time(record: Record, target: TrafficClass | None) -> bool:
+    """Whether it kept its class's targets; the first token of an answer that is no stream is not seen."""
+    if target is None:
+        return True
+    ttft = not record.stream or target.ttft is None or record.ttft <= target.ttft
+    return ttft and record.total <= target.deadline

@@ -1,0 +1,203 @@
+"""Reading of a gateway for the console: one entry for each thing that is shown, by key.
+
+Times are seconds since 1970, not ages: an entry changes when something happens, and not because time passes. What
+jitters at rest is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gateway import __version__
+from gateway.control.console.figures import WINDOW, ClassFigures, class_figures
+from gateway.control.console.headline import MINUTE, Line, ModelState, headline
+from gateway.control.view import FleetView, ModelView, SidecarView, fleet_view
+from gateway.core.engines.breaker import BreakerState
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.health import state_of
+from gateway.decider.dispatch import Dispatch
+from gateway.decider.ended_calls import EndedCalls
+from gateway.shared.files.file_status import FileStatus
+
+LATE = 3  # samples that an engine may miss before its sample is said to be old
+OLD = 5.0  # seconds, at least
+SHOWN = 3  # engines that the headline names
+
+
+class ConsoleReading:
+    """What the console reads. It changes nothing."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatch: Dispatch,
+        ended: EndedCalls,
+        policy_status: Callable[[], FileStatus],
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._dispatch = dispatch
+        self.ended = ended
+        self._policy_status = policy_status
+        self._clock = clock
+
+    def unix(self, at: float) -> float | None:
+        """Seconds since 1970 of a monotonic time; None for one that never was."""
+        return None if math.isinf(at) else round(time.time() - self._clock() + at, 1)
+
+    def entries(self) -> dict[str, object]:
+        """All there is to show now."""
+        now = self._clock()
+        view = fleet_view(self._fleet, self._dispatch, now)
+        status = self._policy_status()
+        entries: dict[str, object] = {
+            "gateway": {"version": __version__, "draining": view.draining, "engines": len(view.engines)},
+            "policy": status,
+        }
+        models = dict(self._models(view, now))
+        entries |= models
+        entries |= self._classes(view, now)
+        entries |= {f"engine/{engine.id}": self._engine(engine, now) for engine in self._fleet}
+        entries |= {f"sidecar/{each.id}": _sidecar(each) for each in view.sidecars}
+        seconds = self.ended.reach(now, MINUTE)
+        states = {name.partition("/")[2]: ModelState(model["mode"], model["why"]) for name, model in models.items()}
+        conditions = list(self._conditions(view, status))
+        queued = sum([queue.calls for queue in view.queues])
+        entries["headline"] = headline(self.ended.since(now - seconds), states, conditions, seconds, queued)
+        return entries
+
+    def _classes(self, view: FleetView, now: float) -> Iterator[tuple[str, object]]:
+        seconds = self.ended.reach(now, WINDOW)
+        classes = self._dispatch.policy.classes
+        figures = class_figures(self.ended.since(now - seconds), classes, seconds)
+        asked = [model for model in view.models if model.engines or model.queued_calls]
+        for order, (name, target) in enumerate(classes.items()):
+            queues = [queue for queue in view.queues if queue.class_name == name]
+            found = figures.get(name) or ClassFigures()
+            yield (
+                f"class/{name}",
+                {
+                    "order": order,
+                    "running": view.running.get(name, 0),
+                    "queued": sum([queue.calls for queue in queues]),
+                    "queued_tokens": sum([queue.tokens for queue in queues]),
+                    "wait": max([_rounded(model.wait_s_by_class.get(name, 0.0)) for model in asked], default=0.0),
+                    "target": target.ttft,
+                    "deadline": target.deadline,
+                    "weight": target.weight,
+                    "now": found,
+                },
+            )
+
+    def _models(self, view: FleetView, now: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        queues: dict[str, list[Any]] = {}
+        for queue in view.queues:
+            if queue.calls:
+                queues.setdefault(queue.model, []).append([queue.class_name, queue.calls, queue.tokens])
+        for model in view.models:
+            yield f"model/{model.id}", self._model(model, queues.get(model.id, []))
+
+    def _model(self, model: ModelView, queues: list[Any]) -> dict[str, Any]:
+        traffic = self._dispatch.traffic.get(model.id)
+        return {
+            "mode": model.mode,
+            "why": "" if traffic is None else traffic.state.why,
+            "since": None if traffic is None else self.unix(traffic.state.since),
+            "engines": len(model.engines),
+            "ttft": None if model.predicted_ttft_s is None else _rounded(model.predicted_ttft_s),
+            "headroom": model.headroom_calls,
+            "spare": model.spare_tokens,
+            "queued": model.queued_calls,
+            "wait": _rounded(model.wait_s),
+            "queues": [
+                [name, calls, tokens, _rounded(model.wait_s_by_class.get(name, 0.0))] for name, calls, tokens in queues
+            ],
+        }
+
+    def _engine(self, engine: Engine, now: float) -> dict[str, object]:
+        breaker, sample, trouble = engine.breaker, engine.sample, engine.trouble
+        closed = breaker.state is BreakerState.CLOSED
+        told: dict[str, object] = {
+            "name": engine.name,
+            "url": engine.url,
+            "state": "up" if engine.up else state_of(engine).partition(":")[0],
+            "models": sorted(engine.models)[:20],
+            "capacity": engine.capacity,
+            "budget": engine.budget,
+            "held": engine.held,
+            "calls": engine.in_flight,
+            "slots": engine.slots,
+        }
+        if engine.draining:
+            told["draining"] = True
+        if not closed:
+            told["breaker"] = breaker.state.value
+            told["why"] = engine.failed_call
+            told["since"] = self.unix(breaker.since)
+        if trouble is not None and not engine.up:
+            told["why"], told["since"] = trouble.words, self.unix(trouble.at)
+        if sample is not None:
+            told["used"] = round(sample.kv_usage * engine.capacity)
+            told["inside"] = [sample.running, sample.waiting]
+            if now - engine.sampled_at > max(OLD, LATE * self._dispatch.policy.fleet.poll):
+                told["sampled"] = self.unix(engine.sampled_at)
+        return told
+
+    def _conditions(self, view: FleetView, status: FileStatus) -> Iterator[Line]:
+        if status.error is not None:
+            change = "Correct the file; it is read again as soon as it is saved. The one before is in force."
+            first = status.error.partition("\n")[0]
+            yield Line(level="bad", what="The policy file cannot be used.", why=first, change=change)
+        if view.draining:
+            what = "This gateway is drained: balancers are told to send calls elsewhere."
+            yield Line(level="warn", what=what, change="End the drain once it may get calls again.")
+        down = [engine for engine in self._fleet if not engine.up]
+        tripped = [engine for engine in self._fleet if engine.up and engine.breaker.state is not BreakerState.CLOSED]
+        if down and not view.sidecars:
+            yield _of_engines("down", down, [state_of(engine) for engine in down], len(view.engines))
+        if tripped:
+            whys = [engine.failed_call or "calls failed" for engine in tripped]
+            yield _of_engines("without calls, as their breakers are open", tripped, whys, len(view.engines))
+        for model in view.models:
+            if model.mode != "normal":
+                why = self._dispatch.traffic[model.id].state.why
+                what = f"{model.id} is in mode {model.mode}."
+                change = f"It ends once the load falls. Add an engine of {model.id}, or change modes.{model.mode}."
+                yield Line(level="warn", what=what, why=why, change=change)
+
+
+def _of_engines(how: str, engines: list[Engine], whys: list[str], of: int) -> Line:
+    named = "; ".join([f"{engine.name}: {why}" for engine, why in zip(engines, whys, strict=True)][:SHOWN])
+    more = f" and {len(engines) - SHOWN} more" if len(engines) > SHOWN else ""
+    change = "See that they run and can be reached; they get calls again by themselves."
+    return Line(level="bad", what=f"{len(engines)} of {of} engines are {how}.", why=named + more, change=change)
+
+
+def _sidecar(sidecar: SidecarView) -> Mapping[str, object]:
+    return {
+        "control": sidecar.control,
+        "stale": sidecar.stale,
+        "total": sidecar.memory_total,
+        "used": sidecar.memory_used,
+        "refused": sidecar.refused,
+        "models": [
+            {
+                "profile": model.profile,
+                "model": model.model,
+                "state": model.state,
+                "pending": model.pending,
+                "engine": model.engine,
+                "ready_in": None if model.ready_in_s is None else round(model.ready_in_s),
+                "why": model.why or model.last_error,
+            }
+            for model in sidecar.models
+        ],
+    }
+
+
+def _rounded(seconds: float) -> float:
+    """To two digits: what is predicted is no more exact, and jitters less."""
+    return float(f"{seconds:.2g}")

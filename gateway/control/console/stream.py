@@ -1,0 +1,120 @@
+"""Event stream of the console (server-sent events): first all entries, then what has changed, once a second.
+
+One task reads for all watchers, and only while there are any. A watcher has no queue: what it is told is made when it
+has taken the last message, so a slow one skips readings. One that takes nothing for TAKEN_WITHIN (http1.py) is reset.
+At most WATCHERS are served at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from gateway.control.console.calls import ended_rows
+from gateway.control.console.feed import Entries
+from gateway.control.console.reading import ConsoleReading
+from gateway.shared.tasks import telling
+
+EVERY = 1.0  # seconds
+WATCHERS = 16
+ROWS = 500  # ended calls in one message
+BEAT = 15.0  # seconds: a line that says nothing, so that both ends see a connection that is dead
+
+
+class Streams:
+    """The watchers of one gateway."""
+
+    def __init__(self, reading: ConsoleReading) -> None:
+        self._reading = reading
+        self._entries = Entries()
+        self._watchers = 0
+        self._task: asyncio.Task[None] | None = None
+        self._ticked = asyncio.Event()  # replaced at each tick
+
+    @property
+    def full(self) -> bool:
+        return self._watchers >= WATCHERS
+
+    async def messages(self, calls_after: int | None) -> AsyncGenerator[bytes, None]:
+        """What one watcher is told, without end. `calls_after`: ended calls are told too, from that serial on."""
+        self._watchers += 1
+        try:
+            if self._task is None:
+                self._read()
+                self._task = asyncio.get_running_loop().create_task(self._run())
+                self._task.add_done_callback(telling("the console's reading stopped"))
+            seen, told_at = 0, 0.0
+            while True:
+                ticked, now = self._ticked, time.monotonic()
+                changed = self._entries.since(seen)
+                seen = self._entries.tick
+                if changed is not None:
+                    yield _event("entries", b'{"at":%.1f,%b' % (time.time(), changed[1:]))
+                    told_at = now
+                more = False
+                if calls_after is not None:
+                    first, rows = ended_rows(self._reading, calls_after, ROWS)
+                    if rows:
+                        calls_after, more = first + len(rows) - 1, len(rows) == ROWS
+                        yield _event("calls", msgspec.json.encode(rows))
+                        told_at = now
+                if now - told_at > BEAT:
+                    yield b":\n\n"
+                    told_at = now
+                if not more:
+                    await ticked.wait()
+        finally:
+            self._watchers -= 1
+            if not self._watchers and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            self._read()
+
+    def _read(self) -> None:
+        self._entries.take(self._reading.entries())
+        ticked, self._ticked = self._ticked, asyncio.Event()
+        ticked.set()
+
+
+def _event(name: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+class StreamAnswer:
+    """An ASGI answer of `messages`, until its client leaves."""
+
+    def __init__(self, messages: Callable[[], AsyncGenerator[bytes, None]]) -> None:
+        self._messages = messages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        left = asyncio.ensure_future(_left(receive))
+        sending = asyncio.ensure_future(self._send(send))
+        try:
+            await asyncio.wait((left, sending), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (left, sending):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sending
+
+    async def _send(self, send: Any) -> None:
+        async with contextlib.aclosing(self._messages()) as messages:
+            async for message in messages:
+                await send({"type": "http.response.body", "body": message, "more_body": True})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

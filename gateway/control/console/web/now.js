@@ -1,0 +1,167 @@
+// View "Now": who is refused and why; classes, models, engines, sidecars.
+
+import {button, clock, count, el, labelled, LongList, Rows, say, seconds, share, since, table} from "./dom.js";
+import {entries, of} from "./store.js";
+import {drainEngine, orderModel} from "./actions.js";
+
+const MODES = {normal: "good", tight: "warn", brownout: "bad", closed: "bad"};
+const SVG = "http://www.w3.org/2000/svg", POINTS = 60;
+
+export function nowView() {
+  const lines = el("ul", "lines");
+  lines.setAttribute("aria-live", "polite");
+  lines.setAttribute("aria-label", "What to do now");
+  const [classesNode, classesBody] = table(["class", "answered/s", "refused/s", "failed/s", "running", "queued", "a new call waits",
+    "TTFT p50", "p99", "target", "in time", "goodput tokens/s", "last minute"], "Classes");
+  const [modelsNode, modelsBody] = table(["model", " mode", "engines", "queued", " waits", "predicted TTFT", "room for calls",
+    "spare tokens"], "Models");
+  const classes = new Rows(classesBody, fillClass), models = new Rows(modelsBody, fillModel);
+  const narrow = matchMedia("(max-width: 760px)");
+  const engines = new LongList("Engines", () => narrow.matches ? 9 : 4, makeEngine, fillEngine);
+  narrow.addEventListener("change", () => engines.later());
+  const find = el("input"), sidecars = el("div"), of_ = el("span", "faint small");
+  find.type = "search";
+  find.addEventListener("input", () => showEngines());
+  const node = el("section", "", el("h2", "", "What to do now"), lines,
+    el("h2", "", "Classes"), classesNode, el("h2", "", "Models"), modelsNode, el("h2", "", "Engines"),
+    el("p", "small faint", "KV cache of each: filled is held, the line is the budget, the lower edge is in use, as measured."),
+    el("div", "controls", labelled("find", find), of_), engines.node, sidecars);
+  const history = new Map();
+  let shownLines = null, shownSidecars = "";
+
+  function showEngines() {
+    const wanted = find.value.trim().toLowerCase();
+    const all = of("engine"), found = wanted ? all.filter(([id, it]) =>
+      (id + " " + it.name + " " + it.state + " " + (it.breaker || "") + " " + it.models.join(" ")).toLowerCase().includes(wanted)) : all;
+    found.sort((a, b) => trouble(b[1]) - trouble(a[1]));
+    say(of_, found.length === all.length ? all.length + " engines" : found.length + " of " + all.length + " engines");
+    engines.show(found);
+  }
+  function fillClass(cells, name, it) {
+    const now = it.now;
+    say(cells[0], name);
+    say(cells[1], now.answered.toFixed(1));
+    say(cells[2], now.refused.toFixed(1), now.refused ? "bad" : "");
+    say(cells[3], now.failed.toFixed(1), now.failed ? "warn" : "");
+    say(cells[4], count(it.running));
+    say(cells[5], count(it.queued), it.queued ? "warn" : "");
+    say(cells[6], seconds(it.wait));
+    say(cells[7], seconds(now.ttft_p50));
+    say(cells[8], seconds(now.ttft_p99), it.target !== null && now.ttft_p99 > it.target ? "bad" : "");
+    say(cells[9], it.target === null ? "none" : seconds(it.target));
+    say(cells[10], share(now.in_time), now.in_time !== null && now.in_time < .99 ? "bad" : "");
+    say(cells[11], count(Math.round(now.goodput)));
+  }
+  function remember() {
+    const rows = [...classesBody.children];
+    of("class").sort(inOrder).forEach(([name, it], at) => {
+      const points = history.get(name) || [];
+      history.set(name, points);
+      points.push([it.now.answered, it.now.refused, it.now.failed]);
+      if (points.length > POINTS) points.shift();
+      if (rows[at]) spark(rows[at].children[12], name, points);
+    });
+  }
+  setInterval(remember, 1000);
+
+  return {node, shown() { engines.later(); }, draw() {
+    const told = entries.get("headline");
+    if (told && told !== shownLines) { shownLines = told; lines.replaceChildren(...told.map(line)); }
+    classes.show(of("class").sort(inOrder));
+    models.show(of("model"));
+    showEngines();
+    const now = of("sidecar"), words = JSON.stringify(now);
+    if (words !== shownSidecars && !sidecars.contains(document.activeElement)) {
+      shownSidecars = words;
+      sidecars.replaceChildren(...now.length ? [el("h2", "", "Sidecars"), ...now.map(sidecar)] : []);
+    }
+  }};
+}
+
+const inOrder = (a, b) => a[1].order - b[1].order;
+const trouble = (it) => (it.state !== "up" ? 4 : 0) + (it.breaker ? 2 : 0) + (it.draining ? 1 : 0);
+
+function line(it) {
+  return el("li", it.level, el("p", "what", it.what), it.why ? el("p", "", "Why: " + it.why) : null,
+    it.change ? el("p", "", "Change: " + it.change) : null);
+}
+
+function spark(cell, name, points) {
+  let drawn = cell.firstChild;
+  if (!drawn) {
+    drawn = document.createElementNS(SVG, "svg");
+    drawn.setAttribute("class", "spark");
+    drawn.setAttribute("viewBox", "0 0 59 20");
+    drawn.setAttribute("preserveAspectRatio", "none");
+    drawn.setAttribute("role", "img");
+    for (const kind of ["answered", "refused", "failed"]) {
+      const made = document.createElementNS(SVG, "polyline");
+      made.setAttribute("class", kind);
+      drawn.append(made);
+    }
+    cell.append(drawn);
+  }
+  const most = Math.max(1, ...points.flat()), last = points[points.length - 1];
+  drawn.setAttribute("aria-label", name + ": " + last[0] + " answered, " + last[1] + " refused a second");
+  [...drawn.children].forEach((made, kind) => made.setAttribute("points",
+    points.map((point, at) => (POINTS - points.length + at) + "," + (19 - 18 * point[kind] / most).toFixed(1)).join(" ")));
+}
+
+function fillModel(cells, id, it) {
+  say(cells[0], id);
+  cells[1].replaceChildren(el("span", MODES[it.mode] || "", it.mode),
+    it.why ? el("span", "small faint", " " + it.why + since(it.since)) : "");
+  cells[1].className = "text";
+  say(cells[2], String(it.engines), it.engines ? "" : "bad");
+  say(cells[3], count(it.queued), it.queued ? "warn" : "");
+  say(cells[4], it.queues.map(([name, calls, , wait]) => name + " " + calls + ": " + seconds(wait)).join("; ") || "-", "text");
+  say(cells[5], seconds(it.ttft));
+  say(cells[6], count(it.headroom));
+  say(cells[7], count(it.spare));
+}
+
+function makeEngine(id) {
+  const band = el("div", "band", el("div", "held"), el("div", "used"), el("div", "budget"));
+  band.setAttribute("role", "img");
+  const drain = button("Drain", () => drainEngine(id));
+  return el("div", "engine", el("div", "", el("b"), " ", el("span")), band, drain, el("div", "what small faint"));
+}
+
+function fillEngine(row, id, it) {
+  const [head, band, drain, what] = row.children, [name, state] = head.children;
+  say(name, it.name);
+  name.title = id;
+  const broken = it.breaker ? "breaker " + it.breaker.replace("_", " ") : "";
+  say(state, it.state !== "up" ? it.state : it.draining ? "draining" : broken || "up",
+    it.state !== "up" || it.breaker ? "bad" : it.draining ? "warn" : "good");
+  const most = Math.max(it.capacity, it.budget, it.held, 1);
+  const part = (node, value) => { const wide = Math.min(100, 100 * value / most).toFixed(1) + "%"; if (node.style.width !== wide) node.style.width = wide; };
+  part(band.children[0], it.held); part(band.children[1], it.used || 0); part(band.children[2], it.budget);
+  const words = "held " + count(it.held) + " of " + count(it.budget) + (it.used === undefined ? "" : ", in use " + count(it.used)) + " tokens";
+  band.setAttribute("aria-label", words);
+  const numbers = words + "; calls " + it.calls + " of " + it.slots + (it.inside ? ", waiting inside " + it.inside[1] : "");
+  say(drain, it.draining ? "End drain" : "Drain");
+  drain.setAttribute("aria-label", (it.draining ? "End the drain of " : "Drain ") + it.name);
+  say(what, numbers + ". " + (it.why ? it.why + since(it.since) + ". " : "") + (it.sampled ? "Not sampled since " + clock(it.sampled) + ". " : "")
+    + (it.models.join(", ") || "no model"));
+}
+
+function sidecar([id, it]) {
+  const [wide, body] = table(["model", " state", "ready in", " why", " orders"], "Models of sidecar " + id);
+  const rows = new Rows(body, (cells, profile, model) => {
+    say(cells[0], profile);
+    say(cells[1], model.state + (model.pending ? ", " + model.pending : ""), "text " + (model.state === "error" ? "bad" : model.pending ? "warn" : ""));
+    say(cells[2], model.state === "running" && !model.pending ? "now" : seconds(model.ready_in));
+    say(cells[3], model.why, "text");
+    cells[4].className = "text";
+    cells[4].replaceChildren(el("div", "buttons", ...[["Load", "ensure"], ["Sleep", "sleep"], ["Drain", "drain"]].map(([name, order]) => {
+      const made = button(name, () => orderModel(id, profile, order, model.engine));
+      made.setAttribute("aria-label", name + " " + profile + " of " + id);
+      return made;
+    })));
+  });
+  rows.show(it.models.map((model) => [model.profile, model]));
+  const refused = Object.entries(it.refused).map(([address, why]) => address + ": " + why).join("; ");
+  return el("section", "", el("h3", "", id, " ", el("span", it.stale ? "bad small" : "faint small", it.stale ? "no report for 10 s" :
+    "GPU memory " + share(it.total ? it.used / it.total : null))), refused ? el("p", "bad small", refused) : null, wide);
+}

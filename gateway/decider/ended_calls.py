@@ -1,0 +1,49 @@
+"""Ring of the calls that ended last, for the console: bounded, in the order of their ends, without any prompt."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from msgspec import UNSET
+
+from gateway.core.request.record import Record
+
+KEPT = 10_000  # calls
+REASON = 400  # characters of a reason that are kept: an engine may have much to say
+Ended = tuple[float, Record]  # when, in monotonic seconds
+
+
+class EndedCalls:
+    """The last KEPT calls. Each has a serial number, counted from 1 since the start; `last` is the newest one's."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self._calls: deque[Ended] = deque(maxlen=KEPT)
+
+    def add(self, record: Record, now: float) -> None:
+        """Keep a record, which nobody else reads any more: its prompt, where one is logged, is forgotten."""
+        record.request = UNSET
+        if len(record.reason) > REASON:
+            record.reason = record.reason[:REASON]
+        self.last += 1
+        self._calls.append((now, record))
+
+    def after(self, serial: int, most: int) -> tuple[int, Sequence[Ended]]:
+        """The serial number of the first call after `serial` that is still kept, and up to `most` calls from it on."""
+        first = max(serial, self.last - len(self._calls)) + 1
+        skipped = first - (self.last - len(self._calls)) - 1
+        return first, tuple(islice(self._calls, skipped, skipped + most))
+
+    def reach(self, now: float, most: float) -> float:
+        """Seconds that `since` can look back: `most`, or less where the ring is full of later calls."""
+        full = len(self._calls) == self._calls.maxlen
+        return min(most, max(0.001, now - self._calls[0][0])) if full else most
+
+    def since(self, when: float) -> Iterator[Ended]:
+        """The calls that ended after `when`, the newest first."""
+        for ended in reversed(self._calls):
+            if ended[0] <= when:
+                return
+            yield ended

@@ -1,0 +1,142 @@
+"""Views of the console under an overload: accessible in both themes, readable at every width, silent."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.processes import Gateway
+from tests.console.conftest import Console
+from tests.console.traffic import Traffic, call, chat
+
+pytestmark = [pytest.mark.slow, pytest.mark.console, pytest.mark.timeout(300)]
+
+KEYS = {"acme": "sk-acme", "globex": "sk-globex"}
+POLICY = """
+classes:
+  interactive: {ttft: 1s, deadline: 30s, weight: 8}
+  default: {ttft: 5s, deadline: 60s, weight: 4}
+  batch: {deadline: 10m, weight: 1, max_queue: 20}
+tenants:
+  acme: {limits: {classes: {batch: {requests: 60/min}}}, keys: [%s]}
+  globex: {keys: [%s]}
+budget: {max_concurrency: 4}
+"""
+VIEWS = ["now", "calls"]
+
+
+def policy() -> str:
+    return POLICY % tuple(hashlib.sha256(key.encode()).hexdigest() for key in KEYS.values())
+
+
+@pytest.fixture(scope="module")
+def overloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway with three engines and more calls than they can take."""
+    folder = tmp_path_factory.mktemp("console")
+    (folder / "policy.yaml").write_text(policy())
+    kinds = itertools.cycle([("acme", "batch"), ("acme", "interactive"), ("globex", "default"), ("acme", "batch")])
+    with Gateway(folder / "log", "--policy", str(folder / "policy.yaml"), "--engine", "sim:3:l4-8b-fp8") as gateway:
+
+        def send() -> int:
+            tenant, name = next(kinds)
+            headers = {"authorization": f"Bearer {KEYS[tenant]}", "x_weir_class": name}
+            return call(gateway.url, chat("sim", 100, words=200), **headers)
+
+        with Traffic(send, rate=25, threads=50):
+            yield gateway
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_accessible(overloaded: Gateway, console: Callable[..., Console], view: str, theme: str) -> None:
+    opened = console(overloaded.control, theme)
+    page = opened.open(view)
+    page.wait_for_timeout(3000)
+    assert opened.violations() == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("width", [320, 1280, 3840])
+def test_a_view_fits_its_window(
+    overloaded: Gateway, console: Callable[..., Console], pictures: Path, view: str, width: int
+) -> None:
+    page = console(overloaded.control, "light", width, 2160 if width == 3840 else 900).open(view)
+    page.wait_for_timeout(3000)
+    page.screenshot(path=str(pictures / f"{view}-{width}.png"), full_page=width < 3840)
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+
+def test_it_says_within_a_minute_who_is_refused_and_why_and_what_to_change(
+    overloaded: Gateway, console: Callable[..., Console]
+) -> None:
+    page = console(overloaded.control).open()
+    line = page.locator(".lines li", has_text="batch of tenant acme")
+    line.first.wait_for(timeout=60000)
+    text = line.first.inner_text()
+    assert "429 (rate_limited)" in text
+    assert "60/min requests" in text
+    assert "tenants.acme.limits" in text
+
+
+def test_it_can_be_used_by_keyboard_alone(overloaded: Gateway, console: Callable[..., Console]) -> None:
+    page = console(overloaded.control).open()
+    page.locator(".engine").first.wait_for()
+    reached: list[Any] = []
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate("[document.activeElement.tagName, document.activeElement.textContent.slice(0, 20)]")
+        )
+    assert ["A", "Now"] in reached
+    assert any(tag == "BUTTON" and text.startswith("Theme") for tag, text in reached)
+    assert any(tag == "BUTTON" and text == "Drain" for tag, text in reached)
+    page.locator(".engine button").first.focus()
+    page.keyboard.press("Enter")
+    page.locator("dialog[open]").wait_for()
+    assert "none is cut off" in page.locator("dialog").inner_text()
+    page.keyboard.press("Escape")
+    assert page.locator("dialog[open]").count() == 0
+    assert not any(engine["draining"] for engine in overloaded.fleet()["engines"])
+
+
+def test_a_call_opens_to_its_life_and_filters_find_it(overloaded: Gateway, console: Callable[..., Console]) -> None:
+    page = console(overloaded.control).open("calls")
+    page.locator(".call").first.wait_for()
+    outcome = page.get_by_label("outcome")
+    outcome.locator("option[value=rate_limited]").wait_for(state="attached", timeout=60000)
+    outcome.select_option("rate_limited")
+    page.get_by_label("class").select_option("batch")
+    page.wait_for_timeout(500)
+    shown = page.locator(".call")
+    assert shown.count() > 0
+    assert all("429 rate_limited" in text and "acme" in text for text in shown.all_inner_texts())
+    shown.first.click()
+    life = page.locator("section[aria-label='Life of the call']").inner_text()
+    assert "60/min requests" in life
+    outcome.select_option("ok")
+    page.wait_for_timeout(500)
+    page.locator(".call").first.click()
+    life = page.locator("section[aria-label='Life of the call']").inner_text()
+    for word in ("came", "judged", "waited", "engine", "first byte", "tokens", "ended"):
+        assert word in life
+
+
+def test_calls_are_saved_as_a_table_without_formulas(overloaded: Gateway, console: Callable[..., Console]) -> None:
+    headers = {"authorization": f"Bearer {KEYS['acme']}", "x_request_id": "=1+1"}
+    assert call(overloaded.url, chat('-nobody,has"it'), **headers) == 404
+    page = console(overloaded.control).open("calls")
+    page.get_by_label("outcome").locator("option[value=not_found]").wait_for(state="attached", timeout=30000)
+    page.get_by_label("outcome").select_option("not_found")
+    page.wait_for_timeout(500)
+    with page.expect_download() as saved:
+        page.get_by_text("Save as CSV").click()
+    with open(saved.value.path(), newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["request_id"] == "'=1+1"
+    assert rows[0]["model"] == "'-nobody,has\"it"

@@ -1,0 +1,113 @@
+"""Entries, figures, rows and the headline of the console: plain values, without a socket."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.control.console import feed
+from gateway.control.console.feed import Entries
+from gateway.control.console.figures import class_figures
+from gateway.control.console.headline import Line, ModelState, headline
+from gateway.core.policy.traffic import TrafficClass
+from gateway.core.request.outcome import STATUS, Outcome
+from gateway.core.request.record import Record
+from gateway.decider.ended_calls import KEPT, REASON, EndedCalls
+
+
+def told(entries: Entries, seen: int) -> Any:
+    found = entries.since(seen)
+    return None if found is None else json.loads(found)
+
+
+def test_a_watcher_is_told_what_has_changed_since_it_was_told_last() -> None:
+    entries = Entries()
+    entries.take({"a": 1, "b": 1})
+    assert told(entries, 0) == {"whole": True, "set": {"a": 1, "b": 1}, "gone": []}
+    assert told(entries, 1) is None
+    entries.take({"a": 2})
+    entries.take({"a": 2, "c": 1})
+    assert told(entries, 1) == {"whole": False, "set": {"a": 2, "c": 1}, "gone": ["b"]}
+    assert told(entries, 2) == {"whole": False, "set": {"c": 1}, "gone": []}
+    entries.take({"a": 2, "b": 2, "c": 1})
+    assert told(entries, 1)["gone"] == []
+
+
+def test_entries_that_are_gone_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "GONE", 2)
+    entries = Entries()
+    entries.take(dict.fromkeys("abcd", 1))
+    entries.take({"a": 1})
+    assert told(entries, 1) == {"whole": True, "set": {"a": 1}, "gone": []}
+    assert told(entries, 2) is None
+
+
+def record(**facts: Any) -> Record:
+    return Record(request_id="i", route="r", **{"class_name": "batch", "tenant": "acme", "model": "m"} | facts)
+
+
+def test_the_ring_keeps_the_last_calls_and_no_prompt() -> None:
+    ring = EndedCalls()
+    for number in range(KEPT + 5):
+        ring.add(record(request="secret", reason="x" * 1000), float(number))
+    assert ring.last == KEPT + 5
+    first, calls = ring.after(0, 3)
+    assert (first, [at for at, _ in calls]) == (6, [5.0, 6.0, 7.0])
+    assert [at for at, _ in ring.after(KEPT + 3, 9)[1]] == [KEPT + 3.0, KEPT + 4.0]
+    assert ring.after(KEPT + 5, 9) == (KEPT + 6, ())
+    assert [at for at, _ in ring.since(KEPT + 2.0)] == [KEPT + 4.0, KEPT + 3.0]
+    assert ring.reach(KEPT + 4.0, 60.0) == 60.0
+    assert ring.reach(10.0, 60.0) == 5.0
+    assert not isinstance(calls[0][1].request, str)
+    assert len(calls[0][1].reason) == REASON
+
+
+def test_figures_count_what_was_in_time() -> None:
+    classes = {"batch": TrafficClass(ttft=1.0, deadline=10.0)}
+    answered = {"outcome": Outcome.OK, "stream": True, "completion_tokens": 100}
+    ended = [
+        (1.0, record(ttft=0.5, total=5.0, **answered)),
+        (1.0, record(ttft=1.5, total=5.0, **answered)),
+        (1.0, record(ttft=0.5, total=50.0, **answered)),
+        (1.0, record(outcome=Outcome.RATE_LIMITED)),
+        (1.0, record(outcome=Outcome.UPSTREAM)),
+        (1.0, record(outcome=Outcome.CLIENT_GONE)),
+        (1.0, record(outcome=Outcome.OK, class_name="gone", ttft=9.0)),
+    ]
+    figures = class_figures(ended, classes, 10.0)
+    batch = figures["batch"]
+    assert (batch.answered, batch.refused, batch.failed, batch.caller) == (0.3, 0.1, 0.1, 0.1)
+    assert (batch.ttft_p50, batch.ttft_p99, batch.in_time, batch.goodput) == (0.5, 1.5, 0.3333, 10.0)
+    assert figures["gone"].in_time == 1.0
+
+
+def test_the_headline_says_who_is_refused_why_and_what_to_change() -> None:
+    limit = "The limit of tenant 'acme' is 600/min requests: this call needs 1, 0 are left."
+    ended = [(9.0, record(outcome=Outcome.RATE_LIMITED, reason=limit))] * 3
+    ended += [(8.0, record(outcome=Outcome.SHED, reason="pressure.", class_name="default"))] * 2
+    ended += [(8.0, record(outcome=Outcome.OK)), (8.0, record(outcome=Outcome.NOT_FOUND, reason="no such model"))]
+    ended += [(8.0, record(outcome=Outcome.CLIENT_GONE))]
+    first, second, third = headline(ended, {"m": ModelState("brownout", "kv 0.95 >= 0.93")}, [], 60.0, 0)
+    assert first.what.startswith("batch of tenant acme for m is refused with 429 (rate_limited): 3 of 6 calls")
+    assert first.why == limit
+    assert "tenants.acme.limits" in first.change
+    assert "m is in mode brownout: kv 0.95 >= 0.93." in second.why
+    assert "add an engine of m" in second.change
+    assert (third.level, third.calls) == ("warn", 1)
+
+
+def test_the_headline_of_a_quiet_gateway_says_so() -> None:
+    assert headline([], {}, [], 60.0, 0) == [Line(level="good", what="No call ended in the last minute.")]
+    (line,) = headline([(1.0, record(outcome=Outcome.OK))], {}, [], 12.0, 4)
+    assert line.what == "No call of the last 12 s was refused: 1 ended. 4 wait now."
+    (line,) = headline([], {}, [Line(level="bad", what="w")], 60.0, 0)
+    assert line.what == "w"
+
+
+@pytest.mark.parametrize("outcome", [each for each in STATUS if each not in (Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT)])
+def test_every_outcome_has_something_to_change(outcome: Outcome) -> None:
+    (line,) = headline([(1.0, record(outcome=outcome, reason="why"))], {}, [], 60.0, 0)
+    assert line.change
+    assert line.why == "why"
