@@ -35,6 +35,7 @@ def hub_of(gateway: Gateway, epoch: int = 1, expected: dict[int, int] | None = N
         call_ended=gateway.call_ended,
         say=gateway.say,
         overruled=lambda _: None,
+        ended=gateway.ended_calls.add,
     )
     hub.apply(gateway.pipeline.snapshot, b"")
     hub.start()

@@ -16,11 +16,11 @@ Ended = tuple[float, Record]  # when, in monotonic seconds
 
 
 class EndedCalls:
-    """The last KEPT calls. Each has a serial number, counted from 1 since the start; `last` is the newest one's."""
+    """The last `kept` calls. Each has a serial number, counted from 1 since the start; `last` is the newest one's."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = KEPT) -> None:
         self.last = 0
-        self._calls: deque[Ended] = deque(maxlen=KEPT)
+        self._calls: deque[Ended] = deque(maxlen=kept)
 
     def add(self, record: Record, now: float) -> None:
         """Keep a record, which nobody else reads any more: its prompt, where one is logged, is forgotten."""

@@ -17,7 +17,9 @@ from msgspec import Meta
 
 from gateway.core.engines.breaker import Ending
 from gateway.core.request.outcome import Outcome
+from gateway.core.request.record import Record
 
+MOST_RECORDS = 500  # in one message
 VERSION = 1  # of these messages: both sides must have the same
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -245,6 +247,13 @@ class RelayCounts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, t
     lost_lines: Count
 
 
+class EndedRecords(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=18):
+    """Records of calls that have ended since the last time, for the console: when, and how. Where there are more than
+    MOST_RECORDS, the newest."""
+
+    calls: Annotated[list[tuple[float, Record]], Meta(max_length=MOST_RECORDS)]
+
+
 # -- from the decider -------------------------------------------------------------------------------------------------
 
 
@@ -385,6 +394,7 @@ class DrainOrder(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
 FromRelay: TypeAlias = (
     Hello | Ask | WaitAsk | FirstByte | Answered | AttemptFailed | RetryAsk | MoveAsk | SecondAsk | SecondEnd
     | CallEnd | Held | AllHeld | UnreadRequest | StrangerSeen | ModelsAsk | RelayCounts
+    | EndedRecords
 )  # fmt: skip
 FromDecider: TypeAlias = (
     Welcome | PolicyNews | FleetNews | Judgement | GrantTerms | RefusedCall | RetryAnswer | SecondNone | ModelsAnswer

@@ -21,7 +21,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.frames.codec import FrameWriter, from_decider
-from gateway.frames.messages import AllHeld, FirstByte, WaitAsk, Welcome
+from gateway.frames.messages import AllHeld, EndedRecords, FirstByte, WaitAsk, Welcome
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
@@ -408,6 +408,17 @@ def test_messages_about_calls_that_are_not_there_change_nothing() -> None:
         await until(lambda: made.hub.sessions)
         assert not made.lines
         assert made.engine.held == 0
+
+    run(body)
+
+
+def test_the_decider_keeps_the_records_that_its_relays_tell() -> None:
+    async def body(made: Setting) -> None:
+        relay = await raw(made)
+        record = Record(request_id="a", route="r", tenant="acme", outcome=Outcome.SHED, reason="why")
+        await relay.send(hello(), AllHeld(), EndedRecords([(1.5, record)]))
+        await until(lambda: made.gateway.ended_calls.last)
+        assert made.gateway.ended_calls.after(0, 9) == (1, ((1.5, record),))
 
     run(body)
 

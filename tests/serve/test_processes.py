@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -258,3 +259,18 @@ def test_several_processes_that_cannot_start_end_with_one_line(
     assert output.count(line) >= 1, output
     assert "Traceback" not in output
     assert "exit 2" in str(told.value)
+
+
+def test_the_console_is_told_the_calls_of_every_relay(tmp_path: Path) -> None:
+    with processes(tmp_path) as made:
+        client = openai.OpenAI(api_key="x", base_url=f"{made.gateway.url}/v1")
+        for _ in range(4):
+            client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=4)
+        told: list[Any] = []
+        with httpx.stream("GET", f"{made.gateway.control}/events?calls=0", trust_env=False, timeout=20) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: ["):
+                    told += json.loads(line.removeprefix("data: "))
+                if len(told) == 4:
+                    break
+        assert {(call[5], call[7]) for call in told} == {("sim", "ok")}

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.snapshot import Snapshot
+from gateway.core.request.record import Record
 from gateway.decider.local import LocalDecider
 from gateway.decider.relays.session import RelaySession
 from gateway.frames.channel import Channel
@@ -45,7 +46,7 @@ class RelayHub:
     `shown` gives the key and the trust for an engine.
     `engine_of` gives the engine of an id and address, made if there is none. `call_ended` is told the engine of each
     call that ends, `overruled` the epoch of a decider that rules in place of this one. `lives`: whether there is a
-    process of this id, in place of the kernel's word.
+    process of this id, in place of the kernel's word. `ended` is given the record of each ended call, and when.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RelayHub:
         say: Callable[[str], None],
         overruled: Callable[[int], None],
         lives: Callable[[int], bool] | None = None,
+        ended: Callable[[Record, float], None] = lambda _, __: None,
     ) -> None:
         self.decider = decider
         self.epoch = epoch
@@ -69,6 +71,7 @@ class RelayHub:
         self.call_ended = call_ended
         self.say = say
         self.overruled = overruled
+        self.ended = ended
         self._lives = _lives if lives is None else lives
         self.sessions: set[RelaySession] = set()
         self.version = 0

@@ -26,6 +26,7 @@ from gateway.frames.messages import (
     Ask,
     AttemptFailed,
     CallEnd,
+    EndedRecords,
     FirstByte,
     FleetNews,
     FromRelay,
@@ -101,6 +102,9 @@ class RelaySession:
                     served.grant.first_byte(message.at)
             case RelayCounts():
                 self.hub.counted(self, message)
+            case EndedRecords():
+                for at, record in message.calls:
+                    self.hub.ended(record, at)
             case _:
                 self._take_rare(message)
 
@@ -119,7 +123,7 @@ class RelaySession:
                 task = asyncio.get_running_loop().create_task(self._models(message))
                 self._listing.add(task)
                 task.add_done_callback(self._listing.discard)
-            case Hello() | Ask() | CallEnd() | FirstByte() | RelayCounts():
+            case Hello() | Ask() | CallEnd() | FirstByte() | RelayCounts() | EndedRecords():
                 self.close("it says hello twice")
             case _:
                 served = self.calls.get(message.number)

@@ -52,6 +52,7 @@ class RelayedPort:
             call_ended=gateway.call_ended,
             say=say,
             overruled=lambda _: None,  # on one machine the parent sees to it that there is one
+            ended=gateway.ended_calls.add,
         )
         self._server: asyncio.Server | None = None
         self._tell(configuration)

@@ -18,9 +18,19 @@ from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.body_memory import BodyMemory
 from gateway.decider.call_log import CallLog
+from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.recorder import Recorder
 from gateway.frames.channel import Channel
-from gateway.frames.messages import VERSION, EngineNews, FleetNews, Hello, PolicyNews, RelayCounts
+from gateway.frames.messages import (
+    MOST_RECORDS,
+    VERSION,
+    EndedRecords,
+    EngineNews,
+    FleetNews,
+    Hello,
+    PolicyNews,
+    RelayCounts,
+)
 from gateway.relay.attempts import Attempts
 from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
@@ -106,7 +116,8 @@ class RelaySide:
         self.bodies = BodyMemory(self.policy.body.memory, self.policy.body.share)
         self._attempts = Attempts(self.policy, self.clients, self._clock)
         self._counts = CallCounts(self._known)
-        self._recorder = Recorder(self.policy, self._counts, log, lambda _: None, self._clock, self._rng)
+        self._ended, self._ended_told = EndedCalls(MOST_RECORDS), 0
+        self._recorder = Recorder(self.policy, self._counts, log, lambda _: None, self._clock, self._rng, self._ended)
         self.pipeline: Pipeline | None = None
         self.server: Server  # from the first policy on
         self._drain_within: float | None = None
@@ -142,6 +153,7 @@ class RelaySide:
         for each in (order, first):
             each.cancel()
         self.link.send(self._told())
+        self._tell_ended()
         self.link.flush()
 
     async def aclose(self) -> None:
@@ -213,7 +225,15 @@ class RelaySide:
 
     def _tell_counts(self) -> None:
         self.link.send(self._told())
+        self._tell_ended()
         self._timer = asyncio.get_running_loop().call_later(COUNT_EVERY, self._tell_counts)
+
+    def _tell_ended(self) -> None:
+        """The decider, of the calls that have ended since the last time. While there is none, nobody is told."""
+        _, calls = self._ended.after(self._ended_told, MOST_RECORDS)
+        self._ended_told = self._ended.last
+        if calls:
+            self.link.send(EndedRecords(list(calls)))
 
     def _told(self) -> RelayCounts:
         batcher = None if self.pipeline is None else self.pipeline.batcher
