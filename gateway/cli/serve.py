@@ -52,7 +52,9 @@ With --shadow the second policy decides too, with limits and modes of its own, o
 weir_shadow_decisions_total{decision,enforced,shadow} counts both, weir_shadow_differences_total where they differ.
 Its file is reloaded as the policy's is; its engines, routing and sizes of bodies are not looked at.
 
-SIGTERM or Ctrl-C drains: answers in flight finish, within timeouts.drain; a second one ends it at once."""
+SIGTERM or Ctrl-C drains: answers in flight finish, within timeouts.drain; a second one ends it at once.
+SIGUSR2 starts this command line again, with --take-over: an upgrade that no client notices.
+Sockets of a systemd socket unit are taken in place of --listen; one with FileDescriptorName=control, of --control."""
 
 
 class Profiles(Protocol):
@@ -120,6 +122,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the token that such a proxy shows; needed for HOST:PORT, while a unix socket has its file mode, 0660",
     )
+    parser.add_argument(
+        "--take-over",
+        nargs="?",
+        const="",
+        metavar="SOCKET",
+        help="serve in place of the gateway that runs with this --control, on its sockets: it finishes what it has and "
+        "ends, and no connection is refused; SOCKET: where it is found otherwise",
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this PEM certificate chain")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key, if not in the same file")
     parser.add_argument(
@@ -176,6 +186,13 @@ def command(given: argparse.Namespace) -> int:
             f"--workers {given.workers}: engines and sidecars of a gateway's own are for one process: start them by "
             "themselves, or leave --workers out"
         )
+    if given.take_over is not None and given.decide:
+        raise Mistake("--take-over: a decide port cannot be handed over: restart the gateway, or leave --decide out")
+    if given.take_over is not None and (embedded or demo or given.sidecar):
+        raise Mistake(
+            "--take-over: engines and sidecars of a gateway's own end with it: start them by themselves, and name them "
+            "in the policy"
+        )
     _warn_of_the_clear(given, policy)
     return run(
         Options(
@@ -194,6 +211,7 @@ def command(given: argparse.Namespace) -> int:
             log=given.log,
             decide=given.decide,
             decide_token=decide_token,
+            take_over=given.take_over,
             relays=given.workers if given.workers > 1 else 0,
         )
     )

@@ -34,6 +34,7 @@ from gateway.core.request.outcome import Refused
 from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.decider.grant import LocalGrant
+from gateway.decider.successor import HandedOver, Successor
 
 NOBODY = NO_ENGINES
 MOVED = 0.25  # seconds that a prediction must move for calls that wait for the model to be looked at again
@@ -83,6 +84,8 @@ class Dispatch:
         self._woken = woken
         self._awaiting_model: dict[Ticket, float] = {}  # those that wait for a model to be made ready, and since when
         self._foreseen: dict[str, float] = {}  # model -> when it will be ready, as calls that wait for it were told
+        self.holds: dict[Hold, Call] = {}  # of all grants
+        self.successor: Successor | None = None  # who decides in this one's place
 
     @property
     def policy(self) -> Policy:
@@ -109,6 +112,8 @@ class Dispatch:
 
     def at_once(self, call: Call, exclude: frozenset[str] = NOBODY) -> LocalGrant | None:
         """A grant without waiting: nobody waits for this model, and an engine has room."""
+        if self.successor is not None:
+            return None
         now = self.clock()
         choice = self.control.at_once(call, now, self.rng, exclude)
         if choice is None:
@@ -131,6 +136,8 @@ class Dispatch:
 
     async def enter(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> LocalGrant:
         """Wait in the class's queue for a grant. Raises Refused; cancellation withdraws the call."""
+        if self.successor is not None:
+            return await self.successor.grant(call, exclude, front=front)
         now, witness = self.clock(), self.witness
         if witness is not None:
             witness.entering(call, exclude, front=front)
@@ -159,6 +166,8 @@ class Dispatch:
             elif not turn.cancelled() and turn.exception() is None:
                 turn.result().close()  # granted in the very moment it was cancelled
             raise
+        except HandedOver as handed:
+            return await handed.successor.grant(call, exclude, front=front)
 
     def _ticket(self, call: Call, exclude: frozenset[str], now: float, *, front: bool) -> Ticket:
         """The call's place in the queue. Raises Refused."""
@@ -264,6 +273,9 @@ class Dispatch:
 
     def released(self, call: Call, hold: Hold, now: float) -> None:
         """A hold came back: account the drain and let the next calls of that engine's models go."""
+        self.holds.pop(hold, None)
+        if self.successor is not None:
+            self.successor.released(hold)
         self.running[call.class_name] -= 1
         self.traffic[call.model].drain.returned(call.class_name, hold.tokens, now - hold.taken_at, now)
         if not self._turns:
@@ -275,6 +287,8 @@ class Dispatch:
                 self._pump(model, queues)
 
     def _pump(self, model: str, queues: Queues) -> None:
+        if self.successor is not None:
+            return
         now = self.clock()
         choices: list[Choice] = []
         late, decide, rng = self._late, self.control.decide_waiting, self.rng
@@ -358,6 +372,18 @@ class Dispatch:
         if first_byte:
             grant.began(first_byte)
         return grant
+
+    def hand_over(self) -> None:
+        """Tell the successor of all that is held, and have it asked for what waits, in the order of arrival."""
+        successor = self.successor
+        assert successor is not None  # noqa: S101 # it was set before
+        for hold, call in self.holds.items():
+            successor.holds(call, hold)
+        for ticket in sorted(self._turns, key=lambda ticket: ticket.call.arrived):
+            turn = self._turns[ticket]
+            if not turn.done():  # else its task is cancelled and has not run yet
+                self._withdraw(ticket)
+                turn.set_exception(HandedOver(successor))
 
     # -- leaving ------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class LocalGrant:
         self.engine: Engine = choice.engine
         self.hold = choice.engine.hold(call.cost, choice.prefill, now, call.class_name, teaches=call.stream)
         self.expected = choice.ttft
+        dispatch.holds[self.hold] = call
         self.probe = choice.engine.breaker.sent(now)
         self.ending = Ending.NEUTRAL  # until it is known how it ended
         self._first_at = 0.0
@@ -58,6 +59,8 @@ class LocalGrant:
         self._first_at = now
         engine.breaker.first_byte(self.probe)
         self.hold.first_byte(now, teach=call.stream)
+        if self._dispatch.successor is not None:
+            self._dispatch.successor.began(self.hold, now)
         self._remember(now)
         if call.stream:
             self._dispatch.traffic[call.model].first_byte(call, now)

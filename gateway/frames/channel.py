@@ -52,6 +52,10 @@ class Channel(asyncio.Protocol):
         if transport.get_write_buffer_size() > MOST_UNSENT:
             self.close(f"{MOST_UNSENT} bytes wait to be read on the other side: it hangs")
 
+    def deafen(self) -> None:
+        """Hear nothing any more of what the other side sends."""
+        self._take = _nothing
+
     def close(self, why: str = "") -> None:
         """Cut it off; `lost` is told `why`."""
         if not self.closed:
@@ -78,3 +82,7 @@ class Channel(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
         self._lost(self._why or (str(error) if error is not None else ""))
+
+
+def _nothing(_: object) -> None:
+    """Of a message that comes too late."""

@@ -386,9 +386,13 @@ class CountsAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class DrainOrder(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=42):
-    """Finish what is under way within so many seconds, and end."""
+    """Finish what is under way within so many seconds, and end. `gently`: another has the listening sockets, so what
+    comes on a connection that is open is still served, once. `decider`: the socket of the one to ask from now on;
+    empty: this one."""
 
     within: float
+    gently: bool = False
+    decider: Annotated[str, Meta(max_length=4096)] = ""
 
 
 FromRelay: TypeAlias = (

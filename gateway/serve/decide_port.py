@@ -25,7 +25,10 @@ from gateway.relay.wire.server import Server, ServerSettings
 from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import DataPort
 from gateway.serve.starting import StartError
+from gateway.serve.upgrade.meeting import Given, Offer
+from gateway.serve.upgrade.taking import TakenOver
 
+NOT_GIVEN = "its decide port cannot be handed over: restart it"
 MODE = 0o660  # of a unix socket: whoever may write to it may ask
 
 
@@ -67,6 +70,15 @@ class WithDecidePort:
     def addresses(self) -> list[str]:
         return self._data.addresses
 
+    async def take_over(self, taken: TakenOver) -> None:
+        await self._data.take_over(taken)
+
+    def offer(self) -> tuple[Offer, list[int]]:
+        return Offer(refused=NOT_GIVEN), []
+
+    def hand_over(self, within: float, decider: str) -> Given:
+        raise AssertionError(NOT_GIVEN)  # it was never offered
+
     async def listen(self, context: ssl.SSLContext | None) -> None:
         """Both listen. Raises OSError for the data port, StartError for the decide port."""
         try:
@@ -85,8 +97,8 @@ class WithDecidePort:
         self.pipeline.snapshot = self._gateway.pipeline.snapshot
         self.server.settings = self._settings()
 
-    async def drain(self, within: float) -> None:
-        await asyncio.gather(self._data.drain(within), self._drain(within))
+    async def drain(self, within: float, *, gently: bool = False) -> None:
+        await asyncio.gather(self._data.drain(within, gently=gently), self._drain(within))
 
     async def _drain(self, within: float) -> None:
         """Take reports until no call is left; then the rest is given up."""

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import random
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from gateway.serve.decide_port import WithDecidePort
 from gateway.serve.descriptors import raised, shared_out, warning
 from gateway.serve.embedded import READY_WITHIN, Embedded, EmbeddedFleet
 from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
+from gateway.serve.ending import drained_by_hand, end, meet
 from gateway.serve.own_token import OwnToken
 from gateway.serve.processes.deciding import RelayedPort, sockets_of
 from gateway.serve.processes.parent import Parent
@@ -44,12 +46,16 @@ from gateway.serve.starting import (
     Running,
     StartError,
     call_log,
+    certificate_now,
     certificate_of,
     freeze,
     lost_lines,
     say,
 )
-from gateway.shared.addresses import reachable
+from gateway.serve.upgrade.meeting import meeting_point
+from gateway.serve.upgrade.next_gateway import NextGateway
+from gateway.serve.upgrade.taking import Inherited, TakenOver, inherited
+from gateway.shared.addresses import reachable, split_address
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.files.checked import InvalidFile
 from gateway.shared.files.file_status import FileStatus
@@ -60,6 +66,7 @@ from gateway.shared.watched_file import WatchedFile
 SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop waiting for the interpreter
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
 SIDECAR_ENDS_WITHIN = 120.0  # seconds for calls and then for engines to end
+NOTHING = Inherited()
 NO_ENGINE = (
     "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines or fleet.sidecars in the policy"
 )
@@ -68,18 +75,36 @@ NO_ENGINE = (
 def run(options: Options) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. Raises StartError."""
     sys.setswitchinterval(SWITCH)
+    sockets = inherited(options.take_over, options.control)
     if options.relays:
-        return _several(options)
+        return _several(options, sockets)
     with standard_error() as errors:
-        uvloop.run(serve(options, raised(), errors))
+        uvloop.run(serve(options, raised(), errors, sockets=sockets))
     return 0
 
 
-def _several(options: Options) -> int:
+def _several(options: Options, sockets: Inherited) -> int:
     """As a parent of several processes. It only holds sockets, which are opened before there is a process to leave."""
     with contextlib.ExitStack() as stack:
-        data, control = sockets_of(options, stack)
-        return Parent(options.relays, data, control, partial(_process, options), say).run()
+        data, control = sockets_of(options, sockets, stack)
+        if sockets.taken is not None:
+            _try_relays(options)
+        successor = NextGateway(_meeting_point(options, control.getsockname()[1]), say)
+        return Parent(options.relays, data, control, partial(_process, options), say, sockets, successor).run()
+
+
+def _try_relays(options: Options) -> None:
+    """Find what would keep a relay from its start, before another gateway stops for it. Raises StartError."""
+    if options.log not in {"-", "none"}:
+        try:
+            Path(options.log).open("ab").close()
+        except OSError as error:
+            raise StartError(f"--log: {error}") from error
+    certificate_now("--tls-", options.certificate)
+
+
+def _meeting_point(options: Options, port: int) -> Path:
+    return meeting_point(split_address(options.control)[0], port)
 
 
 def _process(options: Options, place: Place) -> int:
@@ -96,9 +121,16 @@ def _process(options: Options, place: Place) -> int:
     return 0
 
 
-async def serve(options: Options, open_files: int, errors: LineWriter, place: Place | None = None) -> None:
+async def serve(
+    options: Options,
+    open_files: int,
+    errors: LineWriter,
+    place: Place | None = None,
+    sockets: Inherited = NOTHING,
+) -> None:
     """The whole life of a gateway process, from first object to last. `open_files`: how many it may have; `errors`
-    writes to standard error. `place`: it decides for relays, which are processes of their own."""
+    writes to standard error. `place`: it decides for relays, which are processes of their own. `sockets`: those of one
+    process that are there already."""
     async with AsyncExitStack() as stack:
         signals = ProcessSignals(asyncio.get_running_loop())
         stack.callback(signals.close)
@@ -143,7 +175,7 @@ async def serve(options: Options, open_files: int, errors: LineWriter, place: Pl
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
         _warn(open_files, configuration.policy)
-        port = _data_port(options, gateway, place, configuration)
+        port = _data_port(options, gateway, place, configuration, sockets, partial(lost_lines, errors, log))
         stack.push_async_callback(port.aclose)
         for watched, apply in ((file, port.apply), (shadow_file, gateway.apply_shadow)):
             if watched is not None:
@@ -153,17 +185,11 @@ async def serve(options: Options, open_files: int, errors: LineWriter, place: Pl
         secure, context = certificate_of("--tls-", own, stack, gateway.server.go_by)
         of_control, control_context = certificate_of("--control-tls-", options.control_certificate, stack)
         signals.on_hangup(partial(_reload, (file, shadow_file, secure, of_control), log))
-        control = ControlPort(
-            _control_app(options, gateway, port, signals, file),
-            options.control,
-            shared_out(open_files).control,
-            control_context,
-        )
+        app = _control_app(options, gateway, port, signals, file)
+        control = ControlPort(app, options.control, shared_out(open_files).control, control_context)
         stack.push_async_callback(control.aclose)
         gateway.telemetry.start()  # first: a call that comes now waits until its model's engines are known
-        await _listening(f"--listen {options.listen}", port.listen(context))
-        await _listening(f"--control {options.control}", control.start(None if place is None else place.control))
-        await gateway.telemetry.first_contact()
+        await _listen(options, gateway, port, control, context, place, sockets)
         sidecar = _own_sidecar(options, control.address, configuration.sidecar_token or "")
         if sidecar is not None:
             stack.push_async_callback(sidecar.stop)
@@ -173,15 +199,48 @@ async def serve(options: Options, open_files: int, errors: LineWriter, place: Pl
         if place is None or place.first:
             options.announce(running)
         manager.ready(f"data port {', '.join(running.data)}, control port {running.control}")
-        await signals.first.wait()
-        manager.stopping()
-        await _drain(gateway, port, signals)
+        giving = meet(_meeting_point(options, control.port), port, control, stack, signals if place is None else None)
+        await end(gateway, port, control, signals, giving, manager)
 
 
-def _data_port(options: Options, gateway: Gateway, place: Place | None, configuration: Configuration) -> DataPort:
+async def _listen(
+    options: Options,
+    gateway: Gateway,
+    port: DataPort,
+    control: ControlPort,
+    context: ssl.SSLContext | None,
+    place: Place | None,
+    sockets: Inherited,
+) -> None:
+    """Begin to listen, once a gateway that is taken over has stopped. Raises StartError."""
+    taken = _taken(place, sockets)
+    if taken is not None:
+        await gateway.telemetry.first_contact()  # all that takes time, or may fail, comes first
+        await port.take_over(taken)
+    await _listening(f"--listen {options.listen}", port.listen(context))
+    bound = sockets.control if place is None else place.control
+    await _listening(f"--control {options.control}", control.start(bound))
+    await gateway.telemetry.first_contact()
+
+
+def _taken(place: Place | None, sockets: Inherited) -> TakenOver | None:
+    """The gateway that this process is to take over, if any."""
+    if place is None:
+        return sockets.taken
+    return place.inherited.taken if place.first else None
+
+
+def _data_port(
+    options: Options,
+    gateway: Gateway,
+    place: Place | None,
+    configuration: Configuration,
+    sockets: Inherited,
+    lost: Callable[[], int],
+) -> DataPort:
     """Its own, or that of its relays; and the decide port with it."""
     if place is None:
-        port: DataPort = OwnDataPort(gateway, options)
+        port: DataPort = OwnDataPort(gateway, options, configuration, sockets, lost)
     else:
         port = RelayedPort(gateway, place, configuration, secure=options.certificate is not None)
     return port if options.decide is None else WithDecidePort(port, gateway, options.decide, options.decide_token)
@@ -199,7 +258,7 @@ def _control_app(
         gateway.clock,
         outcomes=gateway.metrics.outcomes,
         calls=port.calls,
-        drain=partial(_drained_by_hand, gateway, signals),
+        drain=partial(drained_by_hand, gateway, signals),
         drain_engine=gateway.drain_engine,
         is_user_key=gateway.is_user_key,
         sidecars=gateway.sidecars,
@@ -224,27 +283,6 @@ def _warn(open_files: int, policy: Policy) -> None:
     few = warning(open_files, policy.server.max_connections)
     if few is not None:
         say(few)
-
-
-def _drained_by_hand(gateway: Gateway, signals: ProcessSignals, wanted: bool) -> None:
-    """An operator's drain, which the end of the process overrules."""
-    gateway.dispatch.leaving = wanted or signals.first.is_set()
-
-
-async def _drain(gateway: Gateway, port: DataPort, signals: ProcessSignals) -> None:
-    """From the first signal on: let in-flight answers finish, for as long as the policy or a second signal allows."""
-    dispatch, timeouts = gateway.dispatch, gateway.policy.timeouts
-    dispatch.leaving = True
-    await signals.hurried(timeouts.drain_grace)
-    # The server first: whoever is refused now is also told that the connection ends.
-    drained = asyncio.ensure_future(port.drain(timeouts.drain))
-    dispatch.refuse_waiting()
-    hurried = asyncio.ensure_future(signals.second.wait())
-    await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
-    hurried.cancel()
-    if not drained.done():
-        drained.cancel()
-        await port.drain(0.0)
 
 
 def _as_it_is(configuration: Configuration) -> Configuration:

@@ -52,6 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     log: str = "-"
     decide: str | None = None  # where proxies ask that forward calls themselves; None: nowhere
     decide_token: str | None = None
+    take_over: str | None = None  # the meeting point of the gateway that runs; empty: that of `control`
     relays: int = 0  # processes that carry bytes, beside one that decides; 0: one process does it all
 
 
@@ -90,8 +91,12 @@ class ProcessSignals:
         except TimeoutError:
             return
 
+    def on_upgrade(self, start: Callable[[], None]) -> None:
+        """SIGUSR2 has another gateway started, which takes over."""
+        self._loop.add_signal_handler(signal.SIGUSR2, start)
+
     def close(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
             self._loop.remove_signal_handler(number)
 
 
@@ -117,16 +122,26 @@ def certificate_of(
     if certificate is None:
         return None, None
     watched = WatchedFile(certificate.chain, certificate.context, say, name=flag.strip("-"))
+    context = _first(flag, certificate, watched.first)
+    watched.start(apply or partial(certificate.renew, context))
+    stack.push_async_callback(watched.aclose)
+    return watched, context
+
+
+def certificate_now(flag: str, certificate: Certificate | None) -> None:
+    """Look whether the certificate can be used. Raises StartError, as `certificate_of` does."""
+    if certificate is not None:
+        _first(flag, certificate, partial(certificate.context, Path.read_bytes))
+
+
+def _first(flag: str, certificate: Certificate, context: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
     flags = f"{flag}cert, {flag}key" + (f", {flag}client-ca" if certificate.client_ca else "")
     try:
-        context = watched.first()
+        return context()
     except OSError as error:
         raise StartError(f"{flags}: {error.filename}: {error.strerror}") from error
     except ValueError as error:
         raise StartError(f"{flags}: {error}") from error
-    watched.start(apply or partial(certificate.renew, context))
-    stack.push_async_callback(watched.aclose)
-    return watched, context
 
 
 def freeze() -> None:

@@ -45,6 +45,10 @@ class ServiceManager:
         if self._beat_every:
             self._send("WATCHDOG=1")
 
+    def succeeded_by(self, pid: int) -> None:
+        """Another process of the service is the main one from now on."""
+        self._send(f"MAINPID={pid}")
+
     def stopping(self) -> None:
         """The process drains. It beats on while it does."""
         self._send("STOPPING=1")

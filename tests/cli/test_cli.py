@@ -298,6 +298,19 @@ def test_workers_that_are_no_number_of_processes(ran: Ran, workers: str) -> None
     assert f"{workers!r} is neither auto nor a number from 1 to 64" in err
 
 
+@pytest.mark.parametrize("own", [["--engine", "sim"], ["--engine", "demo"]])
+def test_engines_of_its_own_cannot_be_taken_over(ran: Ran, own: list[str]) -> None:
+    status, _, err = ran("serve", *own, "--take-over")
+    assert status == 2
+    assert "--take-over: engines and sidecars of a gateway's own end with it" in err
+
+
+def test_take_over_has_a_socket_or_finds_it(ran: Ran) -> None:
+    assert ran.served(*ENGINE).take_over is None
+    assert ran.served(*ENGINE, "--take-over").take_over == ""
+    assert ran.served(*ENGINE, "--take-over", "/run/weir/g").take_over == "/run/weir/g"
+
+
 @pytest.mark.parametrize("own", [("--engine", "sim"), ("--engine", "demo")])
 def test_engines_of_ones_own_are_for_one_process(ran: Ran, own: tuple[str, str]) -> None:
     status, _, err = ran("serve", *own, "--workers", "2")

@@ -11,6 +11,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "deploy/systemd"
 UNITS = sorted(FOLDER.glob("*.service"))
+SOCKETS = sorted(FOLDER.glob("*.socket"))
 EXPOSED = {"weir-gateway.service": 2.0}  # at most, of 10
 
 
@@ -22,7 +23,7 @@ def systemd_analyze(*arguments: object) -> str:
     return ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+@pytest.mark.parametrize("unit", [*UNITS, *SOCKETS], ids=lambda unit: unit.name)
 def test_systemd_finds_no_mistake_but_that_nothing_is_installed_here(unit: Path) -> None:
     told = systemd_analyze("verify", "--man=no", unit).splitlines()
     assert [line for line in told if unit.name in line and "is not executable" not in line] == []

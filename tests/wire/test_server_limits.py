@@ -575,6 +575,36 @@ def test_drain_lets_answers_finish_and_closes_the_idle() -> None:
     serve(scenario)
 
 
+def test_a_gentle_drain_answers_what_comes_on_open_connections_once() -> None:
+    async def scenario(rig: Rig) -> None:
+        idle, busy = await rig.client(), await rig.client()
+        assert await idle.is_alive()
+        await busy.send(HOLD)
+        await rig.handler.holding(1)
+        drained = asyncio.create_task(rig.server.drain(5, gently=True))
+        await asyncio.sleep(0.005)
+        await idle.send(HOLD)  # it was on its way
+        (await rig.handler.holding(2)).send(200, TEXT, b"late")
+        assert (await idle.answer()).headers[b"connection"] == b"close"
+        assert await idle.end() == (b"", "closed")
+        rig.handler.held[0].send(200, TEXT, b"x")
+        assert (await busy.answer()).headers[b"connection"] == b"close"
+        await drained
+        assert rig.server.connections == 0
+
+    serve(scenario)
+
+
+def test_a_gentle_drain_ends_too() -> None:
+    async def scenario(rig: Rig) -> None:
+        idle = await rig.client()
+        assert await idle.is_alive()
+        await rig.server.drain(0.05, gently=True)
+        assert await idle.end() == (b"", "closed")
+
+    serve(scenario)
+
+
 def test_drain_warns_and_then_aborts() -> None:
     async def scenario(rig: Rig) -> None:
         polite, deaf, half = [await rig.client() for _ in range(3)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -19,6 +19,7 @@ from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.record import Record
 from gateway.decider.local import LocalDecider
 from gateway.decider.relays.session import RelaySession
+from gateway.decider.relays.totals import RelayTotals
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_relay
 from gateway.frames.messages import (
@@ -47,6 +48,7 @@ class RelayHub:
     `engine_of` gives the engine of an id and address, made if there is none. `call_ended` is told the engine of each
     call that ends, `overruled` the epoch of a decider that rules in place of this one. `lives`: whether there is a
     process of this id, in place of the kernel's word. `ended` is given the record of each ended call, and when.
+    `left` is called when a relay has left.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class RelayHub:
         overruled: Callable[[int], None],
         lives: Callable[[int], bool] | None = None,
         ended: Callable[[Record, float], None] = lambda _, __: None,
+        left: Callable[[], None] = lambda: None,
     ) -> None:
         self.decider = decider
         self.epoch = epoch
@@ -73,10 +76,11 @@ class RelayHub:
         self.overruled = overruled
         self.ended = ended
         self._lives = _lives if lives is None else lives
+        self._left = left
         self.sessions: set[RelaySession] = set()
         self.version = 0
         self.complete = not expected  # every relay that lived before has told what it holds
-        self.totals: dict[tuple[int, int], RelayCounts] = {}  # by relay and its epoch, also of those that are gone
+        self.totals = RelayTotals(self._lives)
         self.empty = asyncio.Event()
         self.empty.set()
         self._expected = dict(expected)
@@ -106,6 +110,24 @@ class RelayHub:
 
     # -- relays that come and go --------------------------------------------------------------------------------
 
+    def expect(self, relays: Mapping[int, int]) -> None:
+        """Grant nothing before these relays, processes by number, have told what they hold too. Where it was not known
+        which there are, 0 has stood for them."""
+        self._expected.pop(0, None)
+        self._expected.update(relays)
+        self.complete = False
+        self.release()
+
+    async def whole(self) -> None:
+        """Until every relay that lived before has told what it holds, or is gone."""
+        while not self.complete:  # noqa: ASYNC110 # once, at the start; `_watch` looks no more often
+            await asyncio.sleep(TICK / 10)
+
+    def relays(self) -> dict[int, int]:
+        """The processes of the relays, by number: those that are here, and those that are expected."""
+        here = {each.hello.relay: each.hello.pid for each in self.sessions if each.hello is not None}
+        return {**self._expected, **here}
+
     def joins(self, session: RelaySession, hello: Hello) -> bool:
         """Whether a relay may join; an earlier life of it, or connection, gives way."""
         for other in [each for each in self.sessions if each.hello and each.hello.relay == hello.relay]:
@@ -128,6 +150,9 @@ class RelayHub:
         """A session has ended."""
         if session in self.sessions:
             self.sessions.discard(session)
+            if session.hello is not None:
+                self.totals.leaves((session.hello.relay, session.hello.epoch), session.hello.pid)
+                self._left()
         self._uncounted.discard(session)
         if not self._uncounted:
             self._all_counted()
@@ -209,7 +234,8 @@ class RelayHub:
     def counted(self, session: RelaySession, counts: RelayCounts) -> None:
         """A relay's totals of now."""
         assert session.hello is not None  # noqa: S101 # it is the first of all messages
-        session.counts = self.totals[session.hello.relay, session.hello.epoch] = counts
+        session.counts = counts
+        self.totals.told((session.hello.relay, session.hello.epoch), counts)
         self._uncounted.discard(session)
         if not self._uncounted:
             self._all_counted()
@@ -238,6 +264,16 @@ class RelayHub:
         for session in self.sessions:
             session.send(DrainOrder(within))
         await self.empty.wait()
+
+    def hand_over(self, within: float, decider: str) -> None:
+        """Have every relay finish gently within so many seconds, and ask the decider at this socket from now on, which
+        this one then hears no more of; empty: go on asking this one."""
+        for session in list(self.sessions):
+            session.send(DrainOrder(within, True, decider))
+            if decider and session.channel is not None:
+                session.channel.flush()
+                session.channel.deafen()
+                session.give_back()
 
 
 def _lives(pid: int) -> bool:

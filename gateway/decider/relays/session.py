@@ -195,13 +195,17 @@ class RelaySession:
         if why:
             name = "a relay" if self.hello is None else f"relay {self.hello.relay}"
             self.hub.say(f"{name} was cut off: {why}")
+        self.give_back()
+        self.hub.leaves(self)
+
+    def give_back(self) -> None:
+        """Give back all that its calls hold here."""
         calls, self.calls = self.calls, {}
         self.waiting.clear()
         for served in calls.values():
             served.lost()
         for task in self._listing:
             task.cancel()
-        self.hub.leaves(self)
 
     # -- a call's questions -------------------------------------------------------------------------------------
 

@@ -55,9 +55,15 @@ class RemoteDecider:
         return RemoteAdmission(self, account.name, record, fields if self.link.shadow else {}, peer, now)
 
     async def ask(self, call: Call) -> RemoteGrant:
+        return await self.ask_judged(call)
+
+    async def ask_judged(
+        self, call: Call, exclude: frozenset[str] = frozenset(), *, front: bool = False
+    ) -> RemoteGrant:
+        """`ask`, for a call that may have had an engine and lost it: it waits in `front`, for another than these."""
         asked = self.begin(call)
         ask = ask_of(asked.number, call, self.version, {}, "", wait=True)
-        ask.facts = facts_of(call)
+        ask.facts, ask.front, ask.exclude = facts_of(call), front, list(exclude)
         try:
             self.put(asked, ask)
             await asked.answered()

@@ -51,7 +51,7 @@ class Link:
         *,
         on_policy: Callable[[PolicyNews], None],
         on_fleet: Callable[[FleetNews], None],
-        on_drain: Callable[[float], None],
+        on_drain: Callable[[DrainOrder], None],
         counts: Callable[[], RelayCounts],
         say: Callable[[str], None],
     ) -> None:
@@ -97,10 +97,24 @@ class Link:
         if self._channel is not None:
             self._channel.send(message)
 
+    async def tell_last(self, within: float) -> None:
+        """Tell the totals before an end, to a decider that is there within so many seconds."""
+        until = self.clock() + within
+        while self._channel is None and self.clock() < until:  # noqa: ASYNC110 # once, at the end
+            await asyncio.sleep(RETRY / 5)
+        self.send(self._counts())
+        self.flush()
+
     def flush(self) -> None:
         """Hand over at once what was sent, as before an end."""
         if self._channel is not None:
             self._channel.flush()
+
+    def leave(self) -> None:
+        """Leave this decider for another, which `connect` reaches from now on: it is told what this relay holds."""
+        self._channel = None
+        if self._opened is not None:
+            self._opened.close()
 
     async def aclose(self) -> None:
         """End it; nothing is told of that."""
@@ -176,7 +190,7 @@ class Link:
             case CountsAsk():
                 self.send(self._counts())
             case DrainOrder():
-                self._on_drain(message.within)
+                self._on_drain(message)
             case _:
                 call = self.calls.get(message.number)
                 if call is not None:  # else it has ended, and its decider hears of that

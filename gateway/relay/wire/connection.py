@@ -99,7 +99,7 @@ class ClientConnection(asyncio.Protocol):
         self._since = self._loop.time()
         if len(shared.open) - shared.seats > settings.refused_at_once:
             self._reset()
-        elif shared.draining:
+        elif shared.draining and not shared.gently:
             self._close()
         elif full is not None:
             self._refuse(full)

@@ -31,7 +31,7 @@ class TlsListener:
 
     def __init__(self, shared: Shared, listening: socket.socket, context: Callable[[], tls.SSLContext]) -> None:
         self._shared = shared
-        self._listening = listening
+        self.listening = listening
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._paused: asyncio.TimerHandle | None = None
@@ -42,18 +42,18 @@ class TlsListener:
         """Accept no more. Handshakes under way may end; their connections find the server draining."""
         if self._paused is not None:
             self._paused.cancel()
-        self._loop.remove_reader(self._listening)
-        self._listening.close()
+        self._loop.remove_reader(self.listening)
+        self.listening.close()
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             try:
-                sock, address = self._listening.accept()
+                sock, address = self.listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError:  # no descriptor is left: the listener stays readable, and must not spin
-                self._loop.remove_reader(self._listening)
-                self._paused = self._loop.call_later(_PAUSE, self._loop.add_reader, self._listening, self._accept)
+                self._loop.remove_reader(self.listening)
+                self._paused = self._loop.call_later(_PAUSE, self._loop.add_reader, self.listening, self._accept)
                 return
             sock.setblocking(False)
             peer = address[0] if isinstance(address, tuple) else "unix"

@@ -25,6 +25,7 @@ from gateway.relay.wire.shared import Handler, Shared
 __all__ = ["Handler", "Request", "Responder", "Server", "ServerSettings", "answer"]
 
 _BACKLOG = 4096
+TURNS = 4  # of the event loop, from a connection that was accepted to its protocol
 
 
 class Server:
@@ -70,8 +71,10 @@ class Server:
         path: str | None = None,
         ssl: tls.SSLContext | None = None,
         sock: socket.socket | None = None,
+        owner: bool = False,
     ) -> None:
-        """Listen on TCP, on a unix socket at `path`, or on a bound `sock`. Raises OSError if that is not possible."""
+        """Listen on TCP, on a unix socket at `path`, or on a bound `sock`. `owner`: the path of a unix `sock` is
+        removed at the end, as that of `path` is. Raises OSError if that is not possible."""
         loop = asyncio.get_running_loop()
         if ssl is not None:
             self.go_by(ssl)
@@ -89,6 +92,8 @@ class Server:
                 listener = await loop.create_server(self._connection, host, port or 0, backlog=_BACKLOG)
             listening = tuple(listener.sockets)
             self._listeners.append(listener)
+        if owner and sock is not None and sock.family == socket.AF_UNIX:
+            path = sock.getsockname()
         if path is not None:
             self._unix_paths.append((path, os.stat(path).st_ino))
         for each in listening:
@@ -104,8 +109,18 @@ class Server:
         assert self._context is not None  # noqa: S101 # listen() has set it
         return self._context
 
-    def stop_accepting(self) -> None:
-        """Close the listeners; connections stay."""
+    def sockets(self) -> list[int]:
+        """The file descriptors of the listening sockets."""
+        return [
+            each.fileno()
+            for listener in self._listeners
+            for each in ([listener.listening] if isinstance(listener, TlsListener) else listener.sockets)
+        ]
+
+    def stop_accepting(self, *, given: bool = False) -> None:
+        """Close the listeners; connections stay. `given`: another process has the sockets, and their paths."""
+        if given:
+            self._unix_paths.clear()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -117,20 +132,26 @@ class Server:
                 pass
         self._unix_paths.clear()
 
-    async def drain(self, timeout: float) -> None:  # noqa: ASYNC109 - a phase of it, not a bound on the whole
+    async def drain(self, timeout: float, *, gently: bool = False) -> None:  # noqa: ASYNC109 - a phase of it
         """Stop accepting, close what is idle, and wait until every answer in flight is complete and sent.
 
         After `timeout` seconds each remaining watcher is told `drain`; what is left `drain_notice` seconds later is
-        aborted. Returns when no connection is left.
+        aborted. Returns when no connection is left. `gently`: another process accepts from the same sockets, so a
+        connection that is idle is closed only then, or with its next answer: a request may be on its way on it.
         """
         shared = self._shared
-        shared.draining = True
-        self.stop_accepting()
-        for connection in list(shared.open):
-            connection.close_if_idle()
+        shared.draining, shared.gently = True, gently
+        self.stop_accepting(given=gently)
+        for _ in range(TURNS):  # the loop may have accepted connections that are not made yet
+            await asyncio.sleep(0)
+        if not gently:
+            for connection in list(shared.open):
+                connection.close_if_idle()
         if await self._emptied(timeout):
             return
+        shared.gently = False
         for connection in list(shared.open):
+            connection.close_if_idle()
             connection.warn()
         if await self._emptied(shared.settings.drain_notice):
             return

@@ -70,6 +70,7 @@ class Shared:
         self.empty = asyncio.Event()
         self.empty.set()
         self.draining = False
+        self.gently = False  # draining, and another has the listening sockets: what is open is served once more
         self.refusals: dict[int, int] = {}
         self.seats = 0  # taken
         self._clock = clock

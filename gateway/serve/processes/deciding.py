@@ -8,28 +8,32 @@ import socket
 import ssl
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from gateway.control.calls import CallView
 from gateway.control.processes import ProcessView
 from gateway.decider.loading import Configuration
-from gateway.decider.relays.hub import RelayHub
-from gateway.frames.messages import RelayCounts
+from gateway.frames.messages import VERSION, RelayCounts
 from gateway.relay.wire.server import address_of, bound_sockets
 from gateway.serve.assembly import Gateway
-from gateway.serve.processes.place import CLOSING, READY, Beats, Place
-from gateway.serve.starting import Options, StartError, say
+from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
+from gateway.serve.processes.kept import read, write
+from gateway.serve.processes.place import CLOSING, HANDED, READY, Beats, Place
+from gateway.serve.starting import Options, StartError
+from gateway.serve.upgrade.meeting import Given, Offer
+from gateway.serve.upgrade.taking import Inherited, TakenOver, given_by
 from gateway.shared.control.listener import bound_to
 
 JOINED_WITHIN = 30.0  # seconds for the relays to be there at the first start
 
 
-def sockets_of(options: Options, stack: ExitStack) -> tuple[list[socket.socket], socket.socket]:
+def sockets_of(options: Options, inherited: Inherited, stack: ExitStack) -> tuple[list[socket.socket], socket.socket]:
     """The listening sockets of data port and control port, until the stack ends. Raises StartError."""
     flag = f"--listen {options.listen}"
     try:
-        data = [stack.enter_context(each) for each in bound_sockets(options.listen)]
+        data = [stack.enter_context(each) for each in inherited.data or bound_sockets(options.listen)]
         flag = f"--control {options.control}"
-        control = stack.enter_context(bound_to(options.control))
+        control = stack.enter_context(inherited.control or bound_to(options.control))
     except OSError as error:
         raise StartError(f"{flag}: {error.strerror or error}") from error
     return data, control
@@ -43,23 +47,24 @@ class RelayedPort:
         self._place = place
         self._beats = Beats(place.beats)
         self.addresses = [address_of(each, secure) for each in place.data]
-        self._hub = RelayHub(
-            gateway.decider,
-            place.epoch,
-            place.living,
-            engine_of=gateway.held_on,
-            shown=gateway.shown,
-            call_ended=gateway.call_ended,
-            say=say,
-            overruled=lambda _: None,  # on one machine the parent sees to it that there is one
-            ended=gateway.ended_calls.add,
-        )
+        self._file = Path(place.path).with_name("kept")
+        self._kept = read(self._file)
+        self._hub = hub_of(gateway, place.epoch, {**place.living, **self._kept.relays}, self._keep)
+        self._hub.totals.take(self._kept.left)
         self._server: asyncio.Server | None = None
-        self._tell(configuration)
+        tell_policy(self._hub, gateway, configuration)
 
-    def _tell(self, configuration: Configuration) -> None:
-        secret = (configuration.cache_secret or "").encode()
-        self._hub.apply(self._gateway.pipeline.snapshot, secret)
+    def _keep(self) -> None:
+        """A relay has left: its totals are for a decider that comes after this one, too."""
+        self._kept.left = self._hub.totals.left()
+        write(self._file, self._kept)
+
+    async def take_over(self, taken: TakenOver) -> None:
+        given = await given_by(taken, self._place.path)
+        self._hub.totals.take(given.left)
+        self._hub.expect(given.relays)
+        self._kept.relays = given.relays
+        self._keep()
 
     async def listen(self, context: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
@@ -71,43 +76,42 @@ class RelayedPort:
 
     def apply(self, configuration: Configuration) -> None:
         self._gateway.apply(configuration)
-        self._tell(configuration)
+        tell_policy(self._hub, self._gateway, configuration)
 
-    async def drain(self, within: float) -> None:
+    def offer(self) -> tuple[Offer, list[int]]:
+        place = self._place
+        relays, owner = place.inherited.relays + place.relays, place.inherited.owner
+        return Offer(VERSION, place.epoch, relays, len(place.data), owner), [each.fileno() for each in place.data]
+
+    def hand_over(self, within: float, decider: str) -> Given:
+        self._beats.tell(HANDED)
+        given = Given(self._hub.relays(), self._hub.totals.left()) if decider else Given()
+        self._hub.hand_over(within, decider)
+        return given
+
+    async def drain(self, within: float, *, gently: bool = False) -> None:
+        if gently:
+            await self._hub.empty.wait()
+            return
         self._beats.tell(CLOSING)
         await self._hub.drain(within)
 
     def totals(self) -> Sequence[RelayCounts]:
-        return tuple(self._hub.totals.values())
+        return self._hub.totals.all()
 
     async def count(self) -> None:
         await self._hub.count()
 
     def calls(self) -> Iterable[CallView]:
-        now = self._hub.clock()
-        for session in self._hub.sessions:
-            for served in session.calls.values():
-                call, grant = served.call, served.grant
-                yield CallView(
-                    request_id=call.request_id,
-                    tenant=call.tenant,
-                    class_name=call.class_name,
-                    model=call.model,
-                    engine=None if grant is None else grant.engine.id,
-                    state="queued" if grant is None else "running" if grant.hold.prefill else "streaming",
-                    age_s=round(now - call.arrived, 3),
-                    deadline_s=round(call.deadline - now, 3),
-                    held_tokens=call.cost,
-                    attempts=served.attempts + (grant is not None),
-                )
+        return calls_of(self._hub)
 
     def processes(self) -> list[ProcessView]:
-        place, sessions = self._place, sorted(self._hub.sessions, key=lambda session: session.number)
-        calls = self._gateway.metrics.counts.calls + sum([counts.ended for counts in self._hub.totals.values()])
+        place = self._place
+        calls = self._gateway.metrics.counts.calls + self._hub.totals.ended
         return [
             ProcessView("parent", place.parent, place.parent_started, 0, 0),
             ProcessView("decider", os.getpid(), place.started, calls, 0),
-            *(ProcessView("relay", *session.process) for session in sessions),
+            *relays_of(self._hub),
         ]
 
     async def aclose(self) -> None:

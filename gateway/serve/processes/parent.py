@@ -22,7 +22,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gateway.serve.processes.place import ALIVE, CLOSING, READY, Place, Role, die_with
+from gateway.serve.processes.place import ALIVE, CLOSING, HANDED, READY, Place, Role, die_with
+from gateway.serve.upgrade.next_gateway import NextGateway
+from gateway.serve.upgrade.taking import Inherited
 from gateway.shared.service_manager import ServiceManager
 
 LOOK = 0.4  # seconds between two looks at who is silent
@@ -31,7 +33,7 @@ STARTS = 50  # the same, before its first sign
 QUICK = 2.0  # seconds: who ends within them is started again later each time
 LATEST = 5.0  # seconds
 ENDS_WITHIN = 3.0  # seconds for relays to end once their decider has
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
 
 class Process:
@@ -50,7 +52,8 @@ class Process:
 
 
 class Parent:
-    """`body` is a child's life, and gives its exit status; `say` takes lines for the operator."""
+    """`body` is a child's life, and gives its exit status; `say` takes lines for the operator. `inherited`: from a
+    gateway that is taken over, or the service manager; `successor` starts one that takes this one over."""
 
     def __init__(
         self,
@@ -59,6 +62,8 @@ class Parent:
         control: socket.socket,
         body: Callable[[Place], int],
         say: Callable[[str], None],
+        inherited: Inherited | None = None,
+        successor: NextGateway | None = None,
     ) -> None:
         self._relays = relays
         self._data = list(data)
@@ -75,11 +80,16 @@ class Parent:
         self._children: dict[int, Process] = {}
         self._due: dict[tuple[Role, int], float] = {}  # when to start it again
         self._quick: dict[tuple[Role, int], int] = {}  # ends in a row, soon after a start
-        self._epoch = 0
+        self._inherited = Inherited() if inherited is None else inherited
+        self._successor = successor
+        self._epoch = self._inherited.epoch
+        self._begun: set[tuple[Role, int]] = set()  # those that were started once
+        self._handed = False  # another gateway has the sockets
         self._ready: set[tuple[Role, int]] = set()  # those that have served once
         self._terms = 0  # signals to end
         self._asked = 0  # those of them that the decider was told of
         self._hangup = False
+        self._upgrade = False
         self._ends_by = 0.0
         self._status = 0
         self._manager = ServiceManager()
@@ -92,7 +102,8 @@ class Parent:
         try:
             self._start("decider", 0)
             for number in range(1, self._relays + 1):
-                self._start("relay", number)
+                self._start("relay", self._inherited.relays + number)
+            self._let_go_of_taken()
             looked = time.monotonic()
             while self._children or self._due:
                 self._wait()
@@ -135,7 +146,10 @@ class Parent:
             parent=os.getpid(),
             started=time.time(),
             parent_started=self._started,
+            first=(role, number) not in self._begun,
+            inherited=self._inherited,
         )
+        self._begun.add((role, number))
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -143,6 +157,11 @@ class Parent:
             self._child(place, ours)
         theirs.close()
         self._children[pid] = Process(place, pid, ours)
+
+    def _let_go_of_taken(self) -> None:
+        """The first decider alone speaks with the gateway that is taken over."""
+        if self._inherited.taken is not None:
+            self._inherited.taken.connection.close()
 
     def _child(self, place: Place, ours: socket.socket) -> None:
         """Does not return."""
@@ -155,6 +174,8 @@ class Parent:
                 signal.signal(number, signal.SIG_DFL)
             for descriptor in (self._wake, self._woken):
                 os.close(descriptor)
+            if place.role == "relay":
+                self._let_go_of_taken()
             for other in (ours, *(child.beats for child in self._children.values())):
                 other.close()  # else their ends would not be seen
             status = self._body(place)
@@ -191,11 +212,17 @@ class Parent:
                     self._manager.ready(f"{self._relays} relays and a decider", loops=False)
             if CLOSING in signs:
                 self._close()
+            if HANDED in signs:
+                self._handed = True
+                if self._successor is not None and self._successor.pid:
+                    self._manager.succeeded_by(self._successor.pid)
+                self._close()
 
     def _close(self) -> None:
         """No connection is taken any more."""
         for listening in self._data:
-            if listening.family == socket.AF_UNIX and listening.fileno() >= 0:
+            own = self._inherited.owner and not self._handed
+            if own and listening.family == socket.AF_UNIX and listening.fileno() >= 0:
                 Path(listening.getsockname()).unlink(missing_ok=True)
             listening.close()
         self._data = []
@@ -211,6 +238,8 @@ class Parent:
                 return
             child = self._children.get(pid)
             if child is None:
+                if self._successor is not None:
+                    self._successor.ended(pid, status)
                 continue
             if os.WIFSTOPPED(status):
                 self._say(f"{child} was stopped: it is killed, and another started")
@@ -225,6 +254,8 @@ class Parent:
         if self._terms:
             if child.place.role == "decider":
                 self._decider_gone()
+            return
+        if self._handed:  # the others finish what they have
             return
         if who not in self._ready:  # it cannot start, and has said why
             self._status = code if code > 0 else 1
@@ -265,9 +296,15 @@ class Parent:
             self._terms += 1
         elif number == signal.SIGHUP:
             self._hangup = True
+        elif number == signal.SIGUSR2:
+            self._upgrade = True
 
     def _forward(self) -> None:
         """Pass on the signals that have come."""
+        if self._upgrade:
+            self._upgrade = False
+            if self._successor is not None and not self._handed:
+                self._successor.start()
         if self._hangup:
             self._hangup = False
             for child in self._children.values():

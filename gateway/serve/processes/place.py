@@ -13,9 +13,11 @@ from typing import Literal
 import msgspec
 
 from gateway.decider.loading import Configuration
+from gateway.serve.upgrade.taking import Inherited
 
 BEAT = 0.2  # seconds between two signs of life
-ALIVE, READY, CLOSING = b".", b"r", b"c"  # from a child: it lives; it serves; nobody may connect any more
+# From a child: it lives; it serves; nobody may connect any more; another gateway has the sockets.
+ALIVE, READY, CLOSING, HANDED = b".", b"r", b"c", b"h"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Role = Literal["decider", "relay"]
@@ -24,7 +26,8 @@ Role = Literal["decider", "relay"]
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """`number`: of a relay, 0 for the decider. `epoch`: higher at every start of a process. `data`: the data port's
     listening sockets, `control` the control port's, `inner` the decider's for relays, at `path`. `beats` goes to the
-    parent. `living`: the relays that lived already, by number. `secret`: of the cache salts, where no file has one."""
+    parent. `living`: the relays that lived already, by number. `secret`: of the cache salts, where no file has one.
+    `first`: no process of this role and number was there before. `inherited`: from a gateway that is taken over."""
 
     role: Role
     number: int
@@ -40,11 +43,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
     started: float  # seconds since 1970, of this process
     parent_started: float
-
-    @property
-    def first(self) -> bool:
-        """Whether it is the first of all processes."""
-        return self.epoch == 1
+    first: bool
+    inherited: Inherited
 
     def complete(self, configuration: Configuration) -> Configuration:
         """The configuration with a secret for cache salts that outlives this process."""

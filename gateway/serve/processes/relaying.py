@@ -24,6 +24,7 @@ from gateway.frames.channel import Channel
 from gateway.frames.messages import (
     MOST_RECORDS,
     VERSION,
+    DrainOrder,
     EndedRecords,
     EngineNews,
     FleetNews,
@@ -48,6 +49,7 @@ from gateway.upstream.names import Names
 from gateway.upstream.trust import Trust
 
 COUNT_EVERY = 1.0  # seconds
+TOLD_WITHIN = 2.0  # seconds for a decider to be there for the last totals
 
 
 async def relay(options: Options, open_files: int, errors: LineWriter, place: Place) -> None:
@@ -103,6 +105,7 @@ class RelaySide:
     ) -> None:
         loop = asyncio.get_running_loop()
         self._place = place
+        self._path = place.path  # of the decider's socket
         self._most_clients = most_clients
         self._parser = parser
         self._lost = lost
@@ -121,6 +124,7 @@ class RelaySide:
         self.pipeline: Pipeline | None = None
         self.server: Server  # from the first policy on
         self._drain_within: float | None = None
+        self._gently = False
         self._drain_order = asyncio.Event()
         self.link = Link(
             self._connect if connect is None else connect,
@@ -143,7 +147,7 @@ class RelaySide:
         while True:
             self._drain_order.clear()
             within = self.policy.timeouts.drain if self._drain_within is None else self._drain_within
-            drained = asyncio.ensure_future(self.server.drain(within))
+            drained = asyncio.ensure_future(self.server.drain(within, gently=self._gently))
             again = asyncio.ensure_future(self._drain_order.wait())
             await asyncio.wait((drained, again), return_when=asyncio.FIRST_COMPLETED)
             again.cancel()
@@ -152,7 +156,7 @@ class RelaySide:
             drained.cancel()
         for each in (order, first):
             each.cancel()
-        self.link.send(self._told())
+        await self.link.tell_last(TOLD_WITHIN)
         self._tell_ended()
         self.link.flush()
 
@@ -164,7 +168,7 @@ class RelaySide:
         await self._recorder.aclose()
 
     async def _connect(self, made: Callable[[], Channel]) -> None:
-        await asyncio.get_running_loop().create_unix_connection(made, self._place.path)
+        await asyncio.get_running_loop().create_unix_connection(made, self._path)
 
     # -- news of the decider ------------------------------------------------------------------------------------
 
@@ -214,9 +218,12 @@ class RelaySide:
         trust = None if engine.trust is None else Trust(ca=engine.trust[0], name=engine.trust[1])
         client.go_by(client_settings(self.policy), engine.api_key, trust)
 
-    def _on_drain(self, within: float) -> None:
-        self._drain_within = within
+    def _on_drain(self, order: DrainOrder) -> None:
+        self._drain_within, self._gently = order.within, order.gently
         self._drain_order.set()
+        if order.decider:
+            self._path = order.decider
+            self.link.leave()
 
     # -- counts -------------------------------------------------------------------------------------------------
 

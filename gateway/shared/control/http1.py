@@ -73,6 +73,11 @@ class Http1Listener:
         )
         self._look()
 
+    def stop_accepting(self) -> None:
+        """Take no connection any more; those that are there stay."""
+        if self._server is not None:
+            self._server.close()
+
     async def aclose(self) -> None:
         """End it, giving answers in flight a moment; a client that does not finish its request is left behind."""
         if self._server is None:

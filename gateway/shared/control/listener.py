@@ -23,6 +23,8 @@ class ControlPort:
         self, app: Starlette, listen: str, connections: int = CONNECTIONS, tls: ssl.SSLContext | None = None
     ) -> None:
         self.address = ""
+        self.port = 0
+        self._listening: socket.socket | None = None
         self._tls = tls
         self._listen = listen
         self._http = Http1Listener(app, "weir.control", connections)
@@ -31,10 +33,19 @@ class ControlPort:
         """Listen, on a socket that is `bound` where there is one. Raises OSError, ValueError."""
         host, _ = split_address(self._listen)
         listening = bound_to(self._listen) if bound is None else bound
-        port = listening.getsockname()[1]
+        self._listening, self.port = listening, listening.getsockname()[1]
+        port = self.port
         scheme = "http" if self._tls is None else "https"
         self.address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         await self._http.start(listening, self._tls)
+
+    def sockets(self) -> list[int]:
+        """The file descriptor of the listening socket."""
+        return [] if self._listening is None else [self._listening.fileno()]
+
+    def stop_accepting(self) -> None:
+        """Take no connection any more; those that are there stay."""
+        self._http.stop_accepting()
 
     async def aclose(self) -> None:
         """End it, giving answers in flight a moment; a client that does not finish its request is left behind."""

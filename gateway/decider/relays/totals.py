@@ -1,0 +1,104 @@
+"""Totals of all relays, those that have ended too: what `/metrics` adds up.
+
+A relay tells its totals since its start, so to hear them again changes nothing. Those of relays that have left are
+kept by their key (relay, epoch): one that comes again replaces them. So are those of an earlier decider's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from gateway.core.call_counts import CallCounts
+from gateway.frames.messages import RelayCounts
+
+MOST_LEFT = 64  # relays that have left; beyond them those that have ended are added up
+ADDED_UP = (0, 0)  # the key of those: no relay has it
+Key = tuple[int, int]
+Name = TypeVar("Name", int, str)
+
+
+class LeftRelay(msgspec.Struct, array_like=True):
+    """Totals of a relay that has left, and its process."""
+
+    relay: int
+    epoch: int
+    pid: int
+    counts: RelayCounts
+
+
+class RelayTotals:
+    """`lives` tells whether there is a process of this id."""
+
+    def __init__(self, lives: Callable[[int], bool]) -> None:
+        self._lives = lives
+        self._totals: dict[Key, RelayCounts] = {}
+        self._left: dict[Key, int] = {}  # and its process
+
+    def all(self) -> Sequence[RelayCounts]:
+        return tuple(self._totals.values())
+
+    @property
+    def ended(self) -> int:
+        """Calls that have ended."""
+        return sum([counts.ended for counts in self._totals.values()])
+
+    def told(self, key: Key, counts: RelayCounts) -> None:
+        """A relay's totals of now."""
+        self._totals[key] = counts
+        self._left.pop(key, None)
+
+    def leaves(self, key: Key, pid: int) -> None:
+        """Its relay has left: it has no connections any more, and holds nothing."""
+        counts = self._totals.get(key)
+        if counts is None:
+            return
+        self._totals[key] = msgspec.structs.replace(counts, connections=0, body_bytes=0)
+        self._left[key] = pid
+        if len(self._left) > MOST_LEFT:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        for key in [key for key, pid in self._left.items() if key == ADDED_UP or not self._lives(pid)]:
+            del self._left[key]
+            counts = self._totals.pop(key)
+            before = self._totals.get(ADDED_UP)
+            self._totals[ADDED_UP] = counts if before is None else added(before, counts)
+        if ADDED_UP in self._totals:
+            self._left[ADDED_UP] = 0
+
+    def left(self) -> list[LeftRelay]:
+        """Those that have left, for another decider."""
+        return [LeftRelay(*key, pid, self._totals[key]) for key, pid in self._left.items()]
+
+    def take(self, left: Iterable[LeftRelay]) -> None:
+        """Those that had left an earlier decider."""
+        for each in left:
+            key = (each.relay, each.epoch)
+            self._totals.setdefault(key, each.counts)
+            self._left.setdefault(key, each.pid)
+
+
+def added(one: RelayCounts, other: RelayCounts) -> RelayCounts:
+    """The sum of two relays' totals."""
+    calls = CallCounts()
+    calls.add(one.calls)
+    calls.add(other.calls)
+    return RelayCounts(
+        calls.told(),
+        one.ended + other.ended,
+        one.connections + other.connections,
+        one.body_bytes + other.body_bytes,
+        _sum(one.refusals, other.refusals),
+        _sum(one.body_refusals, other.body_refusals),
+        _sum(one.batches, other.batches),
+        one.merged + other.merged,
+        one.again + other.again,
+        one.lost_lines + other.lost_lines,
+    )
+
+
+def _sum(one: dict[Name, int], other: dict[Name, int]) -> dict[Name, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

@@ -1,0 +1,36 @@
+"""Successor of a decider: another gateway, which decides from now on for the calls that this one still carries."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Protocol
+
+from gateway.core.engines.fleet import Hold
+from gateway.core.request.call import Call
+
+if TYPE_CHECKING:
+    from gateway.decider.grant import LocalGrant
+
+
+class Successor(Protocol):
+    """It is told what calls hold here, and asked for every further grant."""
+
+    def holds(self, call: Call, hold: Hold) -> None:
+        """The call has this hold."""
+
+    def began(self, hold: Hold, now: float) -> None:
+        """The engine has read the prompt."""
+
+    def released(self, hold: Hold) -> None:
+        """The hold came back."""
+
+    def grant(self, call: Call, exclude: frozenset[str], *, front: bool) -> Awaitable[LocalGrant]:
+        """A grant by the successor, as of Dispatch.enter. Raises Refused."""
+
+
+class HandedOver(Exception):
+    """A call that waits is for the successor to grant."""
+
+    def __init__(self, successor: Successor) -> None:
+        super().__init__()
+        self.successor = successor

@@ -1,0 +1,113 @@
+"""Ends of a gateway: a drain, which refuses what comes, or a hand-over to a gateway that serves in its place."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from gateway.serve.assembly import Gateway
+from gateway.serve.data_port import DataPort
+from gateway.serve.starting import ProcessSignals, say
+from gateway.serve.upgrade.giving import Giving, MeetingPoint
+from gateway.serve.upgrade.meeting import Offer, UnsafeFolder
+from gateway.serve.upgrade.next_gateway import NextGateway
+from gateway.shared.control.listener import ControlPort
+from gateway.shared.service_manager import ServiceManager
+
+CONTROL_STAYS = 0.5  # seconds that connections of the control port are served, after another has taken over
+
+
+def meet(
+    path: Path, port: DataPort, control: ControlPort, stack: AsyncExitStack, signals: ProcessSignals | None
+) -> Giving | None:
+    """Be found at this path by a gateway that is to take over, until the stack ends; None: there can be no such path.
+    With `signals` SIGUSR2 starts one."""
+    try:
+        meeting = MeetingPoint(path)
+    except (OSError, UnsafeFolder) as error:
+        say(f"warning: {error}: no other gateway can take over from this one")
+        return None
+    stack.callback(meeting.close)
+    if signals is not None:
+        signals.on_upgrade(NextGateway(path, say).start)
+
+    def offer() -> tuple[Offer, list[int]]:
+        made, descriptors = port.offer()
+        return made, [*descriptors, *control.sockets()]
+
+    giving = Giving(meeting.listening, offer, say)
+    stack.callback(giving.close)
+    return giving
+
+
+async def end(
+    gateway: Gateway,
+    port: DataPort,
+    control: ControlPort,
+    signals: ProcessSignals,
+    giving: Giving | None,
+    manager: ServiceManager,
+) -> None:
+    """Wait for a signal to end, or for a gateway that can serve in place of this one, and end in its way."""
+    told = asyncio.ensure_future(signals.first.wait())
+    news: list[asyncio.Future[Any]] = [told] if giving is None else [told, giving.ready]
+    await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if giving is None or not giving.ready.done():
+        manager.stopping()
+        await drain(gateway, port, signals)
+    else:
+        await hand_over(gateway, port, control, signals, giving, manager)
+
+
+async def _closed(control: ControlPort) -> None:
+    """Close it, once whoever was accepted has been answered."""
+    await asyncio.sleep(CONTROL_STAYS)
+    await control.aclose()
+
+
+async def hand_over(
+    gateway: Gateway, port: DataPort, control: ControlPort, signals: ProcessSignals, giving: Giving,
+    manager: ServiceManager,
+) -> None:  # fmt: skip
+    """Another gateway serves from now on. What is under way here ends within `timeouts.drain`, or at a signal."""
+    pid, ready = giving.ready.result()
+    within = gateway.policy.timeouts.drain
+    manager.succeeded_by(pid)
+    gateway.dispatch.leaving = True
+    given = port.hand_over(within, ready.decider)
+    control.stop_accepting()
+    await giving.give(given)
+    closing = asyncio.ensure_future(_closed(control))
+    say(f"process {pid} has taken over: what is under way here ends within {within:g} s")
+    drained = asyncio.ensure_future(port.drain(within, gently=True))
+    hurried = asyncio.ensure_future(signals.first.wait())
+    await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if not drained.done():
+        drained.cancel()
+        await port.drain(0.0)
+    await closing
+
+
+def drained_by_hand(gateway: Gateway, signals: ProcessSignals, wanted: bool) -> None:
+    """An operator's drain, which the end of the process overrules."""
+    gateway.dispatch.leaving = wanted or signals.first.is_set()
+
+
+async def drain(gateway: Gateway, port: DataPort, signals: ProcessSignals) -> None:
+    """From the first signal on: let in-flight answers finish, for as long as the policy or a second signal allows."""
+    dispatch, timeouts = gateway.dispatch, gateway.policy.timeouts
+    dispatch.leaving = True
+    await signals.hurried(timeouts.drain_grace)
+    # The server first: whoever is refused now is also told that the connection ends.
+    drained = asyncio.ensure_future(port.drain(timeouts.drain))
+    dispatch.refuse_waiting()
+    hurried = asyncio.ensure_future(signals.second.wait())
+    await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if not drained.done():
+        drained.cancel()
+        await port.drain(0.0)

@@ -1,0 +1,61 @@
+"""Hub of the relays of one gateway: made of its parts, told its policy, and shown on the control port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from gateway.control.calls import CallView
+from gateway.control.processes import ProcessView
+from gateway.decider.loading import Configuration
+from gateway.decider.relays.hub import RelayHub
+from gateway.serve.assembly import Gateway
+from gateway.serve.starting import say
+
+
+def hub_of(
+    gateway: Gateway, epoch: int, expected: Mapping[int, int], left: Callable[[], None] = lambda: None
+) -> RelayHub:
+    """See RelayHub. On one machine whoever starts processes sees to it that one decider rules."""
+    return RelayHub(
+        gateway.decider,
+        epoch,
+        dict(expected),
+        engine_of=gateway.held_on,
+        shown=gateway.shown,
+        call_ended=gateway.call_ended,
+        say=say,
+        overruled=lambda _: None,
+        ended=gateway.ended_calls.add,
+        left=left,
+    )
+
+
+def tell_policy(hub: RelayHub, gateway: Gateway, configuration: Configuration) -> None:
+    """Relays go by the policy of now."""
+    hub.apply(gateway.pipeline.snapshot, (configuration.cache_secret or "").encode())
+
+
+def calls_of(hub: RelayHub) -> Iterator[CallView]:
+    """What waits and runs at the relays now."""
+    now = hub.clock()
+    for session in hub.sessions:
+        for served in session.calls.values():
+            call, grant = served.call, served.grant
+            yield CallView(
+                request_id=call.request_id,
+                tenant=call.tenant,
+                class_name=call.class_name,
+                model=call.model,
+                engine=None if grant is None else grant.engine.id,
+                state="queued" if grant is None else "running" if grant.hold.prefill else "streaming",
+                age_s=round(now - call.arrived, 3),
+                deadline_s=round(call.deadline - now, 3),
+                held_tokens=call.cost,
+                attempts=served.attempts + (grant is not None),
+            )
+
+
+def relays_of(hub: RelayHub) -> list[ProcessView]:
+    """The relays' processes."""
+    sessions = sorted(hub.sessions, key=lambda session: session.number)
+    return [ProcessView("relay", *session.process) for session in sessions]

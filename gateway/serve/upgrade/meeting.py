@@ -1,0 +1,96 @@
+"""Meeting of a running gateway and its successor: a unix socket in a folder of this user's alone, and what they say.
+
+The running one answers a connection with an Offer, and copies of its listening sockets with it (SCM_RIGHTS). The
+successor starts with them, and says Ready once nothing can fail any more. Then the running one stops accepting, and
+says what its calls hold: Given. A successor that ends before that has changed nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from gateway.decider.relays.totals import LeftRelay
+
+_PEER = struct.Struct("3i")  # struct ucred of Linux: pid, uid, gid
+
+
+class Offer(msgspec.Struct, forbid_unknown_fields=True):
+    """What the running gateway has to give: `data` listening sockets of the data port, then the control port's.
+
+    `frames`: its version of the messages between relays and decider. `epoch`: of its decider; `relays`: the highest
+    number of a relay. `owner`: the paths of unix sockets are its own to remove. `refused`: why it gives nothing.
+    """
+
+    frames: int = 0
+    epoch: int = 0
+    relays: int = 0
+    data: int = 0
+    owner: bool = True
+    refused: str = ""
+
+
+class Ready(msgspec.Struct, forbid_unknown_fields=True):
+    """The successor can serve. `decider`: the socket where relays tell it what they hold; empty: it does not understand
+    them."""
+
+    decider: str
+
+
+class Given(msgspec.Struct, forbid_unknown_fields=True):
+    """The running one has stopped. `relays`: processes by number that will tell what they hold; `left`: totals of those
+    that have ended."""
+
+    relays: dict[int, int] = {}
+    left: list[LeftRelay] = []
+
+
+class UnsafeFolder(Exception):
+    """Others could take this user's gateways over. The message says what is wrong."""
+
+
+def meeting_point(host: str, port: int) -> Path:
+    """The path of the socket of the gateway with this control port."""
+    for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
+        given = os.environ.get(name, "").split(":")[0]
+        if given:
+            folder = Path(given) / "weir"
+            break
+    else:
+        folder = Path(tempfile.gettempdir()) / f"weir-{os.geteuid()}"
+    return folder / f"gateway-{host.replace('/', '_')}-{port}"
+
+
+def listen_at(path: Path) -> socket.socket:
+    """A listening socket at this path, in place of one that is there. Raises UnsafeFolder, OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    seen = path.parent.lstat()
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+        raise UnsafeFolder(f"{path.parent}: expected a folder of this user's alone (mode 0700)")
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(path))
+        path.chmod(0o600)
+        listening.listen(8)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
+    pid, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return pid, uid
+
+
+def line_of(message: Offer | Ready | Given) -> bytes:
+    return msgspec.json.encode(message) + b"\n"

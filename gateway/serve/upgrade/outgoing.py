@@ -1,0 +1,134 @@
+"""Calls of a gateway in one process that another has taken over from: to its successor this process is a relay.
+
+The successor's decider is told what each call holds, and when that comes back. Calls that waited, and those that come
+on connections that are still open, wait there. They were judged and charged here, and are not again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from gateway.core.engines.choice import Choice
+from gateway.core.engines.fleet import Hold
+from gateway.core.request.call import Call
+from gateway.decider.grant import LocalGrant
+from gateway.frames.channel import Channel
+from gateway.frames.messages import VERSION, DrainOrder, GrantTerms, Hello, RelayCounts
+from gateway.frames.refusals import facts_of
+from gateway.relay.remote.decider import RemoteDecider, ask_of
+from gateway.relay.remote.grant import RemoteGrant
+from gateway.relay.remote.link import Link
+from gateway.serve.assembly import Gateway
+from gateway.serve.starting import say
+
+TOLD_WITHIN = 2.0  # seconds for a decider to be there for the last totals
+
+
+class OutgoingCalls:
+    """A Successor, as in gateway/decider/successor.py, reached by the socket at `path`. `number` and `epoch` name this
+    process among all relays."""
+
+    def __init__(self, gateway: Gateway, number: int, epoch: int, path: str, lost: Callable[[], int]) -> None:
+        self._gateway = gateway
+        self._path = path
+        self._lost = lost
+        self._grants: dict[Hold, RemoteGrant] = {}
+        self.link = Link(
+            self._connect,
+            Hello(VERSION, number, epoch, os.getpid(), time.time(), 0),
+            gateway.clock,
+            on_policy=_nothing,
+            on_fleet=_nothing,
+            on_drain=self._on_drain,
+            counts=self._told,
+            say=lambda line: say(f"after the hand-over: {line}"),
+        )
+        self._decider = RemoteDecider(self.link)
+
+    def start(self) -> None:
+        """Tell the successor what is held, from now on."""
+        self.link.start()
+
+    async def aclose(self) -> None:
+        await self.link.tell_last(TOLD_WITHIN)
+        await self.link.aclose()
+
+    async def _connect(self, made: Callable[[], Channel]) -> None:
+        await asyncio.get_running_loop().create_unix_connection(made, self._path)
+
+    def _on_drain(self, order: DrainOrder) -> None:
+        """The successor has a successor of its own. How long this drain takes is settled."""
+        if order.decider:
+            self._path = order.decider
+            self.link.leave()
+
+    def _told(self) -> RelayCounts:
+        gateway = self._gateway
+        batcher, counts = gateway.pipeline.batcher, gateway.metrics.counts
+        return RelayCounts(
+            counts.told(),
+            counts.calls,
+            gateway.server.connections,
+            gateway.bodies.held,
+            gateway.server.refusals,
+            gateway.bodies.refused,
+            batcher.batches,
+            batcher.merged,
+            batcher.again,
+            self._lost(),
+        )
+
+    # -- what the dispatch tells and asks -----------------------------------------------------------------------
+
+    def holds(self, call: Call, hold: Hold) -> None:
+        engine, asked = hold.engine, self._decider.begin(call)
+        asked.ask = ask_of(asked.number, call, 0, {}, "", wait=True)
+        asked.ask.facts = facts_of(call)
+        asked.first_byte = 0.0 if hold.prefill else hold.taken_at
+        asked.terms = GrantTerms(
+            asked.number,
+            0,
+            0,
+            engine.id,
+            engine.name,
+            engine.url,
+            engine.tpot,
+            engine.pace,
+            hold.tokens,
+            hold.taken_at,
+            0,
+            hold.prefill,
+            0.0,
+            call.shaped,
+            call.predicted_wait,
+            None,
+            facts_of(call),
+            b"",
+        )
+        self._grants[hold] = RemoteGrant(self._decider, asked, alone=True)
+
+    def began(self, hold: Hold, now: float) -> None:
+        grant = self._grants.get(hold)
+        if grant is not None:
+            grant.first_byte(now)
+
+    def released(self, hold: Hold) -> None:
+        grant = self._grants.pop(hold, None)
+        if grant is not None:
+            grant.close()
+
+    async def grant(self, call: Call, exclude: frozenset[str], *, front: bool) -> LocalGrant:
+        remote = await self._decider.ask_judged(call, exclude, front=front)
+        terms, gateway = remote.terms, self._gateway
+        engine = gateway.held_on(terms.engine, terms.url)
+        choice = Choice(engine=engine, prefill=terms.prefill, cached=terms.cached, ttft=terms.expected)
+        grant = gateway.dispatch.restored(call, choice, terms.taken_at, 0.0)
+        self._grants[grant.hold] = remote
+        return grant
+
+
+def _nothing(_: object) -> None:
+    """This process goes by what it had."""

@@ -1,0 +1,169 @@
+"""Taking over: a gateway that starts is given the listening sockets of the one that runs, or by the service manager."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import MutableMapping
+from pathlib import Path
+
+import msgspec
+
+from gateway.frames.messages import VERSION
+from gateway.serve.starting import StartError, say
+from gateway.serve.upgrade.meeting import Given, Offer, Ready, line_of, meeting_point, peer_of
+from gateway.shared.addresses import split_address
+
+LATER = 2**20  # epochs: the one that runs may start processes of its own meanwhile
+OFFERED_WITHIN = 10.0  # seconds
+GIVEN_WITHIN = 30.0  # seconds
+MOST_OFFERED = 65536  # bytes
+MOST_GIVEN = 256 * 1024**2  # bytes; of 64 relays that have ended, with 10,000 tenants each
+MOST_SOCKETS = 64
+FIRST = 3  # descriptor of the first socket of a service manager, sd_listen_fds(3)
+CONTROL = "control"  # its name for the control port's
+
+
+class TakenOver(msgspec.Struct):
+    """A gateway that runs, and has offered its sockets."""
+
+    connection: socket.socket
+    pid: int
+    offer: Offer
+
+    @property
+    def understood(self) -> bool:
+        """Whether both speak the same frames, so that its relays can ask this one."""
+        return self.offer.frames == VERSION
+
+
+class Inherited(msgspec.Struct):
+    """Listening sockets that are there already. `control` None, no `data`: this gateway opens them. `owner`: the paths
+    of unix sockets are its own to remove."""
+
+    data: list[socket.socket] = []
+    control: socket.socket | None = None
+    owner: bool = True
+    taken: TakenOver | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Before the first of this gateway's."""
+        return 0 if self.taken is None else self.taken.offer.epoch + LATER
+
+    @property
+    def relays(self) -> int:
+        """The highest number of a relay before this gateway's."""
+        return 0 if self.taken is None else self.taken.offer.relays
+
+
+def inherited(take_over: str | None, control: str, environ: MutableMapping[str, str] = os.environ) -> Inherited:
+    """The sockets of the gateway that runs, or those of the service manager. `take_over`: its meeting point; empty:
+    that of `control`; None: nobody is taken over. Raises StartError."""
+    given = _activated(environ)
+    if take_over is None:
+        return given
+    return _taken_over(Path(take_over) if take_over else meeting_point(*split_address(control)))
+
+
+def _taken_over(path: Path) -> Inherited:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        return _offered(path, connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _offered(path: Path, connection: socket.socket) -> Inherited:
+    """What the gateway at this path offers. Raises StartError."""
+    connection.settimeout(OFFERED_WITHIN)
+    try:
+        connection.connect(str(path))
+        pid, uid = peer_of(connection)
+        if uid != os.geteuid():
+            raise StartError(f"--take-over: {path} is of user {uid}: only that user may take its gateway over")
+        line, descriptors = _received(connection)
+        sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        offer = msgspec.json.decode(line, type=Offer)
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise StartError(
+            f"--take-over: no gateway of this user runs with this --control ({path}): start without --take-over"
+        ) from None
+    except PermissionError:
+        raise StartError(f"--take-over: {path} is another user's: only that user may take its gateway over") from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StartError(f"--take-over: {path}: the gateway that runs has not answered: {error}") from error
+    if offer.refused:
+        raise StartError(f"--take-over: the gateway that runs (pid {pid}) refuses: {offer.refused}")
+    if len(sockets) != offer.data + 1 or not all(map(_listens, sockets)):
+        raise StartError(f"--take-over: the gateway that runs (pid {pid}) has not given its listening sockets")
+    return Inherited(sockets[: offer.data], sockets[offer.data], offer.owner, TakenOver(connection, pid, offer))
+
+
+def _received(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """A line, and the descriptors that came with it. Raises OSError."""
+    line, descriptors = b"", []
+    while not line.endswith(b"\n"):
+        data, more, _, _ = socket.recv_fds(connection, MOST_OFFERED, MOST_SOCKETS, socket.MSG_CMSG_CLOEXEC)
+        descriptors += more
+        line += data
+        if not data or len(line) > MOST_OFFERED:
+            raise ConnectionError("it has ended, or sends something else")
+    return line, descriptors
+
+
+def _listens(each: socket.socket) -> bool:
+    return each.type == socket.SOCK_STREAM and bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+async def given_by(taken: TakenOver, decider: str) -> Given:
+    """Say that this gateway can serve, and be told what the other one's calls hold. Raises StartError, and then the
+    other goes on."""
+    if not taken.understood:
+        say(
+            f"the gateway before (pid {taken.pid}) speaks version {taken.offer.frames} of the frames, and this one "
+            f"{VERSION}: it decides for its own calls to their end, and engines' own metrics alone tell of them here"
+        )
+    taken.connection.setblocking(False)
+    reader, writer = await asyncio.open_unix_connection(sock=taken.connection, limit=MOST_GIVEN)
+    try:
+        writer.write(line_of(Ready(decider if taken.understood else "")))
+        async with asyncio.timeout(GIVEN_WITHIN):
+            line = await reader.readline()
+        if line:
+            return msgspec.json.decode(line, type=Given)
+    except TimeoutError:
+        raise StartError(
+            f"--take-over: the gateway that runs (pid {taken.pid}) does not stop within {GIVEN_WITHIN:g} s"
+        ) from None
+    except (ConnectionError, ValueError) as error:
+        say(f"the gateway before (pid {taken.pid}): {error}")
+    finally:
+        writer.close()
+    say(f"the gateway before (pid {taken.pid}) has ended before it could tell of its calls")
+    return Given()
+
+
+def _activated(environ: MutableMapping[str, str]) -> Inherited:
+    """Sockets of a service manager, which are for this process alone: sd_listen_fds(3). Raises StartError."""
+    found = {name: environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
+    if found["LISTEN_PID"] != str(os.getpid()) or not found["LISTEN_FDS"].isdecimal():
+        return Inherited()
+    names = found["LISTEN_FDNAMES"].split(":")
+    given = Inherited(owner=False)
+    for number in range(int(found["LISTEN_FDS"])):
+        name = names[number] if number < len(names) else ""
+        try:
+            each = socket.socket(fileno=FIRST + number)
+        except OSError as error:
+            raise StartError(f"LISTEN_FDS: descriptor {FIRST + number} ({name}): {error.strerror}") from error
+        each.set_inheritable(False)
+        if not _listens(each):
+            raise StartError(f"LISTEN_FDS: descriptor {FIRST + number} ({name}) is no ListenStream= of a socket unit")
+        if name == CONTROL:
+            given.control = each
+        else:
+            given.data.append(each)
+    return given

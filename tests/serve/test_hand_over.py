@@ -1,0 +1,374 @@
+"""Hand-over from a gateway to its successor: sockets, calls that run and wait, and every way in which it can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+from starlette.applications import Starlette
+
+from gateway.decider.loading import Configuration
+from gateway.frames.messages import VERSION
+from gateway.serve import ending as endings
+from gateway.serve.assembly import Gateway
+from gateway.serve.data_port import OwnDataPort
+from gateway.serve.ending import end, meet
+from gateway.serve.starting import Options, StartError
+from gateway.serve.upgrade.meeting import Offer, UnsafeFolder, line_of, listen_at
+from gateway.serve.upgrade.next_gateway import command
+from gateway.serve.upgrade.taking import LATER, Inherited, inherited
+from gateway.shared.control.listener import ControlPort
+from gateway.shared.service_manager import ServiceManager
+from tests.faults.scripted import gateway_over
+from tests.flow.test_relays import Asking, until
+
+NOBODY = 65534  # a user
+ENGINES = ["http://127.0.0.1:9"]  # nobody sends it anything
+
+
+class Signals:
+    """Nobody sends any."""
+
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+
+
+class Side:
+    """One gateway, and what `serve` has beside it."""
+
+    def __init__(self, gateway: Gateway, sockets: Inherited) -> None:
+        self.gateway = gateway
+        self.sockets = sockets
+        self.engine = next(iter(gateway.fleet))
+        self.engine.slots = self.engine.max_slots = 2
+        self.port = OwnDataPort(gateway, Options(announce=lambda _: None), Configuration(), sockets, int)
+        self.control = ControlPort(Starlette(), "127.0.0.1:0")
+
+
+@contextlib.asynccontextmanager
+async def side(sockets: Inherited | None = None) -> AsyncIterator[Side]:
+    async with gateway_over(ENGINES) as gateway:
+        made = Side(gateway, sockets or Inherited())
+        try:
+            yield made
+        finally:
+            await made.port.aclose()
+            await made.control.aclose()
+            close(made.sockets)
+
+
+def close(sockets: Inherited) -> None:
+    for each in (*sockets.data, sockets.control, None if sockets.taken is None else sockets.taken.connection):
+        if each is not None:
+            each.close()
+
+
+@contextlib.asynccontextmanager
+async def running(path: Path) -> AsyncIterator[tuple[Side, asyncio.Task[None]]]:
+    """A gateway that can be taken over at `path`, and the task that ends with it."""
+    async with side() as old, AsyncExitStack() as stack:
+        await old.control.start()
+        giving = meet(path, old.port, old.control, stack, None)
+        signals: Any = Signals()
+        ending = asyncio.create_task(end(old.gateway, old.port, old.control, signals, giving, ServiceManager({})))
+        try:
+            yield old, ending
+        finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+
+
+async def taken_from(path: Path) -> Inherited:
+    return await asyncio.to_thread(inherited, str(path), "", {})
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    uvloop.run(main())
+
+
+@pytest.fixture(autouse=True)
+def control_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "CONTROL_STAYS", 0.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "own" / "gateway"
+
+
+def test_the_successor_knows_what_is_held_and_grants_what_waited_first(path: Path) -> None:
+    async def scenario() -> None:
+        async with running(path) as (old, ending):
+            decider: Any = old.gateway.decider
+            made: Any = old
+            held = [Asking(made, decider, "a"), Asking(made, decider, "b")]
+            for each in held:
+                await each.granted.wait()
+            assert held[0].grant is not None
+            held[0].grant.first_byte(held[0].call.arrived)
+            waiting = []
+            for number in range(3):
+                waiting.append(Asking(made, decider, str(number)))
+                await until(lambda: old.gateway.dispatch.waiting("m") == len(waiting))
+            tokens = old.engine.held
+            sockets = await taken_from(path)
+            assert sockets.taken is not None
+            async with side(sockets) as new:
+                await new.port.take_over(sockets.taken)
+                assert (new.engine.held, new.engine.in_flight) == (tokens, 2)
+                assert new.engine.prefill_queued == held[1].call.prompt_tokens, "the other's prompt was read"
+                await until(lambda: new.gateway.dispatch.waiting("m") == 3)
+                new_made: Any = new
+                late = Asking(new_made, new_made.gateway.decider, "late")
+                calls = [*held, *waiting]
+                for last, next_one in zip(calls, [*waiting, late], strict=False):
+                    await last.end()
+                    async with asyncio.timeout(5):
+                        await next_one.granted.wait()
+                    await until(lambda: new.engine.in_flight == 2)
+                assert {process.role for process in new.port.processes()} == {"decider", "relay"}
+                for each in (calls[-1], late):
+                    await each.end()
+                await until(lambda: new.engine.held == 0)
+                assert old.engine.held == 0
+                await ending
+                await old.port.aclose()
+
+    run(scenario)
+
+
+def test_the_sockets_are_those_of_the_one_before_and_nobody_is_refused(path: Path) -> None:
+    async def scenario() -> None:
+        async with running(path) as (old, ending):
+            address = old.gateway.server.addresses[0]
+            sockets = await taken_from(path)
+            assert sockets.taken is not None
+            assert (sockets.epoch, sockets.relays) == (1 + LATER, 1)
+            async with side(sockets) as new:
+                await new.port.take_over(sockets.taken)
+                await ending
+                port = int(address.rpartition(":")[2])
+                with socket.create_connection(("127.0.0.1", port)):
+                    await new.port.listen(None)
+                    assert address in new.port.addresses
+                    await until(lambda: new.gateway.server.connections == 1)
+                await old.port.aclose()
+
+    run(scenario)
+
+
+def test_a_successor_that_ends_before_it_is_ready_changes_nothing(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        async with running(path) as (old, ending):
+            decider: Any = old.gateway.decider
+            made: Any = old
+            for _ in range(2):
+                sockets = await taken_from(path)
+                assert sockets.taken is not None
+                close(sockets)
+                await asyncio.sleep(0)
+                call = Asking(made, decider)
+                await call.granted.wait()
+                await call.end()
+                await until(lambda: "has ended before it could: this one goes on" in capsys.readouterr().err)
+            assert not ending.done()
+            assert old.gateway.dispatch.successor is None
+
+    run(scenario)
+
+
+def test_two_cannot_take_over_at_once(path: Path) -> None:
+    async def scenario() -> None:
+        async with running(path):
+            first = await taken_from(path)
+            with pytest.raises(StartError, match=r"refuses: another gateway is taking over already$"):
+                await taken_from(path)
+            close(first)
+
+    run(scenario)
+
+
+def test_one_that_speaks_other_frames_decides_for_its_own_calls_to_their_end(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        async with running(path) as (old, _):
+            made: Any = old
+            call = Asking(made, made.gateway.decider)
+            await call.granted.wait()
+            sockets = await taken_from(path)
+            assert sockets.taken is not None
+            sockets.taken.offer.frames = VERSION + 1
+            async with side(sockets) as new:
+                await new.port.take_over(sockets.taken)
+                assert f"speaks version {VERSION + 1} of the frames, and this one {VERSION}" in capsys.readouterr().err
+                assert new.engine.held == 0
+                assert old.gateway.dispatch.successor is None
+            await call.end()
+
+    run(scenario)
+
+
+def test_a_take_over_of_nothing_says_what_to_do(path: Path) -> None:
+    with pytest.raises(StartError, match=r"^--take-over: no gateway of this user runs .*: start without --take-over$"):
+        inherited(str(path), "", {})
+    listen_at(path).close()  # it was there, and has ended
+    with pytest.raises(StartError, match="no gateway of this user runs"):
+        inherited(str(path), "", {})
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (b"hello\n", "has not answered"),
+        (b"", "has ended, or sends something else"),
+        (line_of(Offer(data=1)), "has not given its listening sockets"),
+        (b"x" * 70_000, "sends something else"),
+    ],
+)
+def test_what_is_no_gateway_is_not_taken_over(path: Path, said: bytes, line: str) -> None:
+    with listen_at(path) as listening:
+        listening.setblocking(True)
+        child = os.fork()
+        if child == 0:
+            connection, _ = listening.accept()
+            with contextlib.suppress(OSError):
+                connection.sendall(said)
+            os._exit(0)
+        with pytest.raises(StartError, match=line):
+            inherited(str(path), "", {})
+        os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_another_user_is_refused_also_where_the_folder_was_opened(capsys: pytest.CaptureFixture[str]) -> None:
+    async def scenario(path: Path) -> None:
+        async with running(path) as (_, ending):
+            for each in (path.parent, path):
+                os.chmod(each, 0o777)  # noqa: S103 # that is what is tried
+            told = await asyncio.to_thread(_as_nobody, path)
+            assert b"it is of user 0, and only that user may take it over" in told
+            assert f"of user {NOBODY} wanted to take over" in capsys.readouterr().err
+            assert not ending.done()
+
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        Path(folder).chmod(0o755)
+        run(lambda: scenario(Path(folder) / "own" / "gateway"))
+
+
+def _as_nobody(path: Path) -> bytes:
+    """What another user is told there."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = os.fork()
+        if child == 0:
+            os.setuid(NOBODY)
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(path))
+                theirs.sendall(connection.recv(999))
+            os._exit(0)
+        os.waitpid(child, 0)
+        theirs.close()
+        return ours.recv(999)
+
+
+def test_a_folder_that_others_may_use_is_no_meeting_point(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(UnsafeFolder, match="expected a folder of this user's alone"):
+        listen_at(tmp_path / "open" / "gateway")
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(UnsafeFolder):
+        listen_at(tmp_path / "link" / "gateway")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["python", "-m", "gateway.cli", "serve"], ["-m", "gateway.cli", "serve"]),
+        (["python", "g", "serve", "--take-over", "--log", "none"], ["g", "serve", "--log", "none"]),
+        (["python", "g", "serve", "--take-over", "/a", "--log", "none"], ["g", "serve", "--log", "none"]),
+        (["python", "g", "serve", "--take-over=/a"], ["g", "serve"]),
+    ],
+)
+def test_the_next_gateway_has_the_same_command_line(words: list[str], expected: list[str]) -> None:
+    assert command(words, Path("/run/weir/g")) == [sys.executable, *expected, "--take-over=/run/weir/g"]
+
+
+# -- sockets of a service manager -------------------------------------------------------------------------------------
+
+ACTIVATED = """
+import os, socket, sys
+from gateway.serve.starting import StartError
+from gateway.serve.upgrade.taking import inherited
+
+os.environ["LISTEN_PID"] = str(os.getpid() + int(sys.argv[1]))
+try:
+    given = inherited(None, "")
+except StartError as error:
+    sys.exit(str(error))
+names = [each.getsockname()[1] for each in given.data]
+print(names, given.control and given.control.getsockname()[1], given.owner, "LISTEN_FDS" in os.environ)
+"""
+
+
+def activated(sockets: list[socket.socket], names: str, offset: int = 0) -> subprocess.CompletedProcess[str]:
+    """A process that was given these sockets, from descriptor 3 on."""
+    copies = [os.dup(each.fileno()) for each in sockets]
+    program = f"""
+import os, sys
+copies = {copies}
+high = [os.dup2(each, 200 + number) for number, each in enumerate(copies)]
+for number, each in enumerate(high):
+    os.dup2(each, 3 + number)
+os.execve(sys.executable, [sys.executable, "-c", {ACTIVATED!r}, "{offset}"], os.environ)
+"""
+    environ = {**os.environ, "LISTEN_FDS": str(len(sockets)), "LISTEN_FDNAMES": names}
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", program], pass_fds=copies, env=environ, capture_output=True, text=True, check=False
+        )
+    finally:
+        for each in copies:
+            os.close(each)
+
+
+@pytest.mark.slow
+def test_sockets_of_a_socket_unit_are_taken_by_their_names() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as data, socket.create_server(("127.0.0.1", 0)) as control:
+        ports = [each.getsockname()[1] for each in (data, control)]
+        ran = activated([data, control], "weir-gateway.socket:control")
+        assert ran.stdout == f"[{ports[0]}] {ports[1]} False False\n", ran.stderr
+        ran = activated([data, control], "")
+        assert ran.stdout == f"{ports} None False False\n", ran.stderr
+        ran = activated([data], "data", offset=1)
+        assert ran.stdout == "[] None True False\n", "they are for another process"
+
+
+@pytest.mark.slow
+def test_what_is_no_listening_socket_is_refused_by_name() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        ran = activated([udp], "logs")
+        assert ran.stderr == "LISTEN_FDS: descriptor 3 (logs) is no ListenStream= of a socket unit\n"
+
+
+def test_an_offer_is_read_strictly() -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        msgspec.json.decode(b'{"frames": 1, "more": 2}', type=Offer)

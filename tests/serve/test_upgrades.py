@@ -1,0 +1,194 @@
+"""Upgrades under load: another gateway takes over from the one that runs, and no client notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from loadtest.processes import Child, Gateway, get, total, until
+from tests.e2e.children import SimEngine
+
+pytestmark = pytest.mark.slow
+
+# Room for four calls, where twelve come at once.
+POLICY = "fleet: {poll: 100ms, health: 200ms}\nbudget: {max_concurrency: 4}\ntimeouts: {drain: 20s}\n"
+MESSAGES: list[Any] = [{"role": "user", "content": "Why is the river level?"}]
+UPGRADES = 3
+
+
+class World:
+    """A gateway that is taken over again and again, and its engine."""
+
+    def __init__(self, folder: Path, *words: str, policy: str = POLICY) -> None:
+        self.engine = SimEngine(folder / "engine.log")
+        self.policy = folder / "policy.yaml"
+        self.policy.write_text(policy)
+        self.words = ("--policy", str(self.policy), "--engine", self.engine.url, "--log", "none", *words)
+        self.gateway = Gateway(folder / "gateway.log", *self.words)
+        self.url, self.control = self.gateway.url, self.gateway.control
+
+    def main(self) -> int:
+        """The process that an operator would signal."""
+        found = json.loads(get(f"{self.control}/processes")[1])["processes"]
+        return int(found[0]["pid"])
+
+    def signalled(self) -> float | None:
+        """Seconds until another gateway has taken over, after SIGUSR2."""
+        before = self.main()
+        os.kill(before, signal.SIGUSR2)
+        return until(lambda: self.main() != before, 20.0)
+
+    def output(self) -> str:
+        return self.gateway.child.output()
+
+
+@contextlib.contextmanager
+def world(folder: Path, *words: str, policy: str = POLICY) -> Iterator[World]:
+    made = World(folder, *words, policy=policy)
+    try:
+        yield made
+        assert "Traceback" not in made.output(), made.output()
+    finally:
+        made.gateway.child.kill()
+        made.engine.child.stop()
+
+
+class Clients:
+    """Calls one after another on each line, until it is over: on connections that are kept, and on new ones; every
+    other streams. No call is tried twice."""
+
+    def __init__(self, url: str, width: int = 12) -> None:
+        self.ended: Counter[str] = Counter()
+        self._url = url
+        self._width = width
+        self._over = False
+
+    async def __aenter__(self) -> Clients:
+        self._kept = self._client()
+        self._lines = [asyncio.create_task(self._line(number)) for number in range(self._width)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._over = True
+        await asyncio.gather(*self._lines)
+        await self._kept.close()
+
+    def _client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self._url}/v1", api_key="none", max_retries=0, timeout=30.0)
+
+    async def _line(self, number: int) -> None:
+        while not self._over:
+            client = self._kept if number % 3 else self._client()
+            try:
+                await self._call(client, stream=number % 2 == 0)
+            except openai.OpenAIError as error:
+                self.ended[f"{type(error).__name__}: {error} {error.__cause__!r}"] += 1
+            else:
+                self.ended["ok"] += 1
+            if client is not self._kept:
+                await client.close()
+
+    async def _call(self, client: openai.AsyncOpenAI, *, stream: bool) -> None:
+        if not stream:
+            await client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=16)
+            return
+        streamed = await client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=60, stream=True)
+        reasons = [choice.finish_reason async for chunk in streamed for choice in chunk.choices]
+        if not reasons or reasons[-1] is None:
+            raise openai.OpenAIError("a stream without its end")
+
+    async def more(self, calls: int) -> None:
+        """Until so many more have ended well."""
+        async with asyncio.timeout(30):
+            wanted = self.ended["ok"] + calls
+            while self.ended["ok"] < wanted:
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
+def test_three_upgrades_in_a_row_under_overload_are_noticed_by_nobody(tmp_path: Path, words: tuple[str, ...]) -> None:
+    async def main(made: World) -> Counter[str]:
+        async with Clients(made.url) as clients:
+            await clients.more(20)
+            for _ in range(UPGRADES):
+                assert await asyncio.to_thread(made.signalled) is not None, made.output()
+                await clients.more(20)
+        return clients.ended
+
+    with world(tmp_path, *words) as made:
+        ended = asyncio.run(main(made))
+        assert set(ended) == {"ok"}, ended
+        assert until(lambda: _held(made) == 0, 2.0) is not None
+        assert until(lambda: total(f"{made.control}/metrics", "weir_requests_total") == ended["ok"], 5.0) is not None
+
+
+def _held(made: World) -> int:
+    return sum(engine["held_tokens"] for engine in json.loads(get(f"{made.control}/fleet")[1])["engines"])
+
+
+def test_a_new_one_that_cannot_start_leaves_the_one_that_runs_as_it_is(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        before = made.main()
+        made.policy.write_text("classes: 1\n")
+        os.kill(before, signal.SIGUSR2)
+        assert until(lambda: "policy.yaml:1" in made.output().split("was started to take over")[-1], 20.0) is not None
+        assert asyncio.run(_some_calls(made)) == {"ok": 4}
+        assert made.main() == before
+        made.policy.write_text(POLICY)
+        assert made.signalled() is not None, "the next is tried again"
+        assert asyncio.run(_some_calls(made)) == {"ok": 4}
+
+
+async def _some_calls(made: World) -> dict[str, int]:
+    ended: Counter[str] = Counter()
+    async with openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client:
+        for _ in range(4):
+            await client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=2)
+            ended["ok"] += 1
+    return dict(ended)
+
+
+@pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
+def test_a_unix_socket_is_handed_over_with_its_path(tmp_path: Path, words: tuple[str, ...]) -> None:
+    path = tmp_path / "data.sock"
+    engine = SimEngine(tmp_path / "engine.log")
+    free = _free_port()
+    serve = [sys.executable, "-m", "gateway.cli", "serve", "--engine", engine.url, "--log", "none", *words]
+    serve += ["--listen", f"unix:{path}", "--control", f"127.0.0.1:{free}"]
+    first = Child("first", serve, tmp_path / "first.log")
+    second = third = None
+    try:
+        first.line(r"^(control port \S+)", 30.0)
+        second = Child("second", [*serve, "--take-over"], tmp_path / "second.log")
+        second.line(r"^(control port \S+)", 30.0)
+        assert first.process.wait(10.0) == 0, first.output()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        third = Child("third", [*serve, "--take-over", str(tmp_path / "nobody")], tmp_path / "third.log")
+        assert third.process.wait(20.0) == 2
+        assert "no gateway of this user runs" in third.output()
+        assert second.stop() == 0
+        assert not path.exists(), "who has it last removes it"
+    finally:
+        for each in (first, second, third, engine.child):
+            if each is not None:
+                each.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
