@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Unusable
+from sidecar.core.gpus import GPU
 from sidecar.core.host_memory import HostMemory
 from sidecar.core.inventory import Size
 from sidecar.core.lesson import AGAIN, FailedStart, Lesson, lower_share
@@ -124,8 +125,11 @@ class EngineSteps:
             return
         except EngineFailed as error:
             self.start_failures[entry.name, error.found.kind if error.found else "other"] += 1
-            entry.taught = await self._learns(entry, error, room)
             full = error.out_of_memory and (error.found is None or error.found.kind != "no_kv")
+            if full and room - await self._taken_since(entry, gpus) < entry.size.start_needs:
+                entry.taught, room = True, 0  # others were faster: of this model it tells nothing
+            else:
+                entry.taught = await self._learns(entry, error, room)
             entry.least_room = room if full else 0
             others = self.memory.foreign(entry) if full else ""
             more = "; ".join(filter(None, (self._lower_share(entry, error), others)))
@@ -255,6 +259,11 @@ class EngineSteps:
         return back
 
     async def _memory_back(self, entry: ModelState) -> bool:
+        back = await self._processes_ended(entry)
+        await self.size(entry)  # by what was measured
+        return back
+
+    async def _processes_ended(self, entry: ModelState) -> bool:
         engine = self.running.get(entry.name)
         if engine is None:
             return True
@@ -267,9 +276,17 @@ class EngineSteps:
         self._last_lines[entry.name] = engine.lines(KEPT)
         del self.running[entry.name]
         self.memory.forget(entry)
-        back = await self._monitor.back(before, held)
-        await self.size(entry)  # by what was measured
-        return back
+        return await self._monitor.back(before, held)
+
+    async def _taken_since(self, entry: ModelState, before: Sequence[GPU]) -> int:
+        """Bytes that others have taken since the reading `before`, on the one of its GPUs where that is most. It is
+        ended first, and the GPUs' totals tell: in a container its own processes look like others'. 0: nobody knows."""
+        await self._processes_ended(entry)
+        if self._monitor.error:
+            return 0
+        used = {gpu.index: gpu.used for gpu in before}
+        now = {gpu.index: gpu.used for gpu in self._monitor.gpus if gpu.index in entry.gpus}
+        return max((size - used.get(index, size) for index, size in now.items()), default=0)
 
     def settle(self, entry: ModelState) -> None:
         """One that has failed, and of which nothing is left, is not tried again by itself."""

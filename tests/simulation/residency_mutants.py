@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sidecar.core.model_state import ModelState
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.operations import Operations
@@ -18,3 +19,14 @@ SHARED_GPU = Mutant(GpuTasks, "free", "not any(self._locked[gpu] for gpu in gpus
 
 # An engine that has failed is forgotten, and goes on.
 LEFT_RUNNING = Mutant(EngineSteps, "_memory_back", "await engine.stop()", "pass")
+
+# What idles is put to sleep or ended though gateways may have sent it calls since.
+UNDRAINED = Mutant(
+    Operations,
+    "evict",
+    "if entry.lifecycle.pending is DRAIN and not await self._drained(entry, after, within):",
+    "if False:",
+)
+
+# A model that has failed too often is refused for ever: no call leads to another try.
+RESTS_FOR_EVER = Mutant(ModelState, "rests", "now < until and ", "")

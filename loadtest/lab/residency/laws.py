@@ -78,7 +78,7 @@ async def _lived(machine: RandomMachine, log: list[tuple[float, str]]) -> Machin
         found = await storm(site, machine.seed, events=EVENTS, seconds=SECONDS, rate=RATE, orders=True, of=MORE_KINDS)
         wrong = [*found.wrong]
         for name in machine.models:
-            wrong += await _had(site, machine, name)
+            wrong += await had(site, machine, name)
         await asyncio.sleep(FIRST_REST)
         wrong += [*site.left_over(), *site.machine.overlaps, *site.machine.crowded, *site.machine.cut_off]
         for name in machine.models:
@@ -102,9 +102,9 @@ async def _lived(machine: RandomMachine, log: list[tuple[float, str]]) -> Machin
     )
 
 
-async def _had(site: Site, machine: RandomMachine, name: str) -> list[str]:
-    """What is wrong with having a model by calls that come back when they are told to."""
-    until, gateway = site.now + HAD_WITHIN, site.gateways[0]
+async def had(site: Site, machine: RandomMachine, name: str, within: float = HAD_WITHIN) -> list[str]:
+    """What is wrong with having a model by calls that come back when they are told to, `within` so many seconds."""
+    until, gateway = site.now + within, site.gateways[0]
     while site.now < until:
         answer = await gateway.call(name, 1.0, 600.0)
         if answer.ending == "served":
@@ -113,7 +113,7 @@ async def _had(site: Site, machine: RandomMachine, name: str) -> list[str]:
             return []
         await asyncio.sleep(max(5.0, answer.retry_after))
     why = site.manager.model(name).message
-    return [f"no call has {name} within {HAD_WITHIN:g} s ({why}): {site.state()}"]
+    return [f"no call has {name} within {within:g} s ({why}): {site.state()}"]
 
 
 def lived(seed: int, log: list[tuple[float, str]] | None = None) -> MachineLife:

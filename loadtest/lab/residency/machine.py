@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
+from itertools import count
 from typing import Literal
 
 import msgspec
@@ -72,6 +73,7 @@ class Machine:
         self.crowded: list[str] = []
         self.cut_off: list[str] = []
         self.most_used = [0 for _ in totals]
+        self.pids = count(1000)
         self._others_took_at = -math.inf
 
     async def sample(self) -> tuple[GPU, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from itertools import count
 from typing import Literal, NoReturn, cast
 
 import msgspec
@@ -345,7 +344,6 @@ class ResidentEngines:
         self.tried: list[TriedStart] = []
         self.lessons: Mapping[str, Lesson] = {}
         self.profiles: Mapping[str, Profile] = {}
-        self._pids = count(1000)
 
     def apply(self, config: SidecarConfig) -> None:
         self.profiles = config.models
@@ -394,7 +392,7 @@ class ResidentEngines:
         self.tried.append(tried)
         model, settings = self.model(self.profiles[profile]), self.settings(profile)
         self.machine.begins(profile, gpus, size.start_needs)
-        engine = ResidentEngine(self.machine, model, next(self._pids), tried, settings, self.profiles[profile])
+        engine = ResidentEngine(self.machine, model, next(self.machine.pids), tried, settings, self.profiles[profile])
         self.all[profile] = engine
         return engine
 

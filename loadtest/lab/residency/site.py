@@ -28,7 +28,7 @@ LOOK_EVERY = 0.1  # seconds between two looks at what must hold, unless told oth
 
 class Site:
     """`text`: the sidecar's file; `hot`, `warmth`: see Manager. `log`: what was said, with its time; `asked`: the
-    models that people wanted ready, and when."""
+    models that people wanted ready, and when. `beside`: another sidecar's, whose GPUs it shares."""
 
     def __init__(
         self,
@@ -41,8 +41,9 @@ class Site:
         warmth: Callable[[ModelState, float], float] = ModelState.warmth,
         look_every: float = LOOK_EVERY,
         listing: Listing = "own",
+        beside: Site | None = None,
     ) -> None:
-        self.machine = Machine(*totals, listing=listing)
+        self.machine = Machine(*totals, listing=listing) if beside is None else beside.machine
         self.engines = ResidentEngines(self.machine, models)
         self.text = text
         self.log: list[tuple[float, str]] = []
@@ -223,6 +224,7 @@ async def opened(
     warmth: Callable[[ModelState, float], float] = ModelState.warmth,
     look_every: float = LOOK_EVERY,
     listing: Listing = "own",
+    beside: Site | None = None,
 ) -> AsyncIterator[Site]:
     """A Site that runs, and afterwards has ended its engines and holds nothing."""
     site = Site(
@@ -235,6 +237,7 @@ async def opened(
         warmth=warmth,
         look_every=look_every,
         listing=listing,
+        beside=beside,
     )
     await site.open()
     try:
