@@ -109,7 +109,7 @@ class ReportIntake:
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(STALE, self._look)
         for model in dict.fromkeys(model.model for model in report.models):
-            line = registry.want_copy(model, self._dispatch.longest_wait(model), now)
+            line = registry.want_copy(model, self._dispatch.longest_wait, now)
             if line:
                 self._say(line)
         return DemandReport(

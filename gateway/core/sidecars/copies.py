@@ -43,11 +43,12 @@ Result = Literal["asked", "woken", "withdrawn", "failed"]
 
 class LongWait(msgspec.Struct, frozen=True):
     """Predicted seconds until the last call of a class starts; `refused`: until calls that were refused may come, or
-    for which such calls have been refused."""
+    for which such calls have been refused. `adapter`: the calls are for this adapter of the model."""
 
     class_name: str
     seconds: float
     refused: bool = False
+    adapter: str = ""
 
 
 class CopyWish(msgspec.Struct):
@@ -106,7 +107,7 @@ class Copies:
     # -- no copy is on its way ----------------------------------------------------------------------------------
 
     def _consider(self, wish: CopyWish, model: str, holders: Holders, wait: LongWait | None, now: float) -> str:
-        settings, best = self.settings, self._best(holders, now)
+        settings, best = self.settings, self._best(holders, "" if wait is None else wait.adapter, now)
         if settings is None or wait is None or best is None or wait.seconds <= best[0] + settings.margin:
             wish.since = None
             return ""
@@ -138,11 +139,15 @@ class Copies:
         self._rests = {place: until for place, until in self._rests.items() if now < until + LAST_REST}
         self._failures = {place: count for place, count in self._failures.items() if place in self._rests}
 
-    def _best(self, holders: Holders, now: float) -> tuple[float, Place] | None:
-        """The copy that can be ready soonest, and in how many seconds; None: there is none."""
+    def _best(self, holders: Holders, adapter: str, now: float) -> tuple[float, Place] | None:
+        """The copy, with this adapter if any, that can be ready soonest, and in how many seconds; None: there is
+        none."""
         found = []
         for sidecar, profile in holders:
-            ready_in, place = sidecar.models[profile].copy_in, (sidecar.report.sidecar, profile)
+            report, place = sidecar.models[profile], (sidecar.report.sidecar, profile)
+            ready_in = report.copy_in
+            if adapter and adapter not in report.adapters:
+                continue
             if ready_in is not None and not sidecar.stale(now) and now >= self._rests.get(place, -math.inf):
                 found.append(((ready_in // SAME, sidecar.load, place), ready_in))
         if not found:

@@ -320,9 +320,16 @@ class Registry:
         """Note that a call asked for a model that this profile can have ready."""
         self.sidecars[outlook.sidecar].used[outlook.profile] = now
 
-    def want_copy(self, model: str, wait: LongWait | None, now: float) -> str:
-        """Consider whether a copy of the model is wanted, as `Copies.step` does."""
-        return self.copies.step(model, self._holders.get(model, ()), wait, now)
+    def want_copy(self, model: str, longest_wait: Callable[[str], LongWait | None], now: float) -> str:
+        """Consider whether a copy of the model is wanted, as `Copies.step` does. `longest_wait`: of the calls that name
+        the model, or one of its adapters."""
+        holders = self._holders.get(model, ())
+        waits = [longest_wait(model)]
+        for adapter in dict.fromkeys(name for sidecar, profile in holders for name in sidecar.models[profile].adapters):
+            wait = longest_wait(adapter)
+            waits.append(None if wait is None else msgspec.structs.replace(wait, adapter=adapter))
+        longest = max(filter(None, waits), key=lambda wait: wait.seconds, default=None)
+        return self.copies.step(model, holders, longest, now)
 
     def demands(
         self,

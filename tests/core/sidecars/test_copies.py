@@ -31,6 +31,7 @@ class Machines:
         self.b: dict[str, dict[str, Any]] = {}
         self.silent: set[str] = set()
         self.lines: list[str] = []
+        self.named = "m"  # by the calls that wait
 
     def report(self) -> None:
         self.sequence += 1
@@ -46,7 +47,7 @@ class Machines:
         for _ in range(seconds):
             self.now += 1.0
             self.report()
-            line = self.registry.want_copy("m", wait, self.now)
+            line = self.registry.want_copy("m", lambda name: wait if name == self.named else None, self.now)
             self.lines += [line] if line else []
         return self.registry.copies.place("m")
 
@@ -73,6 +74,14 @@ def test_it_is_wanted_once_calls_have_waited_too_long_for_some_seconds(machines:
         "m: calls of class chat wait 9.0 s, and sidecar a can have second ready in 2.0 s: it is wanted as a copy"
     ]
     assert machines.counts == {("asked", "waiting"): 1}
+
+
+def test_calls_that_wait_for_an_adapter_want_a_copy_that_has_it(machines: Machines) -> None:
+    machines.named = "sql"
+    machines.a["first"]["adapters"] = ("sql",)
+    assert machines.step(LONG, 10) is None
+    machines.b["third"] = SPARE | {"adapters": ("sql",), "copy_in": 3.0}
+    assert machines.step(LONG, 4) == ("b", "third")
 
 
 def test_a_moment_without_a_long_wait_begins_the_seconds_anew(machines: Machines) -> None:
