@@ -14,6 +14,7 @@ from sidecar.core.config import SidecarConfig
 from sidecar.core.engine_records import Unusable
 from sidecar.core.inventory import Size
 from sidecar.core.model_state import ModelState
+from sidecar.core.sleep import levels
 from sidecar.core.step_times import StepTimes
 from sidecar.sizing.claim import cuda_total
 from sidecar.sizing.estimate import Estimate, Sizing
@@ -53,7 +54,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A profile among others that sleep. `gpus`: by number, where it runs; `wait_s`: seconds that a call waits for it,
-    others asleep or stopped first, about; `first_wait_s`: where it was never started."""
+    others asleep or stopped first, about; `first_wait_s`: where it was never started. `may_stop`: it is stopped though
+    it may sleep, where host memory has no room: it has no level 2; `wait_s` is then that of a start."""
 
     profile: str
     fits: bool
@@ -62,6 +64,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     claim_bytes: int = 0
     asleep_bytes: int = 0
     host_bytes: int = 0
+    may_stop: bool = False
     wait_s: float = 0.0
     first_wait_s: float = 0.0
 
@@ -126,12 +129,15 @@ def turns(config: SidecarConfig, folder: Path, gpus: Sequence[Gpu]) -> Turns:
     sizing = Sizing(config, folder, os.environ, sizes_only=True)
     known = {name: _estimated(sizing, config, name, gpus) for name in config.models}
     homes = _homes(config, known, gpus)
-    models = tuple(_turn(config, name, known, homes, gpus) for name in config.models)
     told = config.host_memory_for_sleep
-    host, limit = sum(each.host_bytes for each in models), None if told == "auto" else told
+    host, limit = sum(_host(config, name, known) for name in known), None if told == "auto" else told
+    full = limit is not None and host > limit
+    models = tuple(_turn(config, name, known, homes, gpus, full=full) for name in config.models)
     why = next((f"{each.profile}: {each.why}" for each in models if not each.fits), "")
-    if not why and limit is not None and host > limit:
-        why = f"asleep they fill {gib(host)} GiB of host memory, and host_memory_for_sleep is {gib(limit)}: some stop"
+    if not why and limit is not None and full:
+        stops = [each.profile for each in models if each.may_stop]
+        how = f"{', '.join(stops)} may be stopped" if stops else "some sleep at level 2"
+        why = f"asleep they fill {gib(host)} GiB of host memory, and host_memory_for_sleep is {gib(limit)}: {how}"
     return Turns(
         take_turns=not any(not each.fits for each in models),
         why=why,
@@ -175,7 +181,10 @@ def _turn(
     known: dict[str, Estimate | str],
     homes: dict[str, tuple[int, ...]],
     gpus: Sequence[Gpu],
+    *,
+    full: bool,
 ) -> Turn:
+    """`full`: host memory does not do for all at level 1."""
     found = known[name]
     if isinstance(found, str):
         return Turn(profile=name, fits=False, why=found)
@@ -192,7 +201,9 @@ def _turn(
     victims = {other: known[other] for other in others if set(homes[other]) & set(homes[name])}
     sleeping = {other: _bytes(each) for other, each in victims.items() if isinstance(each, Estimate)}
     away = max((_times(config, other).sleep_seconds(each, 1) for other, each in sleeping.items()), default=0.0)
-    sleeps = config.models[name].sleeps is not None
+    may_sleep = levels(config.models[name], None)
+    may_stop = full and may_sleep == (1,)
+    level = may_sleep[-1 if full else 0] if may_sleep and not may_stop else None
     return Turn(
         profile=name,
         gpus=homes[name],
@@ -200,8 +211,9 @@ def _turn(
         why=why,
         claim_bytes=found.claim.bytes,
         asleep_bytes=_asleep(config, name, known),
-        host_bytes=found.residue.host if sleeps else 0,
-        wait_s=round(away + (times.wake_seconds(size)[0] if sleeps else loading), 1),
+        host_bytes=_host(config, name, known),
+        may_stop=may_stop,
+        wait_s=round(away + (loading if level is None else times.wake_seconds(size)[level - 1]), 1),
         first_wait_s=round(away + loading, 1),
     )
 
@@ -213,6 +225,12 @@ def _times(config: SidecarConfig, name: str) -> StepTimes:
 
 def _bytes(found: Estimate) -> Size:
     return Size(weights=found.least.weights, stored=found.stored.bytes)
+
+
+def _host(config: SidecarConfig, name: str, known: dict[str, Estimate | str]) -> int:
+    """Bytes of the machine's memory that it fills at level 1, if it sleeps there."""
+    found = known[name]
+    return 0 if isinstance(found, str) or 1 not in levels(config.models[name], None) else found.residue.host
 
 
 def _asleep(config: SidecarConfig, name: str, known: dict[str, Estimate | str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.shared.protocol import OFF, GPUReport, ModelReport
 from sidecar.core.formatting import columns, gibs, seconds, shown
+from sidecar.core.startup_lines import STAGE_WORDS
 from sidecar.core.status import GatewayStatus, Status
 
 COLUMNS = ("PROFILE", "STATE", "DOING", "CALLS", "READY IN", "CAN HOLD", "")
@@ -14,7 +15,7 @@ def table(status: Status) -> str:
     lines = [f"sidecar {status.sidecar} (weir {status.version}, pid {status.pid}), up {seconds(status.up_s)}"]
     lines += [f"control API {status.control}, file {status.config}", ""]
     lines += [_gpu(gpu) for gpu in status.gpus] or ["no GPU"]
-    lines += ["", *columns([COLUMNS, *(_model(model, status.calls) for model in status.models)])]
+    lines += ["", *columns([COLUMNS, *(_model(model, status) for model in status.models)])]
     if status.gateways:
         lines += ["", *map(_gateway, status.gateways)]
     lines += [f"trouble: {trouble}" for trouble in status.troubles]
@@ -28,15 +29,24 @@ def _gpu(gpu: GPUReport) -> str:
     return f"GPU {gpu.index}  {gibs(gpu.used)} of {gibs(gpu.total)} used, {gibs(gpu.free)} free{busy}"
 
 
-def _model(model: ModelReport, calls: dict[str, int]) -> tuple[str, ...]:
+def _model(model: ModelReport, status: Status) -> tuple[str, ...]:
     level = f" (level {model.sleep_level})" if model.state == "sleeping" and model.sleep_level else ""
     level += ", off" if model.why == OFF else ""
     ready = "-" if model.ready_in is None else "now" if model.ready_in == 0 else seconds(model.ready_in)
     tokens = "-" if model.kv_tokens is None else f"{model.kv_tokens:,} tokens"
     told = model.message or model.last_error or (model.url if model.state != "stopped" else "")
-    calling = str(calls.get(model.profile, 0))
+    calling = str(status.calls.get(model.profile, 0))
+    stage = f", {STAGE_WORDS[status.stages[model.profile]]}" if model.profile in status.stages else ""
     copy = ", a copy" if model.copy else ""
-    return (model.profile, model.state + level + copy, model.pending or "-", calling, ready, tokens, shown(told))
+    return (
+        model.profile,
+        model.state + level + copy,
+        (model.pending or "-") + stage,
+        calling,
+        ready,
+        tokens,
+        shown(told),
+    )
 
 
 def _gateway(gateway: GatewayStatus) -> str:

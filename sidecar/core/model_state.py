@@ -46,8 +46,9 @@ class ModelState:
     `least_room`: bytes that a start had and found too few. `taught`: it claims otherwise since its last start, which
     failed. `replaced`: the file has other settings for its engine, which has to end first; `leaving`: the file no
     longer has it. `off`: an operator has switched it off, nothing but an operator switches it on. `stopped_by_hand`:
-    not to be started only because it is pinned. `held_back`: withdrawn by hand. `preloads`: to be started by
-    itself, if there is room. `hours`: what its schedule keeps until `hours_until`; None: for good.
+    not to be started only because it is pinned. `held_back`: withdrawn by hand, after the report `drained_after`.
+    `preloads`: to be started by itself, if there is room; `not_preloaded`: why there was none, in words. `hours`: what
+    its schedule keeps until `hours_until`; None: for good.
     `starting`: its start under way, from when its process is begun. `times`: what its steps take.
     `asked`: a person wants it though it has failed too often. `copy`: another engine serves its model, by all gateways;
     `ordered`: somebody wants it all the same. `unusable`: why it cannot be sized. `sized` once it was; `sizes`: by the
@@ -56,12 +57,13 @@ class ModelState:
     """
 
     __slots__ = (
-        "_disks",
+        "_machine",
         "asked",
         "began",
         "busy",
         "busy_since",
         "copy",
+        "drained_after",
         "first_residue",
         "gpus",
         "held_back",
@@ -75,6 +77,7 @@ class ModelState:
         "level",
         "lifecycle",
         "name",
+        "not_preloaded",
         "off",
         "ordered",
         "preloads",
@@ -95,20 +98,21 @@ class ModelState:
     )
 
     def __init__(
-        self, name: str, profile: Profile, now: float, disks: MutableMapping[str, float] | None = None
+        self, name: str, profile: Profile, now: float, machine: MutableMapping[str, StepTimes] | None = None
     ) -> None:
-        """`disks`: see StepTimes."""
+        """`machine`: see StepTimes."""
         self.name = name
         self.last_used = -math.inf
         self.uses: tuple[float, ...] = ()
         self.idle_since = now
         self.began = now
-        self._disks: MutableMapping[str, float] = {} if disks is None else disks
+        self._machine: MutableMapping[str, StepTimes] = {} if machine is None else machine
         self.wanted_since: float | None = None
         self.wanted_until = -math.inf
         self.off = False
         self.stopped_by_hand = False
         self.preloads = profile.preload
+        self.not_preloaded = ""
         self.hours: Kept = ""
         self.hours_until: float | None = None
         self.renew(profile, now)
@@ -128,13 +132,16 @@ class ModelState:
         self.first_residue = 0
         self.busy = 0
         self.busy_since: float | None = None
-        self.times = StepTimes(self.name, eager=profile.flags.get("enforce-eager") is True, disks=self._disks)
+        eager = profile.flags.get("enforce-eager") is True
+        alike = f"{profile.model_path} on {profile.tensor_parallel}"
+        self.times = StepTimes(self.name, alike, eager=eager, machine=self._machine)
         self.starting: StartClock | None = None
         self.least_room = 0
         self.taught = False
         self.infeasible: Infeasible | None = None
         self.asked = False
         self.held_back = False
+        self.drained_after = 0
         self.replaced = False
         self.leaving = False
 
@@ -166,6 +173,8 @@ class ModelState:
         life = self.lifecycle
         if life.state in (RUNNING, SLEEPING, ERROR):
             self.preloads = False
+        if life.pending is not None:
+            self.not_preloaded = ""
         if now > self.wanted_until and life.pending is None and life.state not in (STARTING, RUNNING):
             self.wanted_since, self.ordered = None, False
 

@@ -11,6 +11,12 @@ from typing import Literal
 Stage = Literal["process", "weights", "compile", "graphs"]
 # From its beginning to its end: Python, workers and CUDA; weights; profiling and compilation; graphs, warm-up calls.
 STAGES: tuple[Stage, ...] = ("process", "weights", "compile", "graphs")
+STAGE_WORDS: dict[Stage, str] = {
+    "process": "its process begins",
+    "weights": "weights",
+    "compile": "compilation",
+    "graphs": "graphs",
+}
 
 READ = 1000  # characters of a line; what follows is not looked at
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -34,15 +34,19 @@ OVERDUE = 0.25  # what is later than foretold takes that part of what it has tak
 
 
 class StepTimes:
-    """Of one profile. `eager`: it compiles nothing. `disks`: by profile, bytes a second that starts of this machine
-    have read; all profiles share it. Measured seconds are None, or absent, until they were seen."""
+    """Of the profile `name`. `alike`: profiles that have it equal start alike, so that one which was never started is
+    foretold as another was. `eager`: it compiles nothing. `machine`: those of all profiles of this machine, to which
+    it is added; in place of earlier ones of its name, whose disk is the same. `disk`: bytes a second that its starts
+    have read. Measured times are None, or absent, until they were seen."""
 
-    __slots__ = ("_disks", "_eager", "_name", "load", "sleep", "stages", "stop", "wakes")
+    __slots__ = ("_alike", "_eager", "_machine", "disk", "load", "sleep", "stages", "stop", "wakes")
 
-    def __init__(self, name: str, *, eager: bool, disks: MutableMapping[str, float]) -> None:
-        self._name = name
+    def __init__(self, name: str, alike: str, *, eager: bool, machine: MutableMapping[str, StepTimes]) -> None:
+        self.disk: float | None = machine[name].disk if name in machine else None
+        self._alike = (alike, eager)
         self._eager = eager
-        self._disks = disks
+        self._machine = machine
+        machine[name] = self
         self.load: float | None = None
         self.stages: dict[Stage, float] = {}
         self.wakes: list[float | None] = [None, None]
@@ -53,10 +57,11 @@ class StepTimes:
 
     def start_stages(self, size: Size) -> Mapping[Stage, float]:
         """Seconds of each stage of a start. A download is a part of loading the weights."""
-        if self.stages:
-            found = {stage: self.stages.get(stage, 0.0) for stage in STAGES}
+        known = self._known()
+        if known.stages:
+            found = {stage: known.stages.get(stage, 0.0) for stage in STAGES}
         elif not size.stored:
-            found = {stage: each * (self.load or LOAD) / LOAD for stage, each in UNKNOWN.items()}
+            found = {stage: each * (known.load or LOAD) / LOAD for stage, each in UNKNOWN.items()}
         else:
             found = {"process": PROCESS, "weights": size.stored / self._disk()}
             found |= {"compile": EAGER if self._eager else COMPILE, "graphs": 0.0 if self._eager else GRAPHS}
@@ -64,8 +69,9 @@ class StepTimes:
 
     def load_seconds(self, size: Size) -> float:
         """Seconds of a start."""
-        if self.load and not size.absent:
-            return self.load
+        known = self._known()
+        if known.load and not size.absent:
+            return known.load
         return sum(self.start_stages(size).values())
 
     def wake_seconds(self, size: Size) -> tuple[float, float]:
@@ -87,19 +93,16 @@ class StepTimes:
         """Seconds to end it."""
         return self.stop or EVICTION
 
-    @property
-    def disk(self) -> float | None:
-        """Bytes a second that its own starts have read."""
-        return self._disks.get(self._name)
-
-    @disk.setter
-    def disk(self, rate: float | None) -> None:
-        if rate is not None:
-            self._disks[self._name] = rate
+    def _known(self) -> StepTimes:
+        """Its own, or, where it was never started, those of a profile that starts alike and was."""
+        if self.load:
+            return self
+        return next((each for each in self._machine.values() if each.load and each._alike == self._alike), self)
 
     def _disk(self) -> float:
         """Bytes a second: of its own starts, else the median of the others on this machine."""
-        return self.disk or (statistics.median(self._disks.values()) if self._disks else DISK)
+        others = [each.disk for each in self._machine.values() if each.disk]
+        return self.disk or (statistics.median(others) if others else DISK)
 
     # -- measured -----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, MutableMapping
 from sidecar.core.config import SidecarConfig
 from sidecar.core.file.reload import Reload, changes, in_force, too_many
 from sidecar.core.model_state import ModelState
+from sidecar.core.step_times import StepTimes
 from sidecar.residency.effects import Engines
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.gpu_tasks import GpuTasks
@@ -25,7 +26,7 @@ CALLS_WITHIN = (
 
 class FileChanges:
     """Of the models in `entries`, which it adds to and takes from. `config`: in force now, with the profiles of engines
-    that have to end first as they were. `disks`: see StepTimes."""
+    that have to end first as they were. `times`: of the machine's models, see StepTimes."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class FileChanges:
         steps: EngineSteps,
         tasks: GpuTasks,
         *,
-        disks: MutableMapping[str, float],
+        times: MutableMapping[str, StepTimes],
         touch: Callable[[], None],
         clock: Callable[[], float],
         say: Callable[[str], None],
@@ -50,7 +51,7 @@ class FileChanges:
         self._withdrawals = withdrawals
         self._steps = steps
         self._tasks = tasks
-        self._disks = disks
+        self._times = times
         self._touch = touch
         self._clock = clock
         self._say = say
@@ -71,11 +72,12 @@ class FileChanges:
             if not entry.replaced:
                 entry.preloads = entry.preloads or (taken.models[name].preload and not entry.profile.preload)
                 entry.profile = taken.models[name]
+                entry.not_preloaded = entry.not_preloaded if entry.profile.preload else ""
                 self._withdrawals.stays(entry)
         self._come_into_force()
         for name in found.added:
             if name not in self._entries:
-                self._entries[name] = ModelState(name, taken.models[name], now, self._disks)
+                self._entries[name] = ModelState(name, taken.models[name], now, self._times)
                 self._size(self._entries[name])
         self.turn()
         self._touch()
@@ -103,7 +105,7 @@ class FileChanges:
         was_awake = self._withdrawals.forget(entry)
         self._steps.facts.pop(entry.name, None)
         if entry.leaving:
-            del self._entries[entry.name]
+            del self._entries[entry.name], self._times[entry.name]
             self._steps.forget(entry)
             self._say(f"{entry.name} is gone, as the file no longer has it")
         else:

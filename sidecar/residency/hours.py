@@ -67,6 +67,7 @@ class OpeningHours:
             return
         self._say(f"{entry.name} is {WORDS[entry.hours]} from this hour on")
         entry.preloads = entry.preloads or entry.hours == "preloaded"
+        entry.not_preloaded = ""
         if entry.hours == "off":
             entry.wanted_since, entry.asked, entry.preloads = None, False, False
         if was == "off":

@@ -20,6 +20,8 @@ from sidecar.core.host_memory import HostMemory
 from sidecar.core.lifecycle import STARTING
 from sidecar.core.model_state import ModelState
 from sidecar.core.sleep import note
+from sidecar.core.startup_lines import Stage
+from sidecar.core.step_times import StepTimes
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.demand import GatewayDemand
 from sidecar.residency.effects import Engines
@@ -74,8 +76,8 @@ class Manager:
         self.monitor = monitor
         self.demand = GatewayDemand(clock)
         self.changed = asyncio.Event()
-        disks: dict[str, float] = {}
-        self.entries = {name: ModelState(name, profile, now, disks) for name, profile in config.models.items()}
+        times: dict[str, StepTimes] = {}
+        self.entries = {name: ModelState(name, profile, now, times) for name, profile in config.models.items()}
         self.host = HostMemory(host_memory)
         self.steps = EngineSteps(
             engines,
@@ -121,6 +123,7 @@ class Manager:
             changed=self.changed,
             touch=self._touch,
             clock=clock,
+            say=say,
         )
         self.orders = Orders(
             self.entries,
@@ -153,7 +156,7 @@ class Manager:
             withdrawals,
             self.steps,
             self.tasks,
-            disks=disks,
+            times=times,
             touch=self._touch,
             clock=clock,
             say=say,
@@ -275,14 +278,20 @@ class Manager:
     def drained(self, profile: str) -> bool:
         """Whether it was withdrawn by hand, and neither a gateway nor its engine has calls of it any more."""
         entry = self.entries[profile]
-        after = self.orders.drained_after.get(profile, 0)
-        return entry.held_back and self.demand.drained(profile, after) is True and not entry.busy
+        return entry.held_back and self.demand.drained(profile, entry.drained_after) is True and not entry.busy
 
     def troubles(self) -> tuple[str, ...]:
         """What an operator should know of GPUs and of sleep, in words."""
         notes = {name: note(entry.profile, entry.slept) for name, entry in self.entries.items()}
         sleep = [f"{name}: {words}" for name, words in notes.items() if words]
-        return tuple(filter(None, (self.monitor.error, BLIND if self.steps.memory.blind else "", *sleep)))
+        blind = BLIND if self.steps.memory.blind else ""
+        preloads = [entry.not_preloaded for entry in self.entries.values()]
+        return tuple(filter(None, (self.monitor.error, blind, *sleep, *preloads)))
+
+    def stages(self) -> dict[str, Stage]:
+        """The stage that each start under way has reached, by profile."""
+        starting = {name: entry.starting for name, entry in self.entries.items()}
+        return {name: start.stage for name, start in starting.items() if start is not None}
 
     def lines(self, profile: str, most: int) -> list[str]:
         """The last lines that its engine has written. Raises KeyError."""

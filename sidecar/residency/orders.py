@@ -30,8 +30,7 @@ class Refused(Exception):
 
 class Orders:
     """On the models in `entries`. `report` gives the answer to an order: the model as it is then. `keep` is called when
-    what the state file has to know has changed. `reports`: the number of the last report made. `drained_after`: that
-    number by profile, as each was withdrawn."""
+    what the state file has to know has changed. `reports`: the number of the last report made."""
 
     def __init__(
         self,
@@ -47,7 +46,6 @@ class Orders:
         reports: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
-        self.drained_after: dict[str, int] = {}
         self._entries = entries
         self._scheduler = scheduler
         self._planner = planner
@@ -105,7 +103,7 @@ class Orders:
 
     def _drain(self, entry: ModelState) -> None:
         entry.held_back = True
-        self.drained_after[entry.name] = self._reports()
+        entry.drained_after = self._reports()
         if entry.lifecycle.pending is None:
             entry.lifecycle.step("drain", self._clock())
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from sidecar.core.host_memory import HostMemory
-from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEPING, STOPPED
+from sidecar.core.lifecycle import DRAIN, ERROR, RUNNING, SLEEPING, STOP, STOPPED
 from sidecar.core.model_state import ModelState
 from sidecar.core.plan import Infeasible, Plan
 from sidecar.residency.demand import GatewayDemand
@@ -28,7 +28,8 @@ FRESH = 1.0  # seconds that the gateways have to tell of their calls before a mo
 
 class Scheduler:
     """Of the models in `entries`. `tasks`: the operations under way. `host`: where sleeps at level 1 are booked.
-    `changed` is set at every change worth a report, `touch` is called after every order."""
+    `changed` is set at every change worth a report, `touch` is called after every order. `say` takes a line
+    for the operator."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Scheduler:
         changed: asyncio.Event,
         touch: Callable[[], None],
         clock: Callable[[], float],
+        say: Callable[[str], None],
     ) -> None:
         self._entries = entries
         self._planner = planner
@@ -52,6 +54,7 @@ class Scheduler:
         self._changed = changed
         self._touch = touch
         self._clock = clock
+        self._say = say
         self._asked_at = -math.inf  # when gateways were asked to tell of their calls
 
     def turn(self) -> float:
@@ -59,6 +62,7 @@ class Scheduler:
         now = self._clock()
         for entry in self._entries.values():
             self._hear(entry, now)
+        self._fit_host_memory()
         idle = [self._let_idle(entry, now) for entry in self._entries.values()]
         first_wanted = sorted(self._entries.values(), key=lambda entry: entry.wanted_since or now)  # else by the file
         start = [self._let_start(entry, now) for entry in first_wanted]
@@ -86,6 +90,19 @@ class Scheduler:
             self.begin_idle(entry, what)
         return idle_until if idle_until > now else math.inf
 
+    def _fit_host_memory(self) -> None:
+        """End the coldest that sleep at level 1 while they fill more host memory than they may: by a newer file."""
+        asleep = [entry for entry in self._entries.values() if entry.lifecycle.state is SLEEPING]
+        leaving = sum(self._host.held(entry.name) for entry in asleep if entry.lifecycle.pending is STOP)
+        for entry in sorted(asleep, key=lambda each: each.last_used):
+            if self._host.total - leaving <= self._host.bound:
+                return
+            idle = entry.lifecycle.pending is None and entry.name not in self._tasks and self._tasks.free(entry.gpus)
+            if idle and self._host.taken(entry.name):
+                leaving += self._host.held(entry.name)
+                self._say(f"{entry.name} ends: models asleep fill more host memory than they may")
+                self.begin_idle(entry, "stop")
+
     def _end_off(self, entry: ModelState) -> None:
         """Its calls have as long to end as where somebody orders a stop. The end of what is under way on its GPUs leads
         to another turn."""
@@ -112,8 +129,8 @@ class Scheduler:
         for idle in ("copies", "all") if entry.starved(now) else ("copies",):
             if isinstance(decision, Infeasible) and not decision.waits and not entry.spare:
                 decision, patient = self._planner.decide(entry, now, idle=idle), True
-        if entry.preloads and not (isinstance(decision, Plan) and not decision.sleep and not decision.stop):
-            entry.preloads = any(each.lifecycle.pending for each in self._entries.values())  # who may yet leave room
+        if entry.preloads and (isinstance(decision, Infeasible) or decision.sleep or decision.stop):
+            self._preload_later(entry, decision)
         if isinstance(decision, Infeasible):
             if entry.infeasible is None or entry.infeasible.why != decision.why:
                 self._changed.set()
@@ -125,6 +142,14 @@ class Scheduler:
         if entry.wanted(now) or entry.asked or not (decision.sleep or decision.stop):
             self._begin(entry, decision, patient=patient)
         return now + RETRY
+
+    def _preload_later(self, entry: ModelState, decision: Plan | Infeasible) -> None:
+        """There is no room for it now: while others are on their way, they may yet leave some."""
+        entry.preloads = any(each.lifecycle.pending for each in self._entries.values())
+        if not entry.preloads:
+            why = decision.why if isinstance(decision, Infeasible) else "others would have to make room"
+            entry.not_preloaded = f"{entry.name} is not preloaded: {why}"
+            self._say(entry.not_preloaded)
 
     def _ask(self, now: float) -> float:
         """Have the gateways tell of their calls, not too often. When to look again."""

@@ -79,7 +79,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     def into(self, times: StepTimes) -> None:
         """Have a model's times go on from these."""
         times.load, times.wakes, times.stages = self.load, [self.wake1, self.wake2], dict(self.stages)
-        times.sleep, times.stop, times.disk = self.sleep, self.stop, self.disk
+        times.sleep, times.stop, times.disk = self.sleep, self.stop, self.disk or times.disk
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

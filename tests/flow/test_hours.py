@@ -95,10 +95,16 @@ def test_preloaded_models_start_in_the_files_order_while_there_is_room() -> None
         async with opened(file(names, **every), dict.fromkeys(names, MODEL), 24 * GIB, hot=0.0) as made:
             await asyncio.sleep(60.0)
             assert [name for _, name in made.engines.starts] == ["d", "c"]
+            missed = [f"{name} is not preloaded: others would have to make room" for name in "ab"]
+            assert [line for _, line in made.log if "preloaded" in line] == missed
+            assert made.manager.troubles() == tuple(missed)
             await asyncio.sleep(1200.0)
             assert made.state() == "d stopped, c stopped, a stopped, b stopped", "once, and nobody takes their place"
             assert len(made.engines.starts) == 2
             assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+            assert made.manager.troubles() == tuple(missed[1:])
+            made.reload(file(names, **every | {"b": "stop_after: 10m"}))
+            assert made.manager.troubles() == ()
             clean(made)
 
     vtime.run(scene())

@@ -118,6 +118,22 @@ async def test_an_engine_keeps_its_host_memory_when_it_has_woken() -> None:
 
 
 @virtual
+async def test_less_host_memory_by_a_newer_file_ends_those_that_sleep_in_it_the_coldest_first() -> None:
+    async with site(dict.fromkeys("abc", MODEL)) as made:
+        await used(made, "a", "b")
+        await put_to_sleep(made, "a", "b")
+        await used(made, "c")
+        assert made.manager.host.total == 12 * GIB
+        made.reload(made.text, host_memory=7 * GIB)
+        await made.until("a", "stopped")
+        assert made.state() == "a stopped, b sleeping, c running"
+        assert made.manager.host.total == 6 * GIB
+        made.reload(made.text, host_memory=0)
+        await made.until("b", "stopped")
+        assert made.state() == "a stopped, b stopped, c running"
+
+
+@virtual
 async def test_what_it_really_took_of_host_memory_is_booked_and_remembered() -> None:
     model = msgspec.structs.replace(MODEL, pinned=22 / 15)
     async with site(three(model), host_memory=18 * GIB) as made:

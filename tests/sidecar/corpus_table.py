@@ -162,7 +162,7 @@ def seconds() -> list[Seconds]:
         if weights is None or not {"load_seconds", "init_seconds"} & measured.keys():
             continue
         stored = int(measured.get("checkpoint_gib", weights * gpus) * GIB)
-        times = StepTimes(told["id"], eager=told.get("enforce_eager") is True, disks={})
+        times = StepTimes(told["id"], "", eager=told.get("enforce_eager") is True, machine={})
         stages = times.start_stages(Size(weights=int(weights * GIB), stored=stored))
         found.append(
             Seconds(

@@ -16,7 +16,7 @@ from loadtest.lab.residency.machine import Listing, Machine
 from loadtest.lab.residency.residents import Model, ResidentEngines
 from sidecar.core.config import decode
 from sidecar.core.file.reload import Reload
-from sidecar.core.lifecycle import RUNNING, SLEEPING, WAKE
+from sidecar.core.lifecycle import RUNNING, SLEEPING, STOP, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.manager import HOT, Manager
@@ -43,7 +43,7 @@ class Site:
         listing: Listing = "own",
         beside: Site | None = None,
     ) -> None:
-        self.machine = Machine(*totals, listing=listing) if beside is None else beside.machine
+        self.machine: Machine = Machine(*totals, listing=listing) if beside is None else beside.machine
         self.engines = ResidentEngines(self.machine, models)
         self.text = text
         self.log: list[tuple[float, str]] = []
@@ -134,8 +134,9 @@ class Site:
             gateway.manager = self.manager
         await self.open()
 
-    def reload(self, text: str) -> Reload:
-        """A newer file, while it runs."""
+    def reload(self, text: str, host_memory: int | None = None) -> Reload:
+        """A newer file, while it runs; `host_memory`: bytes for models asleep at level 1, if others."""
+        self._host_memory = self._host_memory if host_memory is None else host_memory
         self.text, config = text, decode(text.encode())
         return self.manager.file.take(config, config, self._host_memory)
 
@@ -159,7 +160,8 @@ class Site:
                 if held > total:
                     self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
             host = self.manager.host
-            if host.total > host.bound:
+            leaving = [name for name, entry in self.manager.entries.items() if entry.lifecycle.pending is STOP]
+            if host.total - sum(map(host.held, leaving)) > host.bound:
                 self.wrong.append(f"{self.now:.1f} s: {host.total / GIB:.1f} GiB of host memory: {self.state()}")
             for name, entry in self.manager.entries.items():
                 waits = entry.held_back or entry.shut or entry.replaced  # for somebody, for its GPUs, for calls to end

@@ -107,7 +107,19 @@ def test_host_memory_is_told_where_it_is_too_little(folder: Path, capsys: pytest
     file(folder, ", ".join(f"{name}: {{model_path: llama-3-8b}}" for name in "abcdef"))
     found = plans(capsys, "--all", "--gpu", "80GiB")
     assert found["take_turns"] is True
-    assert "of host memory, and host_memory_for_sleep is 64.0: some stop" in found["why"]
+    assert "of host memory, and host_memory_for_sleep is 64.0: some sleep at level 2" in found["why"]
+
+
+def test_without_level_2_a_model_may_be_stopped_where_host_memory_is_too_little(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = dict.fromkeys("abc", "") | {"d": ", flags: {enable-lora: true}", "e": ", sleep: {level: 2}"}
+    file(folder, ", ".join(f"{name}: {{model_path: llama-3-8b{more}}}" for name, more in models.items()))
+    a, _, _, d, e = (found := plans(capsys, "--all", "--gpu", "80GiB"))["models"]
+    assert found["why"].endswith("host_memory_for_sleep is 64.0: d may be stopped")
+    assert (a["may_stop"], d["may_stop"], e["may_stop"]) == (False, True, False)
+    assert d["wait_s"] == d["first_wait_s"] > a["wait_s"] == e["wait_s"], "at level 2 the weights are read again"
+    assert (e["host_bytes"], d["host_bytes"]) == (0, a["host_bytes"])
 
 
 @pytest.mark.parametrize(

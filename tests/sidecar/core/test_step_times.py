@@ -25,8 +25,10 @@ from sidecar.core.step_times import (
 SIZE = Size(weights=15 * GIB, stored=30 * GIB)  # on two GPUs
 
 
-def times(*, eager: bool = False, disks: dict[str, float] | None = None, name: str = "m") -> StepTimes:
-    return StepTimes(name, eager=eager, disks={} if disks is None else disks)
+def times(
+    *, eager: bool = False, machine: dict[str, StepTimes] | None = None, name: str = "m", alike: str = ""
+) -> StepTimes:
+    return StepTimes(name, alike or name, eager=eager, machine={} if machine is None else machine)
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------
@@ -122,17 +124,32 @@ def test_stages_are_measured_each_for_itself() -> None:
 
 
 def test_a_disk_is_measured_for_all_models_of_the_machine() -> None:
-    disks: dict[str, float] = {}
+    machine: dict[str, StepTimes] = {}
     for name, seconds in (("a", 10.0), ("b", 30.0), ("c", 60.0)):
-        times(disks=disks, name=name).loaded(seconds + 5.0, {"process": 5.0, "weights": seconds}, SIZE)
-    assert times(disks=disks, name="d").load_seconds(SIZE) == pytest.approx(PROCESS + 30.0 + COMPILE + GRAPHS)
-    times(disks=disks, name="tiny").loaded(9.0, {"process": 5.0, "weights": 4.0}, Size(stored=GIB - 1))
-    assert set(disks) == {"a", "b", "c"}, "a small one tells nothing of the disk"
-    own = times(disks=disks, name="a")
-    assert own.disk == pytest.approx(3 * GIB)
-    assert own.wake_seconds(SIZE)[1] == pytest.approx(10.5)
-    own.disk = None
-    assert own.disk == pytest.approx(3 * GIB), "nothing is known instead"
+        times(machine=machine, name=name).loaded(seconds + 5.0, {"process": 5.0, "weights": seconds}, SIZE)
+    assert times(machine=machine, name="d").load_seconds(SIZE) == pytest.approx(PROCESS + 30.0 + COMPILE + GRAPHS)
+    times(machine=machine, name="tiny").loaded(9.0, {"process": 5.0, "weights": 4.0}, Size(stored=GIB - 1))
+    assert {name for name, each in machine.items() if each.disk} == {"a", "b", "c"}, "a small one tells nothing"
+    anew = times(machine=machine, name="a")
+    assert (anew.disk, anew.load) == (pytest.approx(3 * GIB), None)
+    assert anew.wake_seconds(SIZE)[1] == pytest.approx(10.5)
+
+
+def test_a_profile_that_was_never_started_is_foretold_as_one_that_starts_alike() -> None:
+    machine: dict[str, StepTimes] = {}
+    made = times(machine=machine, name="a", alike="/m")
+    copy, other, eager = (
+        times(machine=machine, name=name, alike=alike, eager=eager)
+        for name, alike, eager in (("a-2", "/m", False), ("b", "/n", False), ("a-3", "/m", True))
+    )
+    before = other.load_seconds(SIZE)
+    made.loaded(7.0, {"process": 5.0, "weights": 2.0}, Size())
+    assert copy.load_seconds(SIZE) == 7.0
+    assert copy.start_stages(SIZE) == made.start_stages(SIZE)
+    assert other.load_seconds(SIZE) == before
+    assert eager.load_seconds(SIZE) != 7.0
+    copy.loaded(9.0, {}, Size())
+    assert (copy.load_seconds(SIZE), made.load_seconds(SIZE)) == (9.0, 7.0)
 
 
 def test_a_download_is_foretold_and_tells_nothing_of_the_next_start() -> None:

@@ -335,12 +335,11 @@ def test_a_file_of_another_user_says_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 def test_times_go_on_where_they_were() -> None:
-    disks: dict[str, float] = {}
-    before, after = (StepTimes("m", eager=False, disks=disks) for disks in ({}, disks))
+    before, after = (StepTimes("m", "", eager=False, machine={}) for _ in range(2))
     before.loaded(20.0, {"process": 5.0, "weights": 10.0, "compile": 5.0}, Size(stored=30 * 2**30))
     before.woke(2, 3.0)
     before.made_room(1, 4.0)
     before.made_room(0, 5.0)
     Times.of(before).into(after)
     assert Times.of(after) == Times.of(before)
-    assert disks == {"m": 3.0 * 2**30}
+    assert after.disk == 3.0 * 2**30
