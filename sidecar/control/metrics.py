@@ -19,12 +19,14 @@ from gateway.shared.files.file_status import FileStatus
 from gateway.shared.files.units import MIB
 from gateway.shared.protocol import GPUReport, State
 from sidecar.core.status import GatewayStatus
+from sidecar.relay.relay import RelayUse
 from sidecar.residency.manager import Manager
 
 
 class Metrics(Collector):
     """`exposition` is the body of /metrics. `gateways` gives how each takes reports, `state_error` why the state file
-    cannot be written, empty while it can; `file` is of the reloads of the sidecar's file."""
+    cannot be written, empty while it can; `file` is of the reloads of the sidecar's file, `relay` of
+    its relay, None where there is none."""
 
     def __init__(
         self,
@@ -33,11 +35,13 @@ class Metrics(Collector):
         gateways: Callable[[], Iterable[GatewayStatus]],
         state_error: Callable[[], str],
         file: Callable[[], FileStatus],
+        relay: Callable[[], RelayUse | None] = lambda: None,
     ) -> None:
         self._manager = manager
         self._gateways = gateways
         self._state_error = state_error
         self._file = file
+        self._relay = relay
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -57,6 +61,7 @@ class Metrics(Collector):
         yield from self._done()
         yield from self._reports()
         yield from self._reloads()
+        yield from self._relayed()
 
     def _gpus(self) -> Iterable[Metric]:
         gauges: list[tuple[str, str, Callable[[GPUReport], float | None]]] = [
@@ -189,3 +194,17 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "weir_sidecar_file_bad", "1 while its file cannot be used.", float(file.error is not None)
         )
+
+    def _relayed(self) -> Iterable[Metric]:
+        use = self._relay()
+        if use is None:
+            return
+        requests = CounterMetricFamily(
+            "weir_sidecar_relay_requests",
+            "Requests at the relay, by outcome: ordered, refused, left, answered, failed, broken.",
+            labels=("outcome",),
+        )
+        for outcome, count in use.outcomes.items():
+            requests.add_metric((outcome,), count)
+        yield requests
+        yield GaugeMetricFamily("weir_sidecar_relay_connections", "Connections of gateways.", use.connections)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from typing import Final
+from typing import Final, Literal
 
 from gateway.core.request.outcome import error_body
 from gateway.relay.wire.messages import Request
@@ -23,20 +23,24 @@ ASKED: Final = (b"content-type", b"x-request-id", b"traceparent", b"tracestate")
 ANSWERED: Final = (b"content-type", b"retry-after")  # passed on to the gateway
 
 
-async def exchange(request: Request, responder: Responder, client: Client, path: bytes) -> None:
-    """Relay one request; `path`: of the engine. Cancellation closes the engine's connection."""
+Exchanged = Literal["answered", "failed", "broken"]
+
+
+async def exchange(request: Request, responder: Responder, client: Client, path: bytes) -> Exchanged:
+    """Relay one request; `path`: of the engine. `failed`: it gave no answer; `broken`: it failed in the middle of one.
+    Cancellation closes the engine's connection."""
     lines = _lines(request.fields, ASKED)
     try:
         reply = await client.send(request.method, path, lines, request.body, timeout=PATIENCE)
     except EngineError as error:
         responder.send(502, JSON, error_body(f"The engine has failed: {error}.", "server_error", "engine_failed"))
-        return
+        return "failed"
     with closing(reply):
         request.release()
-        await _pass_on(reply, responder)
+        return await _pass_on(reply, responder)
 
 
-async def _pass_on(reply: Reply, responder: Responder) -> None:
+async def _pass_on(reply: Reply, responder: Responder) -> Exchanged:
     head = _lines(reply.headers, ANSWERED)
     over: asyncio.Future[EngineError | None] = asyncio.get_running_loop().create_future()
 
@@ -48,14 +52,15 @@ async def _pass_on(reply: Reply, responder: Responder) -> None:
         parts: list[bytes] = []
         reply.relay(parts.append, done)
         responder.send(reply.status, head, b"".join(parts))
-        return
+        return "answered"
     responder.start(reply.status, head, reply.length)
     responder.flow(reply.pause, reply.resume)
     reply.relay(responder.write, done, responder.write_chunk)
-    if await over is None:
-        responder.end()
-    else:
+    if await over is not None:
         responder.abort()
+        return "broken"
+    responder.end()
+    return "answered"
 
 
 def _lines(fields: dict[bytes, bytes], names: tuple[bytes, ...]) -> bytes:

@@ -16,7 +16,7 @@ import math
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -33,7 +33,7 @@ from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client, ClientSettings, parse_origin
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings
-from sidecar.relay.exchange import JSON, exchange
+from sidecar.relay.exchange import JSON, Exchanged, exchange
 from sidecar.relay.targets import RelayTarget, target_of
 
 BODY: Final = 1024**3  # bytes of a call; the largest that a gateway's policy can allow
@@ -43,6 +43,17 @@ CONNECTIONS: Final = 8192
 # The gateway's own time-outs are shorter, and one that vanishes is noticed by TCP.
 STALL: Final = 6 * 3600.0  # seconds without a byte of an engine
 PASSED_ON = "The relay passes on inference calls, /health, /v1/models and /metrics of engines, and takes `ensure`."
+
+
+Outcome = Literal["ordered", "refused", "left", "answered", "failed", "broken"]
+
+
+class RelayUse(msgspec.Struct, frozen=True):
+    """Use of a relay: open connections, and requests by outcome since its start. `ordered`: an `ensure`; `refused`
+    before an engine was asked; `left`: the gateway left, or the sidecar ended; the others: see Exchanged."""
+
+    connections: int
+    outcomes: dict[Outcome, int]
 
 
 class RelayedEngine(msgspec.Struct, frozen=True):
@@ -73,7 +84,8 @@ class Relay:
         self._say = say
         self._certificate: WatchedFile | None = None
         self._clients: dict[str, Client] = {}  # by profile
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Exchanged]] = set()
+        self._outcomes: dict[Outcome, int] = dict.fromkeys(get_args(Outcome), 0)
         self._server = Server(self, _settings(), BodyMemory(BODIES, 1.0))
 
     async def start(self, settings: RelaySettings, folder: Path) -> RelaySettings:
@@ -103,10 +115,20 @@ class Relay:
         for client in self._clients.values():
             client.close()
 
+    @property
+    def use(self) -> RelayUse:
+        """As it is now."""
+        return RelayUse(self._server.connections, dict(self._outcomes))
+
     # -- the server's side ------------------------------------------------------------------------------------------
 
     def head(self, request: Request) -> bytes | None:
         """Judge a request before its body is read."""
+        refused = self._judged(request)
+        self._outcomes["refused"] += refused is not None
+        return refused
+
+    def _judged(self, request: Request) -> bytes | None:
         shown = request.fields.get(b"authorization")
         if shown is None or not self._token.shown({b"authorization": (shown,)}):
             body = _error(401, "invalid_api_key", "The relay wants the order token: Authorization: Bearer TOKEN.")
@@ -129,11 +151,13 @@ class Relay:
         target = target_of(request.method, request.path, request.query)
         assert target is not None  # noqa: S101 # head() has refused the others
         if target.kind == "ensure":
+            self._outcomes["ordered"] += 1
             responder.send(*self._ordered(target.profile))
             return
         engine = self._engine(target.profile)
         refused = _refusal(target, engine)  # again: it may have gone while the body came
         if engine is None or refused is not None:
+            self._outcomes["refused"] += 1
             request.release()
             responder.send(503, JSON, refused or b"")
         else:
@@ -141,8 +165,11 @@ class Relay:
             task = asyncio.get_running_loop().create_task(exchange(request, responder, client, target.path))
             self._tasks.add(task)
 
-            def ended(_: object) -> None:  # by a callback: a task that is cancelled before it begins runs no `finally`
+            # By a callback: a task that is cancelled before it begins runs no `finally`.
+            def ended(task: asyncio.Task[Exchanged]) -> None:
                 self._tasks.discard(task)
+                over = "left" if task.cancelled() else "broken" if task.exception() else task.result()
+                self._outcomes[over] += 1
                 request.release()
                 responder.abort()  # unless it is answered
 

@@ -103,7 +103,13 @@ async def serve(options: Options) -> None:
             file = view.file = FileReload(options.file, config, options.gateway, manager)
         except (InvalidFile, OSError) as error:  # it has changed since the command line was read
             raise StartError(str(error)) from error
-        metrics = Metrics(manager, gateways=view.gateways, state_error=lambda: state.error, file=lambda: file.status)
+        metrics = Metrics(
+            manager,
+            gateways=view.gateways,
+            state_error=lambda: state.error,
+            file=lambda: file.status,
+            relay=lambda: None if view.relay is None else view.relay.use,
+        )
         app = control_app(
             manager,
             token=options.tokens.order,
@@ -116,7 +122,7 @@ async def serve(options: Options) -> None:
         )
         port = ControlPort(app, config.listen)
         try:
-            relay, relayed = await listeners(port, options, manager, ending.first.is_set, stack)
+            view.relay, relayed = await listeners(port, options, manager, ending.first.is_set, stack)
         except StartError:
             await manager.close(end_engines=False)
             await state.flush()
@@ -145,7 +151,7 @@ async def serve(options: Options) -> None:
         await ending.or_done(running)
         service.stopping()
         await file.aclose()
-        await end(manager, running, view.reporter, relay, ending, options.file)
+        await end(manager, running, view.reporter, view.relay, ending, options.file)
         await state.flush()
 
 
@@ -170,11 +176,12 @@ async def selectable(sampler: Sampler) -> None:
 
 
 class StatusView:
-    """View of the sidecar for `/status`. `control`, `reporter` and `file` are set once they are there."""
+    """View of the sidecar for `/status`. `control`, `reporter`, `relay` and `file` are set once they are there."""
 
     def __init__(self, manager: Manager, state: StateFile, gpus: GPUs, options: Options, boot: str) -> None:
         self.control = ""
         self.reporter: Reporter | None = None
+        self.relay: Relay | None = None
         self.file: FileReload | None = None
         self._manager = manager
         self._state = state

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 POLICY = """
 classes:
   default: {deadline: 5m}
-fleet: {sidecars: {}}  # with the token that the gateway makes
+fleet: {sidecars: {copies: {margin: 1s, after: 1s}}}  # with the token that the gateway makes
 """
 FILE = """
 id: test-%(pid)s
@@ -263,10 +263,48 @@ def test_an_edited_file_restarts_what_it_must_and_loses_no_call(machine: Machine
     calling = threading.Thread(target=lambda: answers.append(machine.ask("one", 1500)))
     calling.start()
     time.sleep(1.0)
-    machine.file.write_text(machine.file.read_text().replace("max-num-seqs: 16", "max-num-seqs: 8", 1))
+    machine.file.write_text(machine.file.read_text().replace("max-num-seqs: 16", "max-num-seqs: 1", 1))
     assert "settings that need another engine" in machine.command("reload")
     calling.join(300.0)
     assert answers
     machine.until("one", "stopped", 60.0)
     machine.ask("uno")
     assert not set(machine.processes("one")) & set(engine)
+
+    _a_copy_is_woken_while_calls_wait(machine)
+
+
+COPY = """\
+  one-more:
+    <<: *tiny
+    aliases: []
+    served_name: one
+    sleep: {level: 1, after: 5s}
+"""
+
+
+def _a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
+    """A second engine of `one`, which runs one call at a time."""
+    machine.file.write_text(machine.file.read_text() + COPY)
+    assert "one-more" in machine.command("reload")
+    began = time.monotonic()
+    assert "one-more: running" in machine.command("ensure", "one-more")
+    print(f"ensure of a copy: {time.monotonic() - began:.1f} s")
+    machine.until("one-more", "sleeping", 30.0)
+
+    answers: list[str] = []
+    calling = [threading.Thread(target=lambda: answers.append(machine.ask("one", 800))) for _ in range(8)]
+    for each in calling:
+        each.start()
+    print(f"overloaded, the copy was awake after {machine.until('one-more', 'running', 60.0):.1f} s")
+    assert machine.profile("one-more")["copy"]
+    for each in calling:
+        each.join(300.0)
+    assert len(answers) == len(calling)
+    logs = {name: (machine.file.parent / "sidecar-logs" / f"{name}.log").read_text() for name in ("one", "one-more")}
+    served = {name: log.count("POST /v1/chat/completions") for name, log in logs.items()}
+    print(f"calls by engine, since its log began: {served}")
+    assert served["one-more"] >= 2
+    assert machine.until("one-more", "sleeping", 60.0) >= 0.0
+    assert machine.profile("one")["state"] == "running"
+    assert machine.ask("one")

@@ -22,6 +22,7 @@ from sidecar.control.status_table import table
 from sidecar.core.addresses import Address
 from sidecar.core.file.reload import Reload
 from sidecar.core.status import GatewayStatus, Reloaded, Status
+from sidecar.relay.relay import RelayUse
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import decode
 from tests.sidecar.parts import FILE, opened
@@ -38,7 +39,10 @@ class Door:
         self.leaving = False
         self.reloaded = Reloaded(file=FileStatus(version=2), new=True, changes=Reload(added=("c",)))
         gateways = (GatewayStatus(url="http://g", taken=False, error="gone", failures=3),)
-        metrics = Metrics(manager, gateways=lambda: gateways, state_error=lambda: "", file=FileStatus)
+        use = RelayUse(3, {"answered": 5, "left": 1})
+        metrics = Metrics(
+            manager, gateways=lambda: gateways, state_error=lambda: "", file=FileStatus, relay=lambda: use
+        )
         status = Status(
             sidecar="box", version="0", pid=1, boot="b", config="f", control="c", up_s=100.0, gpus=manager.gpus(),
             models=manager.models(), gateways=gateways, calls={"a": 2}, stages={"a": "weights"},
@@ -127,6 +131,8 @@ def test_metrics_have_the_names_that_dashboards_know(tmp_path: Path) -> None:
         assert 'weir_sidecar_model_state{profile="big",state="error"} 1.0' in lines
         assert 'weir_sidecar_report_failures_total{gateway="http://g"} 3.0' in lines
         assert "weir_sidecar_state_file_bad 0.0" in lines
+        assert 'weir_sidecar_relay_requests_total{outcome="answered"} 5.0' in lines
+        assert "weir_sidecar_relay_connections 3.0" in lines
 
     play(tmp_path, scene)
 

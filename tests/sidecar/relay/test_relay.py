@@ -97,6 +97,13 @@ async def whole(reply: Reply) -> bytes:
         reply.close()
 
 
+async def outcomes(found: Bed, **wanted: int) -> None:
+    """Wait until the relay has counted so many requests, and no others."""
+    async with asyncio.timeout(5):
+        while {name: count for name, count in found.relay.use.outcomes.items() if count} != wanted:
+            await asyncio.sleep(0.001)
+
+
 def test_a_stream_and_a_short_answer_pass_and_connections_are_kept() -> None:
     async def scene() -> None:
         async with bed() as found:
@@ -115,6 +122,8 @@ def test_a_stream_and_a_short_answer_pass_and_connections_are_kept() -> None:
             assert b"x-request-id: r\r\n" in head
             assert b"authorization" not in head, "an engine is not shown the order token"
             assert found.engine.open == 1
+            await outcomes(found, answered=4)
+            assert found.relay.use.connections == 1
             client.close()
 
     play(scene)
@@ -173,6 +182,7 @@ def test_a_model_that_sleeps_or_is_gone_gets_no_calls() -> None:
                 reply = await client.send(b"GET", path, b"", b"", timeout=5)
                 assert (reply.status, b"no_engine" in await whole(reply)) == (503, True)
             assert found.engine.requests == []
+            await outcomes(found, refused=3)
             client.close()
 
     play(scene)
@@ -192,6 +202,7 @@ def test_the_order_is_taken_until_the_sidecar_ends() -> None:
             reply = await client.send(b"POST", b"/models/a/ensure", b"", b"", timeout=5)
             assert (reply.status, b"ending" in await whole(reply)) == (503, True)
             assert found.ordered == ["a", "b"]
+            await outcomes(found, ordered=3)
             client.close()
 
     play(scene)
@@ -216,6 +227,7 @@ def test_a_gateway_that_leaves_has_the_engines_work_ended() -> None:
             task.cancel()
             async with asyncio.timeout(5):
                 await found.engine.closed.wait()
+            await outcomes(found, left=2)
             client.close()
 
     play(scene)
@@ -234,6 +246,7 @@ def test_an_engine_that_fails_is_a_502_and_one_that_fails_in_the_middle_a_broken
             reply = await client.send(b"POST", CHAT, LINES, STREAM, timeout=5)
             with pytest.raises(EngineError, match="in the middle"):
                 await whole(reply)
+            await outcomes(found, failed=1, answered=1, broken=1)
             found.engine.stop()
             client.close()
 
