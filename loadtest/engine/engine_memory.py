@@ -6,8 +6,10 @@ Where no GPUs are simulated an engine holds nothing and needs no time to start, 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -15,6 +17,10 @@ from loadtest.engine.faults import Faults, faults_of
 from loadtest.engine.gpu_memory import GIB, GpuMemory, OutOfMemory
 from loadtest.engine.memory_stages import RESIDUE, held, start
 from loadtest.engine.true_memory import TrueMemory, true_memory_of
+from loadtest.engine.vllm_lines import SLOW_OR_HUNG
+
+PIECE, PIECE_EVERY = 64 * 1024, 0.05  # bytes of a download, and seconds between them
+HANG_SAYS = 60.0  # seconds
 
 
 class StartFailed(Exception):
@@ -77,6 +83,8 @@ class Resident:
         first = self.claim(next(iter(self._gpus.totals.values())))
         if faults.hang_start:
             await asyncio.Event().wait()
+        if faults.download:
+            await _downloaded(Path(faults.download), faults.download_seconds)
         before: float | None = None
         for stage in start(self.weights, first):
             try:
@@ -86,6 +94,8 @@ class Resident:
                     if stage.cache:
                         self._check_cache()
                     self.hold(loaded=stage.loaded, cache=stage.cache)
+                if stage.loaded and faults.hang_loading:
+                    await _hangs(say, busy=faults.hang_loading == "busy")
                 if stage.loaded and faults.out_of_memory_start:
                     raise OutOfMemory("CUDA out of memory. Tried to allocate 2.00 GiB. (injected fault)")
             except OutOfMemory as error:
@@ -116,6 +126,30 @@ class Resident:
                     f"{wanted / GIB:.2f} GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
                     "processes."
                 )
+
+
+async def _downloaded(file: Path, seconds: float) -> None:
+    """Write to a file, bit by bit, for so long."""
+    clock = asyncio.get_running_loop().time
+    ends = clock() + seconds
+    with file.open("ab") as out:
+        while clock() < ends:
+            out.write(bytes(PIECE))
+            out.flush()
+            await asyncio.sleep(PIECE_EVERY)
+
+
+async def _hangs(say: Callable[[str], None], *, busy: bool) -> NoReturn:
+    """Never come back, and write vLLM's line about that every minute; `busy`: in a loop that burns a core."""
+    said_at = -HANG_SAYS
+    while True:
+        if time.monotonic() >= said_at + HANG_SAYS:
+            said_at = time.monotonic()
+            say(SLOW_OR_HUNG)
+        until = time.monotonic() + PIECE_EVERY
+        while busy and time.monotonic() < until:
+            pass
+        await asyncio.sleep(0.0 if busy else PIECE_EVERY)  # for the signal that ends it
 
 
 def _failed(why: str) -> StartFailed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -43,6 +43,9 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # At its start, and without effect later:
     fail_start: str = ""  # it ends with these last words and exit status 1
     hang_start: bool = False  # it does nothing and says nothing
+    hang_loading: Literal["", "idle", "busy"] = ""  # it stops in its weights, says so every minute; busy: burns a core
+    download: str = ""  # it first fills this file, without a line, for
+    download_seconds: Annotated[float, msgspec.Meta(ge=0.0, le=86400.0)] = 10.0
     out_of_memory_start: bool = False  # it ends while it loads the weights, as when the GPU is too small
 
 

@@ -64,6 +64,11 @@ LINES: Mapping[str, tuple[str, ...]] = {
 }
 # Causes that are nobody's want of memory: a start of which nothing is to be learnt.
 OTHER_CAUSES = ("disk_full", "auth_gated_model", "bad_config", "port_in_use", "unsupported_gpu")
+# A want of the machine's memory, in torch's words; of none of the kinds above.
+HOST_MEMORY = (
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+    "to allocate {bytes} bytes. Error code 12 (Cannot allocate memory)"
+)
 FOLLOWS = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 # What a start writes once a minute while its GPUs wait for each other: for ever, or until something is compiled.
 SLOW_OR_HUNG = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.engine.true_memory import CONTEXT, TrueMemory
-from loadtest.engine.vllm_lines import FOLLOWS, LINES, OTHER_CAUSES, SLOW_OR_HUNG, line
+from loadtest.engine.vllm_lines import FOLLOWS, HOST_MEMORY, LINES, OTHER_CAUSES, SLOW_OR_HUNG, line
 from sidecar.core.diagnosis import NONE, SECOND_HAND, diagnosis
 
 GIB = 1 << 30
@@ -42,6 +42,7 @@ def test_what_follows_and_what_is_slow_are_no_causes() -> None:
     assert diagnosis([FOLLOWS]).kind == SECOND_HAND
     assert diagnosis([SLOW_OR_HUNG]).kind == NONE
     assert not any(diagnosis([line(kind)]).out_of_memory for kind in OTHER_CAUSES)
+    assert not diagnosis([HOST_MEMORY.format(bytes=1), FOLLOWS]).out_of_memory, "it is not the GPU's"
 
 
 TRUE = TrueMemory(rest=10 * GIB, context=2 * GIB, beyond=GIB, blocks=64, hidden=GIB // 2)

@@ -276,16 +276,20 @@ def test_an_edited_file_restarts_what_it_must_and_loses_no_call(machine: Machine
 
 COPY = """\
   one-more:
-    <<: *tiny
-    aliases: []
     served_name: one
+    model_path: %s
+    context_length: %s
+    load_timeout: 5m
     sleep: {level: 1, after: 5s}
+    gpu_memory: {kv: 1GiB}
+    flags: {dtype: bfloat16, enforce-eager: true, max-num-seqs: 1}
+    environment: {HF_HUB_OFFLINE: "1", TRANSFORMERS_OFFLINE: "1"}
 """
 
 
 def _a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
     """A second engine of `one`, which runs one call at a time."""
-    machine.file.write_text(machine.file.read_text() + COPY)
+    machine.file.write_text(machine.file.read_text() + COPY % (model(), CONTEXT))
     assert "one-more" in machine.command("reload")
     began = time.monotonic()
     assert "one-more: running" in machine.command("ensure", "one-more")
