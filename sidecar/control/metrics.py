@@ -18,8 +18,7 @@ from prometheus_client.registry import Collector
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.files.units import MIB
 from gateway.shared.protocol import GPUReport, State
-from sidecar.core.status import GatewayStatus
-from sidecar.relay.relay import RelayUse
+from sidecar.core.status import GatewayStatus, RelayUse
 from sidecar.residency.manager import Manager
 
 

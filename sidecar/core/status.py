@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from gateway.shared.files.file_status import FileStatus
@@ -50,3 +52,15 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     file: FileStatus
     new: bool
     changes: Reload
+
+
+RelayOutcome = Literal["ordered", "refused", "left", "answered", "failed", "broken"]
+
+
+class RelayUse(msgspec.Struct, frozen=True):
+    """Use of the relay: open connections, and requests by outcome since its start. `ordered`: an `ensure`; `refused`
+    before an engine was asked; `left`: the gateway left, or the sidecar ended; `failed`: the engine gave no answer;
+    `broken`: it failed in the middle of one."""
+
+    connections: int
+    outcomes: dict[RelayOutcome, int]

@@ -16,7 +16,7 @@ import math
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 import msgspec
 
@@ -33,6 +33,7 @@ from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client, ClientSettings, parse_origin
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings
+from sidecar.core.status import RelayOutcome, RelayUse
 from sidecar.relay.exchange import JSON, Exchanged, exchange
 from sidecar.relay.targets import RelayTarget, target_of
 
@@ -43,17 +44,6 @@ CONNECTIONS: Final = 8192
 # The gateway's own time-outs are shorter, and one that vanishes is noticed by TCP.
 STALL: Final = 6 * 3600.0  # seconds without a byte of an engine
 PASSED_ON = "The relay passes on inference calls, /health, /v1/models and /metrics of engines, and takes `ensure`."
-
-
-Outcome = Literal["ordered", "refused", "left", "answered", "failed", "broken"]
-
-
-class RelayUse(msgspec.Struct, frozen=True):
-    """Use of a relay: open connections, and requests by outcome since its start. `ordered`: an `ensure`; `refused`
-    before an engine was asked; `left`: the gateway left, or the sidecar ended; the others: see Exchanged."""
-
-    connections: int
-    outcomes: dict[Outcome, int]
 
 
 class RelayedEngine(msgspec.Struct, frozen=True):
@@ -85,7 +75,7 @@ class Relay:
         self._certificate: WatchedFile | None = None
         self._clients: dict[str, Client] = {}  # by profile
         self._tasks: set[asyncio.Task[Exchanged]] = set()
-        self._outcomes: dict[Outcome, int] = dict.fromkeys(get_args(Outcome), 0)
+        self._outcomes: dict[RelayOutcome, int] = dict.fromkeys(get_args(RelayOutcome), 0)
         self._server = Server(self, _settings(), BodyMemory(BODIES, 1.0))
 
     async def start(self, settings: RelaySettings, folder: Path) -> RelaySettings:

@@ -21,8 +21,7 @@ from sidecar.control.metrics import Metrics
 from sidecar.control.status_table import table
 from sidecar.core.addresses import Address
 from sidecar.core.file.reload import Reload
-from sidecar.core.status import GatewayStatus, Reloaded, Status
-from sidecar.relay.relay import RelayUse
+from sidecar.core.status import GatewayStatus, RelayUse, Reloaded, Status
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import decode
 from tests.sidecar.parts import FILE, opened

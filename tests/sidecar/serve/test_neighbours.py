@@ -123,8 +123,12 @@ def test_two_that_start_engines_at_once_never_overrun_a_gpu(tmp_path: Path) -> N
             held(one)
             return [machine.state("b") == "running" for machine in (one, two)]
 
-        assert until(lambda: any(served()), 30.0) is not None
+        assert until(lambda: any(served()), 60.0) is not None
         assert sum(served()) == 1
+        loser, winner = (one, two) if two.state("b") == "running" else (two, one)
+        winner.ask("POST", "/models/b/stop")
+        assert until(lambda: loser.state("b") == "running", 60.0) is not None, message(loser, "b")
+        held(one)
         assert all(sidecar.alive for sidecar in sidecars)
 
 
