@@ -18,7 +18,7 @@ if token_file then
   file:close()
 end
 
-local calls = {} -- those with a grant, by the id of their hold
+local calls = {} -- those that were asked for, by the id of their hold
 local OWN = { -- headers of a grant that are neither the engine's nor the client's
   ["x-weir-hold"] = true, ["x-weir-upstream"] = true, ["x-weir-first-byte-within"] = true,
   ["x-weir-end-within"] = true, ["x-weir-hide-usage"] = true, ["content-type"] = true, ["content-length"] = true,
@@ -28,6 +28,7 @@ local FAILURES = { [502] = "reset", [503] = "connect", [504] = "timeout" } -- of
 local NOT_ASKED = { -- headers of a client that are not the call's, or that only this proxy may set
   ["connection"] = true, ["content-length"] = true, ["transfer-encoding"] = true, ["expect"] = true,
   ["proxy-authorization"] = true, ["x-original-uri"] = true, ["x-forwarded-for"] = true,
+  ["x-weir-hold"] = true,
 }
 
 local function ask(path, headers, body, timeout)
@@ -75,25 +76,32 @@ core.register_action("decide", { "http-req" }, function(txn)
       headers[name] = list
     end
   end
+  local hold = txn.f:uuid() -- chosen here, so that the call can be withdrawn while it waits
+  calls[hold] = {}
+  txn:set_var("txn.weir_hold", hold)
+  headers["x-weir-hold"] = { hold }
   headers["x-original-uri"] = { txn.f:url() }
   headers["x-forwarded-for"] = { txn.f:src() }
   local answer = ask("/decide", headers, txn.f:req_body() or "", LONGEST)
+  if calls[hold] == nil then
+    return -- its client has left, and Weir was told
+  end
   if answer.status == 407 or not answer.status or answer.status == 0 or not answer.headers then
+    calls[hold] = nil
     return unavailable(txn, "the decide port " .. where .. " answered " .. tostring(answer.status))
   end
   local told = {}
   for name, values in pairs(answer.headers) do
     told[name] = values[0]
   end
-  local hold = told["x-weir-hold"]
-  if not hold then
+  if not told["x-weir-hold"] then
+    calls[hold] = nil
     told["content-length"], told["connection"], told["transfer-encoding"] = nil, nil, nil
     return refuse(txn, answer.status, told, answer.body or "")
   end
   local address, port, base = told["x-weir-upstream"]:match("^http://([%d.]+):(%d+)(.*)$")
   local call = { hide = told["x-weir-hide-usage"] == "true", headers = {}, status = nil }
   calls[hold] = call
-  txn:set_var("txn.weir_hold", hold)
   if not address then
     return unavailable(txn, told["x-weir-upstream"] .. " is not http://ADDRESS:PORT, which is all that this example forwards to")
   end
@@ -130,11 +138,10 @@ function Weir:new()
   return setmetatable({}, Weir)
 end
 
-local function ended(self, body)
-  if self.hold then
-    report(self.hold, "end", body)
-    calls[self.hold] = nil
-    self.hold = nil
+local function ended(hold, body)
+  if calls[hold] then
+    report(hold, "end", body)
+    calls[hold] = nil
   end
 end
 
@@ -197,7 +204,7 @@ end
 
 local function complete(self)
   local usage = self.call.usage
-  ended(self, string.format('{"status":%d%s}', self.call.status, usage and ',"usage":' .. usage or ""))
+  ended(self.hold, string.format('{"status":%d%s}', self.call.status, usage and ',"usage":' .. usage or ""))
 end
 
 function Weir:http_end(txn, message)
@@ -208,15 +215,16 @@ function Weir:http_end(txn, message)
 end
 
 function Weir:end_analyze(txn, channel)
-  if self.hold and channel:is_resp() then -- there was no end: whoever left, the hold goes back
-    local status = self.call.status
-    if self.call.done then -- OpenAI's client leaves at [DONE], before the chunk that ends the body
+  local hold = txn:get_var("txn.weir_hold")
+  local call = hold and calls[hold]
+  if call and channel:is_resp() then -- there was no end, or not even an answer to the question: the hold goes back
+    if call.done then -- OpenAI's client leaves at [DONE], before the chunk that ends the body
       complete(self)
-    elseif status then
-      ended(self, string.format('{"status":%d,"failure":"client_gone"}', status))
+    elseif call.status then
+      ended(hold, string.format('{"status":%d,"failure":"client_gone"}', call.status))
     else
-      local failure = FAILURES[txn:get_var("txn.weir_status")] or "client_gone"
-      ended(self, '{"failure":"' .. failure .. '"}')
+      local failure = call.headers and FAILURES[txn:get_var("txn.weir_status")] or "client_gone"
+      ended(hold, '{"failure":"' .. failure .. '"}')
     end
   end
   return filter.CONTINUE

@@ -170,7 +170,8 @@ def test_clients_that_leave_give_back_what_they_hold(tmp_path: Path) -> None:
         assert until(lambda: not queued(made), 10.0) is not None
         assert not made.gateway.idle()
         leave(running)
-        assert {each["outcome"] for each in made.records(2)} == {"client_gone"}
+        records = made.records(2)
+        assert {each["outcome"] for each in records} == {"client_gone"}, records
         assert until(lambda: made.engine.running() == 0, 10.0) is not None
 
 

@@ -271,6 +271,28 @@ def test_a_call_waits_its_turn_and_a_proxy_that_goes_away_leaves_the_queue() -> 
     run(body)
 
 
+def test_a_proxy_that_chose_the_id_can_withdraw_its_call() -> None:
+    async def body(site: Site) -> None:
+        ids = ["first-of-the-proxy", "second-of-the-proxy"]
+        first = await site.granted(1200, headers={"x-weir-hold": ids[0]})
+        assert first.hold == ids[0]
+        waiting = site.ask(1200, headers={"x-weir-hold": ids[1]})
+        await asyncio.sleep(1.0)
+        assert site.ask(headers={"x-weir-hold": ids[1]}).status == 409
+        assert site.ask(headers={"x-weir-hold": ids[0]}).status == 409
+        assert site.ask(headers={"x-weir-hold": "short"}).status == 400
+        assert site.first_byte(ids[1]) == 404
+        assert site.end(ids[1], status=200) == 404, "it has no engine yet"
+        assert site.end(ids[1], failure="client_gone") == 204
+        assert waiting.status == 499
+        await asyncio.sleep(0.1)
+        assert site.outcomes() == ["client_gone"]
+        assert site.end(ids[1], failure="client_gone") == 404
+        assert site.end(ids[0], status=200, usage=USAGE) == 204
+
+    run(body)
+
+
 def test_a_refusal_is_whole() -> None:
     once = Limits(per_tenant=Limit(requests=Quota(rate=Rate(1, 60.0))))
 

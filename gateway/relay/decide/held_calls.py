@@ -9,19 +9,21 @@ from contextlib import contextmanager
 
 from gateway.relay.decide.messages import EndReport
 
+HOLD = b"x-weir-hold"
 GRACE = 1.0  # seconds for a proxy that goes by the times it was given to say so
 
 
 class HeldCall:
-    """One call. `by` and `until`: when its first byte and its end must have been reported, in the loop's time.
+    """One call. `chosen`: the id that its proxy wants; else one is made that nobody can guess. `by` and `until`: when
+    its first byte and its end must have been reported, in the loop's time.
 
     `ended` is the proxy's report, or None once the time is over. `began` is called once, with the first byte, and
     `begun` is then true.
     """
 
-    def __init__(self, by: float, until: float, began: Callable[[], None]) -> None:
+    def __init__(self, chosen: bytes | None, by: float, until: float, began: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self.id = secrets.token_urlsafe(18)
+        self.id = secrets.token_urlsafe(18) if chosen is None else chosen.decode()
         self.ended: asyncio.Future[EndReport | None] = self._loop.create_future()
         self._until = until
         self._began = began

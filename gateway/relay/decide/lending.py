@@ -21,13 +21,12 @@ from gateway.core.request.record import Record
 from gateway.core.request.settlement import possible_output
 from gateway.relay.active_call import ActiveCall
 from gateway.relay.attempts import EARLY, failure, patience
-from gateway.relay.decide.held_calls import HeldCall, HeldCalls
+from gateway.relay.decide.held_calls import HOLD, HeldCall, HeldCalls
 from gateway.relay.decide.messages import EndReport
 from gateway.relay.heads import answer_lines, engine_lines
 from gateway.relay.settling import note_grant, settle, settle_unanswered
 from gateway.relay.wire.server import Request, Responder
 
-HOLD = b"x-weir-hold"
 TO_ENGINE = b"x-weir-set-"  # before each header that the engine is to be sent
 EXPIRED = "hold_expired"  # why a call has ended that its proxy said nothing of
 # Of each failure before an answer: its reason (trouble.REASONS), and words for operators.
@@ -105,7 +104,7 @@ class Lending:
             record.ttft = at - request.at
             grant.first_byte(at)
 
-        with self._held.held(HeldCall(now + within, call.deadline, began)) as held:
+        with self._held.held(HeldCall(request.fields.get(HOLD), now + within, call.deadline, began)) as held:
             _answer(
                 held, request, responder, live, call, admission, grant, self._upstream(grant.engine.id), within, now
             )

@@ -17,14 +17,16 @@ import re
 from collections.abc import Callable
 
 from gateway.core.request.outcome import error_body
-from gateway.relay.decide.held_calls import HeldCalls
-from gateway.relay.decide.messages import MOST, BadReport, end_report
+from gateway.relay.active_call import ActiveCall
+from gateway.relay.decide.held_calls import HOLD, HeldCall, HeldCalls
+from gateway.relay.decide.messages import MOST, BadReport, EndReport, end_report
 from gateway.relay.pipeline import JSON, Pipeline
 from gateway.relay.wire.server import Request, Responder, answer
 
 PATH = b"/decide"
 REPORT = re.compile(rb"/decide/([A-Za-z0-9_-]{16,64})/(first-byte|end)")
 URI = re.compile(rb"(/[!-~]*?)(?:\?[!-~]*)?")
+CHOSEN = re.compile(rb"[A-Za-z0-9_-]{16,64}")
 REPORT_WITHIN = 10.0  # seconds for the body of a report
 TOKEN, ORIGINAL, CLIENT = b"proxy-authorization", b"x-original-uri", b"x-forwarded-for"
 
@@ -38,6 +40,7 @@ class DecidePort:
         self._held = held
         self._token = None if token is None else hashlib.sha256(token.encode()).digest()
         self._most = most
+        self._chosen: dict[str, tuple[ActiveCall, Responder]] = {}  # calls of proxies that chose the hold's id
 
     def head(self, request: Request) -> bytes | None:
         """Refuse by the head alone, or make the request the client's own."""
@@ -52,7 +55,7 @@ class DecidePort:
             return _wrong(405, "method_not_allowed", "This path takes POST.", b"allow: POST\r\n")
         if report is None:
             return self._client_head(request)
-        if self._held.get(report[1].decode()) is None:
+        if self._held.get(report[1].decode()) is None and report[1].decode() not in self._chosen:
             return _unknown()
         request.limit = MOST if report[2] == b"end" else 0
         return None
@@ -66,26 +69,50 @@ class DecidePort:
         # The path of a call is the client's own by now, and none of those that the pipeline knows is like a report's.
         report = REPORT.fullmatch(request.path)
         if report is None:
-            self._pipeline.call(request, responder)
+            self._ask(request, responder)
             return
         body = request.body
         request.release()
-        held = self._held.get(report[1].decode())
-        if held is None:
-            status, told = 404, _unknown_body()
-        elif report[2] == b"first-byte":
+        id = report[1].decode()
+        held = self._held.get(id)
+        if held is not None and report[2] == b"first-byte":
             held.first_byte()
             status, told = 204, b""
+        elif report[2] == b"first-byte":
+            status, told = 404, _unknown_body()
         else:
             try:
-                held.end(end_report(body))
-                status, told = 204, b""
+                known = self._end(id, held, end_report(body))
+                status, told = (204, b"") if known else (404, _unknown_body())
             except BadReport as bad:
                 status, told = (
                     400,
                     error_body(f"The report cannot be read: {bad}", "invalid_request_error", "bad_report"),
                 )
         responder.send(status, JSON if told else b"", told)
+
+    def _ask(self, request: Request, responder: Responder) -> None:
+        """A call. One whose hold's id was chosen can be withdrawn by it for as long as it waits."""
+        id = request.fields.get(HOLD, b"").decode()
+        tasks = self._pipeline.tasks
+        before = len(tasks)
+        self._pipeline.call(request, responder)
+        if id and len(tasks) > before:
+            task, live = next(reversed(tasks.items()))
+            self._chosen[id] = live, responder
+            task.add_done_callback(lambda _: self._chosen.pop(id))
+
+    def _end(self, id: str, held: HeldCall | None, report: EndReport) -> bool:
+        """Whether there is such a call, that runs or, if its client has left, waits."""
+        if held is not None:
+            held.end(report)
+            return True
+        live, responder = self._chosen.get(id, (None, None))
+        if live is None or responder is None or report.failure != "client_gone":
+            return False
+        live.leave("client_gone")
+        responder.send(499, b"", b"")
+        return True
 
     def _shown(self, given: bytes) -> bool:
         """Whether the token was shown. Digests are compared, so that time tells neither its content nor its length."""
@@ -106,6 +133,12 @@ class DecidePort:
             return _wrong(
                 400, "bad_call", "x-original-uri: the path that the client has asked for, as in its first line."
             )
+        chosen = request.fields.get(HOLD)
+        if chosen is not None:
+            if not CHOSEN.fullmatch(chosen):
+                return _wrong(400, "bad_call", "x-weir-hold: 16 to 64 letters, digits, - and _, or left out.")
+            if chosen.decode() in self._chosen:
+                return _wrong(409, "hold_taken", "x-weir-hold: another call has this id.")
         client = request.fields.pop(CLIENT, b"")
         if client:
             try:
