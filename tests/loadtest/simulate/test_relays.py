@@ -39,7 +39,7 @@ def through_relays(count: int, delay: float) -> list[Try]:
         result = await run.until(3.0, grace=60.0)
         await asyncio.sleep(1.0)
         assert target.left_over() + relays.left_over() == []
-        counted = [counts.ended for counts in relays.hub.totals.values()]
+        counted = [counts.ended for counts in relays.hub.totals.all()]
         assert (sum(counted), len(counted)) == (len(result.tries), count)
         assert min(counted) > 0
         await relays.aclose()
