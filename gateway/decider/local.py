@@ -34,6 +34,10 @@ LIST_WITHIN = 10.0  # seconds for engines to be asked what they have, before who
 Asked = Callable[[Callable[[], object], float], Awaitable[None]]
 
 
+async def _at_once(_: Callable[[], object], __: float) -> None:
+    """Nobody reports."""
+
+
 class LocalDecider:
     """`asked` waits for engines that nobody has asked for their models yet."""
 
@@ -54,6 +58,7 @@ class LocalDecider:
         self.cost = cost
         self.shadow = shadow
         self.asked = asked
+        self.reported: Asked = _at_once  # waits for sidecars' reports, where there are any
         self.clock = clock
         self.rng = rng
 
@@ -95,17 +100,34 @@ class LocalDecider:
     async def models(self, path: bytes, account: Account, given_up: Callable[[], bool]) -> tuple[int, bytes]:
         if self.fleet.unasked:
             await self.asked(lambda: given_up() or self.dispatch.draining, LIST_WITHIN)
+        sidecars = self.dispatch.sidecars
+        if not sidecars.remembered <= sidecars.names:
+            await self.reported(
+                lambda: sidecars.remembered <= sidecars.names or given_up() or self.dispatch.draining, LIST_WITHIN
+            )
         return model_list(self.fleet, path, account.models, self.dispatch.sidecars.aliases)
 
+    @property
+    def uncertain(self) -> bool:
+        """Whether a model may be had of which nobody has told yet."""
+        return bool(self.fleet.unasked or self.dispatch.sidecars.remembered)
+
     async def known(self, call: Call, snapshot: Snapshot) -> None:
-        """Wait until some engine has the model, or all were asked for theirs; as long as the call's class waits."""
+        """Wait until some engine has the model, or all were asked for theirs, and until a sidecar that had it before
+        has reported; as long as the call's class waits."""
         sidecars, model = self.dispatch.sidecars, call.model
         if self._up(model) or sidecars.knows(model):
             return
         each = snapshot.policy.classes[call.class_name]
         waits = [seconds for seconds in (each.ttft, each.max_wait) if seconds is not None]
         within = min([call.deadline - self.clock(), *waits])
+        until = self.clock() + within
         await self.asked(lambda: self._up(model) or sidecars.knows(model) or self.dispatch.draining, within)
+        if not self._up(model) and sidecars.recalls(model):
+            await self.reported(
+                lambda: self._up(model) or not sidecars.recalls(model) or self.dispatch.draining,
+                until - self.clock(),
+            )
 
     def _up(self, model: str) -> bool:
         """Whether an engine that is up has the model: one that is being asked may have told its models alone."""
@@ -154,7 +176,7 @@ class LocalAdmission:
             raise
 
     async def judge(self, call: Call) -> None:
-        if self._decider.fleet.unasked:
+        if self._decider.uncertain:
             await self._decider.known(call, self._snapshot)
         self.judge_now(call)
 

@@ -18,8 +18,10 @@ from gateway.core.sidecars.sidecar import STALE, Member
 from gateway.core.sidecars.sidecars import Changes, UntrustedSidecar
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.engine_sockets import socket_refusal
+from gateway.decider.known_models import KnownModels
 from gateway.shared.protocol import DemandReport, capacity_report
 
+RECALLED = STALE - 1.0  # seconds that calls wait for a model of before: then they are told to come back, and not 404
 AGAIN = 60.0  # seconds between two looks at sidecars that are all silent
 
 
@@ -59,6 +61,34 @@ class ReportIntake:
         self._policy: SidecarsPolicy | None = None
         self._token: bytes | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._known: KnownModels | None = None
+        self._forgets: asyncio.TimerHandle | None = None
+        self._heard_now = asyncio.Event()  # pulses at each report
+
+    def remember(self, known: KnownModels) -> None:
+        """Remember models over restarts: calls for those of before wait for the first reports."""
+        self._known = known
+        self._registry.remembered = known.read()
+        if self._registry.remembered:
+            self._forgets = asyncio.get_running_loop().call_later(RECALLED, self._forget_remembered)
+
+    def _forget_remembered(self) -> None:
+        """Every sidecar that runs has reported by now."""
+        self._registry.remembered = frozenset()
+        self._pulse()
+
+    def _pulse(self) -> None:
+        self._heard_now.set()
+        self._heard_now.clear()  # waiters are woken all the same
+
+    async def reported(self, enough: Callable[[], object], within: float) -> None:
+        """Wait until `enough` is true after some report; for `within` seconds at most."""
+        try:
+            async with asyncio.timeout(within):
+                while not enough():
+                    await self._heard_now.wait()
+        except TimeoutError:
+            return
 
     def apply(self, policy: SidecarsPolicy | None, token: str | None, taken: Container[str]) -> None:
         """Set the policy. `taken`: ids of engines that it names itself. With None no report is taken, and all engines
@@ -108,6 +138,7 @@ class ReportIntake:
             self._news(models.union(name for model in report.models for name in model.served))
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(STALE, self._look)
+            self._pulse()
         for model in dict.fromkeys(model.model for model in report.models):
             line = registry.want_copy(model, self._dispatch.longest_wait, now)
             if line:
@@ -120,9 +151,10 @@ class ReportIntake:
         )
 
     def close(self) -> None:
-        """Cancel the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Cancel the timers."""
+        for timer in (self._timer, self._forgets):
+            if timer is not None:
+                timer.cancel()
 
     def _carry_out(self, changes: Changes) -> None:
         for id in changes.leave:
@@ -133,6 +165,9 @@ class ReportIntake:
             self._members.update(member)
         for line in changes.log:
             self._say(line)
+        if changes.expected and self._known is not None:
+            # Until all have had time to report, what one had that has not yet is not forgotten.
+            self._known.keep(self._registry.names | self._registry.remembered)
         if changes.expected:
             self._dispatch.fleet.expect(self._registry.cards(self._dispatch.clock()))
 

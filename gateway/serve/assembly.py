@@ -121,6 +121,7 @@ class Gateway:
         )
         self.waking = Waking(self.dispatch, say, sidecar_transport)
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
+        self.decider.reported = self.sidecars.reported
         self._sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
         self.metrics = Metrics(
             self.fleet,

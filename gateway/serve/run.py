@@ -26,6 +26,7 @@ import uvloop
 from gateway.control.app import control_app
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.call_log import CallLog
+from gateway.decider.known_models import KnownModels, file_for
 from gateway.decider.loading import Configuration, LoadError, load
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.data_port import DataPort, OwnDataPort
@@ -174,6 +175,8 @@ async def serve(
         except ApplyError as error:
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
+        if options.policy is not None:
+            gateway.sidecars.remember(KnownModels(file_for(options.policy), say))
         _warn(open_files, configuration.policy)
         port = _data_port(options, gateway, place, configuration, sockets, partial(lost_lines, errors, log))
         stack.push_async_callback(port.aclose)

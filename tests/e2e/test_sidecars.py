@@ -61,9 +61,22 @@ def test_calls_wake_a_model_and_are_answered_as_soon_as_it_is(gateway: Gateway, 
     assert engine["up"]
 
 
-def test_a_gateway_that_was_restarted_knows_its_models_again_without_a_404(gateway: Gateway, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
+def test_calls_wait_for_the_models_that_a_gateway_had_before_it_was_killed(
+    gateway: Gateway, sidecar: SmallSidecar, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    assert until((tmp_path / "policy.models.json").exists, 5.0) is not None
+    gateway.child.kill()
+    with Gateway(tmp_path / "again", "--policy", str(tmp_path / "policy.yaml"), *words, ready=False) as restarted:
+        early = [Call(restarted.url, stream=False) for _ in range(8)]
+        sidecar.gateway = restarted.control
+        assert until(lambda: sidecar.report() is not None, 5.0) is not None
+        assert [call.read()[0] for call in early] == [200] * 8
+
+
+def test_a_gateway_that_was_restarted_does_not_know_a_name_yet_and_says_so(gateway: Gateway, tmp_path: Path) -> None:
     with Gateway(tmp_path / "again", "--policy", str(tmp_path / "policy.yaml"), ready=False) as restarted:
-        early = Call(restarted.url, stream=False)
+        early = Call(restarted.url, stream=False, model="another")
         assert (early.read()[0], early.answer.getheader("x-weir-reason")) == (503, "no_engine")
         assert 1 <= int(early.answer.getheader("retry-after") or 0) <= 2
         assert early.answer.getheader("x-should-retry") is None

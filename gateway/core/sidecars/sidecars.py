@@ -67,7 +67,8 @@ class Registry:
 
     `waking`: by model, the sidecar and profile that are being asked to have it ready. `aliases`: other names of models,
     with the model. A name that is a model's own is no alias; of two models that one name is given to, the one that was
-    reported first has it. `socket_refusal`: returns the
+    reported first has it. `remembered`: names of models that sidecars had before the gateway's last restart.
+    `socket_refusal`: returns the
     reason why a unix socket, given by its path, may not be used; empty: it may.
     """
 
@@ -78,6 +79,7 @@ class Registry:
         self.waking: dict[str, tuple[str, str]] = {}
         self.copies = Copies()
         self.aliases: dict[str, str] = {}
+        self.remembered: frozenset[str] = frozenset()
         self.counts = {"taken": 0, "dropped": 0, "refused": 0, "address_refused": 0}
         self._networks: tuple[Network, ...] = ()
         self._secure = False
@@ -248,6 +250,15 @@ class Registry:
     def knows(self, model: str) -> bool:
         """Whether any sidecar lists the model, also by an alias, awake or not, able to start it or not."""
         return model in self._holders or model in self.aliases
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names of models, aliases too."""
+        return frozenset([*self._holders, *self.aliases])
+
+    def recalls(self, model: str) -> bool:
+        """Whether a sidecar had the model before, and may be about to report it again."""
+        return model in self.remembered and not self.knows(model)
 
     def awaited(self, now: float) -> bool:
         """Whether a running sidecar may not have reported yet, so that some models may still be unknown.

@@ -246,7 +246,7 @@ class RelaySession:
             snapshot, account, served.record, ask.fields, ask.peer, ask.arrived, ask.digest
         )
         served.admission.__enter__()
-        if hub.decider.fleet.unasked:
+        if hub.decider.uncertain:
             self._run(served, self._judge_late(served))
         else:
             served.admission.judge_now(served.call)

@@ -379,6 +379,15 @@ def test_the_last_use_is_told(told: Told) -> None:
 # -- several names of one engine --------------------------------------------------------------------------------------
 
 
+def test_a_model_of_before_is_recalled_until_a_sidecar_lists_it(told: Told) -> None:
+    registry = told.registry
+    registry.remembered = frozenset({"m", "gpt-4", "gone"})
+    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.recalls(name)] == ["m", "gpt-4", "gone"]
+    told(model(aliases=("gpt-4",)))
+    assert [name for name in ("m", "gpt-4", "gone", "new") if registry.recalls(name)] == ["gone"]
+    assert registry.names == {"m", "gpt-4"}
+
+
 def test_an_alias_is_another_name_of_a_model_and_no_model(told: Told) -> None:
     told(model(aliases=("gpt-4", "m2")), model("q", model="m2"))
     assert told.registry.aliases == {"gpt-4": "m"}, "m2 is a model's own name"
