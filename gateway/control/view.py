@@ -64,8 +64,9 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     """One model over `engines`: those that serve it and may be given calls.
 
     For a call of 500 prompt tokens and as many of output: `predicted_ttft_s` once it is sent, null where there is no
-    engine; `headroom_calls`, how many could be sent now. `wait_s`: until all that waits now has been served;
-    `wait_s_by_class`: until a newcomer of that class is sent. Both count the time until a sidecar has the model ready.
+    engine; `headroom_calls`, how many could be sent now. `engines_wanted`: the scaling signal. `wait_s`: until all that
+    waits now has been served; `wait_s_by_class`: until a newcomer of that class is sent. Both count the time until a
+    sidecar has the model ready.
     """
 
     id: str
@@ -74,6 +75,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[str]
     predicted_ttft_s: float | None
     headroom_calls: int
+    engines_wanted: int = 0
     spare_tokens: int
     queued_calls: int
     queued_tokens: int
@@ -145,10 +147,14 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
 def fleet_view(fleet: Fleet, dispatch: Dispatch, now: float) -> FleetView:
     """Everything /fleet says; `now` in monotonic seconds."""
+    wanted = dispatch.engines_wanted()
     return FleetView(
         draining=dispatch.leaving,
         engines=[_engine(engine, now) for engine in fleet],
-        models=[_model(id, card.max_model_len, fleet, dispatch, now) for id, card in sorted(fleet.models.items())],
+        models=[
+            _model(id, card.max_model_len, fleet, dispatch, wanted.get(id, 0), now)
+            for id, card in sorted(fleet.models.items())
+        ],
         queues=[
             QueueView(model=model, class_name=name, calls=queues.length(name), tokens=queues.tokens(name))
             for model, queues in sorted(dispatch.queues.items())
@@ -241,7 +247,7 @@ def _engine(engine: Engine, now: float) -> EngineView:
     )
 
 
-def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, now: float) -> ModelView:
+def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, wanted: int, now: float) -> ModelView:
     engines = [engine for engine in fleet.serving(id) if engine.up and not engine.draining]
     engines = [engine for engine in engines if engine.breaker.state is not BreakerState.OPEN]
     slow_start = dispatch.policy.routing.slow_start
@@ -259,6 +265,7 @@ def _model(id: str, context: int | None, fleet: Fleet, dispatch: Dispatch, now: 
         headroom_calls=sum(
             max(0, min(engine.slots - engine.in_flight, (engine.budget - engine.load) // COST)) for engine in engines
         ),
+        engines_wanted=wanted,
         spare_tokens=sum(max(0, engine.budget - engine.load) for engine in engines),
         queued_calls=len(queues) if queues is not None else 0,
         queued_tokens=queues.total_tokens if queues is not None else 0,

@@ -21,7 +21,7 @@ from itertools import count
 from gateway.core.admission import refusals
 from gateway.core.admission.admission import NO_ENGINES, AdmissionControl
 from gateway.core.admission.bookings import HORIZON
-from gateway.core.admission.decision import KEPT, Reason, Refuse
+from gateway.core.admission.decision import KEPT, WANT_OF_ROOM, Reason, Refuse
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.retries import RetryBudget
@@ -206,6 +206,8 @@ class Dispatch:
     def _refused(self, call: Call, why: Refuse, now: float) -> Refused:
         """What the call is told; with a booking, where its reason has one."""
         due_in = None
+        if why.reason in WANT_OF_ROOM:
+            self._state(call.model)[1].scaling.refused += call.cost
         if why.reason in KEPT:
             queues, traffic = self._state(call.model)
             due_in = traffic.book(queues, call, now)
@@ -235,7 +237,9 @@ class Dispatch:
         for model in engine.models:
             traffic = self.traffic.get(model)
             if traffic is not None:
-                traffic.step(self.fleet.serving(model), now)
+                engines = self.fleet.serving(model)
+                traffic.step(engines, now)
+                traffic.scale(engines, self.queues[model].total_tokens, now)
                 if self.queues[model]:
                     self._pump(model, self.queues[model])
         self._pump_unserved()
@@ -462,3 +466,11 @@ class Dispatch:
     def wait_estimate(self, model: str) -> float:
         """Seconds until all calls that wait now have been served."""
         return self.control.wait_estimate(model, self.clock())
+
+    def engines_wanted(self) -> dict[str, int]:
+        """The scaling signal of each model that calls have come for."""
+        now, fleet = self.clock(), self.fleet
+        return {
+            model: traffic.scale(fleet.serving(model), self.queues[model].total_tokens, now)
+            for model, traffic in self.traffic.items()
+        }

@@ -55,11 +55,12 @@ class ClassRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One model and its queues: calls by class, those that are not empty."""
+    """One model and its queues: calls by class, those that are not empty. `wanted`: engines, by the scaling signal."""
 
     id: str
     mode: str
     engines: int
+    wanted: int
     queued: dict[str, int]
     queued_tokens: int
     wait: float
@@ -242,6 +243,7 @@ def _models(fleet: FleetView) -> list[ModelRow]:
             id=model.id,
             mode=model.mode,
             engines=len(model.engines),
+            wanted=model.engines_wanted,
             queued={q.class_name: q.calls for q in fleet.queues if q.model == model.id and q.calls},
             queued_tokens=model.queued_tokens,
             wait=model.wait_s,

@@ -63,6 +63,7 @@ def test_it_tells_what_is_known_and_promised() -> None:
             "mode": "normal",
             "engines": ["e1"],
             "headroom_calls": spare // COST,
+            "engines_wanted": 0,
             "spare_tokens": spare,
             "queued_calls": 0,
             "queued_tokens": 0,

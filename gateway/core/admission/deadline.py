@@ -61,17 +61,19 @@ class Drain:
     they are equal in a steady state, but after idleness only the second tells what the engines can do.
     """
 
-    __slots__ = ("_by_class", "_lasted", "_rate", "_tokens", "held")
+    __slots__ = ("_by_class", "_lasted", "_rate", "_tokens", "given", "held")
 
     def __init__(self, now: float) -> None:
         self._rate = TokenRate(now)
         self._by_class: dict[str, TokenRate] = {}
         self.held = 0  # tokens
+        self.given = 0  # tokens of all holds so far
         self._lasted = self._tokens = 0.0  # means over holds: tokens x seconds, tokens
 
     def taken(self, tokens: int) -> None:
         """A hold of `tokens` began."""
         self.held += tokens
+        self.given += tokens
 
     def returned(self, class_name: str, tokens: int, lasted: float, now: float) -> None:
         """A hold of `tokens` came back after `lasted` seconds."""

@@ -45,6 +45,8 @@ UNSERVED = (
     Reason.NOT_READY, Reason.QUEUE_FULL,
 )  # fmt: skip
 KEPT = frozenset({Reason.TOO_LATE, Reason.QUEUE_FULL, Reason.DISPLACED, Reason.SHED_LATE})  # they get a booking
+# Refusals that another engine would have spared a caller.
+WANT_OF_ROOM = KEPT | {Reason.MODE, Reason.NOT_READY, Reason.NO_ENGINE, Reason.UNAVAILABLE, Reason.EXPIRED}
 
 
 class Foretold(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from gateway.core.admission.ticket import Ticket
 from gateway.core.engines.breaker import errors_of
 from gateway.core.engines.choice import usable_of
 from gateway.core.engines.fleet import Engine
+from gateway.core.engines.scaling import EnginesWanted, Readings
 from gateway.core.policy.policy import Policy
 from gateway.core.quantile import TTFTQuantile
 from gateway.core.request.call import Call
@@ -26,15 +27,18 @@ STEP_EVERY = 0.1  # seconds at least between two judgements of the mode
 
 
 class ModelTraffic:
-    """`drain` and `bookings` serve predictions, `level` is the mode as a number: 0 is normal."""
+    """`drain` and `bookings` serve predictions, `level` is the mode as a number: 0 is normal. `scaling` is the signal
+    for autoscalers; whoever refuses a call for want of room adds its tokens there."""
 
     __slots__ = (
         "_advanced_at", "_away",
         "_judged_at", "_mode", "_offered", "_order", "_ttfts", "_window", "bookings", "drain", "level", "readings",
+        "scaling",
     )  # fmt: skip
 
     def __init__(self, policy: Policy, now: float) -> None:
         self.drain = Drain(now)
+        self.scaling = EnginesWanted(policy.scaling, now)
         self.bookings: dict[str, Bookings] = {}
         self.level = 0
         self.readings: Callable[[Signals, float], object] | None = None  # told of each, if set: a shadow's mode
@@ -51,6 +55,7 @@ class ModelTraffic:
     def apply(self, policy: Policy) -> None:
         """A reload: rules and classes change, measurements stay."""
         self._mode.apply(policy.modes)
+        self.scaling.apply(policy.scaling)
         self._order = tuple(policy.classes)
         self.bookings = {name: self.bookings.get(name) or Bookings() for name in policy.classes}
         self._offered = {name: rate for name, rate in self._offered.items() if name in policy.classes}
@@ -199,3 +204,19 @@ class ModelTraffic:
         if self.readings is not None:
             self.readings(signals, now)
         return changed
+
+    def scale(self, engines: Sequence[Engine], queued: int, now: float) -> int:
+        """Engines that the model wants, which `engines` serve and for which calls of `queued` tokens wait."""
+        scaling = self.scaling
+        if scaling.due(now):
+            readings = Readings(
+                work=scaling.work_of(engines, now),
+                given=self.drain.given,
+                refused=scaling.refused,
+                queued=queued,
+                active=self.drain.held > 0,
+                up=len(usable_of(engines, now)),
+                lateness=self._window.ttft(now),
+            )
+            scaling.take(readings, now)
+        return scaling.wanted

@@ -20,6 +20,7 @@ from gateway.core.policy.traffic import (
     Hedging,
     Limits,
     Modes,
+    Scaling,
     ShapingTier,
     Tenant,
     TrafficClass,
@@ -346,6 +347,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     breaker: Breaker = Breaker()
     modes: Modes = Modes()
     batching: Batching = Batching()
+    scaling: Scaling = Scaling()
     timeouts: Timeouts = Timeouts()
     body: BodyPolicy = BodyPolicy()
     fleet: FleetPolicy = FleetPolicy()

@@ -1,4 +1,4 @@
-"""Traffic policy: classes, tenants, rate limits, shaping, deadlines, circuit breaker, load-shedding modes and batching.
+"""Traffic policy: classes, tenants, limits, shaping, deadlines, circuit breaker, modes, batching, scaling signal.
 
 A field is here only if code obeys it. Times are seconds, sizes bytes or tokens, shares 0..1, whatever units the file
 used. The file's `class`, `global` and `except` have a trailing `_` here, since they are Python's keywords.
@@ -89,6 +89,19 @@ def default_classes() -> Mapping[str, TrafficClass]:
         ),
         "batch": TrafficClass(weight=1, deadline=3600.0, max_queue=4096),
     }
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """Scaling signal: the engines that each model wants now, as weir_engines_wanted, for an autoscaler such as KEDA.
+
+    `target_utilization`: Share of what engines can do that calls should fill.
+    `stabilization_window`: Time for which fewer engines must be enough before fewer are wanted.
+    `cooldown_period`: Time without a call after which a model wants no engine.
+    """
+
+    target_utilization: Annotated[Share, Bounds(ge=0.1, le=1)] = 0.85
+    stabilization_window: Annotated[Seconds, Bounds(ge=0, le=86_400)] = 300.0
+    cooldown_period: Annotated[Seconds, Bounds(ge=1, le=86_400)] = 600.0
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,11 +46,16 @@ def models(dispatch: Dispatch, fleet: Fleet) -> Iterable[Metric]:
         for name, kept in traffic.bookings.items():
             bookings.add_metric((model, name), len(kept))
         drain.add_metric((model,), traffic.drain.rate(now))
+    wanted = GaugeMetricFamily(
+        "weir_engines_wanted", "Engines for what is offered now, by the policy's `scaling`.", labels=("model",)
+    )
+    for model, count in dispatch.engines_wanted().items():
+        wanted.add_metric((model,), count)
     changes = CounterMetricFamily("weir_breaker_changes", "States a breaker has entered.", labels=("engine", "to"))
     for engine in fleet:
         for state, count in engine.breaker.transitions.items():
             changes.add_metric((engine.id, state), count)
-    yield from (mode, steps, bookings, drain, changes)
+    yield from (mode, steps, bookings, drain, wanted, changes)
 
 
 def engines(fleet: Fleet) -> Iterable[Metric]:

@@ -108,6 +108,11 @@ FLEET = (
         queries={"{{model}}": "weir_mode"},
     ),
     Panel(
+        title="Engines wanted",
+        says="For the tokens offered now; what an autoscaler follows.",
+        queries={"{{model}}": "weir_engines_wanted"},
+    ),
+    Panel(
         title="Second attempts",
         says="Calls that another engine had to serve, and how many more may be.",
         queries={"a second": f"sum(rate(weir_retries_total[{RATE}]))", "left": "sum(weir_retry_budget_left)"},
