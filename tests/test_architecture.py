@@ -50,6 +50,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
         "sidecar/process/engine_api.py",
         "sidecar/reporting/gateway_link.py",
     ),
+    "opentelemetry": ("gateway/serve/otlp.py",),
     "hypercorn": ("gateway/shared/control/http1.py",),
     "starlette": ("gateway/control/", "gateway/shared/control/", "sidecar/control/"),
     "prometheus_client": (

@@ -8,8 +8,10 @@ import shlex
 import sys
 from collections import Counter
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, cast
+from urllib.parse import urlsplit
 
 from gateway.cli.commands import PROFILES
 from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked, token_file
@@ -32,6 +34,7 @@ from gateway.upstream.client import parse_origin
 
 MISTAKES = (Mistake, StartError)
 MOST_WORKERS = 64
+TRACES = "/v1/traces"  # OTLP's path, where the address has none of its own
 DEMO = "demo"  # --engine demo: a sidecar of our own
 
 DESCRIPTION = "Run the gateway until SIGTERM or Ctrl-C."
@@ -147,6 +150,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log", default="-", metavar="FILE|-|none", help="one JSON line per call; -: standard error (default)"
     )
+    parser.add_argument(
+        "--otlp-traces-endpoint",
+        type=argument(_endpoint),
+        metavar="URL",
+        help="send spans of sampled calls to this OpenTelemetry collector, by OTLP over HTTP, such as "
+        "http://127.0.0.1:4318; logging.traces in the policy is the share; needs weir-gateway[otel]",
+    )
 
 
 def command(given: argparse.Namespace) -> int:
@@ -212,6 +222,7 @@ def command(given: argparse.Namespace) -> int:
             decide=given.decide,
             decide_token=decide_token,
             take_over=given.take_over,
+            traces=given.otlp_traces_endpoint,
             relays=given.workers if given.workers > 1 else 0,
         )
     )
@@ -315,6 +326,15 @@ def _listen(text: str) -> str:
     elif not text.removeprefix("unix:"):
         raise ValueError("unix: needs a path")
     return text
+
+
+def _endpoint(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None:
+        raise ValueError(f"{printable(text)!r} is not http://HOST:PORT or https://HOST:PORT")
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
+        raise ValueError("OpenTelemetry is not installed: pip install 'weir-gateway[otel]'")
+    return parts._replace(path=TRACES).geturl() if parts.path in {"", "/"} else text
 
 
 def _control(text: str) -> str:

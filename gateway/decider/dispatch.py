@@ -401,6 +401,7 @@ class Dispatch:
     def _let_go(self, ticket: Ticket, now: float) -> None:
         since = self._awaiting_model.pop(ticket, None)
         if since is not None:
+            ticket.call.woken = now - since
             self._woken(ticket.call.class_name, now - since)
 
     def _refuse(self, ticket: Ticket, why: Refuse, now: float) -> None:

@@ -245,6 +245,7 @@ class RelayCounts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, t
     merged: Count
     again: Count
     lost_lines: Count
+    lost_spans: Count = 0
 
 
 class EndedRecords(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=18):
@@ -312,7 +313,7 @@ class Judgement(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 class GrantTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=36):
     """The call may use an engine. `epoch`: the decider's. `shaped`: its new output limit; 0: none. `second`: it is for
-    a second attempt. `hedge_after`: seconds; None: never."""
+    a second attempt. `hedge_after`: seconds; None: never. `woken`: seconds that it waited for its model."""
 
     number: Number
     turn: Count
@@ -333,6 +334,7 @@ class GrantTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
     facts: CallFacts
     lines: bytes
     second: bool = False
+    woken: float = 0.0
 
 
 class RefusedCall(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=37):

@@ -6,6 +6,7 @@ import asyncio
 
 from gateway.core.admission.decider import Admission
 from gateway.core.request.call import Call
+from gateway.core.request.call_trace import CallTrace
 from gateway.core.request.record import Record
 from gateway.core.request.tenants import Account
 
@@ -13,13 +14,14 @@ from gateway.core.request.tenants import Account
 class ActiveCall:
     """`leave` ends it from outside, saying why."""
 
-    __slots__ = ("account", "admission", "begun", "call", "record", "task", "unchanged")
+    __slots__ = ("account", "admission", "begun", "call", "record", "task", "trace", "unchanged")
 
     def __init__(self, record: Record) -> None:
         self.record = record
         self.account: Account | None = None  # if it is known already
         self.admission: Admission | None = None  # once it has arrived
         self.call: Call | None = None  # once it is parsed
+        self.trace: CallTrace | None = None  # where it is sampled
         self.task: asyncio.Task[None] | None = None
         self.unchanged = True  # the body for the engine is the client's own
         self.begun = False  # its task has had its first turn; one that is cancelled before then never has any

@@ -66,6 +66,7 @@ class Attempts:
                     return reply
                 call.sent_at = None
                 message = f"it answered {kind}"
+            self._trace(call, grant, kind)
             failed = set() if failed is None else failed
             tried = kind in policy.retries.on and not self._over(call)
             pause = await _again(grant, kind, record.attempts, failed, reply) if tried else None
@@ -87,6 +88,8 @@ class Attempts:
     ) -> Coroutine[Any, Any, Reply]:
         """One attempt, on the grant's engine."""
         engine, now = grant.engine, self.clock()
+        if call.trace is not None:
+            headers += call.trace.attempt(engine.id, now)
         record.attempts += 1
         if call.sent_at is None:
             call.sent_at = now
@@ -94,6 +97,11 @@ class Attempts:
         body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
         timeout = min(patience(call, engine, self.policy), call.deadline - now)
         return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
+
+    def _trace(self, call: Call, grant: Grant, kind: str) -> None:
+        """Note the failure of an attempt where the call is traced."""
+        if call.trace is not None:
+            call.trace.failed(grant.engine.id, kind, self.clock())
 
     def _over(self, call: Call) -> bool:
         """Whether the call's deadline is why an attempt has ended now, or leaves no time for another."""

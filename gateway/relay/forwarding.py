@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing
 
+from msgspec import UNSET
+
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
@@ -15,13 +17,17 @@ from gateway.relay.answer import Relay
 from gateway.relay.attempts import Attempts
 from gateway.relay.heads import answer_lines, engine_lines
 from gateway.relay.settling import note_grant, settle, settle_unanswered
+from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Request, Responder
 
 
 class Forwarding:
     """The pipeline's exchange where the gateway itself carries the bytes."""
 
-    def __init__(self, decider: Decider, attempts: Attempts, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, decider: Decider, attempts: Attempts, clock: Callable[[], float], tracing: Tracing | None = None
+    ) -> None:
+        self._tracing = tracing
         self._decider = decider
         self._attempts = attempts
         self._clock = clock
@@ -39,6 +45,8 @@ class Forwarding:
         record = live.record
         note_grant(record, call, grant, self._clock())
         headers = engine_lines(request, call, record)
+        if self._tracing is not None and record.trace_id is UNSET:
+            headers += self._tracing.unsampled()
         try:
             reply = await self._attempts.send(request.path, headers, call, grant, record)
         except (asyncio.CancelledError, Refused):

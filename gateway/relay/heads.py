@@ -8,7 +8,7 @@ from gateway.core.admission.decider import Admission
 from gateway.core.admission.shaping import shaped_header
 from gateway.core.request.call import Call
 from gateway.core.request.record import Record
-from gateway.core.request.trace_context import trace_id
+from gateway.core.request.trace_context import trace_parent
 from gateway.relay.wire.server import Request
 
 PASSED_ON = (b"traceparent", b"tracestate")  # of a request in a trace, for the engine
@@ -18,6 +18,8 @@ def engine_lines(request: Request, call: Call, record: Record) -> bytes:
     """The head of a request to an engine."""
     content_type = request.fields.get(b"content-type") or b"application/json"
     lines = b"content-type: %b\r\nx-request-id: %b\r\n" % (content_type, call.request_id.encode())
+    if call.trace is not None:  # each attempt adds its own traceparent
+        return lines + b"tracestate: %b\r\n" % call.trace.state if call.trace.state else lines
     if record.trace_id is not UNSET:
         for name in PASSED_ON:
             value = request.fields.get(name)
@@ -49,4 +51,5 @@ def answer_lines(call: Call, admission: Admission, record: Record, engine_name: 
 
 def note_trace(request: Request, record: Record) -> None:
     """Note the trace that a request belongs to, if it tells of one."""
-    record.trace_id = trace_id(request.headers) or UNSET
+    parent = trace_parent(request.headers)
+    record.trace_id = UNSET if parent is None else parent.trace_id

@@ -47,6 +47,7 @@ from gateway.relay.large_bodies import LARGE, LargeBodies
 from gateway.relay.merged_call import MergedCalls
 from gateway.relay.outcome_help import outcome_help
 from gateway.relay.settling import settle_unanswered
+from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Request, Responder, answer
 
 JSON = b"content-type: application/json\r\n"
@@ -76,6 +77,7 @@ class Pipeline:
         witness: BatchWitness | None = None,
         large: LargeBodies | None = None,
         exchange: Exchange | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.decider = decider
@@ -88,10 +90,11 @@ class Pipeline:
             decider.window,
             witness,
         )
-        self._exchange = Forwarding(decider, attempts, clock).exchange if exchange is None else exchange
+        self._exchange = Forwarding(decider, attempts, clock, tracing).exchange if exchange is None else exchange
         self._forwards = exchange is None
         self.observe = observe
         self.large = large  # who parses large bodies; None: the event loop
+        self.tracing = tracing
         self.clock = clock
         self.rng = rng
         self.tasks: dict[asyncio.Task[None], ActiveCall] = {}
@@ -163,6 +166,8 @@ class Pipeline:
         if b"traceparent" in request.fields:
             note_trace(request, record)
         live = ActiveCall(record)
+        if self.tracing is not None:
+            live.trace = self.tracing.begin(request, record, self.clock())
         if self._whose is request:  # its body came with its head: nobody has asked since
             live.account = self._account
         self._whose = self._account = None
@@ -225,6 +230,8 @@ class Pipeline:
             if request.held is not None or (live.call is not None and live.call.body):
                 _let_go(request, live.call)
             self._finish(record, request.at)
+            if self.tracing is not None and live.trace is not None:
+                self.tracing.end(live.trace, record, request.at)
 
     async def _serve(self, request: Request, responder: Responder, route: Route, live: ActiveCall) -> None:
         record, snapshot = live.record, self.snapshot
@@ -240,18 +247,25 @@ class Pipeline:
                 parse = partial(_parse, route, request, snapshot, account, record, metered)
                 call = await self.large.parsed(request.held.owner, parse)
             live.call = call
+            trace = call.trace = live.trace
             if snapshot.policy.logging.prompts:
                 record.request = request.body[:LOGGED_AT_MOST].decode("utf-8", "replace")
             live.unchanged = call.body is request.body
             request.body = b""  # what is sent is the call's
             asked = call.model
+            if trace is not None:
+                trace.parsed = self.clock()
             await admission.judge(call)
+            if trace is not None:
+                trace.judged = self.clock()
             if call.model != asked:
                 call.body = with_model(call.body, call.model, request.fields.get(b"content-type", b""), call.route)
                 live.unchanged = False
             piece = self.batcher.piece(call) if call.route.merges and self._forwards else None
             if piece is None:
                 with await admission.ask(call) as grant:
+                    if trace is not None:
+                        trace.taken_at, trace.woken = grant.hold.taken_at, call.woken
                     await self._exchange(request, responder, live, call, admission, grant)
                 return
             try:

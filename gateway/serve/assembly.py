@@ -45,7 +45,9 @@ from gateway.frames.messages import RelayCounts
 from gateway.relay.attempts import Attempts
 from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
+from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server, ServerSettings
+from gateway.serve.starting import Spans
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import ModelCard
 from gateway.upstream.client import Client, ClientSettings, parse_origin
@@ -67,7 +69,7 @@ class Gateway:
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `shadow` is a
     second policy that is asked about every call and never obeyed. `say` takes lines for the operator. `most_clients`:
     connections that the process can afford. `sidecar_transport`: in place of sockets to sidecars. `relays`: totals of
-    those that are processes of their own. Raises ValueError for
+    those that are processes of their own. `spans`: where traces of calls go, None: none is made. Raises ValueError for
     a policy that only looks right.
     """
 
@@ -91,6 +93,7 @@ class Gateway:
         order_token: str | None = None,
         sidecar_trust: Trust | None = None,
         relays: Callable[[], Sequence[RelayCounts]] = tuple,
+        spans: Spans | None = None,
     ) -> None:
         self.policy = policy
         self.rng = rng
@@ -136,7 +139,9 @@ class Gateway:
             lost_lines=lost_lines,
             policy_status=policy_status,
             relays=relays,
+            lost_spans=lambda: 0 if spans is None else spans.dropped,
         )
+        self._tracing = None if spans is None else Tracing(policy.logging.traces, spans.put, rng)
         self.ended_calls = EndedCalls()
         self.recorder = Recorder(policy, self.metrics, log, self._ended, self.clock, rng, self.ended_calls)
         self.attempts = Attempts(policy, self.clients, self.clock)
@@ -150,6 +155,7 @@ class Gateway:
             self.bodies,
             witnesses.batches,
             None if parser is None else LargeBodies(parser, self.clock),
+            tracing=self._tracing,
         )
         self._most_clients = most_clients
         self.server = Server(self.pipeline, server_settings(self.pipeline.snapshot, self._most_clients), self.bodies)
@@ -172,6 +178,8 @@ class Gateway:
         self.pipeline.snapshot = snapshot
         self.attempts.policy = policy
         self.retries.policy = policy.retries
+        if self._tracing is not None:
+            self._tracing.share = policy.logging.traces
         self.decider.cost.set_alpha(policy.budget.alpha)
         self.limits.apply(policy, self.clock())
         self._order_token = configuration.order_token or configuration.sidecar_token

@@ -52,6 +52,7 @@ from gateway.serve.starting import (
     freeze,
     lost_lines,
     say,
+    span_export,
 )
 from gateway.serve.upgrade.meeting import meeting_point
 from gateway.serve.upgrade.next_gateway import NextGateway
@@ -171,6 +172,7 @@ async def serve(
                 sidecar_trust=configuration.sidecar_trust,
                 policy_status=FileStatus if file is None else lambda: file.status,
                 relays=lambda: port.totals(),  # noqa: PLW0108 # it is made of the gateway
+                spans=span_export(options.traces, stack) if place is None else None,
             )
         except ApplyError as error:
             raise StartError(str(error)) from error

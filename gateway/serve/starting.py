@@ -11,16 +11,20 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from gateway.core.policy.policy import EngineEntry
+from gateway.core.request.call_trace import Span
 from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
 from gateway.shared.certificate import Certificate
 from gateway.shared.lines import LineWriter
 from gateway.shared.printable import printable
 from gateway.shared.watched_file import WatchedFile
+
+NO_OTEL = "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'weir-gateway[otel]'"
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -53,7 +57,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     decide: str | None = None  # where proxies ask that forward calls themselves; None: nowhere
     decide_token: str | None = None
     take_over: str | None = None  # the meeting point of the gateway that runs; empty: that of `control`
+    traces: str | None = None  # where spans are posted; None: no call is traced
     relays: int = 0  # processes that carry bytes, beside one that decides; 0: one process does it all
+
+
+class Spans(Protocol):
+    """Export of spans; `dropped` counts those that were not sent."""
+
+    @property
+    def dropped(self) -> int: ...
+    def put(self, trace_id: str, spans: list[Span]) -> None:
+        """Send the spans of one call, without waiting."""
 
 
 class StartError(Exception):
@@ -109,6 +123,19 @@ def call_log(where: str, errors: LineWriter) -> CallLog | None:
         return CallLog(LineWriter.at(Path(where), say))
     except OSError as error:
         raise StartError(f"--log: {error}") from error
+
+
+def span_export(endpoint: str | None, stack: AsyncExitStack) -> Spans | None:
+    """The export of spans to `endpoint` until the stack ends. Raises StartError where OpenTelemetry is missing."""
+    if endpoint is None:
+        return None
+    try:
+        from gateway.serve.otlp import SpanExport  # noqa: PLC0415 # OpenTelemetry is an extra
+    except ModuleNotFoundError as error:
+        raise StartError(NO_OTEL) from error
+    export = SpanExport(endpoint, say)
+    stack.callback(export.close)
+    return export
 
 
 def certificate_of(

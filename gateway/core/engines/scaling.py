@@ -22,7 +22,7 @@ from gateway.core.engines.fleet import TPOT, Engine
 from gateway.core.policy.traffic import Scaling
 
 EVERY = 1.0  # seconds at least between two readings
-AVERAGE = 20.0  # seconds of the averages: one burst is for the queue, a new level for more engines
+AVERAGE = 45.0  # seconds of the averages: one burst is for the queue, a new level for more engines
 REMEMBERED = 1800.0  # seconds that an engine's fastest pace is remembered at least, and twice that at most
 RECOVERY = 30.0  # seconds in which what waits now is to be worked off
 MOST_OFFERED = 4.0  # times what is served: more is not known well enough to start engines for

@@ -289,13 +289,16 @@ class Cors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Logging(msgspec.Struct, frozen=True, kw_only=True):
-    """Call log: a JSON line per call.
+    """Call log: a JSON line per call. Traces: spans of a call's phases.
 
     `calls`: Share of calls that get a line. true: all, false: none, 10%: a sample.
+    `traces`: Share of calls without a trace of their caller's whose spans are sent, where the gateway was started with
+    --otlp-traces-endpoint. A caller's own trace decides for its calls.
     `prompts`: Whether the line holds the request's body. It holds what users wrote.
     """
 
     calls: Annotated[float, SAMPLE, Bounds(ge=0, le=1)] = 1.0
+    traces: Annotated[float, SAMPLE, Bounds(ge=0, le=1)] = 0.01
     prompts: bool = False
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.core.request.call_trace import CallTrace
 from gateway.core.request.routes import Route
 
 
@@ -60,6 +61,8 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     predicted_wait: float = 0.0  # seconds, where it had to wait
     usage_cut: bool = False  # the engine reports usage in every event, and the client did not ask for that
     merged: bool = False  # made by the batcher from several clients' calls: no client can retry it
+    woken: float = 0.0  # seconds that it waited for its model to be made ready
+    trace: CallTrace | None = None  # where it is sampled
     sent_at: float | None = None  # when it was sent to an engine; None: no engine has it, or that engine failed
 
     @property

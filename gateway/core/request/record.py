@@ -40,5 +40,6 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     predicted_wait: float = 0.0
     affinity_tokens: int = 0  # prompt tokens expected in the chosen engine's prefix cache
     shaped_tokens: int = 0  # tokens by which shaping cut the client's output limit
-    trace_id: str | UnsetType = UNSET  # of the client's traceparent
+    trace_id: str | UnsetType = UNSET  # of the client's traceparent, or of a trace that begins here
+    traced: bool | UnsetType = UNSET  # its spans are sent
     request: str | UnsetType = UNSET  # the client's body, where the policy wants it logged

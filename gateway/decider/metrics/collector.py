@@ -61,6 +61,7 @@ class Metrics(Collector):
         lost_lines: Callable[[], int] = int,
         policy_status: Callable[[], FileStatus] = FileStatus,
         relays: Callable[[], Sequence[RelayCounts]] = tuple,
+        lost_spans: Callable[[], int] = int,
     ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch
@@ -72,6 +73,7 @@ class Metrics(Collector):
         self._shadow = shadow
         self._more = more
         self._lost_lines = lost_lines
+        self._lost_spans = lost_spans
         self._policy_status = policy_status
         self.counts = CallCounts(self._known)
         self.observe = self.counts.observe  # one ended call
@@ -124,6 +126,11 @@ class Metrics(Collector):
             "weir_log_lines_lost",
             "Lines of the call log and of standard error that were lost.",
             value=self._lost_lines() + sum([relay.lost_lines for relay in relays]),
+        )
+        yield CounterMetricFamily(
+            "weir_trace_spans_dropped",
+            "Spans of sampled calls that no collector took, or that found no room to wait.",
+            value=self._lost_spans() + sum([relay.lost_spans for relay in relays]),
         )
         held = self._bodies.held + sum([relay.body_bytes for relay in relays])
         yield GaugeMetricFamily("weir_body_bytes", "Memory held by requests' bodies.", value=held)

@@ -54,6 +54,7 @@ class ServedCall:
             facts_of(call),
             b"" if self.admission is None else self.admission.headers(now),
             grant is self.second,
+            call.woken,
         )
 
     def ended(self, end: CallEnd) -> None:

@@ -67,6 +67,7 @@ class RemoteGrant:
         fill_in(call, terms.facts)
         call.shaped = terms.shaped
         call.predicted_wait = terms.predicted_wait
+        call.woken = terms.woken
 
     def __enter__(self) -> RemoteGrant:
         return self

@@ -37,11 +37,22 @@ from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.remote.decider import RemoteDecider
 from gateway.relay.remote.link import Connect, Link
+from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server
 from gateway.serve.assembly import client_settings, server_settings
 from gateway.serve.descriptors import shared_out
 from gateway.serve.processes.place import READY, Beats, Place
-from gateway.serve.starting import Options, ProcessSignals, call_log, certificate_of, freeze, lost_lines, say
+from gateway.serve.starting import (
+    Options,
+    ProcessSignals,
+    Spans,
+    call_log,
+    certificate_of,
+    freeze,
+    lost_lines,
+    say,
+    span_export,
+)
 from gateway.shared.lines import LineWriter
 from gateway.shared.watched_file import WatchedFile
 from gateway.upstream.client import Client
@@ -61,7 +72,8 @@ async def relay(options: Options, open_files: int, errors: LineWriter, place: Pl
         log = call_log(options.log, errors)
         parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
         most = shared_out(open_files).clients
-        side = RelaySide(place, most, log, parser, partial(lost_lines, errors, log))
+        spans = span_export(options.traces, stack)
+        side = RelaySide(place, most, log, parser, partial(lost_lines, errors, log), spans=spans)
         stack.push_async_callback(side.aclose)
         side.link.start()
         await side.link.ready.wait()
@@ -102,6 +114,7 @@ class RelaySide:
         rng: random.Random | None = None,
         pid: int | None = None,
         say: Callable[[str], None] = say,
+        spans: Spans | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._place = place
@@ -116,6 +129,8 @@ class RelaySide:
         self.clients: dict[str, Client] = {}
         self._engines: dict[str, EngineNews] = {}  # as they were told of last
         self.policy = Policy()
+        self._spans = spans
+        self._tracing = None if spans is None else Tracing(self.policy.logging.traces, spans.put, self._rng)
         self.bodies = BodyMemory(self.policy.body.memory, self.policy.body.share)
         self._attempts = Attempts(self.policy, self.clients, self._clock)
         self._counts = CallCounts(self._known)
@@ -177,6 +192,8 @@ class RelaySide:
         snapshot = Snapshot(policy, news.cache_secret)
         settings = server_settings(snapshot, self._most_clients)
         self._attempts.policy = self._recorder.policy = policy
+        if self._tracing is not None:
+            self._tracing.share = policy.logging.traces
         self.bodies.apply(policy.body.memory // self._place.relays, policy.body.share)
         if self.pipeline is not None:
             self.pipeline.snapshot = snapshot
@@ -193,6 +210,7 @@ class RelaySide:
             self._rng,
             self.bodies,
             large=None if self._parser is None else LargeBodies(self._parser, self._clock),
+            tracing=self._tracing,
         )
         self.server = Server(self.pipeline, settings, self.bodies)
 
@@ -255,4 +273,5 @@ class RelaySide:
             0 if batcher is None else batcher.merged,
             0 if batcher is None else batcher.again,
             self._lost(),
+            0 if self._spans is None else self._spans.dropped,
         )

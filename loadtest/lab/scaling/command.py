@@ -32,7 +32,7 @@ from loadtest.simulate.simulation import SimulationRun
 KEPT = 0.99  # of all calls are to be in time
 OVER = 1.1  # times the oracle's engine-hours, at most
 # That the oracle tries, the highest first.
-LEVELS = (1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)
+LEVELS = (1.1, 1.05, 1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)
 WARM = 120.0  # seconds at the start that are not counted: nobody has learned anything yet
 SHIFT = 10.0  # seconds by which copies of a row are shifted at most
 MIX = tuple(
@@ -65,7 +65,7 @@ class Kept(msgspec.Struct, frozen=True):
     left_over: list[str]
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingSetting(msgspec.Struct, frozen=True, kw_only=True):
     """What all runs share. `arrivals`: the calls; `most`: engines at most; `start`: seconds until one takes calls."""
 
     arrivals: list[Arrival]
@@ -76,12 +76,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-def run(setting: Setting, first: int, scaler_of: str, oracle: Oracle) -> Kept:
+def run(setting: ScalingSetting, first: int, scaler_of: str, oracle: Oracle) -> Kept:
     """One run, with `first` engines at the start."""
     return vtime.run(_run(setting, first, scaler_of, oracle))
 
 
-async def _run(setting: Setting, first: int, scaler_of: str, oracle: Oracle) -> Kept:
+async def _run(setting: ScalingSetting, first: int, scaler_of: str, oracle: Oracle) -> Kept:
     engines = [
         MemoryEngine(engine_config(setting.profile, seed=setting.seed * 100 + number), seed=number)
         for number in range(setting.most)
@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     gc.set_threshold(50_000, 20, 50)
     first = Oracle(arrivals, profile, options.start, 0.85).first
     most = 2 * max(Oracle(arrivals, profile, options.start, LEVELS[-1])(now) for now in range(0, 3600, 15))
-    setting = Setting(
+    setting = ScalingSetting(
         arrivals=arrivals, profile=profile, most=most, start=options.start, policy=policy, seed=options.seed
     )  # fmt: skip
     console = terminal()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.request.trace_context import trace_id
+from gateway.core.request.trace_context import TraceParent, parent_line, trace_parent
 
 ID, PARENT = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
 GOOD = b"00-%b-%b-01" % (ID, PARENT)
@@ -15,7 +15,8 @@ GOOD = b"00-%b-%b-01" % (ID, PARENT)
     [GOOD, b"00-%b-%b-00" % (ID, PARENT), b"01-%b-%b-01" % (ID, PARENT), b"cc-%b-%b-01-what the-future" % (ID, PARENT)],
 )
 def test_a_trace(value: bytes) -> None:
-    assert trace_id([(b"host", b"x"), (b"traceparent", value), (b"tracestate", b"a=b")]) == ID.decode()
+    parent = trace_parent([(b"host", b"x"), (b"traceparent", value), (b"tracestate", b"a=b")])
+    assert parent == TraceParent(ID.decode(), PARENT.decode(), not value.endswith(b"-00"))
 
 
 @pytest.mark.parametrize(
@@ -37,9 +38,15 @@ def test_a_trace(value: bytes) -> None:
     ],
 )
 def test_no_trace(value: bytes) -> None:
-    assert trace_id([(b"traceparent", value)]) == ""
+    assert trace_parent([(b"traceparent", value)]) is None
 
 
 def test_none_or_two_are_no_trace() -> None:
-    assert trace_id([(b"host", b"x")]) == ""
-    assert trace_id([(b"traceparent", GOOD)] * 2) == ""
+    assert trace_parent([(b"host", b"x")]) is None
+    assert trace_parent([(b"traceparent", GOOD)] * 2) is None
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_line_is_read_as_it_was_written(sampled: bool) -> None:
+    name, _, value = parent_line(ID.decode(), PARENT.decode(), sampled=sampled).rstrip().partition(b": ")
+    assert trace_parent([(name, value)]) == TraceParent(ID.decode(), PARENT.decode(), sampled)
