@@ -4,6 +4,8 @@
     GET /fleet /calls /summary         what is known, promised, waiting and running
     GET /processes                     the processes of this gateway
     GET /policy, POST /policy/reload   the active policy, and reading its file again now
+    GET /policy/diff /policy/explain   what its last change was, what becomes of such a call
+    POST /playground                   calls to try, sent to the data port
     GET, POST, DELETE /drain           whether balancers are told to go elsewhere
     GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
     POST /sidecars/{id}/models/{profile}/{ensure|sleep|wake|stop|drain|off|on}    an order for a sidecar
@@ -32,7 +34,8 @@ from gateway import __version__
 from gateway.control.calls import CallView, calls_view, problem
 from gateway.control.console.files import console_files
 from gateway.control.console.reading import ConsoleReading
-from gateway.control.console.routes import ConsoleRoutes, GiveOrder
+from gateway.control.console.routes import ConsoleRoutes
+from gateway.control.console.sources import Sources
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
 from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.processes import ProcessesView, ProcessView
@@ -41,7 +44,6 @@ from gateway.control.view import fleet_view
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import state_of
 from gateway.decider.dispatch import Dispatch
-from gateway.decider.ended_calls import EndedCalls
 from gateway.shared.control.guard import Guard
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import REPORT_PATH
@@ -72,22 +74,21 @@ def control_app(
     sidecars: ReportTaker | None = None,
     count: Callable[[], Awaitable[None]] = _counted,
     processes: Callable[[], list[ProcessView]] = list,
-    ended: EndedCalls | None = None,
-    order: GiveOrder | None = None,
+    sources: Sources | None = None,
 ) -> Starlette:
     """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 
     `exposition` gives the Prometheus text, `outcomes` the calls ended so far by outcome, `calls` those that have not.
     `reload` reads the policy file again, None: there is none. `drain` and `drain_engine` turn it on or off; what they
     leave as it was they refuse. `is_user_key` knows the data port's keys. `sidecars` takes their reports. `count` has
-    other processes tell what they have counted, `processes` gives all of them. `ended` keeps the last calls,
-    `order` passes an operator's order on to a sidecar.
+    other processes tell what they have counted, `processes` gives all of them. `sources` are the console's.
     """
     control = Control(fleet, dispatch, exposition, clock, outcomes, calls, policy_status, reload, drain, drain_engine)
     control.count, control.processes_of = count, processes
     files = console_files()
-    reading = ConsoleReading(fleet, dispatch, EndedCalls() if ended is None else ended, policy_status, clock)
-    console = ConsoleRoutes(files, reading, order)
+    sources = sources or Sources()
+    reading = ConsoleReading(fleet, dispatch, sources, policy_status, clock)
+    console = ConsoleRoutes(files, reading, dispatch, sources)
     app = Starlette(
         routes=[
             *console.routes(),
@@ -265,7 +266,8 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
         "The control port answers GET /, /events, /livez, /readyz, /metrics, /fleet, /calls, /summary, /processes, "
-        "/policy; POST /policy/reload, /sidecars/report and /sidecars/{id}/models/{profile}/{order}; "
+        "/policy, /policy/diff, /policy/explain; POST /playground, /policy/reload, /sidecars/report and "
+        "/sidecars/{id}/models/{profile}/{order}; "
         "GET, POST and DELETE /drain and /engines/{id}/drain."
     )
     return error(status, "not_found", message)

@@ -96,6 +96,7 @@ class Gateway:
         spans: Spans | None = None,
     ) -> None:
         self.policy = policy
+        self.previous: Policy | None = None  # the one before
         self.rng = rng
         self.say = say
         self._drawn_secret = secrets.token_bytes(32)  # for cache salts, where no file has one
@@ -174,7 +175,8 @@ class Gateway:
         policy = configuration.policy
         entries = self._entries(policy)
         snapshot = self._snapshot(policy, configuration.cache_secret)
-        self.policy = self.recorder.policy = policy
+        self.previous, self.policy = self.policy, policy
+        self.recorder.policy = policy
         self.pipeline.snapshot = snapshot
         self.attempts.policy = policy
         self.retries.policy = policy.retries

@@ -24,6 +24,7 @@ from typing import Any
 import uvloop
 
 from gateway.control.app import control_app
+from gateway.control.console.sources import Sources
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.call_log import CallLog
 from gateway.decider.known_models import KnownModels, file_for
@@ -271,8 +272,15 @@ def _control_app(
         reload=None if file is None else file.reload_now,
         count=port.count,
         processes=port.processes,
-        ended=gateway.ended_calls,
-        order=gateway.waking.order,
+        sources=Sources(
+            ended=gateway.ended_calls,
+            order=gateway.waking.order,
+            previous=lambda: gateway.previous,
+            shadow=gateway.decider.shadow,
+            used=gateway.metrics.used,
+            buckets=gateway.limits.buckets,
+            data=lambda: port.addresses,
+        ),
     )
 
 

@@ -29,12 +29,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield gateway
 
 
-@pytest.mark.parametrize("view", ["now", "calls"])
+@pytest.mark.parametrize("view", ["now", "calls", "policy", "tenants", "playground"])
 def test_no_text_becomes_markup(hostile: Gateway, console: Callable[..., Console], view: str) -> None:
     page = console(hostile.control).open(view)
-    page.locator(".row, tbody tr", has_text=XSS[0]).first.wait_for()
+    page.locator(".row, tbody tr, option, pre", has_text=XSS[0]).first.wait_for(state="attached")
     page.wait_for_timeout(1500)
-    for call_ in page.locator(".call").all():
+    for call_ in page.locator(".row .call").all():
         call_.click()
     assert page.locator("img, iframe, main script, svg[onload]").count() == 0
     assert page.evaluate("document.scripts.length") == 1

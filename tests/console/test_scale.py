@@ -70,7 +70,7 @@ def test_a_thousand_engines_and_fifty_calls_a_second_drop_no_frame(
 ) -> None:
     numbers = itertools.count()
     with Traffic(lambda: call(many.url, chat("sim", 8, words=next(numbers) % 50 + 5)), rate=50, threads=25):
-        for view, selector in (("now", ".engine"), ("calls", ".call")):
+        for view, selector in (("now", ".engine"), ("calls", ".row .call")):
             page = console(many.control).open(view)
             page.locator(selector).first.wait_for()
             page.wait_for_timeout(2000)

@@ -28,7 +28,7 @@ tenants:
   globex: {keys: [%s]}
 budget: {max_concurrency: 4}
 """
-VIEWS = ["now", "calls"]
+VIEWS = ["now", "calls", "policy", "tenants", "playground"]
 
 
 def policy() -> str:
@@ -107,13 +107,13 @@ def test_it_can_be_used_by_keyboard_alone(overloaded: Gateway, console: Callable
 
 def test_a_call_opens_to_its_life_and_filters_find_it(overloaded: Gateway, console: Callable[..., Console]) -> None:
     page = console(overloaded.control).open("calls")
-    page.locator(".call").first.wait_for()
+    page.locator(".row .call").first.wait_for()
     outcome = page.get_by_label("outcome")
     outcome.locator("option[value=rate_limited]").wait_for(state="attached", timeout=60000)
     outcome.select_option("rate_limited")
     page.get_by_label("class").select_option("batch")
     page.wait_for_timeout(500)
-    shown = page.locator(".call")
+    shown = page.locator(".row .call")
     assert shown.count() > 0
     assert all("429 rate_limited" in text and "acme" in text for text in shown.all_inner_texts())
     shown.first.click()
@@ -121,7 +121,7 @@ def test_a_call_opens_to_its_life_and_filters_find_it(overloaded: Gateway, conso
     assert "60/min requests" in life
     outcome.select_option("ok")
     page.wait_for_timeout(500)
-    page.locator(".call").first.click()
+    page.locator(".row .call").first.click()
     life = page.locator("section[aria-label='Life of the call']").inner_text()
     for word in ("came", "judged", "waited", "engine", "first byte", "tokens", "ended"):
         assert word in life
@@ -140,3 +140,38 @@ def test_calls_are_saved_as_a_table_without_formulas(overloaded: Gateway, consol
         rows = list(csv.DictReader(file))
     assert rows[0]["request_id"] == "'=1+1"
     assert rows[0]["model"] == "'-nobody,has\"it"
+
+
+def test_the_policy_is_shown_explained_and_its_last_change_told(
+    overloaded: Gateway, console: Callable[..., Console]
+) -> None:
+    page = console(overloaded.control).open("policy")
+    page.get_by_label("tenant").select_option("acme")
+    page.get_by_label("class").select_option("batch")
+    page.get_by_text("Explain", exact=True).click()
+    told = page.get_by_role("region", name="What becomes of such a call")
+    told.get_by_text("60/min").first.wait_for()
+    assert "max_queue: 20" in page.get_by_role("region", name="Policy in force").inner_text()
+    assert "No change since the start." in page.get_by_role("region", name="Last change").inner_text()
+
+
+def test_tenants_are_shown_with_what_is_left(overloaded: Gateway, console: Callable[..., Console]) -> None:
+    page = console(overloaded.control).open("tenants")
+    row = page.locator("tbody tr", has_text="acme")
+    row.get_by_text("60/min requests (class batch)").wait_for(timeout=20000)
+    assert hashlib.sha256(KEYS["acme"].encode()).hexdigest()[:8] in row.inner_text()
+    assert hashlib.sha256(KEYS["acme"].encode()).hexdigest()[:12] not in row.inner_text()
+
+
+def test_twenty_calls_are_tried_at_once(overloaded: Gateway, console: Callable[..., Console]) -> None:
+    page = console(overloaded.control).open("playground")
+    page.get_by_label("key of the data port").fill(KEYS["globex"])
+    page.get_by_label("calls at once").select_option("20")
+    page.get_by_label("max_tokens").fill("8")
+    page.get_by_text("Send", exact=True).click()
+    page.wait_for_timeout(200)
+    page.locator("section.card", has_text="over after").nth(19).wait_for(timeout=60000)
+    cards = page.locator("section.card").all_inner_texts()
+    answered = [text for text in cards if ": 200" in text]
+    assert answered
+    assert all("x-weir-engine" in text for text in answered)

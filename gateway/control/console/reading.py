@@ -14,12 +14,13 @@ from typing import Any
 from gateway import __version__
 from gateway.control.console.figures import WINDOW, ClassFigures, class_figures
 from gateway.control.console.headline import MINUTE, Line, ModelState, headline
+from gateway.control.console.sources import Sources
+from gateway.control.console.tenants import shadow_entry, tenant_entries
 from gateway.control.view import FleetView, ModelView, SidecarView, fleet_view
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import state_of
 from gateway.decider.dispatch import Dispatch
-from gateway.decider.ended_calls import EndedCalls
 from gateway.shared.files.file_status import FileStatus
 
 LATE = 3  # samples that an engine may miss before its sample is said to be old
@@ -34,13 +35,14 @@ class ConsoleReading:
         self,
         fleet: Fleet,
         dispatch: Dispatch,
-        ended: EndedCalls,
+        sources: Sources,
         policy_status: Callable[[], FileStatus],
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch
-        self.ended = ended
+        self._sources = sources
+        self.ended = sources.ended
         self._policy_status = policy_status
         self._clock = clock
 
@@ -62,6 +64,10 @@ class ConsoleReading:
         entries |= self._classes(view, now)
         entries |= {f"engine/{engine.id}": self._engine(engine, now) for engine in self._fleet}
         entries |= {f"sidecar/{each.id}": _sidecar(each) for each in view.sidecars}
+        sources = self._sources
+        entries |= tenant_entries(self._dispatch.policy.tenants, sources.used(), sources.buckets(), now)
+        if sources.shadow is not None:
+            entries["shadow"] = shadow_entry(sources.shadow)
         seconds = self.ended.reach(now, MINUTE)
         states = {name.partition("/")[2]: ModelState(model["mode"], model["why"]) for name, model in models.items()}
         conditions = list(self._conditions(view, status))

@@ -1,38 +1,54 @@
-"""Routes of the console: its files, its stream of events, and orders for sidecars, which the gateway passes on."""
+"""Routes of the console: its files, its stream of events, questions about the policy, calls to try, and orders for
+sidecars, which the gateway passes on."""
 
 from __future__ import annotations
 
+import asyncio
+import difflib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
+import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.control.console.files import FOLDER, POLICY, File
+from gateway.control.console.playground import BODY, BODY_WITHIN, Playground, Trial
 from gateway.control.console.reading import ConsoleReading
+from gateway.control.console.sources import Sources
 from gateway.control.console.stream import WATCHERS, StreamAnswer, Streams
 from gateway.control.guard import JSON, error
+from gateway.control.policy_view import without_secrets
+from gateway.core.policy.explained import NOTHING, explain_call
+from gateway.core.policy.file import explain
+from gateway.decider.dispatch import Dispatch
 
-GiveOrder = Callable[[str, str, str], Awaitable[tuple[int, bytes]]]  # sidecar, profile, order -> status, body
 ORDERS = ("ensure", "sleep", "wake", "stop", "drain", "off", "on")
 
 
 class ConsoleRoutes:
-    """The answers, one method a route. `order` None: this gateway has no sidecars."""
+    """The answers, one method a route."""
 
-    def __init__(self, files: Mapping[str, File], reading: ConsoleReading, order: GiveOrder | None) -> None:
+    def __init__(
+        self, files: Mapping[str, File], reading: ConsoleReading, dispatch: Dispatch, sources: Sources
+    ) -> None:
         self._files = files
         self._streams = Streams(reading)
-        self._order = order
+        self._dispatch = dispatch
+        self._sources = sources
+        self._playground = Playground()
 
     def routes(self) -> list[Route]:
         return [
             Route("/", self.file),
             Route(FOLDER + "{name}", self.file),
             Route("/events", self.events),
+            Route("/policy/diff", self.diff),
+            Route("/policy/explain", self.explain),
+            Route("/playground", self.playground, methods=["POST"]),
             Route("/sidecars/{id}/models/{profile:path}/{order}", self.order, methods=["POST"]),
         ]
 
@@ -59,12 +75,64 @@ class ConsoleRoutes:
         asked = request.path_params
         if asked["order"] not in ORDERS:
             return error(404, "no_such_order", f"Orders are {', '.join(ORDERS)}.")
-        if self._order is None:
+        if self._sources.order is None:
             return error(404, "no_sidecars", "This gateway has no sidecars.")
         try:
-            status, body = await self._order(asked["id"], asked["profile"], asked["order"])
+            status, body = await self._sources.order(asked["id"], asked["profile"], asked["order"])
         except LookupError as unknown:
             return error(404, "not_known", str(unknown.args[0]))
         except ConnectionError as silent:
             return error(502, "sidecar_failed", str(silent))
         return Response(body, status, media_type=JSON)
+
+    async def diff(self, _: Request) -> Response:
+        """What has changed from the policy before to this one, as `diff -u` writes it; empty: nothing has."""
+        previous = self._sources.previous()
+        if previous is None:
+            return _text("")
+        before, now = (explain(without_secrets(each)).splitlines() for each in (previous, self._dispatch.policy))
+        return _text("\n".join(difflib.unified_diff(before, now, "before", "now", lineterm="")))
+
+    async def explain(self, request: Request) -> Response:
+        """What becomes of a tenant's calls of a class for a model, as `gateway check --explain` tells."""
+        asked = request.query_params
+        if set(asked) - {"tenant", "class", "model"} or not asked.get("tenant") or not asked.get("model"):
+            return error(400, "bad_query", "Give tenant=NAME, model=NAME, and class=NAME where one is asked for.")
+        try:
+            return _text(
+                explain_call(
+                    self._dispatch.policy, asked["tenant"], asked.get("class") or NOTHING, asked["model"][:256]
+                )
+            )
+        except ValueError as unknown:
+            return error(400, "not_in_the_policy", f"The policy has {unknown}.")
+
+    async def playground(self, request: Request) -> Response | StreamAnswer:
+        """The events of the calls that the body asks for, see playground.py."""
+        try:
+            trial = msgspec.json.decode(await _body(request), type=Trial)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as mistake:
+            return error(400, "bad_body", f"The body is no trial: {mistake}")
+        except (ClientDisconnect, TimeoutError, ValueError):
+            return error(400, "bad_body", f"The body is at most {BODY} bytes, sent within {BODY_WITHIN:g} s.")
+        addresses = self._sources.data()
+        if not addresses:
+            return error(404, "no_data_port", "There is no data port to try.")
+        if self._playground.busy:
+            return error(503, "busy", "Somebody else tries calls just now.", {"retry-after": "5"})
+        return StreamAnswer(partial(self._playground.run, trial, addresses[0]))
+
+
+async def _body(request: Request) -> bytes:
+    """Raises ValueError for one that is too long, TimeoutError, ClientDisconnect."""
+    body = bytearray()
+    async with asyncio.timeout(BODY_WITHIN):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > BODY:
+                raise ValueError("too long")
+    return bytes(body)
+
+
+def _text(text: str) -> Response:
+    return Response(text, media_type="text/plain")

@@ -91,7 +91,7 @@ def _event(name: str, data: bytes) -> bytes:
 
 
 class StreamAnswer:
-    """An ASGI answer of `messages`, until its client leaves."""
+    """An ASGI answer of `messages`, until its client leaves or they end."""
 
     def __init__(self, messages: Callable[[], AsyncGenerator[bytes, None]]) -> None:
         self._messages = messages
@@ -113,6 +113,7 @@ class StreamAnswer:
         async with contextlib.aclosing(self._messages()) as messages:
             async for message in messages:
                 await send({"type": "http.response.body", "body": message, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _left(receive: Receive) -> None:

@@ -13,6 +13,7 @@ Synchronous, no I/O; `now` is monotonic seconds.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from itertools import chain
 
 from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, longest_wait, rate_lines
@@ -148,6 +149,10 @@ class LimitBook:
         """What is taken of one limit now; 0 where nothing was."""
         bucket = self._buckets.get(key)
         return 0.0 if bucket is None else bucket.level
+
+    def buckets(self) -> Collection[Bucket]:
+        """Every limit that something was ever asked of, to look at."""
+        return self._buckets.values()
 
     def counts_tokens(self, tenant: str) -> bool:
         """Whether a limit counts tokens of this tenant's calls, of some class and model at least."""

@@ -18,6 +18,7 @@ from gateway.core.call_counts import CallCounts
 from gateway.core.engines.fleet import Fleet
 from gateway.core.histogram import Histogram
 from gateway.core.request.body_memory import BodyMemory
+from gateway.core.request.outcome import Outcome
 from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.families import engines, models, policy, shadow_decisions, targets
@@ -91,6 +92,14 @@ class Metrics(Collector):
     def outcomes(self) -> dict[str, int]:
         """Calls ended so far, by outcome."""
         return self._totals().outcomes()
+
+    def used(self) -> dict[str, tuple[int, int, int]]:
+        """By tenant: calls that ended, those of them that were answered, tokens."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for (tenant, outcome), (calls, tokens) in self._totals().tenants.items():
+            ended, answered, used = found.get(tenant, (0, 0, 0))
+            found[tenant] = ended + calls, answered + calls * (outcome is Outcome.OK), used + tokens
+        return found
 
     def _totals(self) -> CallCounts:
         """The counts of all processes."""

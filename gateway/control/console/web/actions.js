@@ -53,13 +53,23 @@ export function drainEngine(id) {
     it.name + " gets no new calls.");
 }
 
+export function drainGateway() {
+  if (entries.get("gateway").draining) {
+    return order("End the drain of this gateway?", ["/readyz and /health answer 200 again, so balancers send calls."], "End the drain", "DELETE", "/drain", "The drain has ended.");
+  }
+  const running = [...entries].filter(([key]) => key.startsWith("class/")).reduce((sum, [, it]) => sum + it.running + it.queued, 0);
+  return order("Drain this gateway?", ["/readyz and /health answer 503, so balancers send calls elsewhere. Calls that still come are served.",
+    "The " + running + " calls that run or wait go on; none is cut off."], "Drain it", "POST", "/drain", "Balancers are told to go elsewhere.");
+}
+
 const ORDERS = {
   ensure: ["Load", "Another model may be put to sleep to make room for it, once its calls have ended.", "is being made ready."],
   sleep: ["Put to sleep", "It gets no new calls; those that run on it finish first. Calls that come for it wake it again.", "goes to sleep."],
   drain: ["Drain", "It gets no new calls; those that run on it finish. Load it again to end this.", "gets no new calls."],
 };
 
-export function orderModel(sidecar, profile, what, engine) {
+export function orderModel(sidecar, profile, what) {
+  const engine = entries.get("sidecar/" + sidecar).models.find((model) => model.profile === profile)?.engine;
   const [name, effect, done] = ORDERS[what], running = engine && entries.get("engine/" + engine);
   const now = running ? ["Now " + running.calls + " calls run on it."] : [];
   return order(name + " " + profile + " on " + sidecar + "?", [effect, ...now], name, "POST",

@@ -4,9 +4,13 @@ import {el, say} from "./dom.js";
 import {connect, entries, onChange, onState, setToken} from "./store.js";
 import {nowView} from "./now.js";
 import {callsView} from "./calls.js";
+import {policyView} from "./policy.js";
+import {tenantsView} from "./tenants.js";
+import {playgroundView} from "./playground.js";
 
 const $ = (id) => document.getElementById(id);
-const VIEWS = {now: ["Now", nowView], calls: ["Calls", callsView]};
+const VIEWS = {now: ["Now", nowView], calls: ["Calls", callsView], policy: ["Policy", policyView], tenants: ["Tenants", tenantsView],
+  playground: ["Playground", playgroundView]};
 const THEMES = ["system", "dark", "light"];
 const made = {};
 let shown = "", state = ["", ""];
@@ -22,7 +26,7 @@ function show() {
   if (name === shown) return;
   if (!made[name]) {
     made[name] = VIEWS[name][1]();
-    $("main").append(made[name].node);
+    $("shown").append(made[name].node);
   }
   for (const [each, view] of Object.entries(made)) view.node.hidden = each !== name;
   for (const link of $("views").children) {
@@ -42,7 +46,7 @@ function draw() {
 function tellState() {
   const [kind, words] = state, gateway = entries.get("gateway"), policy = entries.get("policy");
   $("ask").hidden = kind !== "asked";
-  $("main").hidden = kind === "asked" && !gateway;
+  $("shown").hidden = kind === "asked" && !gateway;
   if (kind === "live" && gateway) {
     say($("state"), (gateway.draining ? "draining, " : "") + "version " + gateway.version + ", policy " + policy.version
       + (policy.error ? ", its file cannot be used" : ""), gateway.draining || policy.error ? "bad" : "");

@@ -2,7 +2,7 @@
 
 import {button, clock, count, el, labelled, LongList, Rows, say, seconds, share, since, table} from "./dom.js";
 import {entries, of} from "./store.js";
-import {drainEngine, orderModel} from "./actions.js";
+import {drainEngine, drainGateway, orderModel} from "./actions.js";
 
 const MODES = {normal: "good", tight: "warn", brownout: "bad", closed: "bad"};
 const SVG = "http://www.w3.org/2000/svg", POINTS = 60;
@@ -19,15 +19,17 @@ export function nowView() {
   const narrow = matchMedia("(max-width: 760px)");
   const engines = new LongList("Engines", () => narrow.matches ? 9 : 4, makeEngine, fillEngine);
   narrow.addEventListener("change", () => engines.later());
-  const find = el("input"), sidecars = el("div"), of_ = el("span", "faint small");
+  const drain = button("Drain this gateway", () => drainGateway());
+  const find = el("input"), title = el("h2", "", "Sidecars"), sidecars = el("div"), of_ = el("span", "faint small");
   find.type = "search";
   find.addEventListener("input", () => showEngines());
   const node = el("section", "", el("h2", "", "What to do now"), lines,
-    el("h2", "", "Classes"), classesNode, el("h2", "", "Models"), modelsNode, el("h2", "", "Engines"),
+    el("h2", "", "Classes"), classesNode, el("h2", "", "Models"), modelsNode, el("h2", "", "Engines"), el("div", "buttons", drain),
     el("p", "small faint", "KV cache of each: filled is held, the line is the budget, the lower edge is in use, as measured."),
-    el("div", "controls", labelled("find", find), of_), engines.node, sidecars);
+    el("div", "controls", labelled("find", find), of_), engines.node, title, sidecars);
   const history = new Map();
-  let shownLines = null, shownSidecars = "";
+  const machines = new Map();
+  let shownLines = null;
 
   function showEngines() {
     const wanted = find.value.trim().toLowerCase();
@@ -67,14 +69,17 @@ export function nowView() {
   return {node, shown() { engines.later(); }, draw() {
     const told = entries.get("headline");
     if (told && told !== shownLines) { shownLines = told; lines.replaceChildren(...told.map(line)); }
+    say(drain, entries.get("gateway")?.draining ? "End the drain of this gateway" : "Drain this gateway");
     classes.show(of("class").sort(inOrder));
     models.show(of("model"));
     showEngines();
-    const now = of("sidecar"), words = JSON.stringify(now);
-    if (words !== shownSidecars && !sidecars.contains(document.activeElement)) {
-      shownSidecars = words;
-      sidecars.replaceChildren(...now.length ? [el("h2", "", "Sidecars"), ...now.map(sidecar)] : []);
+    const now = of("sidecar");
+    title.hidden = !now.length;
+    for (const [id, it] of now) {
+      if (!machines.has(id)) { machines.set(id, makeSidecar(id)); sidecars.append(machines.get(id).node); }
+      machines.get(id).fill(it);
     }
+    for (const [id, machine] of machines) if (!entries.has("sidecar/" + id)) { machine.node.remove(); machines.delete(id); }
   }};
 }
 
@@ -146,22 +151,27 @@ function fillEngine(row, id, it) {
     + (it.models.join(", ") || "no model"));
 }
 
-function sidecar([id, it]) {
+// One sidecar: made once, then filled, so that whoever stands on a button of it stays there.
+function makeSidecar(id) {
   const [wide, body] = table(["model", " state", "ready in", " why", " orders"], "Models of sidecar " + id);
+  const state = el("span"), refused = el("p", "bad small");
   const rows = new Rows(body, (cells, profile, model) => {
     say(cells[0], profile);
     say(cells[1], model.state + (model.pending ? ", " + model.pending : ""), "text " + (model.state === "error" ? "bad" : model.pending ? "warn" : ""));
     say(cells[2], model.state === "running" && !model.pending ? "now" : seconds(model.ready_in));
     say(cells[3], model.why, "text");
+    if (cells[4].firstChild) return;
     cells[4].className = "text";
-    cells[4].replaceChildren(el("div", "buttons", ...[["Load", "ensure"], ["Sleep", "sleep"], ["Drain", "drain"]].map(([name, order]) => {
-      const made = button(name, () => orderModel(id, profile, order, model.engine));
+    cells[4].append(el("div", "buttons", ...[["Load", "ensure"], ["Sleep", "sleep"], ["Drain", "drain"]].map(([name, order]) => {
+      const made = button(name, () => orderModel(id, profile, order));
       made.setAttribute("aria-label", name + " " + profile + " of " + id);
       return made;
     })));
   });
-  rows.show(it.models.map((model) => [model.profile, model]));
-  const refused = Object.entries(it.refused).map(([address, why]) => address + ": " + why).join("; ");
-  return el("section", "", el("h3", "", id, " ", el("span", it.stale ? "bad small" : "faint small", it.stale ? "no report for 10 s" :
-    "GPU memory " + share(it.total ? it.used / it.total : null))), refused ? el("p", "bad small", refused) : null, wide);
+  return {node: el("section", "", el("h3", "", id, " ", state), refused, wide), fill(it) {
+    say(state, it.stale ? "no report for 10 s" : "GPU memory " + share(it.total ? it.used / it.total : null), it.stale ? "bad small" : "faint small");
+    say(refused, Object.entries(it.refused).map(([address, why]) => address + ": " + why).join("; "));
+    refused.hidden = !refused.textContent;
+    rows.show(it.models.map((model) => [model.profile, model]));
+  }};
 }

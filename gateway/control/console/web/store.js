@@ -42,6 +42,23 @@ function take(name, data) {
   changed();
 }
 
+// The events of an answer: their names and data.
+export async function* eventsOf(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) return;
+    text += value;
+    const parts = text.split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const [first, second] = part.split("\n");
+      if (second) yield [first.slice(7), JSON.parse(second.slice(6))];
+    }
+  }
+}
+
 export async function connect() {
   if (open) open.abort();
   const mine = open = new AbortController();
@@ -52,24 +69,12 @@ export async function connect() {
     if (!answer.ok) throw new Error(path + " answered " + answer.status);
     told("live", "");
     pause = 1000;
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let text = "";
-    for (;;) {
-      const {value, done} = await reader.read();
-      if (done) throw new Error("the gateway has ended the stream");
-      text += value;
-      const parts = text.split("\n\n");
-      text = parts.pop();
-      for (const part of parts) {
-        const [first, second] = part.split("\n");
-        if (second) take(first.slice(7), JSON.parse(second.slice(6)));
-      }
-    }
+    for await (const [name, data] of eventsOf(answer)) take(name, data);
+    throw new Error("the gateway has ended the stream");
   } catch (problem) {
     if (mine.signal.aborted) return;
     told("lost", "no answer: " + problem.message);
     setTimeout(() => { if (open === mine) connect(); }, pause);
     pause = Math.min(10000, pause * 2);
-    if (entries.size) calls.last = calls.last || 0;
   }
 }

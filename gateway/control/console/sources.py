@@ -1,0 +1,30 @@
+"""Sources of the console: what it is told beside the fleet, the dispatch and the policy's status."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+import msgspec
+
+from gateway.core.admission.bucket import Bucket
+from gateway.core.policy.policy import Policy
+from gateway.core.shadow.shadow import Shadow
+from gateway.decider.ended_calls import EndedCalls
+
+GiveOrder = Callable[[str, str, str], Awaitable[tuple[int, bytes]]]  # sidecar, profile, order -> status, body
+Used = tuple[int, int, int]  # calls that ended, those of them that were answered, tokens
+
+
+class Sources(msgspec.Struct, frozen=True, kw_only=True):
+    """`ended`: the last calls. `order` passes an operator's order on to a sidecar; None: there are none. `previous`:
+    the policy before this one, None: there was none. `shadow`: a second policy that is asked. `used`: by tenant,
+    since the start. `buckets`: of all limits. `data`: addresses of the data port.
+    """
+
+    ended: EndedCalls = msgspec.field(default_factory=EndedCalls)
+    order: GiveOrder | None = None
+    previous: Callable[[], Policy | None] = lambda: None
+    shadow: Shadow | None = None
+    used: Callable[[], Mapping[str, Used]] = dict
+    buckets: Callable[[], Iterable[Bucket]] = tuple
+    data: Callable[[], list[str]] = list

@@ -1,0 +1,61 @@
+"""Tenants, limits and the shadow policy as entries of the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from gateway.control.console.sources import Used
+from gateway.control.policy_view import HASH_SHOWN
+from gateway.core.admission.bucket import SHARED, Bucket
+from gateway.core.policy.traffic import Tenant
+from gateway.core.shadow.shadow import Shadow
+
+TENANTS = 500  # shown: those that used most
+KEYS = 20  # shown of each
+LIMITS = 50  # shown of each
+DIFFERENCES = 100
+
+
+def tenant_entries(
+    tenants: Mapping[str, Tenant], used: Mapping[str, Used], buckets: Iterable[Bucket], now: float
+) -> Iterator[tuple[str, object]]:
+    """One entry each: what it may do, what it has used, what its limits have left."""
+    limits: dict[str, list[object]] = {}
+    for bucket in buckets:
+        kind, tenant, class_name, model = bucket.key
+        own = limits.setdefault(tenant, [])
+        if len(own) < LIMITS:
+            what = f"class {class_name}" if class_name else ""
+            what = "model " + model.replace(SHARED, "any other") if model else what
+            own.append([kind, what, str(bucket.quota.rate), bucket.burst, bucket.left(now)])
+    nothing: Used = (0, 0, 0)
+    names = sorted(tenants, key=lambda name: (-used.get(name, nothing)[2], -used.get(name, nothing)[0], name))
+    weights = sum([tenant.weight for tenant in tenants.values()])
+    for order, name in enumerate(names[:TENANTS]):
+        found = tenants[name]
+        ended, answered, tokens = used.get(name, nothing)
+        told = {
+            "order": order,
+            "weight": found.weight,
+            "share": round(found.weight / weights, 4),
+            "class": found.class_,
+            "best_class": found.best_class,
+            "models": list(found.models),
+            "keys": [key[:HASH_SHOWN] for key in found.keys[:KEYS]],
+            "all_keys": len(found.keys),
+            "ended": ended,
+            "answered": answered,
+            "tokens": tokens,
+            "limits": limits.get(name, []),
+        }
+        yield f"tenant/{name}", told
+    yield "limits", limits.get("", [])
+
+
+def shadow_entry(shadow: Shadow) -> object:
+    """How many calls it was asked about, and where it decided otherwise."""
+    counts = shadow.counts()
+    asked = sum([calls for (decision, _, _), calls in counts.items() if decision == "outcome"])
+    differs = [(*key, calls) for key, calls in counts.items() if key[1] != key[2]]
+    differs.sort(key=lambda each: -each[3])
+    return {"asked": asked, "differs": differs[:DIFFERENCES], "bugs": shadow.bugs}

@@ -1,0 +1,73 @@
+// View "Policy": what is in force, its last change, its problems; what becomes of a call; what the shadow would do.
+
+import {ask, order, tell} from "./actions.js";
+import {button, choices, el, fillChoices, labelled, Rows, say, table} from "./dom.js";
+import {calls, entries, of, wantCalls} from "./store.js";
+
+export function policyView() {
+  const facts = el("p"), problem = el("section", "card"), diff = el("pre", "code"), yaml = el("pre", "code"), told = el("pre", "code");
+  const tenant = choices([]), class_ = choices([], "none asked for"), model = choices([]), shadowTitle = el("p", "");
+  problem.hidden = true;
+  for (const each of [diff, yaml, told]) { each.tabIndex = 0; each.setAttribute("role", "region"); }
+  diff.setAttribute("aria-label", "Last change"); yaml.setAttribute("aria-label", "Policy in force");
+  told.setAttribute("aria-label", "What becomes of such a call");
+  const [shadowNode, shadowBody] = table(["decision", " enforced", " shadow", "calls"], "Where the shadow decides otherwise");
+  const rows = new Rows(shadowBody, (cells, key, it) => it.forEach((part, at) => say(cells[at], String(part))));
+  const explain = el("form", "controls", labelled("tenant", tenant), labelled("class", class_), labelled("model", model), el("button", "", "Explain"));
+  explain.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const asked = new URLSearchParams({tenant: tenant.value, model: model.value});
+    if (class_.value) asked.set("class", class_.value);
+    try { told.textContent = await ask("GET", "/policy/explain?" + asked); } catch (failed) { tell(failed.message, "bad"); }
+  });
+  const reload = button("Read the file again", () => order("Read the policy file again?", ["Calls under way keep the policy that they came with; waiting calls keep their place.",
+    "A file with a mistake changes nothing."], "Read it", "POST", "/policy/reload", "The policy file was read."));
+  const node = el("section", "", el("h2", "", "Policy in force"), facts, problem, el("div", "buttons", reload),
+    el("h2", "", "Last change"), diff, el("h2", "", "What becomes of a call"), explain, told,
+    el("h2", "", "Shadow policy"), shadowTitle, shadowNode,
+    el("h2", "", "Try a policy on the calls just recorded"),
+    el("p", "", "Save the calls as a trace, and give both policies to gateway simulate: it runs them beside each other in virtual time."),
+    el("pre", "", "gateway simulate --policy now.yaml --policy next.yaml --trace calls-trace.csv --engines N"),
+    el("div", "buttons", button("Save the calls as a trace", saveTrace)), el("h2", "", "Every field"), yaml);
+  let shown = "";
+
+  async function load(version) {
+    shown = version;
+    try {
+      const [text, changes] = await Promise.all([ask("GET", "/policy"), ask("GET", "/policy/diff")]);
+      yaml.textContent = text;
+      diff.replaceChildren(...changes ? changes.split("\n").map((line) => el("span", line[0] === "+" ? "added" : line[0] === "-" ? "removed" : "", line + "\n")) : ["No change since the start."]);
+    } catch (failed) { shown = ""; tell(failed.message, "bad"); }
+  }
+  return {node, shown() { wantCalls(); }, draw() {
+    const policy = entries.get("policy");
+    if (!policy) return;
+    say(facts, "Version " + policy.version + (policy.file ? " of " + policy.file + ", loaded at " + policy.loaded_at + ", sha256 " + policy.digest : ": no file, the defaults and the command line")
+      + "; " + policy.reloads + " reloads, " + policy.failures + " that failed.");
+    reload.hidden = !policy.file;
+    problem.hidden = !policy.error;
+    if (policy.error) problem.replaceChildren(el("h3", "bad", "The file cannot be used since " + policy.error_at), el("pre", "", policy.error));
+    fillChoices(tenant, of("tenant").map(([name]) => name));
+    fillChoices(class_, of("class").sort((a, b) => a[1].order - b[1].order).map(([name]) => name), "none asked for");
+    fillChoices(model, of("model").map(([name]) => name));
+    const shadow = entries.get("shadow");
+    say(shadowTitle, shadow ? "Asked about " + shadow.asked + " calls; " + (shadow.differs.length ? "it would have decided otherwise here:" : "it decides the same everywhere.")
+      : "There is none: start with --shadow FILE to try a second policy on real traffic, without obeying it.");
+    shadowNode.hidden = !shadow || !shadow.differs.length;
+    if (shadow) rows.show(shadow.differs.map((it) => [it.slice(0, 3).join(" "), it]));
+    const version = policy.version + policy.digest;
+    if (shown !== version) load(version);
+  }};
+}
+
+// Azure's columns, which `--trace` reads. Only calls whose tokens are known are in it.
+function saveTrace() {
+  const lines = calls.rows.filter((row) => row[22]).map((row) => [row[1] - row[12], row[13], Math.max(1, row[14])]).sort((a, b) => a[0] - b[0])
+    .map(([began, prompt, answer]) => new Date(began * 1000).toISOString().replace("T", " ").replace("Z", "") + "," + prompt + "," + answer);
+  if (!lines.length) { tell("No call with known tokens is kept yet.", "bad"); return; }
+  const link = el("a");
+  link.href = URL.createObjectURL(new Blob(["TIMESTAMP,ContextTokens,GeneratedTokens\n" + lines.join("\n") + "\n"], {type: "text/csv"}));
+  link.download = "calls-trace.csv";
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

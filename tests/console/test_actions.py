@@ -1,0 +1,67 @@
+"""Actions in the console: with the admin token alone, and only after a question that says what happens to calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from loadtest.processes import Gateway
+from tests.console.conftest import Console
+
+pytestmark = [pytest.mark.slow, pytest.mark.console, pytest.mark.timeout(180)]
+
+TOKEN = "correct-horse-battery-staple"  # noqa: S105 # a test's own
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "token").write_text(TOKEN)
+    (folder / "token").chmod(0o600)
+    words = ("--engine", "demo", "--engine", "sim:1", "--admin-token-file", str(folder / "token"))
+    with Gateway(folder / "log", *words, ready=False, timeout=60) as gateway:
+        yield gateway
+
+
+def entered(opened: Console, token: str = TOKEN) -> None:
+    opened.page.goto(opened.control)
+    opened.page.get_by_label("Admin token").fill(token)
+    opened.page.keyboard.press("Enter")
+
+
+def sure(opened: Console, answer: str) -> str:
+    """What was asked."""
+    opened.page.locator("dialog[open]").wait_for()
+    text = str(opened.page.locator("dialog").inner_text())
+    opened.page.locator("dialog").get_by_text(answer, exact=True).last.click()
+    return text
+
+
+def test_orders_want_the_token_and_ask_first(guarded: Gateway, console: Callable[..., Console]) -> None:
+    opened = console(guarded.control)
+    entered(opened, "not-the-admin-token")
+    opened.page.get_by_text("this is not the admin token").wait_for()
+    assert opened.violations() == []
+    entered(opened)
+    opened.page.locator("#state", has_text="version").wait_for()
+    page = opened.page
+    assert TOKEN not in page.url
+    assert page.evaluate("Object.keys(localStorage).length + Object.keys(sessionStorage).length") == 0
+    engine = page.locator(".engine", has_text="engine-").first
+    engine.get_by_text("Drain", exact=True).click()
+    assert "none is cut off" in sure(opened, "Leave it")
+    assert engine.get_by_text("draining").count() == 0
+    engine.get_by_text("Drain", exact=True).click()
+    sure(opened, "Drain it")
+    engine.get_by_text("draining").wait_for()
+    engine.get_by_text("End drain").click()
+    sure(opened, "End the drain")
+    engine.get_by_text("up", exact=True).wait_for()
+    row = page.locator("section", has=page.locator("h3")).locator("tbody tr", has_text="phi-3-mini")
+    row.get_by_text("Load", exact=True).click()
+    assert "make room" in sure(opened, "Load")
+    row.get_by_text("running", exact=True).wait_for(timeout=60000)
+    told = [words for words in opened.complaints if "401" in words]
+    assert told  # the browser tells of each answer that wants the token, and of nothing else
+    opened.complaints = [words for words in opened.complaints if words not in told]
