@@ -46,6 +46,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
         "gateway/shared/control/http_client.py",
         "gateway/top/control_client.py",
         "gateway/decider/waking.py",
+        "gateway/control/console/playground.py",
         "loadtest/lab/dst/",  # in place of sockets
         "sidecar/process/engine_api.py",
         "sidecar/reporting/gateway_link.py",

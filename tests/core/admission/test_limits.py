@@ -567,3 +567,10 @@ def test_the_level_of_a_limit_can_be_read() -> None:
     (key,) = it._buckets
     assert it.level(key) > 0.0
     assert book().level(key) == 0.0
+
+
+def test_limits_that_something_was_asked_of_can_be_looked_at() -> None:
+    it = LimitBook(policy("{per_tenant: {requests: 2/min}}"))
+    assert list(it.buckets()) == []
+    it.charge("a", "default", "m", 10, 0.0)
+    assert [(bucket.key, bucket.left(0.0)) for bucket in it.buckets()] == [(("requests", "a", "", ""), 1)]
