@@ -15,6 +15,7 @@ from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.record import Record
 from gateway.serve.assembly import Gateway
+from gateway.shared.vllm.answers import ModelCard
 
 MODELS = json.dumps({"data": [{"id": "m", "max_model_len": 4096}]}).encode()
 ANSWER = json.dumps({"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 1}}).encode()
@@ -124,6 +125,24 @@ def test_they_wait_no_longer_than_their_class_does() -> None:
         assert "Not every engine has been reached yet" in answer.text
 
     play(scenario, policy)
+
+
+def test_they_wait_for_an_engine_that_has_told_its_models_and_not_yet_its_health() -> None:
+    async def scenario(world: World) -> None:
+        await world.engine.asked.wait()
+        fleet = world.gateway.fleet
+        (engine,) = fleet
+        fleet.has_models(engine, [ModelCard(id="m", max_model_len=4096)])
+        call = world.call()
+        await world.held(1)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not call.done()
+        assert not world.records
+        world.engine.wake.set()
+        assert (await call).status_code == 200
+
+    play(scenario)
 
 
 @pytest.mark.parametrize("how", ["drain", "leave"])

@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from loadtest.processes import ChildError, Gateway, get, until
-from tests.e2e.children import SimEngine
+from tests.e2e.children import Call, SimEngine
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +181,31 @@ def test_a_relay_that_dies_or_hangs_takes_only_its_own_connections_with_it(
         assert sum(streams.values()) <= 4, "only streams that had begun cannot be retried"
         assert took < FOUND_WITHIN
         assert until(lambda: made.held() == 0, 1.0) is not None
+
+
+def test_counts_of_a_relay_that_has_died_outlive_the_decider_too(tmp_path: Path) -> None:
+    with processes(tmp_path) as made:
+        ended, _ = asyncio.run(_plain(made))
+        assert made.gateway.total("weir_requests_total") == ended["ok"]  # all is told by now
+        for role in ("relay", "decider"):
+            pid = made.pid(role)
+            os.kill(pid, signal.SIGKILL)
+            made.replaced(role, pid)
+        assert made.gateway.total("weir_requests_total") == ended["ok"]
+        assert made.gateway.total("weir_connections") == 0
+
+
+def test_the_bound_on_connections_is_each_relays_own(tmp_path: Path) -> None:
+    most, clients = 8, 40
+    bound = f"budget: {{max_concurrency: {clients}}}\nserver: {{max_connections: {most}, max_per_peer: 100%}}\n"
+    with processes(tmp_path, policy=POLICY.partition("\n")[0] + "\n" + bound) as made:
+        made.engine.faults(hang=True)  # whoever is let in stays
+        calls = [Call(made.gateway.url, stream=True) for _ in range(clients)]
+        running = lambda: made.gateway.total("weir_running_calls")  # noqa: E731
+        assert until(lambda: running() > most, 10.0) is not None, running()
+        assert running() <= 2 * most
+        for call in calls:
+            call.socket.close()
 
 
 def test_nobody_is_left_behind_by_a_parent_that_is_killed(tmp_path: Path) -> None:
