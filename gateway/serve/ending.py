@@ -76,7 +76,6 @@ async def hand_over(
     pid, ready = giving.ready.result()
     within = gateway.policy.timeouts.drain
     manager.succeeded_by(pid)
-    gateway.dispatch.leaving = True
     given = port.hand_over(within, ready.decider)
     control.stop_accepting()
     await giving.give(given)

@@ -163,6 +163,7 @@ def test_the_sockets_are_those_of_the_one_before_and_nobody_is_refused(path: Pat
             async with side(sockets) as new:
                 await new.port.take_over(sockets.taken)
                 await ending
+                assert old.gateway.decider.up, "balancers that ask on an old connection come back"
                 port = int(address.rpartition(":")[2])
                 with socket.create_connection(("127.0.0.1", port)):
                     await new.port.listen(None)

@@ -50,11 +50,11 @@ class Giving:
         refused = offer.refused
         if uid != os.geteuid():
             refused = f"it is of user {os.geteuid()}, and only that user may take it over"
-        elif self._task is not None and not self._task.done():
+        elif self.ready.done() or (self._task is not None and not self._task.done()):
             refused = BUSY
         if refused:
             self._say(f"process {pid} of user {uid} wanted to take over: {refused}")
-            with connection:
+            with connection, contextlib.suppress(OSError):  # it may be gone
                 connection.send(line_of(Offer(refused=refused)))
             return
         self._task = self._loop.create_task(self._serve(connection, pid, offer, descriptors))
