@@ -151,6 +151,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log", default="-", metavar="FILE|-|none", help="one JSON line per call; -: standard error (default)"
     )
     parser.add_argument(
+        "--gen-ai-metrics",
+        action="store_true",
+        help="/metrics has four histograms of OpenTelemetry's conventions too: gen_ai_server_* and gen_ai_client_*",
+    )
+    parser.add_argument(
         "--otlp-traces-endpoint",
         type=argument(_endpoint),
         metavar="URL",
@@ -222,6 +227,7 @@ def command(given: argparse.Namespace) -> int:
             decide=given.decide,
             decide_token=decide_token,
             take_over=given.take_over,
+            gen_ai_metrics=given.gen_ai_metrics,
             traces=given.otlp_traces_endpoint,
             relays=given.workers if given.workers > 1 else 0,
         )

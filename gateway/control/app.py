@@ -49,6 +49,7 @@ from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import REPORT_PATH
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text"
 TOLD_DOWN = 20  # engines that /readyz names
 SWITCH = ("GET", "POST", "DELETE")
 
@@ -75,16 +76,19 @@ def control_app(
     count: Callable[[], Awaitable[None]] = _counted,
     processes: Callable[[], list[ProcessView]] = list,
     sources: Sources | None = None,
+    openmetrics: Callable[[], bytes] | None = None,
 ) -> Starlette:
     """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 
-    `exposition` gives the Prometheus text, `outcomes` the calls ended so far by outcome, `calls` those that have not.
+    `exposition` gives the Prometheus text, `openmetrics` the same with exemplars (None: no call is traced), `outcomes`
+    the calls ended so far by outcome, `calls` those that have not.
     `reload` reads the policy file again, None: there is none. `drain` and `drain_engine` turn it on or off; what they
     leave as it was they refuse. `is_user_key` knows the data port's keys. `sidecars` takes their reports. `count` has
     other processes tell what they have counted, `processes` gives all of them. `sources` are the console's.
     """
     control = Control(fleet, dispatch, exposition, clock, outcomes, calls, policy_status, reload, drain, drain_engine)
     control.count, control.processes_of = count, processes
+    control.openmetrics = openmetrics
     files = console_files()
     sources = sources or Sources()
     reading = ConsoleReading(fleet, dispatch, sources, policy_status, clock)
@@ -140,6 +144,7 @@ class Control:
         self._drain_engine = drain_engine or self._leave_engine
         self.count: Callable[[], Awaitable[None]] = _counted
         self.processes_of: Callable[[], list[ProcessView]] = list
+        self.openmetrics: Callable[[], bytes] | None = None
         self._by_hand = False  # the drain is an operator's and not the end of the process
 
     # -- for whoever watches the process ------------------------------------------------------------------------
@@ -165,8 +170,11 @@ class Control:
         line += f", {expected} models can be had from sidecars" if expected else ""
         return _text("\n".join([line, *more]))
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         await self.count()
+        if self.openmetrics is not None and OPENMETRICS in request.headers.get("accept", ""):
+            headers = {"content-type": f"{OPENMETRICS}; version=1.0.0; charset=utf-8"}
+            return Response(self.openmetrics(), media_type=None, headers=headers)
         return Response(self._exposition(), media_type=None, headers={"content-type": EXPOSITION})
 
     # -- pages to read ------------------------------------------------------------------------------------------

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+from msgspec import UNSET
 
+from gateway.core.gen_ai import BOUNDS as GEN_AI
+from gateway.core.gen_ai import GenAiCounts, GenAiKey
 from gateway.core.histogram import Histogram
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
@@ -30,7 +33,7 @@ class CountRow:
         self.queue, self.ttft, self.duration = Histogram(), Histogram(), Histogram()
 
 
-_Times = tuple[list[int], float]
+_Times = tuple[list[int], float, dict[int, tuple[str, float]]]
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -40,6 +43,7 @@ class _State(msgspec.Struct, array_like=True):
     waits: list[tuple[str, _Times, _Times]]
     cancelled: dict[str, int]
     tenants: list[tuple[str, Outcome, int, int]]
+    gen_ai: list[tuple[GenAiKey, list[_Times]]]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -48,10 +52,12 @@ _decode = msgspec.msgpack.Decoder(_State).decode
 
 class CallCounts:
     """`known` tells whether a model is there, for calls that no engine was given. `waits`: predicted waits of each
-    class, and their errors; `tenants`: requests and tokens."""
+    class, and their errors; `tenants`: requests and tokens; `gen_ai`: by OpenTelemetry's conventions, where wanted."""
 
-    def __init__(self, known: Callable[[str], bool] = lambda _: True) -> None:
+    def __init__(self, known: Callable[[str], bool] = lambda _: True, *, gen_ai: bool = False) -> None:
         self._known = known
+        self._with_gen_ai = gen_ai
+        self.gen_ai = GenAiCounts()
         self.rows: dict[RowKey, CountRow] = {}
         self.waits: dict[str, tuple[Histogram, Histogram]] = {}
         self.cancelled: dict[str, int] = {}
@@ -76,6 +82,8 @@ class CallCounts:
                 row.cached += record.cached_tokens
             row.affinity += record.affinity_tokens
             row.shaped += record.shaped_tokens
+        if record.traced is True or self._with_gen_ai:
+            self._beside(record, row, model)
         if record.predicted_wait:
             waits = self.waits.get(record.class_name)
             if waits is None:
@@ -93,6 +101,17 @@ class CallCounts:
         tenant[0] += 1
         if engine:
             tenant[1] += record.prompt_tokens + record.completion_tokens
+
+    def _beside(self, record: Record, row: CountRow, model: str) -> None:
+        """Exemplars of a traced call, and OpenTelemetry's counts."""
+        if record.traced is True and record.trace_id is not UNSET:
+            row.duration.exemplify(record.total, record.trace_id)
+            if record.engine:
+                row.queue.exemplify(record.queue, record.trace_id)
+                if record.ttft:
+                    row.ttft.exemplify(record.ttft, record.trace_id)
+        if self._with_gen_ai:
+            self.gen_ai.observe(record, model)
 
     @property
     def calls(self) -> int:
@@ -117,6 +136,7 @@ class CallCounts:
                 [(name, _times(wait), _times(error)) for name, (wait, error) in self.waits.items()],
                 self.cancelled,
                 [(*key, counts[0], counts[1]) for key, counts in self.tenants.items()],
+                [(key, [_times(row.of(name)) for name in GEN_AI]) for key, row in self.gen_ai.rows.items()],
             )
         )
 
@@ -135,6 +155,9 @@ class CallCounts:
             _add(waits[1], error)
         for reason, calls in state.cancelled.items():
             self.cancelled[reason] = self.cancelled.get(reason, 0) + calls
+        for labels, times in state.gen_ai:
+            for name, each in zip(GEN_AI, times, strict=True):
+                _add(self.gen_ai.row(labels).of(name), each)
         for tenant, outcome, requests, tokens in state.tenants:
             counts = self.tenants.setdefault((tenant, outcome), [0, 0])
             counts[0] += requests
@@ -142,10 +165,10 @@ class CallCounts:
 
 
 def _times(histogram: Histogram) -> _Times:
-    return histogram.counts, histogram.sum
+    return histogram.counts, histogram.sum, histogram.exemplars
 
 
 def _add(histogram: Histogram, times: _Times) -> None:
     other = Histogram()
-    other.counts, other.sum = times
+    other.counts, other.sum, other.exemplars = times
     histogram.add(other)

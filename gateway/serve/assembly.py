@@ -69,7 +69,8 @@ class Gateway:
     `entries` are engines beside the policy's: the command line's, which stay whatever the policy says. `shadow` is a
     second policy that is asked about every call and never obeyed. `say` takes lines for the operator. `most_clients`:
     connections that the process can afford. `sidecar_transport`: in place of sockets to sidecars. `relays`: totals of
-    those that are processes of their own. `spans`: where traces of calls go, None: none is made. Raises ValueError for
+    those that are processes of their own. `spans`: where traces of calls go, None: none is made.
+    `gen_ai`: metrics of OpenTelemetry too. Raises ValueError for
     a policy that only looks right.
     """
 
@@ -94,6 +95,7 @@ class Gateway:
         sidecar_trust: Trust | None = None,
         relays: Callable[[], Sequence[RelayCounts]] = tuple,
         spans: Spans | None = None,
+        gen_ai: bool = False,
     ) -> None:
         self.policy = policy
         self.previous: Policy | None = None  # the one before
@@ -141,6 +143,7 @@ class Gateway:
             policy_status=policy_status,
             relays=relays,
             lost_spans=lambda: 0 if spans is None else spans.dropped,
+            gen_ai=gen_ai,
         )
         self._tracing = None if spans is None else Tracing(policy.logging.traces, spans.put, rng)
         self.ended_calls = EndedCalls()

@@ -174,6 +174,7 @@ async def serve(
                 policy_status=FileStatus if file is None else lambda: file.status,
                 relays=lambda: port.totals(),  # noqa: PLW0108 # it is made of the gateway
                 spans=span_export(options.traces, stack) if place is None else None,
+                gen_ai=options.gen_ai_metrics,
             )
         except ApplyError as error:
             raise StartError(str(error)) from error
@@ -262,6 +263,7 @@ def _control_app(
         gateway.metrics.exposition,
         options.admin_token,
         gateway.clock,
+        openmetrics=None if options.traces is None else gateway.metrics.openmetrics,
         outcomes=gateway.metrics.outcomes,
         calls=port.calls,
         drain=partial(drained_by_hand, gateway, signals),

@@ -57,6 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     decide: str | None = None  # where proxies ask that forward calls themselves; None: nowhere
     decide_token: str | None = None
     take_over: str | None = None  # the meeting point of the gateway that runs; empty: that of `control`
+    gen_ai_metrics: bool = False  # OpenTelemetry's names too
     traces: str | None = None  # where spans are posted; None: no call is traced
     relays: int = 0  # processes that carry bytes, beside one that decides; 0: one process does it all
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.admission.retries import RetryBudget
@@ -52,6 +53,7 @@ class World:
             lambda: self.batcher,
             self.bodies,
             policy_status=lambda: FileStatus(version=3, reloads=2, failures=1, error="line 1"),
+            gen_ai=True,
         )
 
     def samples(self) -> list[tuple[str, Labels, float]]:
@@ -190,7 +192,7 @@ def test_every_metric_has_a_help_text_and_a_type() -> None:
     def scene(world: World) -> None:
         world.metrics.observe(record())
         for family in text_string_to_metric_families(world.metrics.exposition().decode()):
-            assert family.name.startswith(("weir_", "vllm_request"))
+            assert family.name.startswith(("weir_", "vllm_request", "gen_ai_"))
             assert family.documentation.endswith(".")
             assert family.type in {"counter", "gauge", "histogram"}
 
@@ -273,5 +275,40 @@ def test_every_series_of_ours_is_called_weir_and_the_shadow_policy_has_its_three
 
     def scene(world: World) -> None:
         assert {name.partition("_")[0] for name, _, _ in world.samples()} <= {"weir", "process", "python"}
+
+    play(scene)
+
+
+def test_openmetrics_has_the_trace_of_a_call_in_each_bucket() -> None:
+    def scene(world: World) -> None:
+        world.metrics.observe(record(queue=0.2, ttft=0.3, total=0.4, trace_id="a" * 32, traced=True))
+        world.metrics.observe(record(queue=0.2, ttft=0.3, total=0.4))
+        families = openmetrics_families(world.metrics.openmetrics().decode())
+        found = {
+            (sample.name, sample.labels["le"]): (sample.exemplar.labels, sample.exemplar.value)
+            for family in families
+            for sample in family.samples
+            if sample.exemplar is not None
+        }
+        trace = {"trace_id": "a" * 32}
+        assert found == {
+            ("weir_queue_seconds_bucket", "0.25"): (trace, 0.2),
+            ("weir_ttft_seconds_bucket", "0.5"): (trace, 0.3),
+            ("weir_request_seconds_bucket", "0.5"): (trace, 0.4),
+        }
+
+    play(scene)
+
+
+def test_opentelemetrys_histograms_have_its_names_and_labels() -> None:
+    def scene(world: World) -> None:
+        world.metrics.observe(
+            record(stream=True, settled=True, prompt_tokens=5, completion_tokens=11, ttft=0.3, total=1.3)
+        )
+        labels = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "vllm", "gen_ai_request_model": "m"}
+        for name in ("request_duration", "time_to_first_token", "time_per_output_token"):
+            assert world.total(f"gen_ai_server_{name}_seconds_count", **labels) == 1
+        for kind, tokens in (("input", 5), ("output", 11)):
+            assert world.total("gen_ai_client_token_usage_sum", gen_ai_token_type=kind, **labels) == tokens
 
     play(scene)

@@ -11,7 +11,9 @@ from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.call_counts import CallCounts
@@ -22,6 +24,7 @@ from gateway.core.request.outcome import Outcome
 from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.families import engines, models, policy, shadow_decisions, targets
+from gateway.decider.metrics.gen_ai import gen_ai
 from gateway.frames.messages import RelayCounts
 from gateway.shared.files.file_status import FileStatus
 
@@ -63,6 +66,7 @@ class Metrics(Collector):
         policy_status: Callable[[], FileStatus] = FileStatus,
         relays: Callable[[], Sequence[RelayCounts]] = tuple,
         lost_spans: Callable[[], int] = int,
+        gen_ai: bool = False,
     ) -> None:
         self._fleet = fleet
         self._dispatch = dispatch
@@ -76,7 +80,8 @@ class Metrics(Collector):
         self._lost_lines = lost_lines
         self._lost_spans = lost_spans
         self._policy_status = policy_status
-        self.counts = CallCounts(self._known)
+        self.counts = CallCounts(self._known, gen_ai=gen_ai)
+        self._gen_ai = gen_ai
         self.observe = self.counts.observe  # one ended call
         self._relays = relays
         self._registry = CollectorRegistry()
@@ -88,6 +93,11 @@ class Metrics(Collector):
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
+
+    def openmetrics(self) -> bytes:
+        """The same as OpenMetrics, which has exemplars: the traces of calls."""
+        text: bytes = openmetrics(self._registry)  # type: ignore[no-untyped-call] # it has no annotations
+        return text
 
     def outcomes(self) -> dict[str, int]:
         """Calls ended so far, by outcome."""
@@ -155,6 +165,8 @@ class Metrics(Collector):
         yield from targets(self._dispatch)
         yield from models(self._dispatch, self._fleet)
         yield from self._as_vllm(totals)
+        if self._gen_ai:
+            yield from gen_ai(totals.gen_ai)
         yield from self._more()
         connections = self._connections() + sum([relay.connections for relay in relays])
         yield GaugeMetricFamily("weir_connections", "Open connections of the data port.", value=connections)
@@ -182,7 +194,7 @@ class Metrics(Collector):
             for kind in kinds:
                 tokens.add_metric((kind, *labels), getattr(row, kind))
             for family, histogram in ((queue, row.queue), (ttft, row.ttft), (duration, row.duration)):
-                family.add_metric(labels, histogram.buckets(), histogram.sum)
+                family.add_metric(labels, _exemplified(histogram), histogram.sum)
         yield from (requests, retries, tokens, affinity, shaped, queue, ttft, duration)
 
     def _as_vllm(self, counts: CallCounts) -> Iterable[Metric]:
@@ -235,6 +247,15 @@ class Metrics(Collector):
         yield CounterMetricFamily("weir_batched_calls", "Calls answered by a shared request.", merged)
         yield CounterMetricFamily("weir_batch_resends", "Calls of a refused batch, sent singly.", again)
         yield from policy(self._policy_status())
+
+
+def _exemplified(histogram: Histogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """The buckets, each with the last traced call in it."""
+    rows: list[tuple[str, float] | tuple[str, float, Exemplar]] = list(histogram.buckets())
+    for number, (trace_id, value) in histogram.exemplars.items():
+        bound, count = rows[number][:2]
+        rows[number] = (bound, count, Exemplar({"trace_id": trace_id}, value))
+    return rows
 
 
 def _sum(*counts: Mapping[K, int]) -> dict[K, int]:

@@ -73,7 +73,9 @@ async def relay(options: Options, open_files: int, errors: LineWriter, place: Pl
         parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
         most = shared_out(open_files).clients
         spans = span_export(options.traces, stack)
-        side = RelaySide(place, most, log, parser, partial(lost_lines, errors, log), spans=spans)
+        side = RelaySide(
+            place, most, log, parser, partial(lost_lines, errors, log), spans=spans, gen_ai=options.gen_ai_metrics
+        )
         stack.push_async_callback(side.aclose)
         side.link.start()
         await side.link.ready.wait()
@@ -115,6 +117,7 @@ class RelaySide:
         pid: int | None = None,
         say: Callable[[str], None] = say,
         spans: Spans | None = None,
+        gen_ai: bool = False,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._place = place
@@ -133,7 +136,7 @@ class RelaySide:
         self._tracing = None if spans is None else Tracing(self.policy.logging.traces, spans.put, self._rng)
         self.bodies = BodyMemory(self.policy.body.memory, self.policy.body.share)
         self._attempts = Attempts(self.policy, self.clients, self._clock)
-        self._counts = CallCounts(self._known)
+        self._counts = CallCounts(self._known, gen_ai=gen_ai)
         self._ended, self._ended_told = EndedCalls(MOST_RECORDS), 0
         self._recorder = Recorder(self.policy, self._counts, log, lambda _: None, self._clock, self._rng, self._ended)
         self.pipeline: Pipeline | None = None
