@@ -253,6 +253,37 @@ def test_a_new_decider_is_told_what_is_held_before_it_grants_anything_and_asks_i
     run(body)
 
 
+def test_a_relay_that_is_handed_over_takes_its_calls_along_and_the_old_decider_hears_no_more() -> None:
+    async def body(made: Setting) -> None:
+        relay = await made.relay(1)
+        held = [Asking(made, relay, str(number)) for number in range(2)]
+        for each in held:
+            await each.granted.wait()
+        waiting = Asking(made, relay, "waits")
+        await until(lambda: made.gateway.dispatch.waiting("m"))
+        old, tokens = made.hub, made.engine.held
+        relay.link._on_drain = lambda order: relay.link.leave() if order.decider else None
+        async with gateway_over(ENGINES) as gateway:
+            before, made.gateway, made.engine = made.engine, gateway, next(iter(gateway.fleet))
+            made.engine.slots = made.engine.max_slots = 2
+            made.hub = hub_of(gateway, 2, old.relays())
+            old.hand_over(5.0, "another")
+            await until(lambda: before.held == 0)  # it promises nothing any more
+            await until(lambda: gateway.dispatch.waiting("m"))
+            assert (made.engine.held, made.engine.in_flight) == (tokens, 2)
+            await asyncio.wait_for(old.empty.wait(), 5)
+            await held[0].end()
+            await waiting.granted.wait()
+            for each in (held[1], waiting):
+                await each.end()
+            await made.until_held(0)
+            assert not any("gone" in line for line in made.lines), "no decider has died"
+            await made.hub.aclose()
+        await old.aclose()
+
+    run(body)
+
+
 def test_nothing_is_granted_while_a_relay_that_lives_has_not_told_what_it_holds() -> None:
     async def body(made: Setting) -> None:
         decider = await made.relay(1)

@@ -70,6 +70,22 @@ def test_a_gateway_is_ready_once_it_listens_and_beats_until_it_has_ended(tmp_pat
         assert running.child.process.wait(20.0) == 0
 
 
+@pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
+def test_an_upgrade_makes_the_new_process_the_main_one(
+    tmp_path: Path, systemd: Systemd, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "0")  # who beats, systemd tells by the process; this socket does not
+    argv = ("--engine", "http://127.0.0.1:9", "--log", "none", *words)
+    with Gateway(tmp_path / "log", *argv, ready=False) as running:
+        assert systemd.next().startswith("READY=1\n")
+        os.kill(running.child.pid, signal.SIGUSR2)
+        started = running.child.line(r"^process (\d+) was started to take over", 20.0)
+        said = {systemd.next().partition("\n")[0] for _ in range(2)}
+        assert said == {f"MAINPID={started}", "READY=1"}
+        assert running.child.process.wait(20.0) == 0
+        running.child.kill()
+
+
 def test_a_gateway_that_hangs_misses_its_beats(tmp_path: Path, systemd: Systemd) -> None:
     with Gateway(tmp_path / "log", "--engine", "sim:1", "--log", "none") as running:
         systemd.next()
