@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-console bench-overhead instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus alerts boards docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-console bench-overhead instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -145,6 +145,9 @@ dst: $(STAMP) ## a thousand random simulations of the whole gateway, faults and 
 
 prometheus: $(STAMP) ## find a real Prometheus on this machine, or unpack Debian's outside the tree
 	@$(BIN)/python -m loadtest.lab.operate.prometheus
+
+valkey: $(STAMP) ## find a real Valkey or Redis on this machine, or unpack Debian's Redis outside the tree
+	@$(BIN)/python -m loadtest.lab.operate.valkey
 
 alerts: prometheus ## fire each alert by its fault, against a real Prometheus; four minutes; ALERTS=--help tells how
 	$(BIN)/python -m loadtest.lab.operate.alerts $(ALERTS)

@@ -133,6 +133,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve in place of the gateway that runs with this --control, on its sockets: it finishes what it has and "
         "ends, and no connection is refused; SOCKET: where it is found otherwise",
     )
+    parser.add_argument(
+        "--advertise",
+        type=argument(_control),
+        metavar="HOST:PORT",
+        help="where other members of the policy's cluster reach this one, in place of cluster.advertise",
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="serve HTTPS with this PEM certificate chain")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key, if not in the same file")
     parser.add_argument(
@@ -208,6 +214,7 @@ def command(given: argparse.Namespace) -> int:
             "--take-over: engines and sidecars of a gateway's own end with it: start them by themselves, and name them "
             "in the policy"
         )
+    _check_cluster(given, policy)
     _warn_of_the_clear(given, policy)
     return run(
         Options(
@@ -229,6 +236,7 @@ def command(given: argparse.Namespace) -> int:
             take_over=given.take_over,
             gen_ai_metrics=given.gen_ai_metrics,
             traces=given.otlp_traces_endpoint,
+            advertise=given.advertise,
             relays=given.workers if given.workers > 1 else 0,
         )
     )
@@ -246,6 +254,14 @@ def _decide_token(given: argparse.Namespace) -> str | None:
             "give --decide-token-file FILE, or a unix socket, unix:PATH"
         )
     return None
+
+
+def _check_cluster(given: argparse.Namespace, policy: Policy) -> None:
+    """Raises Mistake for what a member of a cluster cannot be started with, and another needs not."""
+    if given.advertise and policy.cluster is None:
+        raise Mistake(f"--advertise {given.advertise}: the policy has no cluster")
+    if given.take_over is not None and policy.cluster is not None:
+        raise Mistake("--take-over: a member of a cluster is replaced by another: end it with SIGTERM, and start that")
 
 
 def _certificate(chain: str | None, key: str | None, client_ca: str | None = None) -> Certificate | None:

@@ -3,6 +3,7 @@
     GET /livez /readyz /metrics        for whoever watches the process
     GET /fleet /calls /summary         what is known, promised, waiting and running
     GET /processes                     the processes of this gateway
+    GET /cluster                       who decides for the gateways of all machines
     GET /policy, POST /policy/reload   the active policy, and reading its file again now
     GET /policy/diff /policy/explain   what its last change was, what becomes of such a call
     POST /playground                   calls to try, sent to the data port
@@ -32,6 +33,7 @@ from starlette.routing import Route
 
 from gateway import __version__
 from gateway.control.calls import CallView, calls_view, problem
+from gateway.control.cluster import ClusterView
 from gateway.control.console.files import console_files
 from gateway.control.console.reading import ConsoleReading
 from gateway.control.console.routes import ConsoleRoutes
@@ -77,6 +79,7 @@ def control_app(
     processes: Callable[[], list[ProcessView]] = list,
     sources: Sources | None = None,
     openmetrics: Callable[[], bytes] | None = None,
+    cluster: Callable[[], ClusterView] | None = None,
 ) -> Starlette:
     """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 
@@ -84,10 +87,11 @@ def control_app(
     the calls ended so far by outcome, `calls` those that have not.
     `reload` reads the policy file again, None: there is none. `drain` and `drain_engine` turn it on or off; what they
     leave as it was they refuse. `is_user_key` knows the data port's keys. `sidecars` takes their reports. `count` has
-    other processes tell what they have counted, `processes` gives all of them. `sources` are the console's.
+    other processes tell what they have counted, `processes` gives all of them. `sources` are the console's. `cluster`:
+    None: it is of none.
     """
     control = Control(fleet, dispatch, exposition, clock, outcomes, calls, policy_status, reload, drain, drain_engine)
-    control.count, control.processes_of = count, processes
+    control.count, control.processes_of, control.cluster_of = count, processes, cluster
     control.openmetrics = openmetrics
     files = console_files()
     sources = sources or Sources()
@@ -103,6 +107,7 @@ def control_app(
             Route("/calls", control.calls),
             Route("/summary", control.summary),
             Route("/processes", control.processes),
+            Route("/cluster", control.cluster),
             Route("/policy", control.policy),
             Route("/policy/reload", control.reload, methods=["POST"]),
             Route("/drain", control.drain, methods=SWITCH),
@@ -145,6 +150,7 @@ class Control:
         self.count: Callable[[], Awaitable[None]] = _counted
         self.processes_of: Callable[[], list[ProcessView]] = list
         self.openmetrics: Callable[[], bytes] | None = None
+        self.cluster_of: Callable[[], ClusterView] | None = None
         self._by_hand = False  # the drain is an operator's and not the end of the process
 
     # -- for whoever watches the process ------------------------------------------------------------------------
@@ -159,7 +165,8 @@ class Control:
         up = sum(engine.up for engine in self._fleet)
         expected = len(self._fleet.expected)
         down = [f"{engine.id} is {state_of(engine)}" for engine in self._fleet if not engine.up]
-        more = [*down[:TOLD_DOWN], *[f"and {len(down) - TOLD_DOWN} more"] * (len(down) > TOLD_DOWN)]
+        of_cluster = [] if self.cluster_of is None else [self.cluster_of().line]
+        more = [*of_cluster, *down[:TOLD_DOWN], *[f"and {len(down) - TOLD_DOWN} more"] * (len(down) > TOLD_DOWN)]
         if self._fleet.unasked:
             return _text(
                 "\n".join([f"starting: {len(self._fleet.unasked)} engines have not been asked yet", *more]), 503
@@ -200,6 +207,11 @@ class Control:
     async def processes(self, _: Request) -> Response:
         await self.count()
         return _json(ProcessesView(self.processes_of()))
+
+    async def cluster(self, _: Request) -> Response:
+        if self.cluster_of is None:
+            return error(404, "no_cluster", "This gateway is alone: its policy has no cluster.")
+        return _json(self.cluster_of())
 
     async def policy(self, request: Request) -> Response:
         policy, status = self._dispatch.policy, self._policy_status()

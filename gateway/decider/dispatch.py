@@ -69,6 +69,7 @@ class Dispatch:
         self.clock = clock
         self.retries = retries
         self.witness = witness
+        self.fence = math.inf  # until then this decider may grant, by the clock
         self.leaving = False  # balancers are told to go elsewhere; calls are still taken
         self.queues = control.queues
         self.traffic = control.traffic
@@ -115,7 +116,7 @@ class Dispatch:
         if self.successor is not None:
             return None
         now = self.clock()
-        choice = self.control.at_once(call, now, self.rng, exclude)
+        choice = self.control.at_once(call, now, self.rng, exclude) if now < self.fence else None
         if choice is None:
             if not self.queues.get(call.model):
                 self._press(call)
@@ -309,7 +310,7 @@ class Dispatch:
             choices.append(choice)
             return True
 
-        while queues:
+        while queues and now < self.fence:
             paused = self.control.paused()
             if self.witness is not None:
                 self.witness.popping(model, queues, now, paused)

@@ -17,6 +17,7 @@ import msgspec
 from gateway.core.policy.file import read_policy
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.request.tenants import keys_from, with_keys
+from gateway.shared.certificate import Certificate
 from gateway.shared.files import checked
 from gateway.shared.files.checked import Fault, InvalidFile, Reading, Value, readable
 from gateway.shared.files.modes import refused
@@ -30,13 +31,25 @@ CLOSED = "a file that others may not change"
 NO_PYZMQ = "pyzmq, which is not installed here: pip install 'weir-gateway[kv-events]', or leave kv_events out"
 
 
+class ClusterFiles(msgspec.Struct, frozen=True):
+    """The secrets of a cluster's member. `store_ca`: certificates in PEM, who signs the store's. `trust` and
+    `certificate`: of TLS between members; None: there is none."""
+
+    token: str
+    password: str | None
+    store_ca: str | None
+    trust: Trust | None
+    certificate: Certificate | None
+
+
 class Configuration(msgspec.Struct, frozen=True):
     """A policy and its secrets.
 
     `policy`: with the keys of its keys file among its tenants'. `api_keys`: the engines' own API keys by URL.
     `sidecar_token`: the token that sidecars must show; None: not given. `order_token`: the one that sidecars are shown;
     None: the same. `sidecar_trust`: in their certificates; None: no matter of the policy. `cache_secret`: the secret of
-    the cache salts; None: drawn at each start. `tree`: the parsed policy file, for line numbers.
+    the cache salts; None: drawn at each start. `cluster`: the secrets of its cluster; None: it is of none. `tree`: the
+    parsed policy file, for line numbers.
     """
 
     policy: Policy = Policy()
@@ -45,6 +58,7 @@ class Configuration(msgspec.Struct, frozen=True):
     order_token: str | None = None
     sidecar_trust: Trust | None = None
     cache_secret: str | None = None
+    cluster: ClusterFiles | None = None
     tree: Value | None = None
 
 
@@ -74,6 +88,7 @@ def load(path: Path, read: Read, *, files: bool = True) -> Configuration:
         named.order_token,
         named.sidecar_trust,
         named.cache_secret,
+        named.cluster,
         reading.root,
     )
 
@@ -87,6 +102,7 @@ class Named:
         self.order_token: str | None = None
         self.sidecar_trust: Trust | None = None
         self.cache_secret: str | None = None
+        self.cluster: ClusterFiles | None = None
         self.policy: Policy | None = None  # with the keys of its keys file
         self.problems: list[checked.Problem] = []  # in other files
         self.failure: OSError | None = None
@@ -95,7 +111,9 @@ class Named:
 
     def faults(self, policy: Policy) -> Iterator[Fault]:
         """The faults of the files, each at the policy's field that names the file."""
-        yield from readable(self._engines(policy), self._tokens(policy), self._trust(policy), self._salt(policy))
+        yield from readable(
+            self._engines(policy), self._tokens(policy), self._trust(policy), self._salt(policy), self._cluster(policy)
+        )
 
     def _engines(self, policy: Policy) -> Iterator[Fault]:
         for index, engine in enumerate(policy.fleet.engines):
@@ -119,21 +137,47 @@ class Named:
     def _trust(self, policy: Policy) -> Iterator[Fault]:
         """Who signs the sidecars' certificates."""
         tls = None if policy.fleet.sidecars is None else policy.fleet.sidecars.tls
-        if tls is None:
+        if tls is not None:
+            ca = yield from self._authorities(tls.ca_file, ("fleet", "sidecars", "tls", "ca_file"))
+            self.sidecar_trust = Trust(ca=ca, name=tls.name)
+
+    def _authorities(self, name: str | None, at: checked.Path) -> Generator[Fault, None, str | None]:
+        """The certificates in a file; None: there is no file, or a fault in it."""
+        if name is None:
+            return None
+        file, expected = self._path.parent / name, "a file of certificates, in PEM"
+        try:
+            ca = self._read(file).decode("ascii", "replace")
+            Trust(ca=ca).context()
+        except ssl.SSLError as error:
+            yield Fault(at, f"{file}: {error.reason or error}", expected)
+        except OSError as error:
+            self.failure = self.failure or error
+            yield Fault(at, f"{file}: {error.strerror or error}", expected)
+        else:
+            return ca
+        return None
+
+    def _cluster(self, policy: Policy) -> Iterator[Fault]:
+        cluster = policy.cluster
+        if cluster is None:
             return
-        trust = Trust(name=tls.name)
-        if tls.ca_file is not None:
-            at, file = ("fleet", "sidecars", "tls", "ca_file"), self._path.parent / tls.ca_file
-            expected = "a file of certificates, in PEM"
+        token = yield from self._secret(cluster.token_file, ("cluster", "token_file"), "token", TOKEN_LENGTH)
+        password = None
+        if cluster.password_file is not None:
+            password = yield from self._secret(cluster.password_file, ("cluster", "password_file"), "password")
+        store_ca = yield from self._authorities(cluster.store_ca_file, ("cluster", "store_ca_file"))
+        trust = certificate = None
+        if cluster.tls is not None:
+            tls, folder = cluster.tls, self._path.parent
+            ca = yield from self._authorities(tls.ca_file, ("cluster", "tls", "ca_file"))
+            trust = Trust(ca=ca, name=tls.name)
+            certificate = Certificate(folder / tls.cert_file, None if tls.key_file is None else folder / tls.key_file)
             try:
-                trust = Trust(ca=self._read(file).decode("ascii", "replace"), name=tls.name)
-                trust.context()
-            except ssl.SSLError as error:
-                yield Fault(at, f"{file}: {error.reason or error}", expected)
-            except OSError as error:
-                self.failure = self.failure or error
-                yield Fault(at, f"{file}: {error.strerror or error}", expected)
-        self.sidecar_trust = trust
+                certificate.context(self._read)
+            except (OSError, ValueError) as error:
+                yield Fault(("cluster", "tls", "cert_file"), str(error), "a certificate, in PEM, and its key")
+        self.cluster = ClusterFiles(token, password, store_ca, trust, certificate)
 
     def _salt(self, policy: Policy) -> Iterator[Fault]:
         name = policy.routing.cache_secret_file

@@ -18,14 +18,22 @@ MOST_UNSENT = 128 * 1024**2  # bytes; a policy and 10,000 calls
 
 class Channel(asyncio.Protocol):
     """One connection. `take` is given each message, `lost` the end with its reason; empty: the other side closed it.
+    `outward` may change a message before it is sent.
 
     Whatever `take` sends goes out with what the same turn of the loop sends otherwise.
     """
 
-    def __init__(self, reader: FrameReader[Any], take: Callable[[Any], None], lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        reader: FrameReader[Any],
+        take: Callable[[Any], None],
+        lost: Callable[[str], None],
+        outward: Callable[[Message], None] | None = None,
+    ) -> None:
         self._reader = reader
         self._take = take
         self._lost = lost
+        self._outward = outward
         self._writer = FrameWriter()
         self._loop = asyncio.get_running_loop()
         self._flushing = False
@@ -37,6 +45,8 @@ class Channel(asyncio.Protocol):
         """Send it at the end of this turn; into nothing, once the channel is closed."""
         if self.closed:
             return
+        if self._outward is not None:
+            self._outward(message)
         self._writer.add(message)
         if not self._flushing:
             self._flushing = True
@@ -68,6 +78,8 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if self.closed:  # before there was a connection to cut off
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:

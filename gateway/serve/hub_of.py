@@ -13,7 +13,12 @@ from gateway.serve.starting import say
 
 
 def hub_of(
-    gateway: Gateway, epoch: int, expected: Mapping[int, int], left: Callable[[], None] = lambda: None
+    gateway: Gateway,
+    epoch: int,
+    expected: Mapping[int, int],
+    left: Callable[[], None] = lambda: None,
+    overruled: Callable[[int], None] = lambda _: None,
+    lives: Callable[[int], bool] | None = None,
 ) -> RelayHub:
     """See RelayHub. On one machine whoever starts processes sees to it that one decider rules."""
     return RelayHub(
@@ -24,7 +29,8 @@ def hub_of(
         shown=gateway.shown,
         call_ended=gateway.call_ended,
         say=say,
-        overruled=lambda _: None,
+        overruled=overruled,
+        lives=lives,
         ended=gateway.ended_calls.add,
         left=left,
     )

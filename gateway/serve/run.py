@@ -30,6 +30,8 @@ from gateway.decider.call_log import CallLog
 from gateway.decider.known_models import KnownModels, file_for
 from gateway.decider.loading import Configuration, LoadError, load
 from gateway.serve.assembly import ApplyError, Gateway
+from gateway.serve.cluster.hashes import same_hashes
+from gateway.serve.cluster.port import ClusterPort
 from gateway.serve.data_port import DataPort, OwnDataPort
 from gateway.serve.decide_port import WithDecidePort
 from gateway.serve.descriptors import raised, shared_out, warning
@@ -78,6 +80,8 @@ NO_ENGINE = (
 def run(options: Options) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. Raises StartError."""
     sys.setswitchinterval(SWITCH)
+    if options.relays:
+        same_hashes(_configuration(options.policy)[1])
     sockets = inherited(options.take_over, options.control)
     if options.relays:
         return _several(options, sockets)
@@ -247,7 +251,13 @@ def _data_port(
 ) -> DataPort:
     """Its own, or that of its relays; and the decide port with it."""
     if place is None:
+        if configuration.policy.cluster is not None:
+            raise StartError("cluster: its relays are processes of their own: give --workers 2 or more")
         port: DataPort = OwnDataPort(gateway, options, configuration, sockets, lost)
+    elif configuration.policy.cluster is not None:
+        if options.decide is not None:
+            raise StartError("cluster: --decide is for a gateway that is alone: its holds would be of one member only")
+        return ClusterPort(gateway, place, configuration, options.advertise, secure=options.certificate is not None)
     else:
         port = RelayedPort(gateway, place, configuration, secure=options.certificate is not None)
     return port if options.decide is None else WithDecidePort(port, gateway, options.decide, options.decide_token)
@@ -283,6 +293,7 @@ def _control_app(
             buckets=gateway.limits.buckets,
             data=lambda: port.addresses,
         ),
+        cluster=port.cluster if isinstance(port, ClusterPort) else None,
     )
 
 

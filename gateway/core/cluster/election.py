@@ -76,6 +76,7 @@ class Election:
         self.members: frozenset[str] = frozenset()  # of the last answer
         self.lost_store = False  # the last turn failed
         self._number = 0  # of the last turn
+        self.stands = True  # for election
         self.awaited: set[str] = set()  # members that have yet to tell what they hold
         self._lease = -math.inf
         self._grants_from = -math.inf
@@ -90,14 +91,14 @@ class Election:
         """The epoch that this member rules in; 0: another rules, or nobody."""
         return self.ruler.epoch if self.ruler is not None and self.ruler.name == self.name else 0
 
-    @property
-    def fence(self) -> float:
+    def fence(self, now: float) -> float:
         """Until when this member may grant; in the past, where it may not."""
-        return self._lease if self.reign and not self.awaited else -math.inf
+        heard = self.reign and not self.awaited and now >= self._grants_from
+        return self._lease if heard else -math.inf
 
     def may_grant(self, now: float) -> bool:
         """Whether this member rules, has heard all members, and has a lease."""
-        return self._grants_from <= now < self.fence
+        return now < self.fence(now)
 
     @property
     def voters(self) -> frozenset[str]:
@@ -109,7 +110,7 @@ class Election:
     def turn(self, now: float) -> Turn:
         """What to ask the store now."""
         stand: Stand = 0
-        if not self.reign and now >= self.vouched_until:
+        if self.stands and not self.reign and now >= self.vouched_until:
             stand = 2 if self._unruled is not None and now >= self._unruled + NEWCOMER_WAITS else 1
         self._number += 1
         seen = self.roster - {self.name}
@@ -128,13 +129,15 @@ class Election:
             self._asked = turn.seen
         if ruler is not None and ruler.epoch < self.known:
             ruler = None  # its reign is over, as it will hear
+        if view.emptied and not self.known:
+            self.vouched_until = -math.inf  # of a new cluster: nobody can have asked for its word
         if ruler is not None:
             self._unruled = None
         elif self._unruled is None:
             self._unruled = now
         elected = ruler is not None and ruler.name == self.name and ruler.epoch != self.reign
-        if elected and now < self.vouched_until:
-            ruler, elected = None, False  # it has given its word while the turn was under way
+        if elected and (now < self.vouched_until or not self.stands):
+            ruler, elected = None, False  # it has given its word, or given up, while the turn was under way
         self._rules(ruler, now)
         if elected:
             self.awaited = set(view.members)
@@ -159,6 +162,15 @@ class Election:
             self.awaited.clear()
         if ruler is not None:
             self.known = max(self.known, ruler.epoch)
+
+    def resign(self, now: float) -> None:
+        """Rule no longer, and stand for no election: this member is about to leave."""
+        self.stands = False
+        self.overthrown(now)
+
+    def overthrown(self, now: float) -> None:
+        """Rule no longer, nor know who does."""
+        self._rules(None, now)
 
     # -- words --------------------------------------------------------------------------------------------------
 
@@ -195,4 +207,4 @@ class Election:
         """A relay or member knows this epoch. A ruler of a lower one rules no longer."""
         if epoch > self.known:
             self.known = epoch
-            self._rules(None, now)
+            self.overthrown(now)

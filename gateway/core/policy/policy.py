@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from gateway.core.policy.cluster import ClusterPolicy
 from gateway.core.policy.traffic import (
     Batching,
     Breaker,
@@ -329,6 +330,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `keys_file`: File with more of the tenants' keys, a line of SHA-256 and tenant for each. Its path is relative to
     this file. `gateway key add` writes it.
     `shaping`: Caps on max_tokens while engines are full. Of those that apply the smallest counts.
+    `cluster`: Gateways on several machines, of which one decides for all; null: this one is alone. See docs/scale.md.
     """
 
     version: Literal[1] = 1
@@ -357,3 +359,4 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerPolicy = ServerPolicy()
     cors: Cors = Cors()
     logging: Logging = Logging()
+    cluster: ClusterPolicy | None = None

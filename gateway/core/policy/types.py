@@ -70,6 +70,16 @@ EventsUrl = Annotated[
         r"tcp://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}|ipc://[^\x00-\x20]+", "tcp://HOST:PORT or ipc://PATH"
     ),
 ]
+StoreUrl = Annotated[
+    str,
+    Text(
+        r"(?:valkey|redis)s?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:/[0-9]{1,4})?",
+        "valkey://HOST:PORT/DATABASE, or valkeys:// for TLS, without a password",
+    ),
+]
+HostPort = Annotated[
+    str, Text(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", "HOST:PORT, an IPv6 address in brackets")
+]
 Level = Literal["tight", "brownout", "closed"]
 # Kinds of forwarded routes, as in gateway.core.request.routes.
 RouteKind = Literal[

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -18,6 +18,7 @@ from gateway.core.engines.fleet import Engine
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.record import Record
 from gateway.decider.local import LocalDecider
+from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession
 from gateway.decider.relays.totals import RelayTotals
 from gateway.frames.channel import Channel
@@ -37,6 +38,7 @@ from gateway.upstream.trust import Trust
 
 TICK = 0.1  # seconds between two looks at what relays should know
 VERSIONS = 8  # of the policy that are kept for calls under way
+ELSEWHERE = 2**40  # "processes" from here on are those of other machines
 COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
 
 
@@ -77,6 +79,8 @@ class RelayHub:
         self.ended = ended
         self._lives = _lives if lives is None else lives
         self._left = left
+        self._cut_off: dict[int, tuple[int, list[ServedCall]]] = {}  # by relay: its process, and what runs in it
+        self._closed = False
         self.sessions: set[RelaySession] = set()
         self.version = 0
         self.complete = not expected  # every relay that lived before has told what it holds
@@ -99,8 +103,11 @@ class RelayHub:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._closed = True
         for session in list(self.sessions):
             session.close("")
+        for relay in list(self._cut_off):
+            self._forget(relay)
 
     def channel(self) -> Channel:
         """The protocol of a connection that a relay has opened."""
@@ -159,11 +166,31 @@ class RelayHub:
         if not self.sessions:
             self.empty.set()
 
+    def kept(self, session: RelaySession, calls: Iterable[ServedCall]) -> Iterator[ServedCall]:
+        """Of a session that is lost: keep what its calls hold while its relay lives on another machine, and may come
+        again. The calls that need not be kept."""
+        hello = session.hello
+        if hello is None or hello.pid < ELSEWHERE or self._closed or not self._lives(hello.pid):
+            yield from calls
+            return
+        _, kept = self._cut_off.setdefault(hello.relay, (hello.pid, []))
+        for served in calls:
+            if served.grant is None and served.second is None:
+                yield served
+            else:
+                kept.append(served)
+
+    def _forget(self, relay: int) -> None:
+        _, kept = self._cut_off.pop(relay, (0, []))
+        for served in kept:
+            served.lost()
+
     def release(self) -> None:
         """If every relay has told what it holds, answer the calls that wait for that, in the order of their arrival."""
         for session in self.sessions:
             if session.told and session.hello is not None:
                 self._expected.pop(session.hello.relay, None)
+                self._forget(session.hello.relay)  # it has told of what it holds now
         if self.complete or self._expected:
             return
         self.complete = True
@@ -225,6 +252,8 @@ class RelayHub:
             for session in self.sessions:
                 if session.news != news:
                     self.tell_fleet(session)
+            for relay in [relay for relay, (pid, _) in self._cut_off.items() if not self._lives(pid)]:
+                self._forget(relay)
             if not self.complete:
                 self._expected = {relay: pid for relay, pid in self._expected.items() if self._lives(pid)}
                 self.release()

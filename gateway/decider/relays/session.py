@@ -202,7 +202,7 @@ class RelaySession:
         """Give back all that its calls hold here."""
         calls, self.calls = self.calls, {}
         self.waiting.clear()
-        for served in calls.values():
+        for served in self.hub.kept(self, calls.values()):
             served.lost()
         for task in self._listing:
             task.cancel()

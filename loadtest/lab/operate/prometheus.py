@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
+from loadtest.lab.operate.debian import NoPackage, unpack
 from loadtest.lab.vllm.real_vllm import cache
 from loadtest.processes import Child, answers, get
 
@@ -118,16 +118,9 @@ def install() -> str:
         return program("promtool")
     except NoPrometheus:
         folder = _unpacked()
-    lists = folder / "lists"  # its own, so that nobody need be root
-    (lists / "partial").mkdir(parents=True, exist_ok=True)
-    apt = ["apt-get", "-o", f"Dir::State::Lists={lists}"]
     try:
-        subprocess.run([*apt, "update"], check=True, capture_output=True)
-        subprocess.run([*apt, "download", "prometheus"], cwd=folder, check=True, capture_output=True)
-        package = next(folder.glob("prometheus_*.deb"))
-        subprocess.run(["dpkg", "-x", package, folder], check=True, capture_output=True)
-        package.unlink()
-    except (OSError, subprocess.CalledProcessError) as error:
+        unpack(("prometheus",), folder)
+    except NoPackage as error:
         raise NoPrometheus(f"there is no Prometheus on this machine, and Debian's cannot be got: {error}") from error
     return program("promtool")
 

@@ -47,7 +47,7 @@ def test_a_ruler_grants_until_its_lease_which_began_when_it_asked() -> None:
     assert a.may_grant(TTL - MARGIN - 0.01)
     assert not a.may_grant(TTL - MARGIN)
     turned(store, a, 1.0, took=0.4)
-    assert a.fence == 1.0 + TTL - MARGIN
+    assert a.fence(0.7) == 1.0 + TTL - MARGIN
     assert a.voters == frozenset()
 
 
@@ -101,14 +101,14 @@ def test_without_the_store_a_ruler_goes_on_with_the_word_of_all_who_could_be_ele
     assert a.voters == {"b", "c"}
     assert b.vouch(Ruler("a", 5), 0.7)
     a.vouched("b", 5, 0.65, 0.75)
-    assert a.fence == TTL - MARGIN  # c has not spoken
+    assert a.fence(0.7) == TTL - MARGIN  # c has not spoken
     assert c.vouch(Ruler("a", 5), 0.7)
     a.vouched("c", 5, 0.68, 0.8)
-    assert a.fence == 0.65 + TTL - MARGIN
+    assert a.fence(0.7) == 0.65 + TTL - MARGIN
     a.vouched("c", 5, 1.0, 1.1)
     a.vouched("b", 4, 1.0, 1.1)  # of another reign
     a.vouched("x", 5, 1.0, 1.1)  # nobody asked for it
-    assert a.fence == 0.65 + TTL - MARGIN
+    assert a.fence(0.7) == 0.65 + TTL - MARGIN
     assert b.turn(0.7 + TTL - 0.01).stand == 0
     assert b.turn(0.7 + TTL).stand == 1
 
@@ -116,7 +116,7 @@ def test_without_the_store_a_ruler_goes_on_with_the_word_of_all_who_could_be_ele
 def test_the_only_member_goes_on_without_the_store() -> None:
     _, a = ruling()
     a.failed(1.0)
-    assert a.fence == 1.0 + TTL - MARGIN
+    assert a.fence(0.7) == 1.0 + TTL - MARGIN
 
 
 def test_a_member_gives_no_word_that_it_may_not_keep() -> None:
@@ -138,7 +138,7 @@ def test_an_answer_takes_back_the_words_that_were_given_before_it() -> None:
     a.vouched("b", 5, 0.5, 0.5)
     turned(store, a, 0.6)
     a.failed(1.1)
-    assert a.fence == 0.6 + TTL - MARGIN
+    assert a.fence(0.7) == 0.6 + TTL - MARGIN
 
 
 def test_a_ruler_that_could_not_renew_goes_on_in_its_reign_where_nobody_was_elected() -> None:
@@ -209,6 +209,23 @@ def test_a_newcomer_that_no_ruler_knew_waits_longer(waited: float) -> None:
     for now in (TTL, TTL + waited):
         turned(store, new, now)
     assert bool(new.reign) == (waited >= NEWCOMER_WAITS)
+
+
+def test_who_resigns_rules_no_longer_and_is_not_elected() -> None:
+    store, a = ruling()
+    turn = a.turn(0.5)
+    a.resign(0.6)
+    assert not a.may_grant(0.6)
+    a.seen(0.5, 0.7, turn, store.turn("a", turn, 0.5))
+    turned(store, a, 5.0)
+    assert a.reign == 0
+
+
+def test_the_first_of_a_new_cluster_need_not_wait_for_words_of_its_last_life() -> None:
+    store, a = SimulatedStore(), Election("a", vouched_until=2.0)
+    turned(store, a, 0.0)
+    turned(store, a, 0.5)
+    assert a.reign == 1
 
 
 def test_a_lower_epoch_than_was_met_is_not_obeyed() -> None:

@@ -1,0 +1,41 @@
+"""Cluster of this gateway as JSON, for GET /cluster."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ClusterView(msgspec.Struct, frozen=True):
+    """A cluster as one member knows it.
+
+    `rules`: the member whose decider rules, in `epoch`, since `since_s` seconds; None: nobody. `ruling`: this one does.
+    `granting`: it has a lease, and all members have told what they hold; `awaited`: those that have not. `gone`:
+    members that have not left, and are silent. `store_error`: why the store did not answer last; `store_heard_s`: since
+    it has.
+    """
+
+    name: str
+    member: str
+    rules: str | None
+    epoch: int
+    since_s: float | None
+    ruling: bool
+    granting: bool
+    awaited: list[str]
+    members: list[str]
+    gone: list[str]
+    store_error: str | None
+    store_heard_s: float | None
+
+    @property
+    def line(self) -> str:
+        """For /readyz."""
+        if self.rules is None:
+            who = "nobody rules"
+        else:
+            who = (
+                f"{'this gateway' if self.ruling else self.rules} rules in epoch {self.epoch} for {self.since_s:.0f} s"
+            )
+        waits = f", and waits for what {', '.join(self.awaited)} hold" if self.awaited else ""
+        store = f"; the store does not answer: {self.store_error}" if self.store_error else ""
+        return f"cluster {self.name}: {who}{waits}{store}"

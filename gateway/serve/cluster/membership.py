@@ -1,0 +1,207 @@
+"""Membership of one gateway in its cluster: turns with the store, words between members, and news of who rules.
+
+What the next process of this member must know stays in a file beside the processes' sockets: the highest epoch, a word
+that was given, and the roster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gateway.core.cluster.election import RENEW, TTL, Election, Ruler
+from gateway.frames.entrance import Proof, Token, Unwanted, WordAsk, visit
+from gateway.frames.messages import VERSION
+from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError
+from gateway.shared.addresses import split_address
+from gateway.shared.tasks import telling
+
+UNREACHED = 1.5  # seconds without a way to the ruler after which this member is none, so that nobody waits for it
+
+
+class Left(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For the next process of this member. `vouched_until`: monotonic seconds of this machine."""
+
+    known: int
+    vouched_until: float
+    roster: list[str]
+
+
+class Membership:
+    """`me` is the address that this member advertises. `changed` is called whenever who rules, or until when, may have
+    changed. `trust` and `name`: of TLS between members; None: there is none."""
+
+    def __init__(
+        self,
+        me: str,
+        life: str,
+        store: Store,
+        token: Token,
+        left: Path,
+        clock: Callable[[], float],
+        *,
+        trust: ssl.SSLContext | None,
+        name: str | None,
+        changed: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.me = me
+        self.life = life
+        self.records: dict[str, MemberRecord] = {}
+        self.store_error = ""  # why it has not answered the last turn
+        self.store_heard = 0.0  # when it last has
+        self._store = store
+        self._token = token
+        self._left = left
+        self._clock = clock
+        self._trust = trust
+        self._name = name
+        self._changed = changed
+        self._say = say
+        self._said = ""
+        self._conflict = ""
+        self._unreached: float | None = None  # since when there is no way to the ruler
+        self._asking: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.election = self._begun()
+
+    def _begun(self) -> Election:
+        try:
+            left = msgspec.json.decode(self._left.read_bytes(), type=Left)
+        except (OSError, ValueError):  # the first process: what an earlier machine's life has promised is not known
+            return Election(self.me, vouched_until=self._clock() + TTL)
+        return Election(self.me, left.known, left.vouched_until, frozenset(left.roster))
+
+    def start(self) -> None:
+        """Be a member from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._task.add_done_callback(telling("the membership in the cluster ended"))
+
+    async def leave(self) -> None:
+        """Be no member any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, *self._asking, return_exceptions=True)
+            self._task = None
+            with contextlib.suppress(StoreError):  # then it is known once its TTL is over
+                await self._store.leave()
+
+    async def resign(self) -> None:
+        """Let another rule, if there is one."""
+        if self.election.members - {self.me}:
+            self.election.resign(self._clock())
+            self._changed()
+            with contextlib.suppress(StoreError):  # then another is elected once its TTL is over
+                await self._store.leave()
+
+    async def aclose(self) -> None:
+        await self.leave()
+        await self._store.aclose()
+
+    # -- turns --------------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        while True:
+            sent = self._clock()
+            await self._turn(sent)
+            await asyncio.sleep(max(0.0, sent + RENEW - self._clock()))
+
+    async def _turn(self, sent: float) -> None:
+        election = self.election
+        turn = election.turn(sent)
+        present = self._unreached is None or sent < self._unreached + UNREACHED
+        try:
+            view, records = await self._store.turn(turn, present=present)
+        except ClusterConflict as conflict:
+            election.overthrown(self._clock())
+            if str(conflict) != self._conflict:
+                self._conflict = str(conflict)
+                self._say(f"cluster: {conflict}")
+        except StoreError as error:
+            election.failed(self._clock())
+            self._store_failed(str(error))
+            self._ask_for_words(sent)
+        else:
+            self._conflict = ""
+            if self.store_error:
+                self.store_error = ""
+                self._say("cluster: the store answers again")
+            self.store_heard = self._clock()
+            self.records = records
+            election.seen(sent, self._clock(), turn, view)
+        self.news()
+
+    def _store_failed(self, why: str) -> None:
+        if not self.store_error:
+            goes_on = "this gateway goes on ruling with the word of all members" if self.election.reign else (
+                "who rules goes on with the word of all members"
+            )  # fmt: skip
+            self._say(f"cluster: the store does not answer: {why}; {goes_on}")
+        self.store_error = why
+
+    def news(self) -> None:
+        """Keep and tell what has changed."""
+        election = self.election
+        left = Left(election.known, election.vouched_until, sorted(election.roster))
+        text, before = msgspec.json.encode(left), self._left.read_bytes() if self._left.exists() else b""
+        if text != before:
+            new = self._left.with_suffix(".new")
+            new.write_bytes(text)
+            new.replace(self._left)
+        ruler = election.ruler
+        line = "nobody rules" if ruler is None else f"{ruler.name} rules in epoch {ruler.epoch}"
+        if ruler is not None and election.reign:
+            line = f"this gateway rules in epoch {ruler.epoch}"
+        if line != self._said and (self._said or ruler is not None):
+            self._said = line
+            self._say(f"cluster: {line}")
+        self._changed()
+
+    # -- words --------------------------------------------------------------------------------------------------
+
+    def word(self, ask: WordAsk) -> bool:
+        """Whether this member gives its word to that ruler; to nobody: a question whether it can be reached."""
+        given = bool(ask.ruler) and self.election.vouch(Ruler(ask.ruler, ask.epoch), self._clock())
+        if given:
+            self.news()
+        return given
+
+    def _ask_for_words(self, sent: float) -> None:
+        ruler = self.election.ruler
+        for name in self.election.voters:
+            if ruler is not None:
+                task = asyncio.get_running_loop().create_task(self._ask_for_word(name, ruler, sent))
+                self._asking.add(task)
+                task.add_done_callback(self._asking.discard)
+
+    async def _ask_for_word(self, name: str, ruler: Ruler, sent: float) -> None:
+        try:
+            given = await self.visit(name, WordAsk(ruler.name, ruler.epoch))
+        except (OSError, Unwanted):
+            return  # its word is missing
+        if given:
+            self.election.vouched(name, ruler.epoch, sent, self._clock())
+            self._changed()
+
+    # -- ways to other members ----------------------------------------------------------------------------------
+
+    async def visit(self, name: str, word: WordAsk | None, stays: Callable[[], asyncio.Protocol] | None = None) -> bool:
+        """See `gateway/frames/entrance.py`. Raises OSError, and Unwanted."""
+        proof = Proof(VERSION, self._token.cluster, self.me, self.life, secrets.token_bytes(32), word)
+        return await visit(split_address(name), self._token, proof, self._trust, self._name, stays)
+
+    def reached(self) -> None:
+        """There is a way to who rules."""
+        self._unreached = None
+
+    def unreached(self, line: str) -> None:
+        """There is none; `line` says why, to whoever reads the log."""
+        if self._unreached is None:
+            self._unreached = self._clock()
+            self._say(line)

@@ -1,0 +1,189 @@
+"""Connections of this machine's relays, each of which is led to whoever rules: here, or on another machine.
+
+A relay knows nothing of the cluster. When another decider rules its connection is closed; it comes again, tells what it
+holds, and is led there. Totals stay here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from gateway.decider.relays.hub import RelayHub
+from gateway.decider.relays.session import RelaySession
+from gateway.frames.channel import Channel
+from gateway.frames.codec import from_decider, from_relay
+from gateway.frames.durations import shift
+from gateway.frames.entrance import Unwanted
+from gateway.frames.messages import (
+    CountsAsk,
+    DrainOrder,
+    FromDecider,
+    FromRelay,
+    Hello,
+    Message,
+    RelayCounts,
+    Welcome,
+)
+from gateway.shared.tasks import telling
+
+COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
+# Leads a connection to who rules on another machine; its protocol is made by the argument. Raises OSError, Unwanted.
+Lead = Callable[[Callable[[], Channel]], Awaitable[None]]
+
+
+class Near:
+    """One connection of a relay. `welcome`: a decider has taken it."""
+
+    def __init__(self, relays: NearRelays) -> None:
+        self._relays = relays
+        self.channel = Channel(from_relay(), self._take, self._lost, self._outward)
+        self.hello: Hello | None = None
+        self.counts: RelayCounts | None = None
+        self.welcome = False
+        self._session: RelaySession | None = None  # who rules is here
+        self._far: Channel | None = None  # or there
+        self._task: asyncio.Task[None] | None = None
+
+    def _take(self, message: FromRelay) -> None:
+        if isinstance(message, RelayCounts):
+            self._relays.counted(self, message)
+        elif isinstance(message, Hello) and self.hello is None:
+            self.hello = message
+            self._relays.said_hello(self)
+        elif self._session is not None:
+            self._session.take(message)
+        elif self._far is not None:
+            shift(message, -self._relays.clock())
+            self._far.send(message)
+
+    def _outward(self, message: Message) -> None:
+        self.welcome = self.welcome or isinstance(message, Welcome)
+
+    def serve(self, hub: RelayHub) -> None:
+        """Who rules is here."""
+        assert self.hello is not None  # noqa: S101 # it has said hello
+        self._session = RelaySession(hub)
+        self._session.channel = self.channel
+        self._session.take(self.hello)
+
+    def lead(self, lead: Lead) -> None:
+        """Who rules is elsewhere."""
+        self._task = asyncio.get_running_loop().create_task(self._lead(lead))
+        self._task.add_done_callback(telling("a relay is not led to who rules"))
+
+    async def _lead(self, lead: Lead) -> None:
+        hello = self.hello
+        assert hello is not None  # noqa: S101 # it has said hello
+        made: list[Channel] = []
+
+        def far() -> Channel:
+            made.append(Channel(from_decider(), self._from_afar, self._far_lost))
+            return made[0]
+
+        try:
+            await lead(far)
+        except (OSError, Unwanted) as error:
+            self._relays.unreached(str(error))
+            self.channel.close("who rules cannot be reached")
+            return
+        self._relays.reached()
+        if self.channel.closed:
+            made[0].close()
+            return
+        self._far = made[0]
+        self._far.send(hello)
+
+    def _from_afar(self, message: FromDecider) -> None:
+        if not isinstance(message, CountsAsk | DrainOrder):  # that is for this machine's decider to say
+            shift(message, self._relays.clock())
+            self.channel.send(message)
+
+    def _far_lost(self, why: str) -> None:
+        self.channel.close(why)
+
+    def _lost(self, why: str) -> None:
+        if self._session is not None:
+            self._session.lost(why)
+        if self._task is not None:
+            self._task.cancel()
+        if self._far is not None:
+            self._far.close()
+        self._relays.left(self)
+
+
+class NearRelays:
+    """All relays of this machine. `arrived` is told of one that has said hello, and leads it to who rules."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        arrived: Callable[[Near], None],
+        reached: Callable[[], None],
+        unreached: Callable[[str], None],
+    ) -> None:
+        self.clock = clock
+        self.reached = reached
+        self.unreached = unreached
+        self.all: set[Near] = set()
+        self.totals: dict[tuple[int, int], RelayCounts] = {}  # by relay and its epoch, also of those that are gone
+        self.pids: dict[int, int] = {}
+        self._arrived = arrived
+        self._within: float | None = None  # they drain
+        self._uncounted: set[Near] = set()
+        self._counting = asyncio.Event()
+
+    def channel(self) -> Channel:
+        """The protocol of a connection that a relay has opened."""
+        near = Near(self)
+        self.all.add(near)
+        return near.channel
+
+    def said_hello(self, near: Near) -> None:
+        assert near.hello is not None  # noqa: S101 # see above
+        self.pids[near.hello.relay] = near.hello.pid
+        self._arrived(near)
+        if self._within is not None:
+            near.channel.send(DrainOrder(self._within))
+
+    def left(self, near: Near) -> None:
+        self.all.discard(near)
+        self._told(near)
+
+    def come_again(self) -> None:
+        """Another rules."""
+        for near in list(self.all):
+            near.channel.close("another decider rules")
+
+    def drain(self, within: float) -> None:
+        """Have every relay finish what is under way, and end."""
+        self._within = within
+        for near in self.all:
+            if near.hello is not None:
+                near.channel.send(DrainOrder(within))
+
+    # -- totals -------------------------------------------------------------------------------------------------
+
+    def counted(self, near: Near, counts: RelayCounts) -> None:
+        if near.hello is not None:
+            near.counts = self.totals[near.hello.relay, near.hello.epoch] = counts
+        self._told(near)
+
+    def _told(self, near: Near) -> None:
+        self._uncounted.discard(near)
+        if not self._uncounted:
+            self._counting.set()
+
+    async def count(self) -> None:
+        """Have every relay tell its totals; those that do not within COUNTED_WITHIN are left at their last."""
+        self._uncounted |= {near for near in self.all if near.hello is not None}
+        if not self._uncounted:
+            return
+        self._counting.clear()
+        for near in self._uncounted:
+            near.channel.send(CountsAsk())
+        try:
+            async with asyncio.timeout(COUNTED_WITHIN):
+                await self._counting.wait()
+        except TimeoutError:
+            self._uncounted.clear()

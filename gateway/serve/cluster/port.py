@@ -1,0 +1,316 @@
+"""Data port of a gateway in a cluster: it decides for all machines, or leads its relays to who does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import ssl
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gateway.control.calls import CallView
+from gateway.control.cluster import ClusterView
+from gateway.control.processes import ProcessView
+from gateway.decider.loading import Configuration
+from gateway.decider.relays.elsewhere import channel_from, process_of, relay_number
+from gateway.decider.relays.hub import ELSEWHERE, RelayHub
+from gateway.frames.channel import Channel
+from gateway.frames.entrance import Entrance, Proof, Token, Unwanted, WordAsk
+from gateway.frames.messages import RelayCounts
+from gateway.relay.wire.server import address_of
+from gateway.serve.assembly import ApplyError, Gateway
+from gateway.serve.cluster.membership import Membership
+from gateway.serve.cluster.near import Near, NearRelays
+from gateway.serve.cluster.store import MemberRecord, Store, opened
+from gateway.serve.hub_of import calls_of, hub_of
+from gateway.serve.processes.place import CLOSING, READY, Beats, Place
+from gateway.serve.starting import StartError, say
+from gateway.serve.upgrade.meeting import Given, Offer
+from gateway.serve.upgrade.taking import TakenOver
+from gateway.shared.addresses import split_address
+from gateway.shared.tasks import telling
+
+TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
+JOINED_WITHIN = 5.0  # seconds, at the first start, for somebody to rule and to take the relays
+NO_UPGRADE = "a member of a cluster is replaced by another: end it with SIGTERM, and start the new one"
+PROBES = 3  # seconds after the start: whether this member can be reached
+
+
+class ClusterPort:
+    """A DataPort, as in gateway/serve/data_port.py. Raises StartError."""
+
+    def __init__(
+        self, gateway: Gateway, place: Place, configuration: Configuration, advertise: str | None, *, secure: bool
+    ) -> None:
+        policy, files = configuration.policy.cluster, configuration.cluster
+        if policy is None or files is None:
+            raise StartError("cluster: the policy has none")
+        me = advertise or policy.advertise
+        if me is None:
+            raise StartError(
+                "cluster: which address do other members reach this one at? Give cluster.advertise, or --advertise"
+            )
+        self._gateway = gateway
+        self._place = place
+        self._policy = policy
+        self._beats = Beats(place.beats)
+        self._clock = gateway.clock
+        self._token = Token(policy.name, files.token)
+        self._certificate = files.certificate
+        self._listen = policy.listen or me
+        self._hub: RelayHub | None = None
+        self._reign = 0
+        self._places: dict[tuple[str, str], int] = {}  # of machines, by name and life
+        self._server: asyncio.Server | None = None
+        self._entrance: asyncio.Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._said = ""
+        self.addresses = [address_of(each, secure) for each in place.data]
+        life = f"{place.parent_started:.6f}-{place.secret[:16]}"
+        try:
+            redis = opened(policy.url, policy.user, files.password, files.store_ca)
+            store = Store(redis, policy.name, me, MemberRecord(life, place.relays), self._token.fingerprint)
+        except ValueError as error:
+            raise StartError(str(error)) from error
+        self.membership = Membership(
+            me,
+            life,
+            store,
+            self._token,
+            Path(place.path).with_name("cluster.json"),
+            self._clock,
+            trust=None if files.trust is None else files.trust.context(),
+            name=None if files.trust is None else files.trust.name,
+            changed=self._changed,
+            say=say,
+        )
+        self._relays = NearRelays(self._clock, self._arrived, self.membership.reached, self._unreached)
+        gateway.dispatch.fence = -math.inf
+        self._configuration = configuration
+        if policy.tls is None and place.first:
+            say(
+                f"cluster: members of {policy.name} talk in the clear: what calls ask for, and engines' keys, can be "
+                "read on the network between them; cluster.tls hides them"
+            )
+
+    # -- DataPort -----------------------------------------------------------------------------------------------
+
+    async def listen(self, context: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        host, port = split_address(self._listen)
+        secure = None if self._certificate is None else self._certificate.context(Path.read_bytes)
+        try:
+            self._entrance = await loop.create_server(self._visitor, host, port, ssl=secure, reuse_address=True)
+        except OSError as error:
+            raise StartError(f"cluster.listen {self._listen}: {error.strerror or error}") from error
+        self._server = await loop.create_unix_server(self._relays.channel, sock=self._place.inner)
+        self.membership.start()
+        self._task = loop.create_task(self._watch())
+        self._task.add_done_callback(telling("the cluster is not watched any more"))
+        if self._place.first:
+            until = self._clock() + JOINED_WITHIN
+            while sum(near.welcome for near in self._relays.all) < self._place.relays and self._clock() < until:  # noqa: ASYNC110 # once, at the start
+                await asyncio.sleep(TICK / 2)
+        self._beats.tell(READY)
+
+    def apply(self, configuration: Configuration) -> None:
+        if configuration.policy.cluster != self._policy:
+            raise ApplyError("cluster: it takes effect at a start: restart this gateway, or leave it as it was")
+        self._gateway.apply(configuration)
+        self._configuration = configuration
+        self._tell()
+
+    def _tell(self) -> None:
+        """Relays, of the policy."""
+        if self._hub is not None:
+            named = self._configuration.policy.routing.cache_secret_file is not None
+            secret = self._configuration.cache_secret if named else self._token.secret("cache salts")
+            self._hub.apply(self._gateway.pipeline.snapshot, (secret or "").encode())
+
+    async def take_over(self, taken: TakenOver) -> None:
+        raise StartError(f"cluster: {NO_UPGRADE}")
+
+    def offer(self) -> tuple[Offer, list[int]]:
+        return Offer(refused=NO_UPGRADE), []
+
+    def hand_over(self, within: float, decider: str) -> Given:
+        raise RuntimeError(NO_UPGRADE)  # nothing is ever offered
+
+    async def drain(self, within: float, *, gently: bool = False) -> None:
+        self._beats.tell(CLOSING)
+        await self.membership.resign()
+        self._relays.drain(within)
+        while self._relays.all or any(map(_lives, self._relays.pids.values())):  # noqa: ASYNC110 # once, at the end
+            await asyncio.sleep(TICK)
+        await self.membership.leave()
+
+    def totals(self) -> Sequence[RelayCounts]:
+        return tuple(self._relays.totals.values())
+
+    async def count(self) -> None:
+        await self._relays.count()
+
+    def calls(self) -> Iterable[CallView]:
+        return () if self._hub is None else calls_of(self._hub)
+
+    def processes(self) -> list[ProcessView]:
+        place = self._place
+        calls = sum([counts.ended for counts in self._relays.totals.values()])
+        views = [
+            ProcessView("parent", place.parent, place.parent_started, 0, 0),
+            ProcessView("decider", os.getpid(), place.started, calls, 0),
+        ]
+        here = [(near.hello, near.counts) for near in self._relays.all if near.hello is not None]
+        for hello, counts in sorted(here, key=lambda each: each[0].relay):
+            of_calls = (0, 0) if counts is None else (counts.ended, counts.connections)
+            views.append(ProcessView("relay", hello.pid, hello.started, *of_calls))
+        return views
+
+    async def aclose(self) -> None:
+        for server in (self._server, self._entrance):
+            if server is not None:
+                server.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.membership.aclose()
+        self._relays.come_again()
+        if self._hub is not None:
+            await self._hub.aclose()
+
+    # -- who rules ----------------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """Who rules may have changed, or until when."""
+        election = self.membership.election
+        if election.reign != self._reign:
+            old, self._hub, self._reign = self._hub, None, election.reign
+            if old is not None:
+                task = asyncio.get_running_loop().create_task(old.aclose())
+                task.add_done_callback(telling("the relays of a reign that is over"))
+            if self._reign:
+                self._hub = self._new_hub(self._reign)
+                self._hub.start()
+                self._tell()
+        line = repr(election.ruler)
+        if line != self._said:
+            self._said = line
+            self._relays.come_again()
+        self._fence()
+
+    def _new_hub(self, epoch: int) -> RelayHub:
+        gateway, records = self._gateway, self.membership.records
+        expected = dict(self._place.living) | self._relays.pids
+        for name in self.membership.election.awaited - {self.membership.me}:
+            record = records.get(name)
+            if record is not None:
+                place = self._place_of(name, record.life)
+                expected |= {relay_number(place, each): process_of(place) for each in range(1, record.relays + 1)}
+        return hub_of(gateway, epoch, expected, overruled=self._overruled, lives=self._lives)
+
+    def _overruled(self, epoch: int) -> None:
+        self.membership.election.met(epoch, self._clock())
+        asyncio.get_running_loop().call_soon(self.membership.news)
+
+    def _fence(self) -> None:
+        """Grant until the end of the lease, once every relay has told what it holds."""
+        election, dispatch = self.membership.election, self._gateway.dispatch
+        if self._hub is not None and self._hub.complete:
+            for name in list(election.awaited):
+                election.told(name)
+        now, before = self._clock(), dispatch.fence
+        dispatch.fence = election.fence(now)
+        if before <= now < dispatch.fence:
+            dispatch.pump()
+
+    async def _watch(self) -> None:
+        probed = self._clock() + PROBES
+        while True:
+            await asyncio.sleep(TICK)
+            self._fence()
+            if self._clock() > probed:
+                probed = math.inf
+                await self._probe()
+
+    async def _probe(self) -> None:
+        """Whether others can reach this member, as far as it can tell itself."""
+        try:
+            await self.membership.visit(self.membership.me, WordAsk("", 0))
+        except (OSError, Unwanted) as error:
+            say(
+                f"cluster: this gateway does not reach itself at {self.membership.me}, which it advertises: {error}; "
+                "others will not either, unless there is a router between: see cluster.advertise and cluster.listen"
+            )
+
+    # -- relays -------------------------------------------------------------------------------------------------
+
+    def _arrived(self, near: Near) -> None:
+        """Lead a relay to who rules; where nobody does it stays until somebody does."""
+        ruler = self.membership.election.ruler
+        if self._hub is not None:
+            near.serve(self._hub)
+        elif ruler is not None:
+            near.lead(self._lead)
+
+    async def _lead(self, made: object) -> None:
+        ruler = self.membership.election.ruler
+        if ruler is None:
+            raise Unwanted("nobody rules")
+        await self.membership.visit(ruler.name, None, made)  # type: ignore[arg-type]
+
+    def _unreached(self, why: str) -> None:
+        ruler = self.membership.election.ruler
+        if ruler is not None:
+            self.membership.unreached(f"cluster: {ruler.name} rules, and cannot be reached from here: {why}")
+
+    def _visitor(self) -> Entrance:
+        return Entrance(self._token, self._enter, say)
+
+    def _enter(self, proof: Proof) -> tuple[Channel | None, bool]:
+        """Let another member's relay in, or give a word. Raises Unwanted."""
+        if proof.word is not None:
+            return None, proof.word.ruler == proof.member and self.membership.word(proof.word)
+        if self._hub is None:
+            raise Unwanted("it does not rule")
+        return channel_from(self._hub, self._place_of(proof.member, proof.life)), False
+
+    def _place_of(self, name: str, life: str) -> int:
+        """The number of a machine's place among the others."""
+        return self._places.setdefault((name, life), len(self._places) + 1)
+
+    def _lives(self, pid: int) -> bool:
+        """Whether a process, or a machine, is there."""
+        if pid < ELSEWHERE:
+            return _lives(pid)
+        records = self.membership.records
+        there = {self._places.get((name, record.life)) for name, record in records.items()}
+        return pid - ELSEWHERE in there or bool(self.membership.store_error)
+
+    def cluster(self) -> ClusterView:
+        """For the control port."""
+        membership, now = self.membership, self._clock()
+        election = membership.election
+        ruler = election.ruler
+        return ClusterView(
+            name=self._policy.name,
+            member=membership.me,
+            rules=None if ruler is None else ruler.name,
+            epoch=election.known,
+            since_s=None if ruler is None else round(now - election.since, 3),
+            ruling=bool(election.reign),
+            granting=election.may_grant(now),
+            awaited=sorted(election.awaited),
+            members=sorted(election.members),
+            gone=sorted(election.roster - election.members),
+            store_error=membership.store_error or None,
+            store_heard_s=round(now - membership.store_heard, 3) if membership.store_heard else None,
+        )
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,217 @@
+"""Store of a cluster: a Valkey (7.2 or later) or Redis (7 or later) that knows its members and who rules them.
+
+A turn is one script, hence one step. Keys of the cluster NAME begin with `weir:{NAME}:`. `member:*` and `ruler` live
+for TTL; `roster`, `reign` and `token` stay. `loadtest/lab/dst/cluster_store.py` is the same in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gateway.core.cluster.election import EMPTIED_SKIPS, FORGOTTEN, TTL, Ruler, StoreView, Turn
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+WITHIN = 0.4  # seconds for an answer
+TURN = """
+local p, name, life, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local ttl, forgotten, skips = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local known, stand, reign, number = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local seen, print = ARGV[11], ARGV[12]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local other = redis.call('GET', p .. 'token')
+if other and other ~= print then return {'token'} end
+local before = redis.call('GET', p .. 'member:' .. name)
+if before and cjson.decode(before).life ~= life then return {'taken'} end
+redis.call('SET', p .. 'token', print, 'PX', forgotten)
+if ARGV[13] == '1' then redis.call('SET', p .. 'member:' .. name, record, 'PX', ttl) end
+
+local had = tonumber(redis.call('HGET', p .. 'reign', 'epoch') or '0')
+local epoch = math.max(had, known)
+local emptied = had < epoch or had == 0
+if emptied then
+  for each in string.gmatch(seen, '%S+') do redis.call('HSETNX', p .. 'roster', each, now) end
+end
+redis.call('HSET', p .. 'roster', name, now)
+
+local ruler, rules = redis.call('GET', p .. 'ruler'), 0
+if ruler then
+  local at, who = string.match(ruler, '^(%d+) (.*)$')
+  rules, ruler = tonumber(at), who
+  if rules < epoch or (ruler == name and rules ~= reign) then ruler = false end
+end
+local known_to_ruler = redis.call('HGET', p .. 'reign', 'seen') or ''
+if not ruler then
+  local listed = string.find(' ' .. known_to_ruler .. ' ', ' ' .. name .. ' ', 1, true)
+  if reign > 0 and reign == epoch then
+    ruler, rules = name, epoch
+  elseif stand == 2 or (stand == 1 and (listed or (known_to_ruler == '' and had >= known))) then
+    ruler, rules = name, epoch + ((emptied and epoch > 0) and skips or 1)
+    if not listed then known_to_ruler = known_to_ruler .. ' ' .. name end
+    redis.call('HSET', p .. 'reign', 'seen', known_to_ruler)
+  end
+end
+local until_ = tonumber(redis.call('HGET', p .. 'reign', 'emptied_until') or '0')
+if ruler == name then
+  local last = tonumber(redis.call('HGET', p .. 'reign', 'number') or '0')
+  if reign ~= rules or had < rules then last = 0 end
+  if emptied then until_ = now + ttl end
+  redis.call('SET', p .. 'ruler', rules .. ' ' .. name, 'PX', ttl)
+  redis.call('HSET', p .. 'reign', 'epoch', rules, 'number', last, 'emptied_until', until_)
+  if reign > 0 and number > last then
+    redis.call('HSET', p .. 'reign', 'number', number, 'seen', seen .. ' ' .. name)
+  end
+end
+
+local members = {}
+local roster = redis.call('HGETALL', p .. 'roster')
+for i = 1, #roster, 2 do
+  local its = redis.call('GET', p .. 'member:' .. roster[i])
+  if its or tonumber(roster[i + 1]) + ttl + forgotten > now then
+    members[#members + 1] = {roster[i], its or ''}
+  else
+    redis.call('HDEL', p .. 'roster', roster[i])
+  end
+end
+return {'ok', ruler or '', rules, (emptied or now < until_) and 1 or 0, members}
+"""
+LEAVE = """
+local p, name, life = KEYS[1], ARGV[1], ARGV[2]
+local before = redis.call('GET', p .. 'member:' .. name)
+if before and cjson.decode(before).life ~= life then return 0 end
+redis.call('DEL', p .. 'member:' .. name)
+redis.call('HDEL', p .. 'roster', name)
+local ruler = redis.call('GET', p .. 'ruler')
+if ruler and string.match(ruler, '^%d+ (.*)$') == name then redis.call('DEL', p .. 'ruler') end
+local left = ''
+for each in string.gmatch(redis.call('HGET', p .. 'reign', 'seen') or '', '%S+') do
+  if each ~= name then left = left .. ' ' .. each end
+end
+if redis.call('EXISTS', p .. 'reign') == 1 then redis.call('HSET', p .. 'reign', 'seen', left) end
+return 1
+"""
+NO_REDIS = "cluster: the Python package redis is not installed: pip install 'weir-gateway[cluster]'"
+
+
+class MemberRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the store has of a member. `life`: of its machine's gateway, drawn at its start; `relays`: their number."""
+
+    life: str
+    relays: int
+
+
+class StoreError(Exception):
+    """The store has not answered as it should; the message says how."""
+
+
+class ClusterConflict(Exception):
+    """The store's members are not this one's. The message says whose fault that is."""
+
+
+class Store:
+    """The keys of one `cluster`, as its member `me` uses them. `fingerprint`: of its token."""
+
+    def __init__(self, redis: Redis, cluster: str, me: str, record: MemberRecord, fingerprint: str) -> None:
+        self._redis = redis
+        self._prefix = f"weir:{{{cluster}}}:"
+        self._cluster = cluster
+        self._me = me
+        self._record = record
+        self._fingerprint = fingerprint
+
+    async def turn(self, turn: Turn, *, present: bool = True) -> tuple[StoreView, dict[str, MemberRecord]]:
+        """Carry out a turn; of a member that is not `present` nobody waits for news. Raises StoreError, and
+        ClusterConflict."""
+        record = msgspec.json.encode(self._record).decode()
+        answer = await self._asked(
+            TURN, self._me, self._record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), EMPTIED_SKIPS,
+            turn.known, turn.stand, turn.reign, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
+            int(present),
+        )  # fmt: skip
+        if answer == ["token"]:
+            raise ClusterConflict(
+                f"another cluster named {self._cluster!r} is in this store: its members have another token. Give this "
+                "one another cluster.name, or all members the same cluster.token_file"
+            )
+        if answer == ["taken"]:
+            raise ClusterConflict(f"another gateway is the member {self._me}: cluster.advertise must be each one's own")
+        try:
+            _, ruler, epoch, emptied, members = msgspec.convert(
+                answer, tuple[str, str, int, int, list[tuple[str, str]]]
+            )
+            records = {name: msgspec.json.decode(text, type=MemberRecord) for name, text in members if text}
+        except ValueError as error:
+            raise StoreError(f"it answers what no store of a cluster does: {error}") from error
+        view = StoreView(
+            ruler=Ruler(ruler, epoch) if ruler else None,
+            members=frozenset(records),
+            roster=frozenset([name for name, _ in members]),
+            emptied=bool(emptied),
+        )
+        return view, records
+
+    async def leave(self) -> None:
+        """This member ends in good order. Raises StoreError."""
+        await self._asked(LEAVE, self._me, self._record.life)
+
+    async def save(self, checkpoint: bytes) -> None:
+        """Keep the soft state of who rules. Raises StoreError."""
+        await self._command("SET", self._prefix + "checkpoint", checkpoint, "EX", 3600)
+
+    async def load(self) -> bytes:
+        """The soft state that was kept last; empty: there is none. Raises StoreError."""
+        found = await self._command("GET", self._prefix + "checkpoint")
+        return found if isinstance(found, bytes) else b""
+
+    async def _asked(self, script: str, *arguments: Any) -> Any:
+        return _text(await self._command("EVAL", script, 1, self._prefix, *arguments))
+
+    async def _command(self, *words: Any) -> Any:
+        from redis.exceptions import RedisError  # noqa: PLC0415 # redis is an extra
+
+        try:
+            async with asyncio.timeout(WITHIN):
+                return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
+        except TimeoutError:
+            await self._redis.connection_pool.disconnect()
+            raise StoreError(f"no answer within {WITHIN:g} s") from None
+        except (RedisError, OSError, ValueError) as error:
+            await self._redis.connection_pool.disconnect()
+            raise StoreError(str(error) or type(error).__name__) from error
+
+    async def aclose(self) -> None:
+        await self._redis.aclose()
+
+
+def _text(answer: Any) -> Any:
+    """Strings in place of bytes. Raises StoreError."""
+    try:
+        if isinstance(answer, list):
+            return [_text(each) for each in answer]
+        return answer.decode() if isinstance(answer, bytes) else answer
+    except UnicodeDecodeError as error:
+        raise StoreError(f"it answers what no store of a cluster does: {error}") from error
+
+
+def opened(url: str, user: str | None, password: str | None, trust: str | None) -> Redis:
+    """A client of the store at `url`: nothing is tried again, one connection at most. Raises ValueError where redis is
+    not installed. `trust`: certificates in PEM for a store with TLS."""
+    try:
+        from redis.asyncio import Redis as Client  # noqa: PLC0415 # it is an extra
+        from redis.asyncio.retry import Retry  # noqa: PLC0415
+        from redis.backoff import NoBackoff  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ValueError(NO_REDIS) from error
+    plain = "redis" + url.removeprefix("valkey").removeprefix("redis")
+    more: dict[str, Any] = {} if trust is None else {"ssl_ca_data": trust}
+    client: Redis = Client.from_url(
+        plain, username=user, password=password, protocol=2, decode_responses=False, max_connections=4,
+        socket_connect_timeout=WITHIN, socket_timeout=WITHIN, retry=Retry(NoBackoff(), 0), **more,
+    )  # fmt: skip
+    return client

@@ -1,0 +1,71 @@
+"""TCP proxy between a member and what it calls, which drops, delays, or answers nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import Literal
+
+Mode = Literal["passes", "drops", "refuses", "nonsense"]
+
+
+class Proxy:
+    """On a port of loopback, in a thread of its own. `mode` may change at any time: `drops` lets nothing through and
+    closes nothing, as a network that is cut."""
+
+    def __init__(self, target: int) -> None:
+        self.mode: Mode = "passes"
+        self.port = 0
+        self._target = target
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._ready.wait(10)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._end = asyncio.Event()
+        server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await self._end.wait()
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = self._loop.create_task(self._one(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.mode == "refuses":
+            writer.close()
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(self._pipe(reader, far_writer, b""), self._pipe(far_reader, writer, b"$3\r\nhum\r\n"))
+
+    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonsense: bytes) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                while self.mode == "drops":
+                    await asyncio.sleep(0.05)
+                if self.mode == "refuses":
+                    break
+                writer.write(nonsense if nonsense and self.mode == "nonsense" else data)
+                await writer.drain()
+        writer.close()

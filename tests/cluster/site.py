@@ -1,0 +1,138 @@
+"""Several machines on this one: gateways on ports of loopback, one simulated engine, and a real Valkey."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.lab.operate.valkey import REQUIRED, NoValkey, Valkey, program
+from loadtest.processes import Gateway, get, until
+from tests.e2e.children import SimEngine
+
+SECRET = "sixteen-characters-or-more"
+
+
+def required_valkey() -> None:
+    """Skip the test where there is no Valkey, unless WEIR_REQUIRE_VALKEY is 1."""
+    try:
+        program()
+    except NoValkey as error:
+        if os.environ.get(REQUIRED) == "1":
+            raise
+        pytest.skip(str(error))
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+class Machine:
+    """One gateway of two relays. `url`: the store, as this machine reaches it."""
+
+    def __init__(self, site: Site, number: int, url: str, *, secret: str = SECRET, name: str = "prod", more: str = "",
+                 advertise: str = "", ready: bool = True) -> None:  # fmt: skip
+        self.member = advertise or f"127.0.0.1:{free_port()}"
+        folder = site.folder / f"machine-{number}"
+        folder.mkdir(exist_ok=True)
+        (folder / "token").write_text(secret)
+        (folder / "token").chmod(0o600)
+        policy = folder / "policy.yaml"
+        policy.write_text(
+            "fleet: {poll: 100ms, health: 200ms}\nbudget: {max_concurrency: 4}\n"
+            f"cluster: {{url: '{url}', name: {name}, token_file: token{more}}}\n"
+        )
+        words = ("--workers", "2", "--policy", str(policy), "--engine", site.engine.url, "--log", "none")
+        self.gateway = Gateway(folder / "gateway.log", *words, "--advertise", self.member, ready=ready)
+
+    @property
+    def output(self) -> str:
+        return self.gateway.child.output()
+
+    def cluster(self) -> dict[str, Any]:
+        """The cluster as it knows it; {} where it does not answer."""
+        try:
+            found: dict[str, Any] = json.loads(get(f"{self.gateway.control}/cluster", timeout=1.0)[1])
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def grants(self) -> bool:
+        return bool(self.cluster().get("granting"))
+
+    def says(self, words: str, within: float = 10.0) -> None:
+        """Wait for a line in its log."""
+        self.gateway.child.wait(lambda: words in self.output, within, repr(words))
+
+    def signal(self, number: signal.Signals) -> None:
+        """To every process of it, at once."""
+        self.gateway.child.signal(number)
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def pids(self) -> list[int]:
+        """The parent and its children, from the kernel: they may be stopped."""
+        parent = self.gateway.child.pid
+        children = Path(f"/proc/{parent}/task/{parent}/children")
+        return [parent, *map(int, children.read_text().split())] if children.exists() else [parent]
+
+
+class Site:
+    """An engine, a store, and machines."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine = SimEngine(folder / "engine.log")
+        self.store = Valkey(folder / "valkey.log", free_port())
+        self.machines: list[Machine] = []
+
+    def machine(self, url: str = "", **more: Any) -> Machine:
+        """Another machine, ready."""
+        made = Machine(self, len(self.machines) + 1, url or self.store.url, **more)
+        self.machines.append(made)
+        return made
+
+    def ruler(self, within: float = 15.0) -> Machine:
+        """The machine that grants, waited for."""
+        found: list[Machine] = []
+
+        def there() -> bool:
+            found[:] = [each for each in self.machines if each.grants()]
+            return len(found) == 1
+
+        assert until(there, within) is not None, "\n\n".join(each.output for each in self.machines)
+        return found[0]
+
+    def others(self, ruler: Machine) -> list[Machine]:
+        return [each for each in self.machines if each is not ruler]
+
+    def close(self) -> None:
+        for machine in self.machines:
+            for pid in machine.pids() if machine.gateway.child.alive else []:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            machine.gateway.child.kill()
+        self.engine.child.stop()
+        self.store.child.kill()
+
+
+@contextlib.contextmanager
+def site(folder: Path) -> Iterator[Site]:
+    required_valkey()
+    made = Site(folder)
+    try:
+        yield made
+        for machine in made.machines:
+            assert "Traceback" not in machine.output, machine.output
+    finally:
+        made.close()

@@ -1,0 +1,243 @@
+"""`cluster:` with real processes and a real Valkey: machines die, hang and are cut off, and the store fails.
+
+Two gateways over one engine, on ports of loopback. Each is a machine: a parent, a decider and two relays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.processes import get, until
+from tests.cluster.proxy import Proxy
+from tests.cluster.site import Machine, Site, free_port, site
+from tests.serve.test_processes import Load
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+ACROSS = 4.0  # seconds without grants, at most, when a machine dies
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Site]:
+    """Two machines, one of which rules."""
+    with site(tmp_path) as made:
+        for _ in range(2):
+            made.machine()
+        made.ruler()
+        yield made
+
+
+def call(machine: Machine, calls: int = 1) -> None:
+    """Calls of OpenAI's client, each of which must end well."""
+
+    async def main() -> None:
+        async with Load(machine.gateway.url, 2, 0) as load:
+            await load.more(calls)
+        assert set(load.ended) == {"ok"}, load.ended
+
+    asyncio.run(main())
+
+
+def took_over(site: Site, left: Machine, within: float = ACROSS) -> float:
+    """Seconds until `left` grants."""
+    waited = until(left.grants, within)
+    assert waited is not None, left.output
+    return waited
+
+
+def test_calls_of_every_machine_are_decided_by_one(two: Site) -> None:
+    ruler = two.ruler()
+    (other,) = two.others(ruler)
+    for machine in two.machines:
+        call(machine, 6)
+    assert other.cluster()["rules"] == ruler.member
+    held = [each["held_tokens"] for each in ruler.gateway.fleet()["engines"]]
+    assert until(ruler.gateway.idle, 5.0) is not None, held
+    assert f"cluster prod: this gateway rules in epoch {ruler.cluster()['epoch']}" in _readyz(ruler)
+    assert f"cluster prod: {ruler.member} rules" in _readyz(other)
+    assert "talk in the clear" in ruler.output
+    # Each machine counts the calls of its own relays.
+    assert [machine.gateway.total("weir_requests_total") >= 6 for machine in two.machines] == [True, True]
+
+
+def _readyz(machine: Machine) -> str:
+    return get(f"{machine.gateway.control}/readyz")[1].decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_another_rules_when_the_rulers_machine_dies_or_hangs(two: Site, number: signal.Signals) -> None:
+    ruler = two.ruler()
+    (other,) = two.others(ruler)
+    ended = {}
+
+    async def main() -> None:
+        async with Load(other.gateway.url, 8, 0) as load:
+            await load.more(10)
+            ruler.signal(number)
+            await asyncio.to_thread(took_over, two, other)
+            await load.more(20)
+        ended.update(load.ended)
+
+    asyncio.run(main())
+    assert set(ended) == {"ok"}, ended
+    assert other.cluster()["epoch"] > 1
+    if number == signal.SIGSTOP:
+        ruler.signal(signal.SIGCONT)  # it finds that its reign is over
+        assert until(lambda: ruler.cluster().get("rules") == other.member, 10.0) is not None, ruler.output
+        assert not ruler.grants()
+        call(ruler)
+    assert until(other.gateway.idle, 10.0) is not None, other.gateway.fleet()
+
+
+def test_the_same_machine_rules_on_when_its_decider_is_killed(two: Site) -> None:
+    ruler = two.ruler()
+    (other,) = two.others(ruler)
+    ended = {}
+
+    async def main() -> None:
+        async with Load(other.gateway.url, 4, 0) as far, Load(ruler.gateway.url, 4, 0) as near:
+            for load in (far, near):
+                await load.more(10)
+            os.kill(_pid(ruler, "decider"), signal.SIGKILL)
+            await asyncio.to_thread(lambda: until(lambda: ruler.cluster().get("epoch") == 2 and ruler.grants(), 3.0))
+            for load in (far, near):
+                await load.more(10)
+        ended.update(far.ended + near.ended)
+
+    asyncio.run(main())
+    assert set(ended) == {"ok"}, ended
+    assert ruler.cluster()["epoch"] == 2, ruler.output
+
+
+def _pid(machine: Machine, role: str) -> int:
+    import json  # noqa: PLC0415
+
+    found = json.loads(get(f"{machine.gateway.control}/processes")[1])["processes"]
+    return int(next(each["pid"] for each in found if each["role"] == role))
+
+
+def test_a_member_that_is_told_to_end_gives_the_rule_away(two: Site) -> None:
+    ruler = two.ruler()
+    (other,) = two.others(ruler)
+    began = time.monotonic()
+    assert ruler.gateway.child.stop() == 0, ruler.output
+    took_over(two, other, 2.0)
+    assert time.monotonic() - began < 8.0
+    call(other)
+
+
+def test_who_rules_goes_on_while_the_store_is_down_and_is_not_doubled_when_it_is_back(two: Site) -> None:
+    ruler = two.ruler()
+    two.store.child.signal(signal.SIGSTOP)
+    for machine in two.machines:
+        machine.says("cluster: the store does not answer")
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        assert [each.grants() for each in two.machines] == [each is ruler for each in two.machines]
+        time.sleep(0.1)
+    for machine in two.machines:
+        call(machine)
+    assert "the store does not answer" in _readyz(ruler)
+    two.store.child.signal(signal.SIGCONT)
+    for machine in two.machines:
+        machine.says("cluster: the store answers again")
+    assert ruler.cluster()["epoch"] == 1
+    call(ruler)
+
+
+def test_a_store_that_is_emptied_changes_nothing(two: Site) -> None:
+    import redis  # noqa: PLC0415
+
+    ruler = two.ruler()
+    for _ in range(5):
+        redis.Redis(port=two.store.port).flushall()
+        time.sleep(0.3)
+        assert two.ruler() is ruler
+    assert ruler.cluster()["epoch"] == 1
+    call(ruler)
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Iterator[tuple[Site, list[Proxy]]]:
+    """Two machines, each with a proxy of its own before the store."""
+    with site(tmp_path) as made, contextlib.ExitStack() as stack:
+        proxies = [Proxy(made.store.port) for _ in range(2)]
+        for proxy in proxies:
+            stack.callback(proxy.close)
+            made.machine(f"valkey://127.0.0.1:{proxy.port}/0")
+        made.ruler()
+        yield made, proxies
+
+
+def test_a_ruler_that_alone_is_cut_off_from_the_store_stops_before_another_begins(
+    cut: tuple[Site, list[Proxy]],
+) -> None:
+    made, proxies = cut
+    ruler = made.ruler()
+    (other,) = made.others(ruler)
+    proxies[made.machines.index(ruler)].mode = "drops"
+    began = time.monotonic()
+    while not other.grants():
+        assert time.monotonic() - began < ACROSS, other.output
+    assert not ruler.grants()
+    call(other)
+    proxies[made.machines.index(ruler)].mode = "passes"
+    assert until(lambda: ruler.cluster().get("rules") == other.member, 5.0) is not None, ruler.output
+    call(ruler)
+
+
+def test_a_store_that_answers_nonsense_is_told_and_nothing_changes(cut: tuple[Site, list[Proxy]]) -> None:
+    made, proxies = cut
+    ruler = made.ruler()
+    for proxy in proxies:
+        proxy.mode = "nonsense"
+    for machine in made.machines:
+        machine.says("cluster: the store does not answer")
+    time.sleep(3.0)
+    assert made.ruler() is ruler
+    assert ruler.cluster()["epoch"] == 1
+    call(ruler)
+
+
+def test_a_member_with_another_token_is_told_and_changes_nothing(two: Site) -> None:
+    ruler = two.ruler()
+    stranger = two.machine(secret="another-token-of-another-cluster", ready=False)
+    stranger.says("another cluster named 'prod' is in this store")
+    assert two.ruler() is ruler
+    assert stranger.member not in ruler.cluster()["members"]
+
+
+def test_a_ruler_that_nobody_can_reach_is_named_by_those_who_try(tmp_path: Path) -> None:
+    with site(tmp_path) as made:
+        ruler = made.machine(more=f", listen: '127.0.0.1:{free_port()}'")
+        made.ruler()
+        ruler.says("this gateway does not reach itself at")
+        other = made.machine(ready=False)
+        other.says(f"cluster: {ruler.member} rules, and cannot be reached from here")
+        call(ruler)
+        assert made.ruler() is ruler
+
+
+@pytest.mark.parametrize(
+    "bytes_", [b"\x40\x00\x00\x00" * 8, b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x03\xdc\x00\x01"]
+)
+def test_garbage_at_the_entrance_is_one_line(two: Site, bytes_: bytes) -> None:
+    import socket  # noqa: PLC0415
+
+    ruler = two.ruler()
+    host, _, port = ruler.member.rpartition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(bytes_)
+        connection.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            while connection.recv(4096):
+                pass
+    ruler.says("cluster: 127.0.0.1 was not let in: ")
+    call(ruler)

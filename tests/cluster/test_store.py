@@ -1,0 +1,121 @@
+"""Script of the store: on a real Valkey it does what the store of the simulations does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from gateway.core.cluster.election import Turn
+from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError, opened
+from loadtest.lab.dst.cluster_store import SimulatedStore
+from loadtest.lab.operate.valkey import Valkey
+from tests.cluster.site import free_port, required_valkey
+
+pytestmark = pytest.mark.slow
+NAMES = ("a:1", "b:1", "c:1")
+
+
+def of(url: str, me: str, cluster: str = "prod", life: str = "1", fingerprint: str = "t") -> Store:
+    return Store(opened(url, None, None, None), cluster, me, MemberRecord(life, 2), fingerprint)
+
+
+@pytest.fixture
+def valkey(tmp_path: Path):  # type: ignore[no-untyped-def]
+    required_valkey()
+    with Valkey(tmp_path / "valkey.log", free_port()) as server:
+        yield server
+
+
+def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
+    """Turns at random, within one TTL; the ruler's key and the whole store go away at random."""
+
+    async def main() -> None:
+        for seed in range(60):
+            rng, model, cluster = random.Random(seed), SimulatedStore(), f"c{seed}"
+            stores = {name: of(valkey.url, name, cluster) for name in NAMES}
+            redis = stores["a:1"]._redis
+            reigns = dict.fromkeys(NAMES, 0)
+            known = dict.fromkeys(NAMES, 0)
+            for number in range(1, 20):
+                name = rng.choice(NAMES)
+                what = rng.randrange(12)
+                if what == 0:
+                    model.clear()
+                    keys = await redis.keys(f"weir:{{{cluster}}}:*")
+                    if keys:
+                        await redis.delete(*keys)
+                elif what == 1:
+                    model._ruler = None
+                    await redis.delete(f"weir:{{{cluster}}}:ruler")
+                elif what == 2:
+                    model.leave(name)
+                    await stores[name].leave()
+                turn = Turn(
+                    number=number,
+                    known=known[name],
+                    stand=0 if reigns[name] else rng.choice((0, 1, 1, 2)),
+                    reign=reigns[name],
+                    seen=frozenset(rng.sample(NAMES, rng.randrange(3))) - {name},
+                )
+                view, records = await stores[name].turn(turn)
+                assert view == model.turn(name, turn, 1.0), (seed, turn)
+                assert records == dict.fromkeys(view.members, MemberRecord("1", 2))
+                if view.ruler is not None:
+                    known[name] = max(known[name], view.ruler.epoch)
+                    reigns[name] = view.ruler.epoch if view.ruler.name == name else 0
+            for store in stores.values():
+                await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_two_clusters_of_one_name_and_two_members_of_one_address_are_told(valkey: Valkey) -> None:
+    async def main() -> None:
+        turn = Turn(number=1, known=0, stand=1, reign=0)
+        first = of(valkey.url, "a:1")
+        await first.turn(turn)
+        other, twin = of(valkey.url, "b:1", fingerprint="u"), of(valkey.url, "a:1", life="2")
+        with pytest.raises(ClusterConflict, match="another cluster named 'prod' is in this store"):
+            await other.turn(turn)
+        with pytest.raises(ClusterConflict, match="another gateway is the member a:1"):
+            await twin.turn(turn)
+        view, _ = await first.turn(turn)
+        assert view.members == {"a:1"}
+        for each in (first, other, twin):
+            await each.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"),
+        (b"*1\r\n$2\r\nok\r\n", "what no store of a cluster does"),
+        (b"*5\r\n$2\r\nok\r\n$1\r\nx\r\n$1\r\ny\r\n:0\r\n*0\r\n", "what no store of a cluster does"),
+        (b"$3\r\n\xff\xfe\xfd\r\n", "what no store of a cluster does"),
+        (b"-NOSCRIPT no\r\n", "no"),
+        (b"", "no answer within"),
+    ],
+)
+def test_nonsense_is_an_error_and_no_more(answer: bytes, told: str) -> None:
+    async def main() -> None:
+        async def nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(65536):
+                # The client's own commands at the start of a connection are answered as a Valkey does.
+                writer.write(b"+OK\r\n" * data.count(b"CLIENT") if b"EVAL" not in data else answer)
+            writer.close()
+
+        server = await asyncio.start_server(nonsense, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        store = of(f"valkey://127.0.0.1:{port}/0", "a:1")
+        with pytest.raises(StoreError, match=told):
+            await store.turn(Turn(number=1, known=0, stand=1, reign=0))
+        await store.aclose()
+        server.close()
+        await asyncio.sleep(0.01)  # for the server's side to see it
+
+    asyncio.run(main())
