@@ -9,6 +9,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     """A cluster as one member knows it.
 
     `rules`: the member whose decider rules, in `epoch`, since `since_s` seconds; None: nobody. `ruling`: this one does.
+    `electable`: members that would be elected at once, as far as the ruler knows; others wait for 10 s.
     `granting`: it has a lease, and all members have told what they hold; `awaited`: those that have not. `gone`:
     members that have not left, and are silent. `store_error`: why the store did not answer last; `store_heard_s`: since
     it has.
@@ -23,6 +24,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     granting: bool
     awaited: list[str]
     members: list[str]
+    electable: list[str]
     gone: list[str]
     store_error: str | None
     store_heard_s: float | None

@@ -14,6 +14,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from gateway.control.calls import CallView, active_calls
@@ -54,6 +55,8 @@ from gateway.upstream.client import Client, ClientSettings, parse_origin
 from gateway.upstream.trust import Trust
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from gateway.decider.cache_events import KvEvents
 
 NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'weir-gateway[kv-events]', or leave kv_events out"
@@ -129,6 +132,7 @@ class Gateway:
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
         self.decider.reported = self.sidecars.reported
         self._sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
+        self.families: list[Callable[[], Iterable[Metric]]] = [self._sidecar_metrics.collect]
         self.metrics = Metrics(
             self.fleet,
             self.dispatch,
@@ -138,7 +142,7 @@ class Gateway:
             lambda: self.pipeline.batcher,
             self.bodies,
             shadow=shadowed,
-            more=self._sidecar_metrics.collect,
+            more=lambda: chain.from_iterable([families() for families in self.families]),
             lost_lines=lost_lines,
             policy_status=policy_status,
             relays=relays,

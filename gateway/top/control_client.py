@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
 import httpx
 
 from gateway.control.calls import CallsView
+from gateway.control.cluster import ClusterView
 from gateway.control.view import FleetView
 from gateway.shared.control.http_client import AnswerTooLarge, exchange, request_headers, transport_to
 from gateway.shared.vllm.answers import AnswerError
 from gateway.top.sample import Point, Sample, Summary, counts_from, read, targets_from
 
+T = TypeVar("T")
 WITHIN = 5.0  # seconds for all the answers of one sample
 MOST = 64 * 1024 * 1024  # bytes of one answer; the metrics of a large gateway are a few MiB
 GONE = ("Server disconnected", "peer closed")  # in h11's words: it ended meanwhile, and may come back
@@ -50,9 +53,16 @@ class ControlClient:
 
     async def sample(self) -> Sample:
         """Everything there is to know now. Raises NoAnswer, Unfit."""
+        return await self._in_time(self._sample())
+
+    async def cluster(self) -> ClusterView:
+        """The cluster that it is a member of. Raises NoAnswer, Unfit."""
+        return read(await self._in_time(self._get("/cluster")), ClusterView)
+
+    async def _in_time(self, answer: Coroutine[object, object, T]) -> T:
         try:
             async with asyncio.timeout(self._within):
-                return await self._sample()
+                return await answer
         except TimeoutError:
             raise NoAnswer(f"no answer within {self._within:g} s") from None
         except AnswerError as error:
@@ -99,6 +109,8 @@ class ControlClient:
                 raise Unfit("it answers 403: the token is for its control port, and not a key of its users")
             case 421:
                 raise Unfit("it answers only to loopback names: localhost, 127.0.0.1, [::1]")
+            case 404 if path == "/cluster":
+                raise Unfit("it is alone: its policy has no cluster")
             case _ if status >= 500:
                 raise NoAnswer(f"it answers {status} to {path}")
             case _:

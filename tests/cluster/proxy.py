@@ -40,8 +40,11 @@ class Proxy:
         self._ready.set()
         await self._end.wait()
         server.close()
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.05)  # for transports to end
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = self._loop.create_task(self._one(reader, writer))
@@ -57,7 +60,11 @@ class Proxy:
         except OSError:
             writer.close()
             return
-        await asyncio.gather(self._pipe(reader, far_writer, b""), self._pipe(far_reader, writer, b"$3\r\nhum\r\n"))
+        try:
+            await asyncio.gather(self._pipe(reader, far_writer, b""), self._pipe(far_reader, writer, b"$3\r\nhum\r\n"))
+        finally:
+            writer.close()
+            far_writer.close()
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonsense: bytes) -> None:
         with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from loadtest.lab.operate.valkey import REQUIRED, NoValkey, Valkey, program
 from loadtest.processes import Gateway, get, until
 from tests.e2e.children import SimEngine
 
-SECRET = "sixteen-characters-or-more"
+SHOWN = "sixteen-characters-or-more"
 
 
 def required_valkey() -> None:
@@ -39,12 +39,12 @@ def free_port() -> int:
 class Machine:
     """One gateway of two relays. `url`: the store, as this machine reaches it."""
 
-    def __init__(self, site: Site, number: int, url: str, *, secret: str = SECRET, name: str = "prod", more: str = "",
+    def __init__(self, site: Site, number: int, url: str, *, shown: str = SHOWN, name: str = "prod", more: str = "",
                  advertise: str = "", ready: bool = True) -> None:  # fmt: skip
         self.member = advertise or f"127.0.0.1:{free_port()}"
         folder = site.folder / f"machine-{number}"
         folder.mkdir(exist_ok=True)
-        (folder / "token").write_text(secret)
+        (folder / "token").write_text(shown)
         (folder / "token").chmod(0o600)
         policy = folder / "policy.yaml"
         policy.write_text(

@@ -30,8 +30,15 @@ def two(tmp_path: Path) -> Iterator[Site]:
     with site(tmp_path) as made:
         for _ in range(2):
             made.machine()
-        made.ruler()
+        known(made)
         yield made
+
+
+def known(site: Site) -> None:
+    """Wait until the ruler knows the other machine, which may then be elected at once."""
+    ruler = site.ruler()
+    (other,) = site.others(ruler)
+    assert until(lambda: ruler.cluster().get("electable") == [other.member], 5.0) is not None, ruler.output
 
 
 def call(machine: Machine, calls: int = 1) -> None:
@@ -172,7 +179,7 @@ def cut(tmp_path: Path) -> Iterator[tuple[Site, list[Proxy]]]:
         for proxy in proxies:
             stack.callback(proxy.close)
             made.machine(f"valkey://127.0.0.1:{proxy.port}/0")
-        made.ruler()
+        known(made)
         yield made, proxies
 
 
@@ -208,7 +215,7 @@ def test_a_store_that_answers_nonsense_is_told_and_nothing_changes(cut: tuple[Si
 
 def test_a_member_with_another_token_is_told_and_changes_nothing(two: Site) -> None:
     ruler = two.ruler()
-    stranger = two.machine(secret="another-token-of-another-cluster", ready=False)
+    stranger = two.machine(shown="another-token-of-another-cluster", ready=False)
     stranger.says("another cluster named 'prod' is in this store")
     assert two.ruler() is ruler
     assert stranger.member not in ruler.cluster()["members"]

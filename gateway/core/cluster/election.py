@@ -77,6 +77,7 @@ class Election:
         self.lost_store = False  # the last turn failed
         self._number = 0  # of the last turn
         self.stands = True  # for election
+        self.electable: frozenset[str] = frozenset()  # members that the store takes for known to this ruler
         self.awaited: set[str] = set()  # members that have yet to tell what they hold
         self._lease = -math.inf
         self._grants_from = -math.inf
@@ -126,7 +127,7 @@ class Election:
         self.members, self.roster = view.members, view.roster
         ruler = view.ruler
         if turn.reign and turn.reign == self.reign:
-            self._asked = turn.seen
+            self._asked = self.electable = turn.seen
         if ruler is not None and ruler.epoch < self.known:
             ruler = None  # its reign is over, as it will hear
         if view.emptied and not self.known:
@@ -159,6 +160,7 @@ class Election:
         if ruler != self.ruler:
             self.ruler, self.since = ruler, now
             self._lease = self._grants_from = -math.inf
+            self.electable = frozenset()
             self.awaited.clear()
         if ruler is not None:
             self.known = max(self.known, ruler.epoch)

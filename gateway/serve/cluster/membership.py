@@ -22,6 +22,7 @@ from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, St
 from gateway.shared.addresses import split_address
 from gateway.shared.tasks import telling
 
+AT_ONCE = 0.05  # seconds until the store hears that a new member is known, and may be elected
 UNREACHED = 1.5  # seconds without a way to the ruler after which this member is none, so that nobody waits for it
 
 
@@ -110,7 +111,9 @@ class Membership:
         while True:
             sent = self._clock()
             await self._turn(sent)
-            await asyncio.sleep(max(0.0, sent + RENEW - self._clock()))
+            election = self.election
+            new = election.reign and not election.lost_store and election.roster - election.electable - {self.me}
+            await asyncio.sleep(AT_ONCE if new else max(0.0, sent + RENEW - self._clock()))
 
     async def _turn(self, sent: float) -> None:
         election = self.election

@@ -21,6 +21,7 @@ from gateway.frames.messages import RelayCounts
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.cluster.membership import Membership
+from gateway.serve.cluster.metrics import cluster_families
 from gateway.serve.cluster.near import Near, NearRelays
 from gateway.serve.cluster.store import MemberRecord, Store, opened
 from gateway.serve.hub_of import calls_of, hub_of
@@ -87,6 +88,7 @@ class ClusterPort:
         )
         self._relays = NearRelays(self._clock, self._arrived, self.membership.reached, self._unreached)
         gateway.dispatch.fence = -math.inf
+        gateway.families.append(lambda: cluster_families(self.cluster()))
         self._configuration = configuration
         if policy.tls is None and place.first:
             say(
@@ -302,6 +304,7 @@ class ClusterPort:
             granting=election.may_grant(now),
             awaited=sorted(election.awaited),
             members=sorted(election.members),
+            electable=sorted(election.electable),
             gone=sorted(election.roster - election.members),
             store_error=membership.store_error or None,
             store_heard_s=round(now - membership.store_heard, 3) if membership.store_heard else None,

@@ -1,0 +1,82 @@
+"""`gateway cluster`: who decides for the gateways of several machines."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+
+import msgspec
+
+from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token
+from gateway.control.cluster import ClusterView
+from gateway.shared.command_line import Parser, added, argument
+from gateway.top.control_client import ControlClient, NoAnswer, Unfit
+from gateway.upstream.client import parse_origin
+
+MISTAKES = (Mistake, Unfit, NoAnswer)
+
+DESCRIPTION = "See who decides for the gateways of several machines."
+EXAMPLES = """\
+Asks the control port of one member. Every member knows who rules: whose decider grants engines to the calls of all. The
+policy's `cluster` makes a gateway a member; docs/scale.md says what follows when one dies, or the store does.
+
+examples:
+  gateway cluster status                                         as the gateway on this machine knows it
+  gateway cluster status --url http://10.0.0.12:8001 --token-file admin.token
+  gateway cluster status --json                                  for scripts
+
+Exit status 0: somebody rules, and the store answers; 1: not so; 2: no answer, a wrong token, or no member."""
+
+
+def add_arguments(parser: Parser) -> None:
+    actions = parser.add_subparsers(title="commands", required=True, metavar="status")
+    does = "say who rules, since when, and who is there"
+    status = added(actions.add_parser, "status", help=does, description=f"{does.capitalize()}.", epilog=EXAMPLES)
+    status.add_argument(
+        "--url",
+        default="http://127.0.0.1:8001",
+        type=argument(_member_url),
+        help="control port of a member (default: %(default)s)",
+    )
+    status.add_argument("--token-file", metavar="FILE", help=f"its admin token, else ${TOKEN_VARIABLE}")
+    status.add_argument("--json", action="store_true", help="what it answers, as JSON")
+
+
+def command(given: argparse.Namespace) -> int:
+    """Print who rules. Raises Mistake, Unfit, NoAnswer."""
+    view = asyncio.run(_asked(given.url, admin_token(given.token_file, "--token-file")))
+    print(msgspec.json.encode(view).decode() if given.json else text(view))
+    return 0 if view.rules is not None and view.store_error is None else 1
+
+
+async def _asked(url: str, token: str | None) -> ClusterView:
+    client = ControlClient(url, token, time.monotonic)
+    try:
+        return await client.cluster()
+    finally:
+        await client.aclose()
+
+
+def text(view: ClusterView) -> str:
+    """The view for a person, who rules first."""
+    lines = [view.line, *(f"  {_member(view, name)}" for name in view.members)]
+    lines += [f"  {name}   silent: forgotten 10 minutes after its last sign" for name in view.gone]
+    return "\n".join(lines)
+
+
+def _member(view: ClusterView, name: str) -> str:
+    notes = ["rules" if name == view.rules else "stands by"]
+    notes += ["has not told what its calls hold"] * (name in view.awaited)
+    notes += ["this gateway"] * (name == view.member)
+    return f"{name}   {', '.join(notes)}"
+
+
+def _member_url(url: str) -> str:
+    try:
+        origin = parse_origin(url)
+    except ValueError:
+        origin = None
+    if origin is None or origin.unix:
+        raise ValueError(f"{url!r}: write http://HOST:PORT or https://HOST:PORT, the control port of a member")
+    return url

@@ -1,0 +1,153 @@
+"""Entrance of a member: who is let in, who is not, and what each of them is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from gateway.frames import entrance
+from gateway.frames.entrance import Accepted, Challenge, Entrance, Proof, Token, Unwanted, WordAsk, visit
+from gateway.frames.messages import VERSION
+
+GOOD = Token("prod", "sixteen-characters-or-more")
+NONCE = b"n" * 32
+
+
+def proof(word: WordAsk | None = None, version: int = VERSION) -> Proof:
+    return Proof(version, "prod", "10.0.0.2:8010", "life", NONCE, word)
+
+
+class Echo(asyncio.Protocol):
+    """What follows: it sends back what comes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)  # type: ignore[attr-defined]
+
+
+def member(use: Callable[[tuple[str, int], list[str]], Awaitable[None]], token: Token = GOOD) -> list[str]:
+    """Lines that a member has said while somebody used its address. It gives its word to 10.0.0.2:8010."""
+    said: list[str] = []
+
+    def enter(proof: Proof) -> tuple[asyncio.Protocol | None, bool]:
+        if proof.member == "10.0.0.3:8010":
+            raise Unwanted("it does not rule")
+        return (Echo(), False) if proof.word is None else (None, proof.word.ruler == proof.member)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Entrance(token, enter, said.append), "127.0.0.1", 0)
+        await use(server.sockets[0].getsockname()[:2], said)
+        server.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    return said
+
+
+def test_a_visitor_with_the_token_is_let_in_and_its_connection_goes_on() -> None:
+    async def use(address: tuple[str, int], said: list[str]) -> None:
+        got: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        class Stays(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                self.transport = transport
+                transport.write(b"hello")  # type: ignore[attr-defined]
+
+            def data_received(self, data: bytes) -> None:
+                got.set_result(data)
+                self.transport.close()
+
+        assert not await visit(address, GOOD, proof(), None, None, Stays)
+        assert await got == b"hello"
+
+    assert member(use) == []
+
+
+@pytest.mark.parametrize(("ruler", "given"), [("10.0.0.2:8010", True), ("10.0.0.9:8010", False)])
+def test_a_word_is_given_at_the_entrance(ruler: str, given: bool) -> None:
+    async def use(address: tuple[str, int], said: list[str]) -> None:
+        assert await visit(address, GOOD, proof(WordAsk(ruler, 3)), None, None) is given
+
+    assert member(use) == []
+
+
+@pytest.mark.parametrize(
+    ("token", "shown", "told"),
+    [
+        (Token("prod", "another-token-of-sixteen"), proof(), "it has another token"),
+        (Token("test", "sixteen-characters-or-more"), proof(), "it is of the cluster 'prod'"),
+        (GOOD, proof(version=VERSION + 1), f"it speaks version {VERSION + 1} of the frames"),
+        (GOOD, msgspec.structs.replace(proof(), member="10.0.0.3:8010"), "it does not rule"),
+    ],
+)
+def test_others_are_told_why_and_so_is_the_log(token: Token, shown: Proof, told: str) -> None:
+    async def use(address: tuple[str, int], said: list[str]) -> None:
+        with pytest.raises(Unwanted, match=told):
+            await visit(address, token, shown, None, None)
+
+    said = member(use)
+    assert [told in line for line in said] == ([] if token.cluster == "test" else [True])
+
+
+def test_a_proof_that_was_overheard_opens_nothing() -> None:
+    async def use(address: tuple[str, int], said: list[str]) -> None:
+        heard = proof()
+        heard.proof = GOOD.proof(Challenge(VERSION, "prod", b"o" * 32), heard)
+        reader, writer = await asyncio.open_connection(*address)
+        await reader.readexactly(4)
+        body = msgspec.msgpack.encode([heard])
+        writer.write(struct.pack(">I", len(body)) + body)
+        await reader.read()
+        writer.close()
+        assert "another token" in said[0]
+
+    member(use)
+
+
+def test_a_member_that_does_not_have_the_token_is_not_believed() -> None:
+    async def main() -> None:
+        async def false(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for message in (Challenge(VERSION, "prod", b"c" * 32), Accepted(True, b"x" * 32)):
+                body = msgspec.msgpack.encode([message])
+                writer.write(struct.pack(">I", len(body)) + body)
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(false, "127.0.0.1", 0)
+        with pytest.raises(Unwanted, match="has not shown that it has the token"):
+            await visit(server.sockets[0].getsockname()[:2], GOOD, proof(WordAsk("10.0.0.2:8010", 3)), None, None)
+        server.close()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"\x40\x00\x00\x00", "a frame of 1073741824 bytes, where 1 to 4096 are taken"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a frame of"),
+        (b"\x00\x00\x00\x01\x00", "no frame of ours"),
+        (b"", "it has not said who it is"),
+    ],
+)
+def test_garbage_and_silence_are_cut_off(sent: bytes, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entrance, "WITHIN", 0.1)
+
+    async def use(address: tuple[str, int], said: list[str]) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(sent)
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+    (line,) = member(use)
+    assert line.startswith(f"cluster: 127.0.0.1 was not let in: {told}")
