@@ -60,6 +60,7 @@ DOORS: dict[str, tuple[str, ...] | None] = {
     ),
     "pynvml": ("sidecar/gpus/nvml.py",),
     "ray": ("sidecar/ray/cluster.py",),
+    "redis": ("gateway/serve/cluster/store.py",),
     "uvloop": ("gateway/serve/run.py", "sidecar/serve/run.py", "loadtest/"),
     "zmq": ("gateway/decider/cache_events.py", "loadtest/engine/publisher.py"),
     "rich": ("gateway/top/", "sidecar/cli/pull_progress.py", "loadtest/"),
@@ -74,7 +75,7 @@ CALLS_NOT_IN_CORE = frozenset({"open", "print", "input", "eval", "exec", "breakp
 
 BASES = frozenset({"Exception", "Struct", "Enum", "Protocol", "Generic"})
 LIBRARY_BASES = {  # what a library demands is named here, with the files that may
-    "asyncio.Protocol": ("gateway/relay/wire/", "gateway/upstream/", "gateway/frames/channel.py", "loadtest/"),
+    "asyncio.Protocol": ("gateway/relay/wire/", "gateway/upstream/", "gateway/frames/", "loadtest/"),
     "asyncio.BufferedProtocol": ("gateway/relay/wire/", "gateway/upstream/", "loadtest/"),
     "argparse.ArgumentParser": ("gateway/shared/command_line.py",),  # error() is there to be replaced
     "TCPServer": ("gateway/shared/control/http1.py",),  # Hypercorn has no setting against HTTP/2 without TLS

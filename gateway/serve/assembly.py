@@ -36,6 +36,7 @@ from gateway.decider.dispatch import Dispatch
 from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.loading import Configuration
 from gateway.decider.local import LocalDecider
+from gateway.decider.metrics.cluster import Families
 from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.recorder import Recorder
@@ -55,8 +56,6 @@ from gateway.upstream.client import Client, ClientSettings, parse_origin
 from gateway.upstream.trust import Trust
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from gateway.decider.cache_events import KvEvents
 
 NO_PYZMQ = "kv_events: pyzmq is not installed: pip install 'weir-gateway[kv-events]', or leave kv_events out"
@@ -132,7 +131,7 @@ class Gateway:
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
         self.decider.reported = self.sidecars.reported
         self._sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
-        self.families: list[Callable[[], Iterable[Metric]]] = [self._sidecar_metrics.collect]
+        self.families: list[Families] = [self._sidecar_metrics.collect]
         self.metrics = Metrics(
             self.fleet,
             self.dispatch,

@@ -6,13 +6,15 @@ import asyncio
 import math
 import os
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from gateway.control.calls import CallView
 from gateway.control.cluster import ClusterView
 from gateway.control.processes import ProcessView
 from gateway.decider.loading import Configuration
+from gateway.decider.metrics.cluster import cluster_families
 from gateway.decider.relays.elsewhere import channel_from, process_of, relay_number
 from gateway.decider.relays.hub import ELSEWHERE, RelayHub
 from gateway.frames.channel import Channel
@@ -21,7 +23,6 @@ from gateway.frames.messages import RelayCounts
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.cluster.membership import Membership
-from gateway.serve.cluster.metrics import cluster_families
 from gateway.serve.cluster.near import Near, NearRelays
 from gateway.serve.cluster.store import MemberRecord, Store, opened
 from gateway.serve.hub_of import calls_of, hub_of
@@ -88,7 +89,7 @@ class ClusterPort:
         )
         self._relays = NearRelays(self._clock, self._arrived, self.membership.reached, self._unreached)
         gateway.dispatch.fence = -math.inf
-        gateway.families.append(lambda: cluster_families(self.cluster()))
+        gateway.families.append(self._families)
         self._configuration = configuration
         if policy.tls is None and place.first:
             say(
@@ -255,11 +256,11 @@ class ClusterPort:
         elif ruler is not None:
             near.lead(self._lead)
 
-    async def _lead(self, made: object) -> None:
+    async def _lead(self, made: Callable[[], Channel]) -> None:
         ruler = self.membership.election.ruler
         if ruler is None:
             raise Unwanted("nobody rules")
-        await self.membership.visit(ruler.name, None, made)  # type: ignore[arg-type]
+        await self.membership.visit(ruler.name, None, made)
 
     def _unreached(self, why: str) -> None:
         ruler = self.membership.election.ruler
@@ -288,6 +289,18 @@ class ClusterPort:
         records = self.membership.records
         there = {self._places.get((name, record.life)) for name, record in records.items()}
         return pid - ELSEWHERE in there or bool(self.membership.store_error)
+
+    def _families(self) -> Iterable[Any]:
+        view = self.cluster()
+        return cluster_families(
+            ruling=view.ruling,
+            granting=view.granting,
+            epoch=view.epoch,
+            since=view.since_s or 0.0,
+            store_up=view.store_error is None,
+            here=len(view.members),
+            silent=len(view.gone),
+        )
 
     def cluster(self) -> ClusterView:
         """For the control port."""

@@ -177,7 +177,7 @@ class Store:
 
         try:
             async with asyncio.timeout(WITHIN):
-                return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
+                return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call] # redis leaves it so
         except TimeoutError:
             await self._redis.connection_pool.disconnect()
             raise StoreError(f"no answer within {WITHIN:g} s") from None
@@ -204,8 +204,8 @@ def opened(url: str, user: str | None, password: str | None, trust: str | None) 
     not installed. `trust`: certificates in PEM for a store with TLS."""
     try:
         from redis.asyncio import Redis as Client  # noqa: PLC0415 # it is an extra
-        from redis.asyncio.retry import Retry  # noqa: PLC0415
-        from redis.backoff import NoBackoff  # noqa: PLC0415
+        from redis.asyncio.retry import Retry  # noqa: PLC0415 # the same
+        from redis.backoff import NoBackoff  # noqa: PLC0415 # the same
     except ModuleNotFoundError as error:
         raise ValueError(NO_REDIS) from error
     plain = "redis" + url.removeprefix("valkey").removeprefix("redis")
