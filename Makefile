@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-console bench-overhead instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-console bench-overhead bench-scale instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -92,8 +92,11 @@ test-console: $(STAMP) ## the console in a real Chromium: accessibility, hostile
 	@$(BIN)/python -m tests.console.install
 	$(PYTEST) -s -m console tests/console
 
-bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx and vllm-router, where they are installed
+bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx, HAProxy and vllm-router, where they are installed
 	$(BIN)/python -m loadtest.lab.cost.overhead $(BENCH)
+
+bench-scale: $(STAMP) ## CPU of relays and their decider beside one process, and the decider's ceiling; BENCH_SCALE=--help tells how
+	$(BIN)/python -m loadtest.lab.cost.scale $(BENCH_SCALE)
 
 corpus: $(STAMP) ## the estimate of GPU memory beside published starts of real vLLM, a line for each
 	$(BIN)/python -m tests.sidecar.corpus_table

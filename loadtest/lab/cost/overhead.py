@@ -1,11 +1,12 @@
 """Overhead of the gateway: CPU per request and per SSE event, memory per open stream, refusals per second.
 
-    python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,vllm-router]
+    python -m loadtest.lab.cost.overhead [--rounds 3] [--peers nginx,haproxy,vllm-router]
 
 Every server runs alone on core 0; an engine that costs almost nothing and the load share core 1. CPU time is what the
 kernel accounts to the server's processes, which survives a noisy machine far better than a throughput does. Rounds are
-interleaved, medians are printed, then ratios to each peer. Peers are used where they are installed: nginx, and
-vllm-router (on PATH, or named by the environment's VLLM_ROUTER).
+interleaved, medians are printed, then ratios to each peer. Peers are used where they are installed: nginx, HAProxy by
+itself and with calls that a gateway decides (docs/decide.md; the gateway's part of the CPU is in columns of its own),
+and vllm-router (on PATH, or named by the environment's VLLM_ROUTER).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 import uvloop
 
 from loadtest.clients.stub import LoadResult, StubLoad, serve_stub
+from loadtest.lab.cost import haproxy
 from loadtest.processes import Child, ChildError
 
 ENGINE_PORT = 19301
@@ -59,6 +61,8 @@ def peers(wanted: set[str], folder: Path) -> dict[str, Command]:
             return [nginx, "-c", str(config)]
 
         found["nginx"] = start_nginx
+    if not wanted or "haproxy" in wanted:
+        found |= haproxy.commands(folder, ENGINE_PORT)
     router = os.environ.get("VLLM_ROUTER") or shutil.which("vllm-router")
     if router and (not wanted or "vllm-router" in wanted):
         for policy in ("round_robin", "cache_aware"):
@@ -90,8 +94,12 @@ def tree(pid: int) -> list[int]:
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of the process and its children, as the kernel accounts it."""
+    return _seconds(tree(pid))
+
+
+def _seconds(pids: list[int]) -> float:
     ticks = 0
-    for at in tree(pid):
+    for at in pids:
         fields = Path(f"/proc/{at}/stat").read_text().rsplit(")", 1)[1].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -135,6 +143,10 @@ class ServerUnderTest:
     def __exit__(self, *_: object) -> None:
         self.child.stop()
 
+    def of_children(self) -> float:
+        """CPU seconds of the server's children so far."""
+        return _seconds(tree(self.child.pid)[1:])
+
     def load(self, load: StubLoad) -> tuple[LoadResult, float]:
         """The result, and CPU seconds of the server meanwhile."""
         before = cpu_seconds(self.child.pid)
@@ -142,13 +154,18 @@ class ServerUnderTest:
         return result, cpu_seconds(self.child.pid) - before
 
 
-def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bool) -> None:
+def measure(command: Command, port: int, row: dict[str, list[float]], *, own: bool, decided: bool) -> None:
     with ServerUnderTest(command(port), port) as server:
         server.load(StubLoad(requests=500, connections=64))
+        children = server.of_children()
         plain, cpu = server.load(StubLoad(requests=6000, connections=64))
         row.setdefault("us/request", []).append(cpu / plain.finished * 1e6)
+        between = server.of_children()
         stream, cpu = server.load(StubLoad(requests=200, connections=100, tokens=60))
         row.setdefault("us/event", []).append(cpu / stream.events * 1e6)
+        if decided:
+            row.setdefault("decider/request", []).append((between - children) / plain.finished * 1e6)
+            row.setdefault("decider/event", []).append((server.of_children() - between) / stream.events * 1e6)
         row.setdefault("errors", []).append(plain.errors + stream.errors)
         if own:
             before = memory(server.child.pid)
@@ -182,14 +199,16 @@ def main() -> None:
                 print(f"round {number + 1}/{args.rounds}: {name}", file=sys.stderr)
                 port += 1
                 try:
-                    measure(command, port, rows.setdefault(name, {}), own=name == "gateway")
+                    measure(
+                        command, port, rows.setdefault(name, {}), own=name == "gateway", decided=name == haproxy.DECIDED
+                    )
                 except ChildError as error:
                     sys.exit(f"overhead: {error}")
     report(rows)
 
 
 def report(rows: dict[str, dict[str, list[float]]]) -> None:
-    columns = ["us/request", "us/event", "KiB/stream", "refusals/s/core", "errors"]
+    columns = ["us/request", "us/event", "decider/request", "decider/event", "KiB/stream", "refusals/s/core", "errors"]
     middle = {name: {key: statistics.median(values) for key, values in row.items()} for name, row in rows.items()}
     print(f"{'':26}" + "".join(f"{column:>17}" for column in columns))
     for name, row in middle.items():
