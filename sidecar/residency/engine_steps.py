@@ -14,11 +14,10 @@ from typing import Literal
 
 import msgspec
 
-from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord, Unusable
+from sidecar.core.engine_records import EngineFacts, EngineFailed, EngineRecord
 from sidecar.core.gpus import GPU
 from sidecar.core.host_memory import HostMemory
-from sidecar.core.inventory import Size
-from sidecar.core.lesson import AGAIN, FailedStart, Lesson, lower_share
+from sidecar.core.lesson import Lesson
 from sidecar.core.lifecycle import ERROR, STARTING, STOP, Event
 from sidecar.core.measured import Measured
 from sidecar.core.model_state import ModelState
@@ -27,9 +26,9 @@ from sidecar.core.step_times import StartClock
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.effects import Engine, Engines
 from sidecar.residency.engine_memory import EngineMemory
+from sidecar.residency.engine_sizes import EngineSizes
 
 SIZE_EVERY = 5.0  # seconds between two looks for the files of a model that come with its start
-LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another start
 SAMPLE_EVERY = 1.0  # seconds between two looks at a starting engine's memory
 KEPT = 200  # lines of an engine that has ended
 HEARD = 300  # of its last lines that are looked at each time, for the stage of its start
@@ -69,10 +68,8 @@ class EngineSteps:
         self.starts: Counter[str] = Counter()
         self.start_failures: Counter[tuple[str, str]] = Counter()
         self.memory = EngineMemory(monitor, self.running)
+        self.sizes = EngineSizes(engines, monitor, say, measured=measured, lessons=lessons, sleeps=sleeps, touch=touch)
         self._last_lines: dict[str, list[str]] = {}
-        self._measured = measured
-        self._lessons = lessons
-        self._sleeps = sleeps
         self._host = host
         self._engines = engines
         self._monitor = monitor
@@ -129,10 +126,10 @@ class EngineSteps:
             if full and room - await self._taken_since(entry, gpus) < entry.size.start_needs:
                 entry.taught, room = True, 0  # others were faster: of this model it tells nothing
             else:
-                entry.taught = await self._learns(entry, error, room)
+                entry.taught = await self.sizes.learns(entry, error, room)
             entry.least_room = room if full else 0
             others = self.memory.foreign(entry) if full else ""
-            more = "; ".join(filter(None, (self._lower_share(entry, error), others)))
+            more = "; ".join(filter(None, (self.sizes.lower_share(entry, error), others)))
             await self.fail(entry, error, more, taught=entry.taught)
             return
         finally:
@@ -173,7 +170,9 @@ class EngineSteps:
                 if ready.done():
                     facts = ready.result()
                     self.memory.ready(entry, engine, gpus)
-                    self._measure(entry, facts, peak, max(held.values(), default=0))
+                    settled = max(held.values(), default=0)
+                    claim = self.memory.claim(entry, settled)
+                    self.sizes.measure(entry, facts, claim, peak=peak, settled=settled)
                     return facts
                 if stop.done():
                     return None
@@ -184,11 +183,8 @@ class EngineSteps:
 
     async def _sized_meanwhile(self, entry: ModelState) -> None:
         """See whether the files of its model have come with its start. Raises _Sized where it claims less by them."""
-        try:
-            size = await self._sized(entry, self._monitor.smallest(entry.gpus))
-        except Unusable:
-            return  # it may be so in the middle of a download; if not, its own failure tells more
-        if not size.guessed and size.claim < LESS * entry.size.claim:
+        size = await self.sizes.smaller(entry)
+        if size is not None:
             raise _Sized(f"its model's files are here now, and it is started anew with {size.arithmetic}")
 
     def stop_starting(self, entry: ModelState) -> bool:
@@ -260,7 +256,7 @@ class EngineSteps:
 
     async def _memory_back(self, entry: ModelState) -> bool:
         back = await self._processes_ended(entry)
-        await self.size(entry)  # by what was measured
+        await self.sizes.size(entry)  # by what was measured
         return back
 
     async def _processes_ended(self, entry: ModelState) -> bool:
@@ -301,35 +297,7 @@ class EngineSteps:
                 await engine.leave()
         self.running.clear()
 
-    # -- lessons, sizes, output -------------------------------------------------------------------------------------
-
-    async def _learns(self, entry: ModelState, error: EngineFailed, free: int) -> bool:
-        """Take in what its failed start tells of memory, with so much `free` before it. Whether the next start is
-        another for it."""
-        if error.found is None or error.found.kind == AGAIN:
-            return error.found is not None
-        total = self._monitor.smallest(entry.gpus)
-        failed = FailedStart(size=entry.size, found=error.found, total=total, free=free)
-        lesson = self._engines.lesson(entry.name, failed)
-        if lesson is None:
-            return False
-        self._lessons[entry.name] = lesson
-        try:
-            size = await self._sized(entry, total)
-        except Unusable:
-            return False
-        if size.starts_as(entry.size):
-            return False
-        self._say(f"{entry.name} failed for memory; the next start claims {size.arithmetic}")
-        return True
-
-    def _lower_share(self, entry: ModelState, error: EngineFailed) -> str:
-        """Advice where a start with an operator's own share ran out of memory: nobody else changes that share."""
-        share, lesson = entry.profile.gpu_memory, self._lessons.get(entry.name)
-        if error.found is None or error.found.kind != "oom" or not isinstance(share, float) or lesson is None:
-            return ""
-        lower = lower_share(share, lesson, self._monitor.smallest(entry.gpus))
-        return f"its gpu_memory of {share:.0%} leaves too little beside it: try gpu_memory: {lower:.0%}"
+    # -- output, counts ---------------------------------------------------------------------------------------------
 
     def forget(self, entry: ModelState) -> None:
         """It has no engine, and never will have one again: nothing is told of it any more."""
@@ -339,44 +307,10 @@ class EngineSteps:
             for key in [key for key in counts if key[0] == entry.name]:
                 del counts[key]  # type: ignore[arg-type] # a key of its own
 
-    def forget_lesson(self, entry: ModelState) -> None:
-        """What its failed starts have told may be otherwise, with another vLLM or other GPUs."""
-        self._lessons.pop(entry.name, None)
-
-    async def _sized(self, entry: ModelState, total: int) -> Size:
-        size = await self._engines.size(entry.name, total, len(self._monitor.gpus))
-        return size.with_sleep(entry.slept)
-
-    async def size(self, entry: ModelState) -> None:
-        """Find out what its engine will take, on GPUs of each size that it may run on."""
-        sizes: dict[int, Size] = {}
-        why = ""
-        slept = self._sleeps.get(entry.name)
-        entry.slept = slept if slept is not None and slept.settings == self._engines.settings(entry.name) else None
-        for total in self._monitor.sizes(entry.profile.gpus, entry.profile.tensor_parallel):
-            try:
-                sizes[total] = await self._sized(entry, total)
-            except Unusable as error:
-                why = str(error)
-        if sizes:
-            entry.sizes, entry.size = sizes, sizes[min(sizes)]
-        elif why != entry.unusable:
-            self._say(f"{entry.name} cannot be run: {why}")
-        entry.sized, entry.unusable = bool(sizes), "" if sizes else why
-        self._touch()
-
     def lines(self, entry: ModelState, most: int) -> list[str]:
         """The last lines of its engine, or of the one that has ended last."""
         engine = self.running.get(entry.name)
         return self._last_lines.get(entry.name, [])[-most:] if engine is None else engine.lines(most)
-
-    def _measure(self, entry: ModelState, facts: EngineFacts, peak: int, settled: int) -> None:
-        entry.size = msgspec.structs.replace(entry.size, claim=self.memory.claim(entry, settled))
-        measured = self._engines.measurement(entry.name, facts, peak=peak, settled=settled)
-        if measured is not None:
-            self._measured[entry.name] = measured
-        if entry.name in self._lessons:
-            self._lessons[entry.name] = self._lessons[entry.name].after(measured)
 
     def transition(self, entry: ModelState, event: Event, error: str = "") -> None:
         """Apply an event of `core.lifecycle` to its state, and count the facts. Raises IllegalTransition."""

@@ -118,4 +118,4 @@ class FileChanges:
         self._touch()
 
     def _size(self, entry: ModelState) -> None:
-        self._tasks.begin([entry.name], (), self._steps.size(entry))
+        self._tasks.begin([entry.name], (), self._steps.sizes.size(entry))

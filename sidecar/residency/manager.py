@@ -180,7 +180,7 @@ class Manager:
         for name in self._known.off:
             if name in self.entries:
                 self.entries[name].off = True
-        await asyncio.gather(*(self.steps.size(entry) for entry in self.entries.values()))
+        await asyncio.gather(*(self.steps.sizes.size(entry) for entry in self.entries.values()))
         for name, record in self._known.engines.items():
             known = self.entries.get(name)
             await take_over(name, record, known, self._engines, self.steps, self.host, self._clock(), self._say)

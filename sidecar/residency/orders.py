@@ -164,10 +164,10 @@ class Orders:
         """Size a model again that has no engine: the GPUs are others, or can be read again. What its failed starts have
         told is of the model, and stays."""
         if entry.name not in self._steps.running and entry.name not in self._tasks:
-            self._tasks.begin([entry.name], (), self._steps.size(entry))
+            self._tasks.begin([entry.name], (), self._steps.sizes.size(entry))
 
     def size_again(self, entry: ModelState) -> None:
         """Size a model again that could not be run: the reason may be gone."""
         if entry.unusable and entry.name not in self._tasks:
-            self._steps.forget_lesson(entry)
-            self._tasks.begin([entry.name], (), self._steps.size(entry))
+            self._steps.sizes.forget_lesson(entry)
+            self._tasks.begin([entry.name], (), self._steps.sizes.size(entry))

@@ -86,7 +86,7 @@ def test_a_model_that_comes_with_its_start_is_started_anew_with_what_it_needs(le
                 return msgspec.structs.replace(found, claim=guess, start_needs=guess, guessed=True)
 
             made.engines.size = size  # type: ignore[method-assign] # as if its files were not here
-            await made.manager.steps.size(made.entry("a"))
+            await made.manager.steps.sizes.size(made.entry("a"))
             call = asyncio.ensure_future(made.gateways[0].call("a", 1.0, 1000.0))
             await asyncio.sleep(8.0)
             here[0] = True

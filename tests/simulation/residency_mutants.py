@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sidecar.core.model_state import ModelState
+from sidecar.residency.engine_sizes import EngineSizes
 from sidecar.residency.engine_steps import EngineSteps
 from sidecar.residency.gpu_tasks import GpuTasks
 from sidecar.residency.operations import Operations
@@ -12,13 +13,13 @@ from tests.simulation.mutants import Mutant
 LEFT_PENDING = Mutant(Operations, "_give_up", 'self._steps.transition(entry, "cancel")', "pass")
 
 # A start that failed for memory teaches nothing, and is tried again all the same.
-UNTAUGHT = Mutant(EngineSteps, "_learns", "self._lessons[entry.name] = lesson", "return True")
+UNTAUGHT = Mutant(EngineSizes, "learns", "self._lessons[entry.name] = lesson", "return True")
 
 # What two operations need of one GPU is given to both.
 SHARED_GPU = Mutant(GpuTasks, "free", "not any(self._locked[gpu] for gpu in gpus or (ON_CPU,))", "True")
 
 # An engine that has failed is forgotten, and goes on.
-LEFT_RUNNING = Mutant(EngineSteps, "_memory_back", "await engine.stop()", "pass")
+LEFT_RUNNING = Mutant(EngineSteps, "_processes_ended", "await engine.stop()", "pass")
 
 # What idles is put to sleep or ended though gateways may have sent it calls since.
 UNDRAINED = Mutant(

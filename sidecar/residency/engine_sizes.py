@@ -1,0 +1,114 @@
+"""Sizes of engines: what each will take by its model's files, by lessons of failed starts, and as it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from sidecar.core.engine_records import EngineFacts, EngineFailed, Unusable
+from sidecar.core.inventory import Size
+from sidecar.core.lesson import AGAIN, FailedStart, Lesson, lower_share
+from sidecar.core.measured import Measured
+from sidecar.core.model_state import ModelState
+from sidecar.core.sleep import MeasuredSleep
+from sidecar.gpus.monitor import GpuMonitor
+from sidecar.residency.effects import Engines
+
+LESS = 0.95  # of what a guessed claim was, at most, or it is not worth another start
+
+
+class EngineSizes:
+    """Of all models of a sidecar. `measured`, `lessons`, `sleeps`: what is known, by profile. `touch` is called after
+    every change of a model's size."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        monitor: GpuMonitor,
+        say: Callable[[str], None],
+        *,
+        measured: dict[str, Measured],
+        lessons: dict[str, Lesson],
+        sleeps: Mapping[str, MeasuredSleep],
+        touch: Callable[[], None],
+    ) -> None:
+        self._engines = engines
+        self._monitor = monitor
+        self._say = say
+        self._measured = measured
+        self._lessons = lessons
+        self._sleeps = sleeps
+        self._touch = touch
+
+    async def size(self, entry: ModelState) -> None:
+        """Find out what its engine will take, on GPUs of each size that it may run on."""
+        sizes: dict[int, Size] = {}
+        why = ""
+        slept = self._sleeps.get(entry.name)
+        entry.slept = slept if slept is not None and slept.settings == self._engines.settings(entry.name) else None
+        for total in self._monitor.sizes(entry.profile.gpus, entry.profile.tensor_parallel):
+            try:
+                sizes[total] = await self._sized(entry, total)
+            except Unusable as error:
+                why = str(error)
+        if sizes:
+            entry.sizes, entry.size = sizes, sizes[min(sizes)]
+        elif why != entry.unusable:
+            self._say(f"{entry.name} cannot be run: {why}")
+        entry.sized, entry.unusable = bool(sizes), "" if sizes else why
+        self._touch()
+
+    async def _sized(self, entry: ModelState, total: int) -> Size:
+        size = await self._engines.size(entry.name, total, len(self._monitor.gpus))
+        return size.with_sleep(entry.slept)
+
+    async def smaller(self, entry: ModelState) -> Size | None:
+        """The size of a model whose start is a guess, where its files have come with that and it claims less by them;
+        None: not so."""
+        try:
+            size = await self._sized(entry, self._monitor.smallest(entry.gpus))
+        except Unusable:
+            return None  # it may be so in the middle of a download; if not, its own failure tells more
+        return size if not size.guessed and size.claim < LESS * entry.size.claim else None
+
+    async def learns(self, entry: ModelState, error: EngineFailed, free: int) -> bool:
+        """Take in what its failed start tells of memory, with so much `free` before it. Whether the next start is
+        another for it."""
+        if error.found is None or error.found.kind == AGAIN:
+            return error.found is not None
+        total = self._monitor.smallest(entry.gpus)
+        failed = FailedStart(size=entry.size, found=error.found, total=total, free=free)
+        lesson = self._engines.lesson(entry.name, failed)
+        if lesson is None:
+            return False
+        self._lessons[entry.name] = lesson
+        try:
+            size = await self._sized(entry, total)
+        except Unusable:
+            return False
+        if size.starts_as(entry.size):
+            return False
+        self._say(f"{entry.name} failed for memory; the next start claims {size.arithmetic}")
+        return True
+
+    def lower_share(self, entry: ModelState, error: EngineFailed) -> str:
+        """Advice where a start with an operator's own share ran out of memory: nobody else changes that share."""
+        share, lesson = entry.profile.gpu_memory, self._lessons.get(entry.name)
+        if error.found is None or error.found.kind != "oom" or not isinstance(share, float) or lesson is None:
+            return ""
+        lower = lower_share(share, lesson, self._monitor.smallest(entry.gpus))
+        return f"its gpu_memory of {share:.0%} leaves too little beside it: try gpu_memory: {lower:.0%}"
+
+    def forget_lesson(self, entry: ModelState) -> None:
+        """What its failed starts have told may be otherwise, with another vLLM or other GPUs."""
+        self._lessons.pop(entry.name, None)
+
+    def measure(self, entry: ModelState, facts: EngineFacts, claim: int, *, peak: int, settled: int) -> None:
+        """It serves: it claims so much, held `peak` bytes at most while it started, and `settled` since."""
+        entry.size = msgspec.structs.replace(entry.size, claim=claim)
+        measured = self._engines.measurement(entry.name, facts, peak=peak, settled=settled)
+        if measured is not None:
+            self._measured[entry.name] = measured
+        if entry.name in self._lessons:
+            self._lessons[entry.name] = self._lessons[entry.name].after(measured)
