@@ -1,8 +1,8 @@
 """Progress of a start: the signs of it, and until when a start without one may go on.
 
 A sign is a line of a kind that was not there before, or a progress bar whose share grows; the growth of the model's
-folder or of a cache of compiled code; bytes read; a stage reached. A line that is written again with another time is
-none, so a start that hangs in NCCL and says so every minute is found out.
+folder, of a cache of compiled code, or of its GPU memory; bytes read; a stage reached. A line that is written again
+with another time is none, so a start that hangs in NCCL and says so every minute is found out.
 
 CPU time alone is a weaker sign. Compilation burns it without a line, and so do the workers of a hang, which wait for
 each other in a loop. It counts until one `stall` after the last sign of another kind, and no longer: by then a
@@ -30,11 +30,11 @@ SHOWN = 120  # characters of a line
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a start from outside. `cpu`: seconds that its processes have run; `read`: bytes that they have read;
-    `folders`: bytes in each that they write to, by its name."""
+    `sizes`: bytes in each folder that they write to, and of GPU memory, by name."""
 
     cpu: float = 0.0
     read: int = 0
-    folders: Mapping[str, int] = {}
+    sizes: Mapping[str, int] = {}
 
 
 class StartProgress:
@@ -52,7 +52,7 @@ class StartProgress:
         self._looked: Look | None = None
         self._looked_at = now
         self._read = 0
-        self._bytes: dict[str, int] = {}  # by folder, the most there were
+        self._bytes: dict[str, int] = {}  # by name, the most there were
         self._worked_at = -math.inf
 
     def reached(self, what: str, now: float) -> None:
@@ -75,7 +75,7 @@ class StartProgress:
 
     def looked(self, look: Look, now: float) -> None:
         """What a look from outside has found."""
-        for name, size in look.folders.items():
+        for name, size in look.sizes.items():
             known = self._bytes.get(name)
             if known is not None and size > known:
                 self.reached(f"{name} grew by {(size - known) / MIB:.1f} MiB", now)

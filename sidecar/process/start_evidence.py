@@ -1,4 +1,4 @@
-"""Evidence of a start's progress: what its engine writes and reads, its CPU time, and the folders that it fills.
+"""Evidence of a start's progress: what its engine writes and reads, its CPU time, the folders and GPUs that it fills.
 
 Folders and /proc are looked at in a thread, one look at a time, each bounded: a network file system that hangs costs
 one thread, and is no progress.
@@ -14,12 +14,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from gateway.shared.threads import begin_in_thread
 from sidecar.core.profile import Profile
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.process import Process
 from sidecar.sizing.model_files import cache_folder, hub_folder
 
+GPU_MEMORY = "its GPU memory"
 LOOK_WITHIN = 10.0  # seconds for one look
 MOST_FILES = 20_000  # of one folder that are looked at
 MOST_LINES = 500  # of one reading that are judged, the last ones
@@ -27,15 +30,22 @@ LINE_MOST = 4000  # bytes of a line that is being written
 
 
 class StartEvidence:
-    """Of the start of one engine, for `progress`: it hears the output from here to `close`. `folders`: by name."""
+    """Of the start of one engine, for `progress`: it hears the output from here to `close`. `folders`: by name.
+    `gpu_bytes`: the most that it has held of a GPU so far."""
 
     def __init__(
-        self, process: Process, folders: Mapping[str, Path], progress: StartProgress, clock: Callable[[], float]
+        self,
+        process: Process,
+        folders: Mapping[str, Path],
+        progress: StartProgress,
+        clock: Callable[[], float],
+        gpu_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._process = process
         self._folders = folders
         self._progress = progress
         self._clock = clock
+        self._gpu_bytes = gpu_bytes
         self._rest = b""
         self._looking: concurrent.futures.Future[Look] | None = None
         self._hear("\n".join(process.output.ring.lines()).encode() + b"\n")
@@ -67,12 +77,13 @@ class StartEvidence:
             self._looking = None
             return
         self._looking = None
-        self._progress.looked(found, self._clock())
+        sizes = {**found.sizes, GPU_MEMORY: self._gpu_bytes()}
+        self._progress.looked(msgspec.structs.replace(found, sizes=sizes), self._clock())
 
 
 def _look(process: Process, folders: Mapping[str, Path]) -> Look:
     cpu, read = process.usage()
-    return Look(cpu=cpu, read=read, folders={name: bytes_in(folder) for name, folder in folders.items()})
+    return Look(cpu=cpu, read=read, sizes={name: bytes_in(folder) for name, folder in folders.items()})
 
 
 def bytes_in(folder: Path) -> int:

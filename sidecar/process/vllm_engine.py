@@ -130,11 +130,12 @@ class VllmEngine:
 
     # -- its start --------------------------------------------------------------------------------------------------
 
-    async def ready(self) -> EngineFacts:
-        """Until it serves: healthy, its name served, warmed up, the canary recorded. Raises EngineFailed."""
+    async def ready(self, gpu_bytes: Callable[[], int] = lambda: 0) -> EngineFacts:
+        """Until it serves: healthy, its name served, warmed up, the canary recorded. `gpu_bytes`: the most that it has
+        held of a GPU so far. Raises EngineFailed."""
         profile = self._profile()
         async with self._failing("it did not get ready", memory=True):
-            canary = await self._warmed_up(profile)
+            canary = await self._warmed_up(profile, gpu_bytes)
             gauges = await self._api.gauges(LIVENESS)
             served = await self._api.models(LIVENESS)
         most = profile.flags.get("max-num-seqs")
@@ -146,12 +147,12 @@ class VllmEngine:
             canary=canary,
         )
 
-    async def _warmed_up(self, profile: Profile) -> Completion | None:
+    async def _warmed_up(self, profile: Profile, gpu_bytes: Callable[[], int]) -> Completion | None:
         """Its canary; None where it cannot have one, or need not."""
         pools = pooling(profile)
         requests = 0 if pools else profile.warmup.requests
         progress = StartProgress(self._clock(), profile.load_stall)
-        evidence = StartEvidence(self._process, self._folders, progress, self._clock)
+        evidence = StartEvidence(self._process, self._folders, progress, self._clock, gpu_bytes)
         try:
             await ready(
                 self._api,

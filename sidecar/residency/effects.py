@@ -6,7 +6,7 @@ Bytes are per GPU, times are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Literal, Protocol
 
 from sidecar.core.config import SidecarConfig
@@ -40,8 +40,9 @@ class Engine(Protocol):
     def lines(self, most: int) -> list[str]:
         """The last lines it has written."""
 
-    async def ready(self) -> EngineFacts:
-        """Until it serves: healthy, its name served, warmed up, the canary recorded."""
+    async def ready(self, gpu_bytes: Callable[[], int] = lambda: 0) -> EngineFacts:
+        """Until it serves: healthy, its name served, warmed up, the canary recorded. `gpu_bytes`: the most that it has
+        held of a GPU so far, whose growth is progress."""
 
     async def awake(self) -> Literal[0, 1, 2]:
         """Sleep level, by its own word; 0: awake. After adoption."""

@@ -153,9 +153,9 @@ class EngineSteps:
         before: Mapping[int, int],
     ) -> EngineFacts | None:
         """The engine's facts once it serves; None: somebody wants it ended before that. `before`: bytes used by GPU."""
-        ready = asyncio.ensure_future(engine.ready())
-        stop = asyncio.ensure_future(stopping.wait())
         peak, sized_at = 0, self._clock()
+        ready = asyncio.ensure_future(engine.ready(lambda: peak))
+        stop = asyncio.ensure_future(stopping.wait())
         try:
             while True:
                 await asyncio.wait((ready, stop), timeout=SAMPLE_EVERY, return_when=asyncio.FIRST_COMPLETED)

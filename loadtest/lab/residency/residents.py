@@ -31,6 +31,7 @@ from sidecar.core.sleep import Level
 from sidecar.core.start_progress import Look, StartProgress
 from sidecar.process.engine_api import ApiError, EngineApi
 from sidecar.process.readiness import ready
+from sidecar.process.start_evidence import GPU_MEMORY
 from sidecar.sizing.claim import MOST
 from sidecar.sizing.taught import NOTHING_LEARNT
 
@@ -90,6 +91,7 @@ class ResidentEngine:
         self._under_way: asyncio.Task[None] | None = None
         self._said = [f"engine {pid}"]
         self._fetched = 0  # bytes that it has downloaded
+        self._gpu_bytes: Callable[[], int] = lambda: 0
         self._progress = StartProgress(
             asyncio.get_running_loop().time(), math.inf if profile is None else profile.load_stall
         )
@@ -138,7 +140,8 @@ class ResidentEngine:
 
     # -- its start --------------------------------------------------------------------------------------------------
 
-    async def ready(self) -> EngineFacts:
+    async def ready(self, gpu_bytes: Callable[[], int] = lambda: 0) -> EngineFacts:
+        self._gpu_bytes = gpu_bytes
         with self._machine.alone(self.gpus, f"start of {self.pid}"):
             if self._profile is None:
                 return await self._started()
@@ -190,7 +193,7 @@ class ResidentEngine:
 
     async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._progress.looked(Look(folders={"its model's folder": self._fetched}), now)
+        self._progress.looked(Look(sizes={"its model's folder": self._fetched, GPU_MEMORY: self._gpu_bytes()}), now)
 
     def _ends(self, why: Shortage) -> NoReturn:
         """It writes this, and ends."""

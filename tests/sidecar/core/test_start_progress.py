@@ -63,7 +63,7 @@ def test_a_folder_that_grows_beyond_what_it_had_is_a_sign() -> None:
     start = made()
     sizes = (50, 50, 80, 20, 80, 81)
     for now, size in enumerate(sizes, 1):
-        start.looked(Look(folders={"vLLM's cache": size * MIB}), float(now))
+        start.looked(Look(sizes={"vLLM's cache": size * MIB}), float(now))
         assert start.at == {1: 0.0, 2: 0.0, 3: 3.0, 4: 3.0, 5: 3.0, 6: 6.0}[now]
     assert start.what == "vLLM's cache grew by 1.0 MiB"
 
@@ -120,6 +120,6 @@ def test_laws_of_random_starts(seed: int) -> None:
                 grows = rng.choice((0, 0, 0, 1))
                 sign = now if grows and size else sign  # the first look only tells how much there is
                 size += grows if size else 1
-                start.looked(Look(cpu=cpu, folders={"x": size}), now)
+                start.looked(Look(cpu=cpu, sizes={"x": size}), now)
         assert start.at == sign
         assert sign + STALL <= start.ends_at <= sign + 2 * STALL

@@ -52,7 +52,9 @@ class Start:
             argv, env=dict(os.environ), engine=f"box{tmp_path}", address=address, log=tmp_path / "log", cwd=tmp_path
         )
         self.progress = StartProgress(time.monotonic(), STALL)
-        self.evidence = StartEvidence(self.process, {"the cache": self.folder}, self.progress, time.monotonic)
+        self.gpu_bytes = 0
+        folders = {"the cache": self.folder}
+        self.evidence = StartEvidence(self.process, folders, self.progress, time.monotonic, lambda: self.gpu_bytes)
 
     async def given_up(self, limit: float | None = None) -> tuple[float, str]:
         """After how many seconds it was given up, and why. Nothing of it is left then."""
@@ -88,6 +90,25 @@ def test_a_hang_that_says_so_again_and_again_is_given_up_after_a_stall(tmp_path:
         took, why = await Start(HUNG.format(SLEEPS), tmp_path).given_up()
         assert STALL <= took < 10 * STALL
         assert "No available shared memory" in why
+
+    run(scene)
+
+
+def test_growth_of_its_gpu_memory_is_progress(tmp_path: Path) -> None:
+    async def scene() -> None:
+        start = Start("import time; time.sleep(60)", tmp_path)
+        try:
+            signs = []
+            for size in (0, 1024**3, 1024**3):
+                start.gpu_bytes = size
+                await start.evidence.look()
+                signs.append(start.progress.what)
+            began, *grown = signs
+            assert began == "its process began"
+            assert grown == ["its GPU memory grew by 1024.0 MiB"] * 2
+        finally:
+            start.evidence.close()
+            await start.process.terminate(5.0)
 
     run(scene)
 
