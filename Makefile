@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-console bench-overhead bench-scale instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-console console-pictures bench-overhead bench-scale instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -91,6 +91,9 @@ test-console: $(STAMP) ## the console in a real Chromium: accessibility, hostile
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,console]'
 	@$(BIN)/python -m tests.console.install
 	$(PYTEST) -s -m console tests/console
+
+console-pictures: $(STAMP) ## write the pictures of docs/console.md again, by the tests that `make test-console` has prepared
+	WEIR_WRITE_PICTURES=1 $(PYTEST) -m console tests/console/test_views.py -k pictures
 
 bench-overhead: $(STAMP) ## the gateway's own CPU cost beside nginx, HAProxy and vllm-router, where they are installed
 	$(BIN)/python -m loadtest.lab.cost.overhead $(BENCH)

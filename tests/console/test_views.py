@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ tenants:
   globex: {keys: [%s]}
 budget: {max_concurrency: 4}
 """
+DOCS = Path(__file__).parents[2] / "docs"
 VIEWS = ["now", "calls", "policy", "tenants", "playground"]
 
 
@@ -50,6 +52,21 @@ def overloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
         with Traffic(send, rate=25, threads=50):
             yield gateway
+
+
+def test_the_pictures_of_the_documentation(
+    overloaded: Gateway, console: Callable[..., Console], pictures: Path
+) -> None:
+    """`make console-pictures` writes them into docs/; else they are left in the cache."""
+    folder = DOCS if os.environ.get("WEIR_WRITE_PICTURES") else pictures
+    page = console(overloaded.control, "light", 1280, 960).open()
+    page.locator(".lines li", has_text="429 (rate_limited)").first.wait_for(timeout=60000)
+    page.wait_for_timeout(20000)  # a line of the last minute that is to be seen
+    page.screenshot(path=str(folder / "console-now.png"))
+    page = console(overloaded.control, "dark", 1280, 960).open("calls")
+    page.locator(".row .call", has_text="200 ok").nth(2).click()
+    page.screenshot(path=str(folder / "console-calls.png"))
+    assert all((folder / name).stat().st_size < 200_000 for name in ("console-now.png", "console-calls.png"))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -117,7 +117,7 @@ function lifeOf(row) {
   } else if (it.predicted_wait) steps.push(["predicted", "a wait of " + seconds(it.predicted_wait)]);
   steps.push(["ended", clock(it.ended) + ", after " + seconds(it.total) + ": " + it.status + " " + it.outcome]);
   if (it.reason) steps.push(["because", it.reason]);
-  const track = el("div", "track"), whole = it.total || 1;
+  const track = el("div", "track"), whole = it.total || .001;
   track.setAttribute("role", "img");
   track.setAttribute("aria-label", "waited " + seconds(it.engine ? it.queue : it.total) + " of " + seconds(it.total));
   const part = (kind, from, to) => {

@@ -8,12 +8,12 @@ export function playgroundView() {
   const model = choices([]), class_ = choices([], "none asked for"), number = choices(["1", "2", "5", "10", "20"]), most = el("input"), key = el("input"), prompt = el("textarea");
   most.type = "number"; most.min = 1; most.max = 4096; most.value = 64;
   key.type = "password"; key.autocomplete = "off";
-  prompt.rows = 3; prompt.cols = 60; prompt.value = "Why is the river level?";
+  prompt.rows = 3; prompt.value = "Why is the river level?";
   const go = el("button", "strong", "Send"), stop = el("button", "", "Stop"), answers = el("div");
   stop.type = "button"; stop.disabled = true;
   answers.setAttribute("aria-live", "off");
   const form = el("form", "", el("div", "controls", labelled("model", model), labelled("class", class_), labelled("calls at once", number), labelled("max_tokens", most), labelled("key of the data port", key)),
-    el("div", "controls", labelled("prompt", prompt)), el("div", "buttons", go, stop));
+    el("p", "", labelled("prompt", prompt)), el("div", "buttons", go, stop));
   let open = null;
   stop.addEventListener("click", () => open && open.abort());
   form.addEventListener("submit", async (event) => {
