@@ -24,7 +24,12 @@ from tests.faults import scripted
 NOTHING = RelayCounts(CallCounts().told(), 0, 0, 0, {}, {}, {}, 0, 0, 0)
 
 
-def hub_of(gateway: Gateway, epoch: int = 1, expected: dict[int, int] | None = None) -> RelayHub:
+def hub_of(
+    gateway: Gateway,
+    epoch: int = 1,
+    expected: dict[int, int] | None = None,
+    lives: Callable[[int], bool] | None = None,
+) -> RelayHub:
     """The decider's side, over the gateway's own decider."""
     hub = RelayHub(
         gateway.decider,
@@ -35,6 +40,7 @@ def hub_of(gateway: Gateway, epoch: int = 1, expected: dict[int, int] | None = N
         call_ended=gateway.call_ended,
         say=gateway.say,
         overruled=lambda _: None,
+        lives=lives,
         ended=gateway.ended_calls.add,
     )
     hub.apply(gateway.pipeline.snapshot, b"")

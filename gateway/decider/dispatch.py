@@ -44,6 +44,21 @@ def _ignored(_: str, __: float) -> None:
     """Nobody is to be told."""
 
 
+class QueuePlace:
+    """A waiting call's place: `turn` is its grant, or the refusal."""
+
+    __slots__ = ("_dispatch", "ticket", "turn")
+
+    def __init__(self, dispatch: Dispatch, ticket: Ticket, turn: asyncio.Future[LocalGrant]) -> None:
+        self._dispatch = dispatch
+        self.ticket = ticket
+        self.turn = turn
+
+    def leave(self) -> None:
+        """Give it up, also in the very moment of its grant."""
+        self._dispatch.leave(self)
+
+
 class Dispatch:
     """Obeys the decisions of `control` over one fleet. `clock` gives monotonic seconds.
 
@@ -139,6 +154,17 @@ class Dispatch:
         """Wait in the class's queue for a grant. Raises Refused; cancellation withdraws the call."""
         if self.successor is not None:
             return await self.successor.grant(call, exclude, front=front)
+        place = self.queue(call, exclude, front=front)
+        try:
+            return await place.turn
+        except asyncio.CancelledError:
+            place.leave()
+            raise
+        except HandedOver as handed:
+            return await handed.successor.grant(call, exclude, front=front)
+
+    def queue(self, call: Call, exclude: frozenset[str], *, front: bool = False) -> QueuePlace:
+        """A place in the class's queue, which is to be left if nobody waits for its turn any more. Raises Refused."""
         now, witness = self.clock(), self.witness
         if witness is not None:
             witness.entering(call, exclude, front=front)
@@ -158,17 +184,16 @@ class Dispatch:
         queues.push(ticket, front=front)
         heapq.heappush(self._expiries, (ticket.expires, next(self._sequence), ticket))
         self._pump(call.model, queues)
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if ticket.waiting:
-                self._withdraw(ticket)
-                self._pump(call.model, queues)
-            elif not turn.cancelled() and turn.exception() is None:
-                turn.result().close()  # granted in the very moment it was cancelled
-            raise
-        except HandedOver as handed:
-            return await handed.successor.grant(call, exclude, front=front)
+        return QueuePlace(self, ticket, turn)
+
+    def leave(self, place: QueuePlace) -> None:
+        """The call does not want its turn any more."""
+        ticket, turn = place.ticket, place.turn
+        if ticket.waiting:
+            self._withdraw(ticket)
+            self._pump(ticket.call.model, self.queues[ticket.call.model])
+        elif not turn.cancelled() and turn.exception() is None:
+            turn.result().close()  # granted in the very moment it was given up
 
     def _ticket(self, call: Call, exclude: frozenset[str], now: float, *, front: bool) -> Ticket:
         """The call's place in the queue. Raises Refused."""

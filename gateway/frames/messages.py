@@ -1,9 +1,10 @@
 """Messages between relays and their decider: what the interface `gateway/core/admission/decider.py` says, as frames.
 
 A message of a call carries the call's number, which its relay counts up. (Relay, relay's epoch, number) names a call
-for good, and `turn` one question about it and its answer: a message that comes twice, or late, changes nothing. An
-epoch is one life of a process: a relay that is started again has a higher one, and so has a decider. A relay obeys the
-decider of the highest epoch that it has met.
+for good, and `turn` one question about it and its answer: a message that comes twice, or late, changes nothing, also
+one of an earlier connection. A question that is asked again has another turn. An epoch is one life of a process: a
+relay that is started again has a higher one, and so has a decider. A relay obeys the decider of the highest epoch that
+it has met.
 
 Times are seconds of the machine's monotonic clock, which all its processes share.
 """
@@ -117,6 +118,7 @@ class Answered(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=F
     """The head of an answer."""
 
     number: Number
+    turn: Count
     status: Annotated[int, Meta(ge=0, le=999)]
 
 
@@ -124,6 +126,7 @@ class AttemptFailed(msgspec.Struct, array_like=True, forbid_unknown_fields=True,
     """No answer; see Grant.failed."""
 
     number: Number
+    turn: Count
     kind: Word
     message: str
     reason: Word
@@ -160,6 +163,7 @@ class SecondEnd(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     """The second attempt is over: it was `taken` in place of the first, whose end was `ending`, or is given up."""
 
     number: Number
+    turn: Count
     taken: bool
     ending: Ending
 
@@ -200,7 +204,12 @@ class Held(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False
 
 
 class AllHeld(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=13):
-    """The relay has told of all that it holds."""
+    """The relay has told of all that it holds, and asked again for all that waits. `last`: the highest number that it
+    has given; of these `alive` are those of calls that have not ended, so that a question about another comes too
+    late."""
+
+    last: Number
+    alive: list[Number]
 
 
 class UnreadRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=14):
@@ -307,6 +316,7 @@ class Judgement(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     """The call is charged, and waits for an engine or for WaitAsk. `lines`: the answer's x-ratelimit lines."""
 
     number: Number
+    turn: Count
     facts: CallFacts
     lines: bytes
 

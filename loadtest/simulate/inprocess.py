@@ -46,7 +46,7 @@ class Records:
     def __init__(self, heard: Callable[[Record, Try | None], None] | None = None) -> None:
         self.open: dict[str, Try] = {}
         self.stray: list[str] = []
-        self._heard = heard
+        self.heard = heard
 
     def write(self, record: Record, now: float) -> None:
         tried = self.open.pop(record.request_id, None)
@@ -54,8 +54,8 @@ class Records:
             self.stray.append(record.request_id)
         else:
             self._note(record, tried, now)
-        if self._heard is not None:
-            self._heard(record, tried)
+        if self.heard is not None:
+            self.heard(record, tried)
 
     @staticmethod
     def _note(record: Record, tried: Try, now: float) -> None:

@@ -16,11 +16,15 @@ Delay = Callable[[], float]  # seconds of the next bytes on their way
 
 
 class FrameLink:
-    """One connection. `delay` is asked for each piece of bytes, in either direction; `held`: nothing arrives."""
+    """One connection. `delay` is asked for each piece of bytes, in either direction; `sent` is given each with its
+    sender, the relay's channel or the decider's."""
 
-    def __init__(self, relay: Channel, decider: Channel, delay: Delay) -> None:
+    def __init__(
+        self, relay: Channel, decider: Channel, delay: Delay, sent: Callable[[Channel, bytes], None] = lambda *_: None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.delay = delay
+        self.sent = sent
         self.up = True
         self.relay = _Side(self, relay)
         self.decider = _Side(self, decider)
@@ -49,9 +53,10 @@ class FrameLink:
                 self.loop.call_soon(side.channel.connection_lost, error)
 
     def closed_by(self, side: _Side) -> None:
-        """One side closes it: what it has sent arrives, and then the end."""
+        """One side closes it, or its process is killed: what it has sent arrives, and then the end."""
         if self.up:
             self.up = False
+            side.channel.closed = True
             self.loop.call_soon(side.channel.connection_lost, None)
             at = max(self.loop.time() + self.delay(), side.last)
             self.loop.call_at(at, side.other.channel.connection_lost, None)
@@ -70,6 +75,7 @@ class _Side:
     def write(self, data: bytes) -> None:
         link = self._link
         if link.up and data:
+            link.sent(self.channel, data)
             self.last = max(link.loop.time() + link.delay(), self.last)
             link.loop.call_at(self.last, self.other.arrive, data)
 

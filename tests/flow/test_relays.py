@@ -208,7 +208,7 @@ def test_holds_of_a_relay_that_dies_come_back_and_let_the_other_relays_calls_go(
             await each.end()  # into nothing: nobody is told
         await made.until_held(0)
 
-    run(body)
+    run(body, lives=lambda _: False)
 
 
 def test_a_new_decider_is_told_what_is_held_before_it_grants_anything_and_asks_in_the_old_order() -> None:
@@ -435,7 +435,7 @@ def test_a_relay_that_may_not_join_is_told_in_one_line(messages: list[Any], line
 def test_messages_about_calls_that_are_not_there_change_nothing() -> None:
     async def body(made: Setting) -> None:
         relay = await raw(made)
-        await relay.send(hello(), AllHeld(), FirstByte(1, 0.0), WaitAsk(1, 1))
+        await relay.send(hello(), AllHeld(0, []), FirstByte(1, 0.0), WaitAsk(1, 1))
         await until(lambda: made.hub.sessions)
         assert not made.lines
         assert made.engine.held == 0
@@ -447,7 +447,7 @@ def test_the_decider_keeps_the_records_that_its_relays_tell() -> None:
     async def body(made: Setting) -> None:
         relay = await raw(made)
         record = Record(request_id="a", route="r", tenant="acme", outcome=Outcome.SHED, reason="why")
-        await relay.send(hello(), AllHeld(), EndedRecords([(1.5, record)]))
+        await relay.send(hello(), AllHeld(0, []), EndedRecords([(1.5, record)]))
         await until(lambda: made.gateway.ended_calls.last)
         assert made.gateway.ended_calls.after(0, 9) == (1, ((1.5, record),))
 
@@ -471,9 +471,9 @@ def test_a_relay_obeys_no_decider_whose_epoch_is_over() -> None:
 def test_a_relay_that_comes_again_takes_its_own_place() -> None:
     async def body(made: Setting) -> None:
         first, again = await raw(made), await raw(made)
-        await first.send(hello(1, 1), AllHeld())
+        await first.send(hello(1, 1), AllHeld(0, []))
         await until(lambda: made.hub.sessions)
-        await again.send(hello(1, 2), AllHeld())
+        await again.send(hello(1, 2), AllHeld(0, []))
         await first.closed()
         assert isinstance(first.messages[0], Welcome)
         await until(lambda: [each.hello for each in made.hub.sessions] == [hello(1, 2)])

@@ -20,7 +20,9 @@ NUMBERS = st.integers(0, 2**53)
 MESSAGES = st.one_of(
     st.builds(WaitAsk, NUMBERS, NUMBERS),
     st.builds(FirstByte, NUMBERS, st.floats(allow_nan=False)),
-    st.builds(AttemptFailed, NUMBERS, st.just("connect"), st.text(max_size=300), st.just("own"), st.booleans()),
+    st.builds(
+        AttemptFailed, NUMBERS, NUMBERS, st.just("connect"), st.text(max_size=300), st.just("own"), st.booleans()
+    ),
     st.builds(
         CallEnd,
         NUMBERS,
@@ -32,7 +34,7 @@ MESSAGES = st.one_of(
         st.sampled_from(["", "refused", "error", "cancelled"]),
         st.sampled_from(list(Outcome)),
     ),
-    st.builds(AllHeld),
+    st.builds(AllHeld, NUMBERS, st.lists(NUMBERS, max_size=5)),
 )
 
 
@@ -58,7 +60,7 @@ def test_what_is_written_is_read_however_it_is_cut(turns: list[list[Any]], cuts:
 
 
 def test_messages_that_are_many_fill_several_frames() -> None:
-    message = AttemptFailed(1, "connect", "x" * 1000, "own", False)
+    message = AttemptFailed(1, 1, "connect", "x" * 1000, "own", False)
     data = written(*[message] * 1000)
     frames = list(from_relay().feed(data))
     assert [message] * 1000 == [each for frame in frames for each in frame]

@@ -49,11 +49,11 @@ MESSAGES: list[Any] = [
     CallEnd(1, T, first_byte=T - 1),
     Held(ask(facts()), "e", "http://e", 0, 1, 2, 0.5, T, 0.0),
     Held(ask(facts()), "e", "http://e", 0, 1, 2, 0.5, T, T + 1),
-    Judgement(1, facts(), b""),
+    Judgement(1, 0, facts(), b""),
     GrantTerms(1, 0, 3, "e", "e", "http://e", 0.1, 0.2, 5, T, 0, 0, 0.5, 0, 0.5, 2.0, facts(), b""),
     RefusedCall(1, 0, Outcome.OK, "m", None, None, 1.0, b"", True, "", False, "", "", None, False, facts(), 0.5),
     RefusedCall(1, 0, Outcome.OK, "m", None, None, 1.0, b"", True, "", False, "", "", None, False, None, 0.5),
-    AllHeld(),
+    AllHeld(0, []),
 ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -40,6 +40,14 @@ TICK = 0.1  # seconds between two looks at what relays should know
 VERSIONS = 8  # of the policy that are kept for calls under way
 ELSEWHERE = 2**40  # "processes" from here on are those of other machines
 COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
+
+
+class KeptCalls(msgspec.Struct, frozen=True):
+    """The calls of a relay whose connection has ended. While its process lives they may run, and hold what they hold:
+    it comes again and tells of them."""
+
+    hello: Hello
+    calls: dict[int, ServedCall]
 
 
 class RelayHub:
@@ -79,15 +87,15 @@ class RelayHub:
         self.ended = ended
         self._lives = _lives if lives is None else lives
         self._left = left
-        self._cut_off: dict[int, tuple[int, list[ServedCall]]] = {}  # by relay: its process, and what runs in it
-        self._closed = False
         self.sessions: set[RelaySession] = set()
         self.version = 0
+        self.first = not expected  # there was no decider before
         self.complete = not expected  # every relay that lived before has told what it holds
         self.totals = RelayTotals(self._lives)
         self.empty = asyncio.Event()
         self.empty.set()
         self._expected = dict(expected)
+        self._kept: dict[int, KeptCalls] = {}  # by relay
         self._snapshots: dict[int, Snapshot] = {}
         self._policy: PolicyNews | None = None
         self._counting: list[asyncio.Future[None]] = []
@@ -103,10 +111,10 @@ class RelayHub:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._closed = True
         for session in list(self.sessions):
             session.close("")
-        for relay in list(self._cut_off):
+            self.leaves(session)
+        for relay in list(self._kept):
             self._forget(relay)
 
     def channel(self) -> Channel:
@@ -136,12 +144,22 @@ class RelayHub:
         return {**self._expected, **here}
 
     def joins(self, session: RelaySession, hello: Hello) -> bool:
-        """Whether a relay may join; an earlier life of it, or connection, gives way."""
+        """Whether a relay may join; an earlier life of it, or connection, gives way. What an earlier connection's calls
+        hold stays held until it has told of them."""
         for other in [each for each in self.sessions if each.hello and each.hello.relay == hello.relay]:
             assert other.hello is not None  # noqa: S101 # see above
             if other.hello.epoch > hello.epoch:
                 return False
             other.close("the same relay has come again")
+            self.leaves(other)
+        kept = self._kept.get(hello.relay)
+        if kept is not None and kept.hello.epoch > hello.epoch:
+            return False
+        if kept is not None and kept.hello.epoch == hello.epoch:
+            session.kept = kept.calls
+            del self._kept[hello.relay]
+        else:
+            self._forget(hello.relay)
         self.sessions.add(session)
         self.empty.clear()
         return True
@@ -157,6 +175,9 @@ class RelayHub:
         """A session has ended."""
         if session in self.sessions:
             self.sessions.discard(session)
+            calls = session.given_up()
+            if calls and session.hello is not None:
+                self._kept[session.hello.relay] = KeptCalls(session.hello, calls)
             if session.hello is not None:
                 self.totals.leaves((session.hello.relay, session.hello.epoch), session.hello.pid)
                 self._left()
@@ -166,23 +187,15 @@ class RelayHub:
         if not self.sessions:
             self.empty.set()
 
-    def kept(self, session: RelaySession, calls: Iterable[ServedCall]) -> Iterator[ServedCall]:
-        """Of a session that is lost: keep what its calls hold while its relay lives on another machine, and may come
-        again. The calls that need not be kept."""
-        hello = session.hello
-        if hello is None or hello.pid < ELSEWHERE or self._closed or not self._lives(hello.pid):
-            yield from calls
-            return
-        _, kept = self._cut_off.setdefault(hello.relay, (hello.pid, []))
-        for served in calls:
-            if served.grant is None and served.second is None:
-                yield served
-            else:
-                kept.append(served)
+    @property
+    def kept(self) -> Iterator[tuple[Hello, dict[int, ServedCall]]]:
+        """Relays whose connection has ended, and their calls."""
+        return ((kept.hello, kept.calls) for kept in self._kept.values())
 
     def _forget(self, relay: int) -> None:
-        _, kept = self._cut_off.pop(relay, (0, []))
-        for served in kept:
+        """A relay is gone: what its calls held comes back."""
+        kept = self._kept.pop(relay, None)
+        for served in () if kept is None else kept.calls.values():
             served.lost()
 
     def release(self) -> None:
@@ -190,14 +203,12 @@ class RelayHub:
         for session in self.sessions:
             if session.told and session.hello is not None:
                 self._expected.pop(session.hello.relay, None)
-                self._forget(session.hello.relay)  # it has told of what it holds now
         if self.complete or self._expected:
             return
         self.complete = True
-        asked = [
-            (ask.arrived, number, session, ask) for session in self.sessions for number, ask in session.waiting.items()
-        ]
-        for session in self.sessions:
+        told = [session for session in self.sessions if session.told]
+        asked = [(ask.arrived, number, session, ask) for session in told for number, ask in session.waiting.items()]
+        for session in told:
             session.waiting = {}
         for _, _, session, ask in sorted(asked, key=lambda each: each[:2]):
             session.answer(ask)
@@ -252,7 +263,7 @@ class RelayHub:
             for session in self.sessions:
                 if session.news != news:
                     self.tell_fleet(session)
-            for relay in [relay for relay, (pid, _) in self._cut_off.items() if not self._lives(pid)]:
+            for relay in [relay for relay, kept in self._kept.items() if not self._lives(kept.hello.pid)]:
                 self._forget(relay)
             if not self.complete:
                 self._expected = {relay: pid for relay, pid in self._expected.items() if self._lives(pid)}

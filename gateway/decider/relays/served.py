@@ -9,6 +9,7 @@ from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
 from gateway.core.request.routes import Route
+from gateway.decider.dispatch import QueuePlace
 from gateway.decider.grant import LocalGrant
 from gateway.decider.local import LocalAdmission
 from gateway.frames.messages import Ask, CallEnd, GrantTerms, Left
@@ -16,9 +17,10 @@ from gateway.frames.refusals import facts_of, fill_in
 
 
 class ServedCall:
-    """`turn`: of the last question about it. `task`: what it waits for, if it waits."""
+    """`turn`: of the last question about it. `place`: in a queue, if it waits for its turn; `task`: what it waits for
+    otherwise."""
 
-    __slots__ = ("admission", "ask", "attempts", "call", "grant", "record", "second", "task", "turn")
+    __slots__ = ("admission", "ask", "attempts", "call", "grant", "place", "record", "second", "task", "turn")
 
     def __init__(self, ask: Ask, route: Route) -> None:
         self.ask = ask
@@ -29,6 +31,7 @@ class ServedCall:
         self.admission: LocalAdmission | None = None
         self.grant: LocalGrant | None = None
         self.second: LocalGrant | None = None
+        self.place: QueuePlace | None = None
         self.task: asyncio.Task[None] | None = None
 
     def terms(self, grant: LocalGrant, turn: int, epoch: int, hedge_after: float | None, now: float) -> GrantTerms:
@@ -74,22 +77,36 @@ class ServedCall:
             admission.__exit__(None if error is None else type(error), error, None)
             admission.ended(end.outcome)
 
-    def released(self) -> None:
-        """Give back its holds, and its place in a queue."""
+    def waits_no_more(self) -> None:
+        """Give up its place in a queue, or whatever it waits for."""
+        place, self.place = self.place, None
+        if place is not None:
+            place.leave()
         if self.task is not None:
             self.task.cancel()
             self.task = None
+
+    def released(self) -> None:
+        """Give back its holds, and its place in a queue."""
+        self.waits_no_more()
         for grant in (self.second, self.grant):
             if grant is not None:
                 grant.close()
 
     def lost(self) -> None:
         """Its relay is gone, and with it its client."""
+        self.given_back(asyncio.CancelledError())
+
+    def asked_anew(self) -> None:
+        """Its relay asks for it once more: it was not granted, as far as its relay knows, and pays nothing for this."""
+        self.given_back(RuntimeError("nobody knows of it"))
+
+    def given_back(self, error: BaseException) -> None:
+        """It ends with this error, which says nothing of its engine."""
         if self.grant is not None:
             self.grant.ending = Ending.NEUTRAL
         self.released()
         if self.admission is not None:
-            error = asyncio.CancelledError()
             self.admission.__exit__(type(error), error, None)
 
 

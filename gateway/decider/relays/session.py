@@ -7,7 +7,8 @@ that has been, changes nothing: it came late, or twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.admission import refusals
@@ -16,6 +17,7 @@ from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.routes import ROUTES
 from gateway.core.request.tenants import Account
+from gateway.decider.dispatch import QueuePlace
 from gateway.decider.grant import LocalGrant
 from gateway.decider.relays.served import ServedCall, error_of
 from gateway.frames.channel import Channel
@@ -53,6 +55,7 @@ from gateway.shared.tasks import telling
 if TYPE_CHECKING:
     from gateway.decider.relays.hub import RelayHub
 
+AGREE = 1.0  # seconds by which the time of one hold may differ for two machines
 ENDED = 8192  # calls that are remembered to have ended, so that a late question opens none of them anew
 
 
@@ -69,6 +72,9 @@ class RelaySession:
         self.engines: frozenset[str] = frozenset()  # those that it knows
         self.news: FleetNews | None = None  # what it was told of them last
         self.channel: Channel | None = None
+        self.kept: dict[int, ServedCall] = {}  # of the relay's connection before this, until it tells of them
+        self._last = 0  # the highest number that its relay had given when it told what it holds
+        self._alive: frozenset[int] = frozenset()  # of those up to there
         self._ended: dict[int, None] = {}
         self._listing: set[asyncio.Task[None]] = set()
 
@@ -113,8 +119,7 @@ class RelaySession:
             case Held():
                 self._held(message)
             case AllHeld():
-                self.told = True
-                self.hub.release()
+                self._all_held(message)
             case UnreadRequest():
                 self._unread(message)
             case StrangerSeen():
@@ -130,7 +135,7 @@ class RelaySession:
                 if served is not None and served.grant is not None:
                     self._of_grant(message, served, served.grant)
                 elif served is not None and isinstance(message, WaitAsk) and self._new_turn(served, message.turn):
-                    self._wait(served)
+                    self._decided(served, self._wait)
 
     def _of_grant(
         self,
@@ -139,9 +144,9 @@ class RelaySession:
         grant: LocalGrant,
     ) -> None:
         match message:
-            case Answered():
+            case Answered() if message.turn == served.turn:
                 grant.answered(message.status)
-            case AttemptFailed():
+            case AttemptFailed() if message.turn == served.turn:
                 grant.failed(message.kind, message.message, message.reason, over=message.over)
             case RetryAsk() if self._new_turn(served, message.turn):
                 self._run(served, self._retry(served, grant, message))
@@ -150,7 +155,7 @@ class RelaySession:
                 self._run(served, self._move(served, grant, message))
             case SecondAsk() if self._new_turn(served, message.turn):
                 self._run(served, self._second(served, grant, message))
-            case SecondEnd() if served.second is not None:
+            case SecondEnd() if message.turn == served.turn and served.second is not None:
                 second, served.second = served.second, None
                 if message.taken:
                     grant.ending = message.ending
@@ -191,21 +196,26 @@ class RelaySession:
             self.channel.close(why)
 
     def lost(self, why: str) -> None:
-        """The connection has ended: what its calls hold comes back at once."""
+        """The connection has ended. What its calls hold comes back once it is known that their relay is gone too."""
         if why:
             name = "a relay" if self.hello is None else f"relay {self.hello.relay}"
             self.hub.say(f"{name} was cut off: {why}")
-        self.give_back()
+        for task in self._listing:
+            task.cancel()
         self.hub.leaves(self)
 
     def give_back(self) -> None:
         """Give back all that its calls hold here."""
-        calls, self.calls = self.calls, {}
-        self.waiting.clear()
-        for served in self.hub.kept(self, calls.values()):
+        for served in self.given_up().values():
             served.lost()
-        for task in self._listing:
-            task.cancel()
+
+    def given_up(self) -> dict[int, ServedCall]:
+        """Its calls, with what they hold; none waits any more."""
+        calls, self.calls, self.kept = self.kept | self.calls, {}, {}
+        self.waiting.clear()
+        for served in calls.values():
+            served.waits_no_more()
+        return calls
 
     # -- a call's questions -------------------------------------------------------------------------------------
 
@@ -213,10 +223,10 @@ class RelaySession:
         number = ask.number
         if number in self.calls or number in self.waiting or number in self._ended:
             return
-        if self.hub.complete:
-            self.answer(ask)
-        else:
+        if not self.told or not self.hub.complete:
             self.waiting[number] = ask
+        elif number > self._last or number in self._alive:  # else it has ended before this connection
+            self.answer(ask)
 
     def answer(self, ask: Ask) -> None:
         """Judge the call, and find it an engine where it wants one."""
@@ -225,22 +235,31 @@ class RelaySession:
             self.close(f"it asks for the route {ask.route[:60]!r}, which there is not")
             return
         served = self.calls[ask.number] = ServedCall(ask, route)
+        kept = self.kept.pop(ask.number, None)
+        if kept is not None and ask.facts is not None:
+            served.admission = kept.admission  # it stays charged
+        elif kept is not None:
+            kept.asked_anew()
+        if ask.facts is None:
+            self._decided(served, self._judge)
+        elif ask.front:
+            self._decided(served, self._queue)
+        elif ask.wait:
+            self._decided(served, self._wait)
+
+    def _decided(self, served: ServedCall, decide: Callable[[ServedCall], None]) -> None:
+        """Do what may end in a refusal, and tell it."""
         try:
-            if ask.facts is None:
-                self._judge(served, ask)
-            elif ask.front:
-                self._run(served, self._enter(served, ask))
-            elif ask.wait:
-                self._wait(served)
+            decide(served)
         except Refused as refused:
             self._refuse(served, refused)
         except Exception as error:  # a bug: it must not cost the other calls their connection
-            self._refuse(served, refusals.bug(ask.request_id))
+            self._refuse(served, refusals.bug(served.ask.request_id))
             context = {"message": "a call of a relay failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
-    def _judge(self, served: ServedCall, ask: Ask) -> None:
-        hub = self.hub
+    def _judge(self, served: ServedCall) -> None:
+        hub, ask = self.hub, served.ask
         account, snapshot = self._account(ask.tenant, ask.policy), hub.snapshot(ask.policy)
         served.admission = hub.decider.arrive(
             snapshot, account, served.record, ask.fields, ask.peer, ask.arrived, ask.digest
@@ -274,7 +293,7 @@ class RelaySession:
 
     def _tell_judged(self, served: ServedCall) -> None:
         lines = b"" if served.admission is None else served.admission.headers(self.hub.clock())
-        self.send(Judgement(served.ask.number, facts_of(served.call), lines))
+        self.send(Judgement(served.ask.number, served.turn, facts_of(served.call), lines))
 
     def _wait(self, served: ServedCall) -> None:
         """A grant at once, or a place in the queue. Raises Refused."""
@@ -283,11 +302,26 @@ class RelaySession:
             self._granted(served, grant)
             return
         self._tell_judged(served)
-        self._run(served, self._enter(served, served.ask))
+        self._queue(served)
 
-    async def _enter(self, served: ServedCall, ask: Ask) -> None:
-        grant = await self.hub.decider.dispatch.enter(served.call, frozenset(ask.exclude), front=ask.front)
-        self._granted(served, grant)
+    def _queue(self, served: ServedCall) -> None:
+        """A place in the queue, before the next message is looked at. Raises Refused."""
+        ask = served.ask
+        served.place = place = self.hub.decider.dispatch.queue(
+            served.call, frozenset(ask.exclude), front=ask.front
+        )  # fmt: skip
+        place.turn.add_done_callback(partial(self._turn, served, place))
+
+    def _turn(self, served: ServedCall, place: QueuePlace, turn: asyncio.Future[LocalGrant]) -> None:
+        """A call that waited has its grant, or its refusal."""
+        refused = turn.exception()
+        if served.place is not place:
+            return  # it was given up in this very moment
+        served.place = None
+        if isinstance(refused, Refused):
+            self._refuse(served, refused)
+        else:
+            self._granted(served, turn.result())
 
     def _granted(self, served: ServedCall, grant: LocalGrant) -> None:
         dispatch = self.hub.decider.dispatch
@@ -346,7 +380,7 @@ class RelaySession:
         self._ended[end.number] = None
         if len(self._ended) > ENDED:
             del self._ended[next(iter(self._ended))]
-        served = self.calls.pop(end.number, None)
+        served = self.calls.pop(end.number, None) or self.kept.pop(end.number, None)
         if served is None:
             return
         if end.learned is not None:
@@ -361,7 +395,9 @@ class RelaySession:
         if route is None or ask.facts is None:
             self.close("it holds a call that nobody has judged")
             return
-        if ask.number in self._ended:
+        if self.told:
+            return  # it was told on another connection
+        if self._keeps(held):
             return
         served = self.calls.get(ask.number) or ServedCall(ask, route)
         self.calls[ask.number] = served
@@ -377,6 +413,41 @@ class RelaySession:
             served.second = grant
         else:
             served.grant = grant
+
+    def _keeps(self, held: Held) -> bool:
+        """Whether this is a grant of this very decider's, which it has kept since the relay's last connection."""
+        number = held.ask.number
+        served = self.kept.get(number) or self.calls.get(number)
+        grant = None if served is None else served.second if held.second else served.grant
+        if served is None or grant is None or not grant.hold.live:
+            return False
+        if grant.engine.id != held.engine or abs(grant.hold.taken_at - held.taken_at) > AGREE:
+            return False
+        self.calls[number] = served
+        self.kept.pop(number, None)
+        served.turn = held.ask.turn
+        if held.first_byte and grant.hold.prefill:
+            grant.first_byte(held.first_byte)
+        return True
+
+    def _all_held(self, told: AllHeld) -> None:
+        """What it has not told of is not held any more. A call that is asked for again keeps what it was charged."""
+        if self.told:
+            return
+        self.told, self._last, self._alive = True, told.last, frozenset(told.alive)
+        for number, served in list(self.kept.items()):
+            if number in self._alive:
+                served.released()
+            else:
+                del self.kept[number]
+                served.lost()
+        wanted = self._alive - self.calls.keys()  # those that hold something do not ask for it
+        self.waiting = {number: ask for number, ask in self.waiting.items() if number in wanted}
+        if self.hub.complete:
+            waiting, self.waiting = self.waiting, {}
+            for ask in waiting.values():
+                self.answer(ask)
+        self.hub.release()
 
     def _unread(self, request: UnreadRequest) -> None:
         """Count a request that was never judged. Its refusal by a limit would come too late."""

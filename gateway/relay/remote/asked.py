@@ -72,10 +72,10 @@ class AskedCall:
 
     def take(self, message: Judgement | Answer) -> None:
         """An answer has come. One to another question than that which waits came late, or twice."""
+        if self.question is None or message.turn != self.question.turn:
+            return
         if isinstance(message, Judgement):
             self.judgement = message
-        elif self.question is None or message.turn != self.question.turn:
-            return
         else:
             self.question, self.answer = None, message
             if isinstance(message, GrantTerms):
@@ -114,7 +114,7 @@ class AskedCall:
             return
         for terms in (self.terms, self.second):
             if terms is not None and self.ask is not None:
-                self.ask.facts = terms.facts
+                self.ask.facts, self.ask.turn = terms.facts, self.turn
                 yield Held(
                     self.ask,
                     terms.engine,
@@ -125,20 +125,23 @@ class AskedCall:
                     terms.expected,
                     terms.taken_at,
                     self.first_byte,
-                    terms.second,
+                    terms is self.second,
                 )
 
     def asked_again(self) -> Question | None:
-        """The question that has no answer yet. What was judged and waits is judged anew: its charge went with the old
-        decider. No second attempt is worth that."""
+        """The question that has no answer yet, of another turn: an answer to its earlier asking may yet come. What was
+        judged and waits is judged anew: its charge went with the old decider. No second attempt is worth that."""
         question, ask = self.question, self.ask
+        if question is None:
+            return None
         if isinstance(question, SecondAsk):
             self.take(SecondNone(self.number, question.turn))
             return None
+        question.turn = self.next_turn
         if isinstance(question, WaitAsk) and ask is not None:
             ask.wait, ask.turn = True, question.turn
-            return ask
-        if isinstance(question, MoveAsk) and ask is not None and self.call is not None:
+            question = ask
+        elif isinstance(question, MoveAsk) and ask is not None and self.call is not None:
             ask.facts, ask.front, ask.exclude, ask.turn = facts_of(self.call), True, question.exclude, question.turn
-            return ask
+            question = ask
         return question

@@ -90,11 +90,11 @@ class RemoteGrant:
         self.ending = ending_of(status)
         self._told = False
         if self.ending is Ending.FAILURE:
-            self._decider.link.send(Answered(self._asked.number, status))
+            self._decider.link.send(Answered(self._asked.number, self._asked.turn, status))
 
     def failed(self, kind: str, message: str, reason: str, *, over: bool) -> None:
         self._told = True
-        self._decider.link.send(AttemptFailed(self._asked.number, kind, message, reason, over))
+        self._decider.link.send(AttemptFailed(self._asked.number, self._asked.turn, kind, message, reason, over))
 
     async def again(self, kind: str, attempts: int, failed: set[str]) -> float | None:
         asked = self._asked
@@ -123,7 +123,7 @@ class RemoteGrant:
 
     def take(self, other: RemoteGrant) -> None:
         asked = self._asked
-        self._decider.link.send(SecondEnd(asked.number, True, self.ending))
+        self._decider.link.send(SecondEnd(asked.number, asked.turn, True, self.ending))
         asked.terms, asked.second = other.terms, None
         self.terms, self.engine, self.hold, self.cached = other.terms, other.engine, other.hold, other.cached
         self.ending, self._told = other.ending, False
@@ -135,7 +135,7 @@ class RemoteGrant:
         asked = self._asked
         if self.terms.second and asked.second is self.terms:  # a second attempt that was not taken
             asked.second = None
-            self._decider.link.send(SecondEnd(asked.number, False, Ending.NEUTRAL))
+            self._decider.link.send(SecondEnd(asked.number, asked.turn, False, Ending.NEUTRAL))
         elif asked.terms is self.terms:
             asked.end.ending = self._ending()
             if self._alone and asked.number in self._decider.link.calls:

@@ -35,6 +35,7 @@ from gateway.shared.tasks import telling
 
 RETRY = 0.05  # seconds between two tries to reach a decider
 LOOK = 0.1  # seconds between two looks at the deadlines of calls that wait for a decider
+LATE = 0.25  # seconds after its deadline by which a call has its answer from a decider that does not hang
 # Opens a connection whose protocol is made by its argument. Raises OSError.
 Connect: TypeAlias = Callable[[Callable[[], Channel]], Awaitable[object]]
 
@@ -86,6 +87,11 @@ class Link:
     @property
     def connected(self) -> bool:
         return self._channel is not None
+
+    @property
+    def epoch(self) -> int:
+        """Of the decider that is obeyed: the highest that was met."""
+        return self._epoch
 
     def number(self) -> int:
         """The next call's."""
@@ -144,13 +150,11 @@ class Link:
             await asyncio.sleep(RETRY)
 
     async def _until_gone(self) -> None:
-        """Until the connection ends. What waits for a welcome goes on having its deadlines."""
+        """Until the connection ends. What waits for a welcome, or for a decider that hangs, has its deadlines."""
         while not self._gone.is_set():
-            if self._channel is not None:
-                await self._gone.wait()
-                return
+            within = LOOK if self._channel is None else LATE
             try:
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(within):
                     await self._gone.wait()
             except TimeoutError:
                 self.refuse_late()
@@ -168,7 +172,7 @@ class Link:
 
     def refuse_late(self) -> None:
         """Refuse the calls that have waited for a decider up to their deadline."""
-        now = self.clock()
+        now = self.clock() - (0.0 if self._channel is None else LATE)
         for call in list(self.calls.values()):
             if call.question is not None and now >= call.deadline:
                 call.take(refusal_of(call.number, call.question.turn, refusals.no_decider()))
@@ -211,11 +215,11 @@ class Link:
         for call in self.calls.values():
             for held in call.held():
                 channel.send(held)
-        channel.send(AllHeld())
         for call in list(self.calls.values()):
             question = call.asked_again()
             if question is not None:
                 channel.send(question)
+        channel.send(AllHeld(self._number, list(self.calls)))
         channel.send(self._counts())
 
 

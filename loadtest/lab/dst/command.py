@@ -11,11 +11,14 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from loadtest.lab.dst.case import Case
 from loadtest.lab.dst.draw import case
+from loadtest.lab.dst.relay_case import RelayCase, relay_case
+from loadtest.lab.dst.relay_world import simulate_relays
 from loadtest.lab.dst.world import simulate
 from loadtest.lab.seeds import explore
 from loadtest.simulate import vtime
@@ -23,16 +26,19 @@ from loadtest.simulate import vtime
 HELP = """\
 Random calls, faults, reloads and reports of sidecars befall the whole gateway in virtual time; what must hold whatever
 happens is looked at whenever nothing is left to be done at a moment (loadtest/lab/dst/invariants.py). One seed is
-one run.
+one run. With --relays the gateway is several relays and a decider: they die, hang, are cut off, and hear old messages
+(loadtest/lab/dst/relay_laws.py).
 
   python -m loadtest.lab.dst --seeds 1000             the seeds 0 to 999, on every core
   python -m loadtest.lab.dst --seeds 1000 --first N   the thousand from N on
   python -m loadtest.lab.dst --seed N                 one run, and everything that happened in it
   python -m loadtest.lab.dst --seed N --only 3,7-9    the same with these events of it alone
+  python -m loadtest.lab.dst --relays --seeds 1000    the same of relays and deciders
 
 A seed that fails is made smaller: events are left out while it still fails in the same way. What is printed of it is
 the command that runs what is left.
 """
+C = TypeVar("C", Case, RelayCase)
 SHOWN = 5  # failed seeds that are made smaller
 TRIES = 300  # runs that making one smaller may take
 
@@ -42,6 +48,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     seed: int
     wrong: str
+    relays: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -51,12 +58,13 @@ class Outcome(msgspec.Struct, frozen=True):
     told: list[str]
 
 
-def attempt(what: Case) -> Outcome:
+def attempt(what: Case | RelayCase) -> Outcome:
     """Run a case to its end. That it never ends, or waits for nothing, is one of the things that are wrong; so is
     whatever it raises, which else would end all the others and not tell its seed."""
     told: list[str] = []
     try:
-        return Outcome(vtime.run(simulate(what, told)), told)
+        world = simulate(what, told) if isinstance(what, Case) else simulate_relays(what, told)
+        return Outcome(vtime.run(world), told)
     except vtime.Deadlock as error:
         return Outcome(str(error), told)
     except Exception as error:  # whatever a seed raises is what was looked for, and is reported with the seed
@@ -69,12 +77,18 @@ def failures(seeds: Iterable[int]) -> list[Failure]:
     return [Failure(seed, wrong) for seed, wrong in outcomes if wrong]
 
 
+def relay_failures(seeds: Iterable[int]) -> list[Failure]:
+    """Those of these seeds that fail with relays."""
+    outcomes = ((seed, attempt(relay_case(seed)).wrong) for seed in seeds)
+    return [Failure(seed, wrong, relays=True) for seed, wrong in outcomes if wrong]
+
+
 def kind(wrong: str) -> str:
     """What is wrong, whenever and with whatever numbers."""
     return re.sub(r"call [0-9a-f]+|\S*\d\S*", "N", wrong)[:120]
 
 
-def shrink(whole: Case, wrong: str, run: Callable[[Case], Outcome] = attempt) -> Case:
+def shrink(whole: C, wrong: str, run: Callable[[C], Outcome] = attempt) -> C:
     """The case with as few events as are found to fail in the same way: halves are left out, then quarters, and so on
     (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002)."""
     wanted, tries = kind(wrong), 0
@@ -93,11 +107,12 @@ def shrink(whole: Case, wrong: str, run: Callable[[Case], Outcome] = attempt) ->
     return whole.only(set(kept))
 
 
-def command(what: Case) -> str:
+def command(what: Case | RelayCase) -> str:
     """What to type to run a case again."""
-    whole = case(what.seed)
+    relays = " --relays" if isinstance(what, RelayCase) else ""
+    whole: Case | RelayCase = relay_case(what.seed) if relays else case(what.seed)
     only = "" if what.numbers == whole.numbers else f" --only {_ranges(what.numbers)}"
-    return f"python -m loadtest.lab.dst --seed {what.seed}{only}"
+    return f"python -m loadtest.lab.dst{relays} --seed {what.seed}{only}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -120,10 +135,18 @@ def _numbers(text: str) -> set[int]:
     return found
 
 
+def reduced(failure: Failure) -> tuple[Case | RelayCase, Case | RelayCase]:
+    """A failure's case, whole and made smaller."""
+    if failure.relays:
+        with_relays = relay_case(failure.seed)
+        return with_relays, shrink(with_relays, failure.wrong)
+    whole = case(failure.seed)
+    return whole, shrink(whole, failure.wrong)
+
+
 def report(failure: Failure) -> str:
     """A failed seed in words: what was wrong, and how to see it."""
-    whole = case(failure.seed)
-    small = shrink(whole, failure.wrong)
+    whole, small = reduced(failure)
     lines = [f"seed {failure.seed}: {failure.wrong}", f"  all {len(whole.events)} events:  {command(whole)}"]
     if len(small.events) < len(whole.events):
         lines.append(f"  these {len(small.events)} alone:  {command(small)}")
@@ -140,6 +163,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
     parser.add_argument("--seed", type=int, metavar="N", help="run this one alone, and print what happens")
     parser.add_argument("--only", type=_numbers, metavar="LIST", help="of its events these alone, as 3,7-9")
+    parser.add_argument("--relays", action="store_true", help="several relays and a decider, in place of one process")
     given = parser.parse_args(argv)
     if given.seeds < 1 or given.workers < 1:
         parser.error("--seeds and --workers must be at least 1")
@@ -148,9 +172,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
-def replay(seed: int, only: set[int] | None) -> int:
+def replay(seed: int, only: set[int] | None, *, relays: bool) -> int:
     """Run one seed and print its schedule. The exit status."""
-    what = case(seed)
+    what: Case | RelayCase = relay_case(seed) if relays else case(seed)
     outcome = attempt(what if only is None else what.only(only))
     print("\n".join(outcome.told))
     print(f"seed {seed}: {outcome.wrong or 'everything held'}")
@@ -160,9 +184,10 @@ def replay(seed: int, only: set[int] | None) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     given = arguments(argv)
     if given.seed is not None:
-        return replay(given.seed, given.only)
+        return replay(given.seed, given.only, relays=given.relays)
     began, done, failed = time.monotonic(), 0, []
-    for more, found in explore(range(given.first, given.first + given.seeds), given.workers, failures):
+    look = relay_failures if given.relays else failures
+    for more, found in explore(range(given.first, given.first + given.seeds), given.workers, look):
         done += more
         failed += found
         print(f"\r{done} of {given.seeds} seeds, {len(failed)} failed", end="", file=sys.stderr, flush=True)

@@ -20,10 +20,10 @@ def case(seed: int) -> Case:
     """The simulation of this seed."""
     rng = random.Random(f"dst {seed}")  # noqa: S311 # a simulation
     sidecars = tuple(_helper(rng) for _ in range(rng.choice((0, 0, 1, 1, 2))))
-    fixed = tuple(_machine(rng, rng.choice(("sim", "sim", "m1"))) for _ in range(rng.choice((1, 2, 2, 3))))
+    fixed = tuple(a_machine(rng, rng.choice(("sim", "sim", "m1"))) for _ in range(rng.choice((1, 2, 2, 3))))
     if sidecars and rng.random() < 0.15:
         fixed = ()
-    extra = tuple(_machine(rng, "sim") for _ in range(rng.choice((0, 1, 2))))
+    extra = tuple(a_machine(rng, "sim") for _ in range(rng.choice((0, 1, 2))))
     seconds = rng.choice((8.0, 16.0, 30.0))
     aligned = rng.random() < 0.6
 
@@ -36,10 +36,10 @@ def case(seed: int) -> Case:
     if rng.random() < 0.2:
         calls = _flood(rng, aligned)
     else:
-        calls = [_call(rng, when(), aligned) for _ in range(rng.choice((10, 30, 60, 100)))]
+        calls = [a_call(rng, when(), aligned) for _ in range(rng.choice((10, 30, 60, 100)))]
         calls += [echo for call in calls if call.kind != "chat" for echo in _echoes(rng, call)]
     shadow = traits.policy() if rng.random() < 0.3 else ""
-    others: list[Event] = [_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 1, 2, 4)) if fixed else 0)]
+    others: list[Event] = [a_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 1, 2, 4)) if fixed else 0)]
     for _ in range(rng.choice((0, 0, 1, 2, 4))):
         bad = bool(fixed) and rng.random() < 0.1
         others.append(Reload(at=when(), policy=traits.policy(twice=bad), bad=bad, shadow=shadow and traits.policy()))
@@ -64,7 +64,7 @@ def case(seed: int) -> Case:
     )
 
 
-def _machine(rng: random.Random, model: str) -> EngineSpec:
+def a_machine(rng: random.Random, model: str) -> EngineSpec:
     return EngineSpec(
         model=model,
         blocks=rng.choice((40, 60, 100, 160)),
@@ -78,13 +78,13 @@ def _machine(rng: random.Random, model: str) -> EngineSpec:
 def _helper(rng: random.Random) -> Helper:
     count = rng.choice((1, 2))
     return Helper(
-        engines=tuple(_machine(rng, rng.choice(MODELS)) for _ in range(count)),
+        engines=tuple(a_machine(rng, rng.choice(MODELS)) for _ in range(count)),
         running=tuple(rng.random() < 0.5 for _ in range(count)),
         takes=rng.choice((0.5, 2.0, 6.0)),
     )
 
 
-def _call(rng: random.Random, at: float, aligned: bool) -> Call:
+def a_call(rng: random.Random, at: float, aligned: bool) -> Call:
     within = rng.choice((0.0, 0.0, 0.5, 1.0, 2.0, 4.0))
     leaves = rng.choice((0.0, 0.25, 0.5, 1.0, 3.0)) if rng.random() < 0.25 else -1.0
     kind: Any = rng.choices(("chat", "embeddings", "rerank"), (12, 3, 1))[0]
@@ -127,7 +127,7 @@ def _flood(rng: random.Random, aligned: bool) -> list[Call]:
     calls = []
     for _ in range(rng.choice((60, 120))):
         at = rng.choice((0.0, 0.0, 0.5, 2.0))
-        call = _call(rng, at if aligned else at + rng.random(), aligned)
+        call = a_call(rng, at if aligned else at + rng.random(), aligned)
         kind: Any = rng.choice(kinds)
         few = {"class_name": rng.choice(names), "model": "sim", "kind": kind, "prompt": call.prompt // 4 + 4}
         few |= {"asked": call.asked or 16, "stream": call.stream} if kind == "chat" else {"asked": 0, "stream": False}
@@ -136,7 +136,7 @@ def _flood(rng: random.Random, aligned: bool) -> list[Call]:
     return calls
 
 
-def _fault(rng: random.Random, at: float, engines: int) -> Fault:
+def a_fault(rng: random.Random, at: float, engines: int) -> Fault:
     what: Any = rng.choice(("die", "die", "stop", "recover", "recover", "recover", "slow", "errors", "errors"))
     value = rng.choice((2.0, 8.0)) if what == "slow" else rng.choice((0.3, 1.0))
     return Fault(at=at, what=what, engines=(rng.randrange(engines),), value=value, status=rng.choice((429, 500, 503)))

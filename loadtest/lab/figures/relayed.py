@@ -1,8 +1,8 @@
 """Rows about relays: the figures of a gateway of several processes, beside those of one.
 
 The decider's and the relays' code, and their frames, are those that run; between each relay and the decider is a time
-that the loop's clock takes. What processes cost is not simulated. Of each figure the mean over SEEDS is shown, since
-any difference in time, however small, draws another run.
+that the loop's clock takes. What processes cost is not simulated. Any difference in time, however small, draws another
+run: how far seeds are apart says how much of a difference is chance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from loadtest.load.plan import poisson
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import key_of
 
-SEEDS = 3
 WITHIN = 0.01  # of one process's figure, or of all calls
 TENANTS = ("small", "large")  # of one weight; the second asks for three times as much
 FAIR = b"tenants: {anonymous: {}, small: {}, large: {}}\n"
@@ -55,19 +54,13 @@ def rows(setting: Setting, relays: Sequence[int], delays: Sequence[float]) -> li
 
 
 def figures(setting: Setting, relays: int, delay: float) -> Figures:
-    """All figures of a gateway of so many relays; 0: of one process. Means over the seeds."""
-    every = [_figures(setting, seed, relays, delay) for seed in range(setting.seed, setting.seed + SEEDS)]
-    return {name: sum(each[name] for each in every) / len(every) for name in every[0]}
-
-
-def _figures(setting: Setting, seed: int, relays: int, delay: float) -> Figures:
-    what = f"{relays} relays, {1000 * delay:g} ms, seed {seed}: " if relays else f"one process, seed {seed}: "
+    """All figures of a gateway of so many relays; 0: of one process."""
+    what = f"{relays} relays, {1000 * delay:g} ms: " if relays else "one process: "
 
     def of(**changed: Any) -> Setting:
         place = InMemory(relays=relays, delay=delay, **changed)
         return msgspec.structs.replace(
             setting,
-            seed=seed,
             place=place,
             known={},
             tries=0,

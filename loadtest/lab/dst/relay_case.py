@@ -1,0 +1,103 @@
+"""Case of a simulation with relays: calls, relays and deciders that die, hang and are cut off, and old messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container
+from typing import Literal
+
+import msgspec
+
+from loadtest.lab.dst.case import Call, EngineSpec, Reload
+from loadtest.lab.dst.draw import a_call, a_fault, a_machine
+from loadtest.lab.dst.policy import Traits
+from loadtest.simulate.run_records import Fault
+
+
+class RelayFault(msgspec.Struct, frozen=True, kw_only=True):
+    """What befalls relay number `relay`. `kill`: SIGKILL, and another is started after `seconds`. `break`: its
+    connection breaks, what is under way is lost, and the decider cannot be reached for so long. `hold`: nothing
+    arrives on it, either way. `echo`: messages of calls that an earlier connection carried come once more, on the one
+    of now and in any order."""
+
+    at: float
+    what: Literal["kill", "break", "hold", "echo"]
+    relay: int
+    seconds: float = 0.0
+
+
+class DeciderFault(msgspec.Struct, frozen=True, kw_only=True):
+    """What befalls the decider. `kill`: SIGKILL, and another is started after `seconds`; `hang`: nothing comes from it
+    for so long, and then it is killed and replaced."""
+
+    at: float
+    what: Literal["kill", "hang"]
+    seconds: float
+
+
+RelayEvent = Call | Fault | Reload | RelayFault | DeciderFault
+
+
+class RelayCase(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulation. `delay`: seconds from a relay to the decider at least, `spread`: by how much more at most."""
+
+    seed: int
+    policy: str
+    fixed: tuple[EngineSpec, ...]
+    relays: int
+    delay: float
+    spread: float
+    events: tuple[RelayEvent, ...]  # in order of time
+    numbers: tuple[int, ...]  # of the events, in the whole case
+
+    def only(self, numbers: Container[int]) -> RelayCase:
+        """The same with these events alone."""
+        kept = [(number, event) for number, event in zip(self.numbers, self.events, strict=True) if number in numbers]
+        return msgspec.structs.replace(
+            self, events=tuple([event for _, event in kept]), numbers=tuple([number for number, _ in kept])
+        )
+
+
+def relay_case(seed: int) -> RelayCase:
+    """The simulation of this seed."""
+    rng = random.Random(f"dst of relays {seed}")  # noqa: S311 # a simulation
+    fixed = tuple(a_machine(rng, "sim") for _ in range(rng.choice((1, 2, 3))))
+    relays, seconds = rng.choice((1, 2, 3, 4)), rng.choice((4.0, 8.0))
+    aligned = rng.random() < 0.5
+    traits = Traits(rng, 0, sidecars=False, cancels=True)
+
+    def when() -> float:
+        at = rng.uniform(0.25, seconds)
+        return int(at * 8) / 8 if aligned else at
+
+    calls = [
+        msgspec.structs.replace(a_call(rng, when(), aligned), model="sim", upload=0.0)
+        for _ in range(rng.choice((6, 15, 30, 50)))
+    ]
+    events: list[RelayEvent] = list(calls)
+    for _ in range(rng.choice((0, 1, 2, 4, 6))):
+        what: Literal["kill", "break", "hold"] = rng.choice(("kill", "break", "break", "hold"))
+        lasts = rng.choice((0.0, 0.1, 0.6, 2.0))
+        at, relay = when(), rng.randrange(relays)
+        events.append(RelayFault(at=at, what=what, relay=relay, seconds=lasts))
+        if what == "hold" and rng.random() < 0.7:  # answers that were sent are lost, and come once more later
+            events.append(RelayFault(at=at + lasts / 2, what="break", relay=relay))
+            events += [RelayFault(at=at + lasts / 2 + after, what="echo", relay=relay) for after in (0.15, 0.3)]
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        fault: Literal["kill", "hang"] = rng.choice(("kill", "kill", "hang"))
+        events.append(DeciderFault(at=when(), what=fault, seconds=rng.choice((0.02, 0.3, 1.0))))
+    for _ in range(rng.choice((0, 2, 6))):
+        events.append(RelayFault(at=when(), what="echo", relay=rng.randrange(relays)))
+    events += [a_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 0, 1, 2)))]
+    events += [Reload(at=when(), policy=traits.policy()) for _ in range(rng.choice((0, 0, 0, 1)))]
+    ordered = tuple(sorted(events, key=lambda event: event.at))
+    return RelayCase(
+        seed=seed,
+        policy=traits.policy(),
+        fixed=fixed,
+        relays=relays,
+        delay=rng.choice((0.0, 0.0002, 0.002, 0.02)),
+        spread=rng.choice((0.0, 0.001, 0.05)),
+        events=ordered,
+        numbers=tuple(range(len(ordered))),
+    )

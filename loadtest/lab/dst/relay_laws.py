@@ -1,0 +1,224 @@
+"""Laws of relays and their decider, at every moment and whatever befalls them.
+
+- Nothing is promised over an engine's budget: no decider grants what does not fit beside all that living relays have,
+  and its ledger has at least that.
+- Nothing is settled twice: a decider hears the end of a call once, and no call is charged as two.
+- A relay obeys one decider: each grant is of the epoch that it has met last, and no two deciders share an epoch.
+- A decider grants nothing before it has been told, and asks in the order of arrival.
+- No call is forgotten: what a relay waits for, its decider knows of.
+- All that a dead relay's calls held comes back within a second.
+
+That every call is answered or refused, and by its deadline, is looked at where clients are (`relay_world.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from gateway.core.admission.queues import Ticket
+from gateway.core.engines.choice import Choice
+from gateway.core.request.call import Call
+from gateway.decider.grant import LocalGrant
+from gateway.frames.messages import GrantTerms, MoveAsk
+from loadtest.lab.dst.relay_parts import Decider, Relay
+
+ARRIVES = 3.0  # seconds that a question may be held back, and a little more
+WITHIN = 1.0  # seconds after a relay's death by which all it held is back
+
+
+class RelayLaws:
+    """`deciders` and `relays` give all that there have been; `wrong` is told, in words, what is not as it must be."""
+
+    def __init__(
+        self,
+        wrong: Callable[[str], None],
+        tell: Callable[[str], None],
+        deciders: Callable[[], Iterable[Decider]],
+        relays: Callable[[], Iterable[Relay]],
+    ) -> None:
+        self._wrong = wrong
+        self._tell = tell
+        self._deciders = deciders
+        self._relays = relays
+        self._loop = asyncio.get_running_loop()
+        self._obeyed: dict[int, GrantTerms] = {}  # by identity: terms that were looked at, kept alive
+        self._unknown: dict[tuple[int, int], float] = {}  # a relay's process and a call's number -> since when
+        self._epochs: dict[int, Decider] = {}
+
+    def begins(self, decider: Decider) -> None:
+        """Look at this decider from now on."""
+        if self._epochs.setdefault(decider.hub.epoch, decider) is not decider:
+            self._wrong(f"two deciders have the epoch {decider.hub.epoch}")
+        decider.gateway.dispatch.witness = DispatchLaws(decider, self._wrong, self._tell, self.promised)
+
+    # -- at rest ------------------------------------------------------------------------------------------------
+
+    def at_rest(self) -> None:
+        """Nothing is left to be done at this moment."""
+        now = self._loop.time()
+        for decider in self._deciders():
+            if decider.dead:
+                continue
+            if decider.hub.complete and decider.complete_at < 0.0:
+                decider.complete_at = now
+            self._compare(decider)
+            self._given_back(decider, now)
+            self._known(decider, now)
+        self._one_decider()
+
+    def _known(self, decider: Decider, now: float) -> None:
+        """What a relay asks for, its decider knows of, once that has had time to arrive."""
+        for session in decider.hub.sessions:
+            relay = next((each for each in self._relays() if session.hello and each.pid == session.hello.pid), None)
+            if relay is None or relay.dead_at >= 0.0 or not session.told:
+                continue
+            for number, asked in relay.side.link.calls.items():
+                if asked.question is None or number in session.calls or number in session.waiting:
+                    self._unknown.pop((relay.pid, number), None)
+                elif now > self._unknown.setdefault((relay.pid, number), now) + ARRIVES:
+                    self._wrong(f"relay {relay.number} asks for call {number}, and its decider does not know of it")
+
+    def _compare(self, decider: Decider) -> None:
+        """Its ledgers, against what it keeps of calls and against what relays have."""
+        held: Counter[str] = Counter()
+        for grant in grants(decider):
+            if grant.hold.live:
+                held[grant.engine.id] += grant.hold.tokens
+        for engine in decider.gateway.fleet:
+            if engine.held != held[engine.id]:
+                self._wrong(f"the ledger of {engine.id} has {engine.held} tokens, its calls hold {held[engine.id]}")
+            promised = self.promised(engine.id)
+            if decider.hub.complete and promised > engine.held:
+                self._wrong(f"relays have {promised} tokens of {engine.id}, its ledger has {engine.held}")
+
+    def promised(self, engine: str) -> int:
+        """Tokens of an engine that calls of living relays may use."""
+        return sum(
+            [
+                terms.tokens
+                for relay in self._relays()
+                if relay.dead_at < 0.0
+                for asked in relay.side.link.calls.values()
+                if not isinstance(asked.question, MoveAsk)  # it has given that back
+                for terms in (asked.terms, asked.second)
+                if terms is not None and terms.engine == engine
+            ]
+        )
+
+    def _given_back(self, decider: Decider, now: float) -> None:
+        dead = {relay.pid for relay in self._relays() if 0.0 <= relay.dead_at < now - WITHIN}
+        left = [list(calls) for pid, calls in kept(decider) if pid in dead and calls]
+        if left:
+            self._wrong(f"a relay is dead for {WITHIN:g} s, and of its calls there are still {left}")
+
+    def _one_decider(self) -> None:
+        for relay in self._relays():
+            if relay.dead_at >= 0.0:
+                continue
+            for asked in relay.side.link.calls.values():
+                for terms in (asked.terms, asked.second):
+                    if terms is not None and id(terms) not in self._obeyed:
+                        self._obeyed[id(terms)] = terms
+                        if terms.epoch != relay.side.link.epoch:
+                            self._wrong(
+                                f"relay {relay.number} obeys a grant of epoch {terms.epoch}, and has met "
+                                f"epoch {relay.side.link.epoch}"
+                            )
+
+    # -- at the end ---------------------------------------------------------------------------------------------
+
+    def idle(self, calls: int) -> None:
+        """Nothing is asked any more, of so many `calls` in all, and nothing may be left."""
+        for decider in self._deciders():
+            if not decider.dead:
+                counted = decider.gateway.limits.level(("requests", "", "", ""))
+                if counted > calls:
+                    self._wrong(f"{counted:.0f} requests are counted of {calls}")
+                dispatch = decider.gateway.dispatch
+                left = [list(calls) for _, calls in kept(decider) if calls]
+                queued = [ticket.call.request_id for queues in dispatch.queues.values() for ticket in queues]
+                held = {engine.id: engine.held for engine in dispatch.fleet if engine.held or engine.in_flight}
+                if left or queued or held or any(dispatch.running.values()):
+                    self._wrong(f"left behind: calls {left}, queues {queued}, ledgers {held}")
+        for relay in self._relays():
+            if relay.dead_at < 0.0 and relay.side.link.calls:
+                self._wrong(f"relay {relay.number} still asks: {list(relay.side.link.calls)}")
+
+
+def kept(decider: Decider) -> Iterator[tuple[int, dict[int, object]]]:
+    """The calls that a decider knows of, by their relays' processes."""
+    for session in decider.hub.sessions:
+        if session.hello is not None:
+            yield session.hello.pid, {**session.kept, **session.calls}
+    for hello, calls in decider.hub.kept:
+        yield hello.pid, dict(calls)
+
+
+def grants(decider: Decider) -> Iterator[LocalGrant]:
+    """All that a decider has granted and not had back."""
+    sessions = [(session.kept | session.calls) for session in decider.hub.sessions]
+    for calls in (*sessions, *(calls for _, calls in decider.hub.kept)):
+        for served in calls.values():
+            yield from (grant for grant in (served.grant, served.second) if grant is not None)
+
+
+class DispatchLaws:
+    """Witness of one decider's grants."""
+
+    def __init__(
+        self,
+        decider: Decider,
+        wrong: Callable[[str], None],
+        tell: Callable[[str], None],
+        promised: Callable[[str], int],
+    ) -> None:
+        self._decider = decider
+        self._wrong = wrong
+        self._tell = tell
+        self._promised = promised
+        self._loop = asyncio.get_running_loop()
+        self._corrected: set[Ticket] = set()
+        self._asked = -1.0  # the arrival of the last call that was asked for when all had told
+
+    def granting(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
+        """The call is about to be given this engine."""
+        decider, engine = self._decider, choice.engine
+        self._tell(f"grant {call.request_id} on {engine.id}, epoch {decider.hub.epoch}")
+        if not decider.hub.complete:
+            self._wrong(f"call {call.request_id} is granted {engine.id} before all relays have told what they hold")
+        if now >= call.deadline:
+            self._wrong(f"call {call.request_id} is granted {engine.id} {now - call.deadline:.4f} s past its deadline")
+        promised = self._promised(engine.id)
+        if engine.held < promised:
+            self._wrong(f"{engine.id} is granted with {engine.held} tokens held, and relays have {promised}")
+        alone = not promised and not engine.in_flight and call.cost <= engine.largest
+        if engine.in_flight >= engine.slots or not (alone or engine.load + call.cost <= engine.budget):
+            self._wrong(f"call {call.request_id} is granted {engine!r}, which has no room for {call.cost} tokens")
+        if ticket is None:
+            self._in_order(call)
+
+    def entering(self, call: Call, exclude: frozenset[str], *, front: bool) -> None:
+        """The call was not granted at once."""
+        if not front:
+            self._in_order(call)
+
+    def _in_order(self, call: Call) -> None:
+        """In the moment in which all have told, calls are asked for in the order of their arrival."""
+        if self._decider.complete_at >= 0.0 or self._decider.hub.first:
+            return
+        if call.arrived < self._asked:
+            self._wrong(f"call {call.request_id} came at {call.arrived:.4f}, and is asked for after a later one")
+        self._asked = max(self._asked, call.arrived)
+
+    def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
+        """What a call that waited has really used is about to be charged to its tenant."""
+        if ticket in self._corrected:
+            self._wrong(f"call {ticket.call.request_id} is settled for the second time")
+        self._corrected.add(ticket)
+
+    def _ignored(self, *_: object, **__: object) -> None:
+        """Whatever else happens."""
+
+    applying = refused = pushing = popping = popped = granted = moved_free = retried = corrected = _ignored

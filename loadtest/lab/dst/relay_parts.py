@@ -1,0 +1,154 @@
+"""Parts of a simulation with relays: one decider, one relay, and the connections of frames between them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from gateway.decider.relays.hub import RelayHub
+from gateway.frames.channel import Channel
+from gateway.frames.codec import FrameWriter, from_decider, from_relay
+from gateway.frames.messages import (
+    Answered,
+    Ask,
+    AttemptFailed,
+    CallEnd,
+    FirstByte,
+    GrantTerms,
+    Judgement,
+    Message,
+    MoveAsk,
+    RefusedCall,
+    RetryAnswer,
+    RetryAsk,
+    SecondAsk,
+    SecondEnd,
+    SecondNone,
+    WaitAsk,
+)
+from gateway.serve.assembly import Gateway
+from gateway.serve.processes.relaying import RelaySide
+from loadtest.simulate.memory_frames import FrameLink
+
+REMEMBERED = 200  # messages of a relay's earlier connections, each way
+ECHOES = 12  # of them come once more at a time
+OF_CALLS = (
+    Ask, WaitAsk, FirstByte, Answered, AttemptFailed, RetryAsk, MoveAsk, SecondAsk, SecondEnd, CallEnd,
+    Judgement, GrantTerms, RefusedCall, RetryAnswer, SecondNone,
+)  # fmt: skip # a message of these is the same whenever it comes: the others are of a connection
+
+
+class Decider:
+    """One life of a decider. `links`: of its relays, by the relay's process."""
+
+    def __init__(self, gateway: Gateway, hub: RelayHub) -> None:
+        self.gateway = gateway
+        self.hub = hub
+        self.links: dict[int, FrameLink] = {}
+        self.dead = self.hangs = False
+        self.complete_at = -1.0  # when every relay had told what it held
+
+    async def aclose(self) -> None:
+        """Nothing of it goes on."""
+        self.dead = True
+        self.gateway.dispatch.witness = None  # what it does on its way out, no dead process does
+        for link in self.links.values():
+            link.closed_by(link.decider)
+        await self.hub.aclose()
+        for engine in list(self.gateway.fleet):
+            self.gateway.fleet.remove(engine.id)  # its checks end with that
+        await self.gateway.aclose()
+
+
+class ClientLine:
+    """A client's connection to its relay, which ends with the relay: a reader, as `ClientCall` is one."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self.head = reader.head
+        self.body = reader.body
+        self.over = reader.over
+
+    def cut(self) -> None:
+        """The relay is dead: nothing comes any more but the end."""
+        over = self.over
+        self.head = self.body = self.over = _nothing
+        over(False)
+
+
+class Log:
+    """A relay's call log, which ends with the relay."""
+
+    def __init__(self, records: Any, dead: Callable[[str], None]) -> None:
+        self._records = records
+        self._dead = dead
+        self.open = True
+
+    def write(self, record: Any, now: float) -> None:
+        if self.open:
+            self._records.write(record, now)
+        else:
+            self._dead(record.request_id)
+
+    async def aclose(self) -> None:
+        """Nothing to flush."""
+
+
+class Relay:
+    """One life of a relay: `number` says which, `pid` in which life. `unreachable`: until then it finds no decider."""
+
+    def __init__(self, side: RelaySide, log: Log, number: int, pid: int) -> None:
+        self.side = side
+        self.log = log
+        self.number = number
+        self.pid = pid
+        self.lines: list[ClientLine] = []
+        self.dead_at = -1.0
+        self.unreachable = 0.0
+        self._now: tuple[list[Message], list[Message]] = ([], [])  # this connection's messages: to the decider, from it
+        self._past: tuple[deque[Message], deque[Message]] = (deque(maxlen=REMEMBERED), deque(maxlen=REMEMBERED))
+
+    @property
+    def ready(self) -> bool:
+        return self.dead_at < 0.0 and self.side.pipeline is not None
+
+    def connected(self) -> None:
+        """Another connection: what the last one carried is of the past."""
+        for past, messages in zip(self._past, self._now, strict=True):
+            past.extend(messages)
+            messages.clear()
+
+    def sent(self, channel: Channel, data: bytes, link: FrameLink) -> None:
+        """A frame is on its way."""
+        inward = channel is link.relay.channel
+        for messages in (from_relay() if inward else from_decider()).feed(data):
+            self._now[0 if inward else 1].extend(message for message in messages if isinstance(message, OF_CALLS))
+
+    def echo(self, link: FrameLink, rng: random.Random) -> None:
+        """Messages of earlier connections come once more, in any order."""
+        for past, side in zip(self._past, (link.decider, link.relay), strict=True):
+            chosen = rng.sample(list(past), min(len(past), ECHOES))
+            writer = FrameWriter()
+            for message in chosen:
+                writer.add(message)
+            if chosen and link.up:
+                side.arrive(writer.take())
+
+    async def aclose(self, now: float) -> None:
+        """SIGKILL: its clients' and its engines' connections end, and nobody hears of it."""
+        self.dead_at = now
+        self.log.open = False
+        for line in self.lines:
+            line.cut()
+        if self.side.pipeline is not None:
+            for live in list(self.side.pipeline.tasks.values()):
+                live.leave("client_gone")
+        await self.side.aclose()
+        await asyncio.sleep(0)
+
+
+def _nothing(*_: object) -> None:
+    """The connection is gone."""

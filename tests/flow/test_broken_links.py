@@ -1,0 +1,115 @@
+"""Connections that break while relay and decider live: nothing is promised twice, counted twice, or lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Limit, Limits, Quota
+from gateway.core.policy.types import Rate
+from tests.flow.test_relays import Asking, Setting, run, until
+
+
+def test_a_relay_whose_connection_breaks_and_comes_again_never_stops_holding() -> None:
+    """Nobody may be granted, meanwhile, what a stream that goes on has."""
+
+    async def body(made: Setting) -> None:
+        first, second = await made.relay(1), await made.relay(2)
+        held = [Asking(made, first, str(number)) for number in range(2)]
+        for each in held:
+            await each.granted.wait()
+        waiting, late = Asking(made, second, "waiting"), Asking(made, first, "late")
+        await until(lambda: made.gateway.dispatch.waiting("m") == 2)
+        least = []
+        (session,) = [each for each in made.hub.sessions if each.number == 1]
+        session.close("the network is gone")
+        await until(lambda: session not in made.hub.sessions)
+        least.append(made.engine.in_flight)
+        await until(lambda: len(made.hub.sessions) == 2 and made.gateway.dispatch.waiting("m") == 2)
+        least.append(made.engine.in_flight)
+        assert least == [2, 2]
+        assert not waiting.granted.is_set()
+        assert not late.granted.is_set()
+        for each in held:
+            await each.end()
+        for each in (waiting, late):
+            async with asyncio.timeout(5):
+                await each.granted.wait()
+            await each.end()
+        await made.until_held(0)
+        assert not any(session.calls or session.kept for session in made.hub.sessions)
+
+    run(body)
+
+
+def test_a_call_that_waited_while_its_connection_broke_is_counted_once() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        held = [Asking(made, decider, str(number)) for number in range(2)]
+        for each in held:
+            await each.granted.wait()
+        waiting = Asking(made, decider, "waiting")
+        await until(lambda: made.gateway.dispatch.waiting("m"))
+        before = made.gateway.limits.level(("requests", "", "", "anonymous"))
+        (session,) = made.hub.sessions
+        session.close("the network is gone")
+        await until(lambda: session not in made.hub.sessions and made.gateway.dispatch.waiting("m"))
+        assert made.gateway.limits.level(("requests", "", "", "anonymous")) <= before
+        for each in (*held, waiting):
+            await each.end()
+        await made.until_held(0)
+
+    run(body, Policy(limits=Limits(per_tenant=Limit(requests=Quota(rate=Rate(1000, 86400.0), burst=1000)))))
+
+
+def test_a_question_of_an_earlier_connection_opens_no_call_anew() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        asking = Asking(made, decider)
+        await asking.granted.wait()
+        (asked,) = decider.link.calls.values()
+        assert asked.ask is not None
+        ask, end = asked.ask, asked.end
+        await asking.end()
+        await made.until_held(0)
+        (session,) = made.hub.sessions
+        session.close("the network is gone")
+        await until(lambda: session not in made.hub.sessions and made.hub.sessions)
+        (again,) = made.hub.sessions
+        await until(lambda: again.told)
+        again.take(ask)
+        assert not again.calls
+        again.take(end)
+        again.take(ask)
+        assert not again.calls
+        assert made.engine.held == 0
+
+    run(body)
+
+
+def test_an_answer_to_an_earlier_asking_is_not_obeyed() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        held = [Asking(made, decider, str(number)) for number in range(2)]
+        for each in held:
+            await each.granted.wait()
+        old = next(iter(decider.link.calls.values())).terms
+        waiting = Asking(made, decider, "waiting")
+        await until(lambda: made.gateway.dispatch.waiting("m"))
+        asked = list(decider.link.calls.values())[-1]
+        (session,) = made.hub.sessions
+        session.close("the network is gone")
+        await until(lambda: session not in made.hub.sessions and made.gateway.dispatch.waiting("m"))
+        asked.take(msgspec.structs.replace(old, number=asked.number, turn=0))
+        await asyncio.sleep(0)
+        assert not waiting.granted.is_set()
+        for each in held:
+            await each.end()
+        async with asyncio.timeout(5):
+            await waiting.granted.wait()
+        await waiting.end()
+        await made.until_held(0)
+
+    run(body)

@@ -1,0 +1,52 @@
+"""Bugs planted in relays, frames and their decider's side."""
+
+from __future__ import annotations
+
+from gateway.decider.relays.hub import RelayHub
+from gateway.decider.relays.session import RelaySession
+from gateway.relay.remote.asked import AskedCall
+from gateway.relay.remote.decider import RemoteDecider
+from gateway.relay.remote.link import Link
+from tests.simulation.mutants import Mutant
+
+# The end of a call that comes twice, with its question before it, is settled twice.
+SETTLED_TWICE = Mutant(
+    RelaySession, "_call_ended", "self.calls.pop(end.number, None)", "self.calls.get(end.number)"
+)  # fmt: skip
+
+# A question of an earlier connection opens its call anew, which nobody will end.
+OPENED_ANEW = Mutant(RelaySession, "_asked", "elif number > self._last or number in self._alive:", "else:")
+
+# What a dead relay's calls hold does not come back.
+HELD_BY_THE_DEAD = Mutant(RelayHub, "_watch", "if not self._lives(kept.hello.pid)", "if False")
+
+# What a relay's calls hold comes back when its connection breaks, though they run on.
+GIVEN_AWAY = Mutant(
+    RelayHub,
+    "leaves",
+    "if calls and session.hello is not None:",
+    "for served in calls.values():\n            served.lost()\n        if False:",
+)
+
+# A new decider grants as soon as one relay has told what it holds.
+GRANTS_UNTOLD = Mutant(RelayHub, "release", "if self.complete or self._expected:", "if self.complete:")
+
+# A relay does not tell of the grants that it has.
+HELD_UNTOLD = Mutant(AskedCall, "held", "for terms in (self.terms, self.second):", "for terms in (self.second,):")
+
+# Whatever answer comes is the answer, also an earlier decider's.
+OLD_ANSWER = Mutant(
+    AskedCall, "take", "if self.question is None or message.turn != self.question.turn:", "if self.question is None:"
+)
+
+# Calls that waited are asked for again in any order.
+OUT_OF_ORDER = Mutant(RelayHub, "release", "in sorted(asked, key=lambda each: each[:2])", "in asked")
+
+# A decider does not hear that a client has left.
+CANCEL_LOST = Mutant(RemoteDecider, "finish", "self.link.send(end)", "(left == 'cancelled' or self.link.send(end))")
+
+# What waited is not asked for again.
+FORGOTTEN = Mutant(Link, "_welcome", "if question is not None:", "if False:")
+
+# Calls wait for a decider beyond their deadline.
+NEVER_LATE = Mutant(Link, "refuse_late", "now >= call.deadline", "False")

@@ -1,0 +1,68 @@
+"""Deterministic simulation tests of relays and deciders that die, hang and are cut off: all laws hold, and planted bugs
+are found.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.lab.dst.command import attempt, main, relay_failures
+from loadtest.lab.dst.relay_case import DeciderFault, RelayFault, relay_case
+from tests.simulation import relay_mutants as planted
+from tests.simulation.mutants import Mutant
+
+FEW = range(4)
+DOZENS = range(60)
+WITHIN = 300.0  # seconds, on two cores
+FOUND = {  # and the seed at which each was found first
+    "settled twice": (planted.SETTLED_TWICE, 20),
+    "opened anew": (planted.OPENED_ANEW, 40),
+    "held by the dead": (planted.HELD_BY_THE_DEAD, 60),
+    "given away": (planted.GIVEN_AWAY, 20),
+    "grants untold": (planted.GRANTS_UNTOLD, 20),
+    "held untold": (planted.HELD_UNTOLD, 20),
+    "old answer": (planted.OLD_ANSWER, 200),
+    "out of order": (planted.OUT_OF_ORDER, 20),
+    "cancel lost": (planted.CANCEL_LOST, 20),
+    "forgotten": (planted.FORGOTTEN, 20),
+    "never late": (planted.NEVER_LATE, 20),
+}
+
+
+def test_everything_holds_for_a_few_seeds() -> None:
+    assert relay_failures(FEW) == []
+
+
+def test_one_seed_is_one_run() -> None:
+    first, again = (attempt(relay_case(3)).told for _ in range(2))
+    assert first == again
+    assert any("grant" in line for line in first)
+
+
+def test_relays_and_deciders_die_and_are_cut_off_in_those_seeds() -> None:
+    events = [event for seed in DOZENS for event in relay_case(seed).events]
+    faults = {(type(event), event.what) for event in events if isinstance(event, RelayFault | DeciderFault)}
+    of_relays = {(RelayFault, what) for what in ("kill", "break", "hold", "echo")}
+    assert faults == of_relays | {(DeciderFault, "kill"), (DeciderFault, "hang")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(WITHIN)
+def test_everything_holds_for_dozens_of_seeds() -> None:
+    assert relay_failures(DOZENS) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(WITHIN)
+@pytest.mark.parametrize("name", FOUND)
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mutant, seeds = FOUND[name]
+    plant(mutant, monkeypatch)
+    found = next((seed for seed in range(seeds) if attempt(relay_case(seed)).wrong), None)
+    assert found is not None
+    assert main(["--relays", "--seed", str(found)]) == 1
+    assert f"seed {found}: " in capsys.readouterr().out
+
+
+def plant(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.function())
