@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.core.cluster.election import Turn
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError, opened
@@ -60,8 +61,15 @@ def test_it_answers_as_the_simulated_store(valkey: Valkey) -> None:
                     reign=reigns[name],
                     seen=frozenset(rng.sample(NAMES, rng.randrange(3))) - {name},
                 )
-                view, records = await stores[name].turn(turn)
-                assert view == model.turn(name, turn, 1.0), (seed, turn)
+                age = rng.choice((None, 0.2, 0.2, 9.0))  # seconds since the answer before
+                if age is not None:
+                    seconds, micros = await redis.time()
+                    after = (seconds + micros / 1e6 - age, 1.0 - age)
+                else:
+                    after = (None, None)
+                view, records = await stores[name].turn(replace(turn, after=after[0]))
+                told = model.turn(name, replace(turn, after=after[1]), 1.0)
+                assert replace(view, clock=1.0) == told, (seed, turn, age)
                 assert records == dict.fromkeys(view.members, MemberRecord("1", 2))
                 if view.ruler is not None:
                     known[name] = max(known[name], view.ruler.epoch)

@@ -10,6 +10,10 @@ store no longer either, and gives its word, stands for no election for TTL secon
 ruler's lease goes on. One that still has the store gives no word: it will be elected, and the ruler stops. A member
 that has not left in good order could be elected until the store forgets it, after FORGOTTEN seconds.
 
+A turn may lie in a store that has stopped, and be carried out when it goes on: by then the ruler's time in the store
+has passed, though its lease, by words, has not. So a turn says what the store's clock was at the answer before it, and
+elects nobody where that is STALE.
+
 `now` is monotonic seconds of this member; no two members' clocks are ever compared.
 """
 
@@ -22,6 +26,7 @@ import msgspec
 
 TTL = 2.0  # seconds that the store remembers a turn
 RENEW = 0.5  # seconds between two turns
+STALE = TTL - RENEW  # seconds by the store's clock from an answer until the turn after it elects nobody
 MARGIN = 0.2  # seconds by which a lease ends before the store's, for clocks that do not run alike
 NEWCOMER_WAITS = 10.0  # seconds without a ruler until a member that no ruler has known may be elected
 FORGOTTEN = 600.0  # seconds after its last turn until a member that has not left is no member any more
@@ -33,13 +38,15 @@ Stand = Literal[0, 1, 2]  # for election: no; where the last ruler knew this mem
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A question to the store. `known`: the highest epoch that was met. `reign`: the epoch that this member rules in,
     0: it does not rule. `seen`: the members that it knows of; a ruler would ask them for their word. `number`: higher
-    each turn, so that a late one changes nothing."""
+    each turn, so that a late one changes nothing. `after`: the store's clock at the last answer; None: there was
+    none."""
 
     number: int
     known: int
     stand: Stand
     reign: int
     seen: frozenset[str] = frozenset()
+    after: float | None = None
 
 
 class Ruler(msgspec.Struct, frozen=True):
@@ -52,11 +59,12 @@ class Ruler(msgspec.Struct, frozen=True):
 class StoreView(msgspec.Struct, frozen=True, kw_only=True):
     """The store's answer to a turn. `members`: those of now, this one included. `roster`: these, and those that are
     past their TTL and have not left. `emptied`: the store knew no epoch, or a lower one than was met, less than TTL
-    seconds ago: it may have forgotten a ruler whose lease goes on."""
+    seconds ago: it may have forgotten a ruler whose lease goes on. `clock`: the store's, seconds."""
 
     ruler: Ruler | None
     members: frozenset[str]
     roster: frozenset[str]
+    clock: float
     emptied: bool = False
 
 
@@ -76,6 +84,7 @@ class Election:
         self.members: frozenset[str] = frozenset()  # of the last answer
         self.lost_store = False  # the last turn failed
         self._number = 0  # of the last turn
+        self._clock: float | None = None  # the store's, at the last answer
         self.stands = True  # for election
         self.electable: frozenset[str] = frozenset()  # members that the store takes for known to this ruler
         self.awaited: set[str] = set()  # members that have yet to tell what they hold
@@ -116,7 +125,7 @@ class Election:
         self._number += 1
         seen = self.roster - {self.name}
         if not self.reign:
-            return Turn(number=self._number, known=self.known, stand=stand, reign=0, seen=seen)
+            return Turn(number=self._number, known=self.known, stand=stand, reign=0, seen=seen, after=self._clock)
         self._asked |= seen
         return Turn(number=self._number, known=self.known, stand=0, reign=self.reign, seen=seen)
 
@@ -124,7 +133,7 @@ class Election:
         """The answer to a turn that was sent at `sent`. One that contradicts what is known since is left out."""
         self.lost_store = False
         self._words.clear()
-        self.members, self.roster = view.members, view.roster
+        self.members, self.roster, self._clock = view.members, view.roster, view.clock
         ruler = view.ruler
         if turn.reign and turn.reign == self.reign:
             self._asked = self.electable = turn.seen

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gateway.core.cluster.election import EMPTIED_SKIPS, FORGOTTEN, TTL, Ruler, StoreView, Turn
+from gateway.core.cluster.election import EMPTIED_SKIPS, FORGOTTEN, STALE, TTL, Ruler, StoreView, Turn
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -24,6 +24,8 @@ local known, stand, reign, number = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumb
 local seen, print = ARGV[11], ARGV[12]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local after = tonumber(ARGV[14])
+if after and math.abs(now - after) > tonumber(ARGV[15]) then stand = 0 end
 
 local other = redis.call('GET', p .. 'token')
 if other and other ~= print then return {'token'} end
@@ -79,7 +81,7 @@ for i = 1, #roster, 2 do
     redis.call('HDEL', p .. 'roster', roster[i])
   end
 end
-return {'ok', ruler or '', rules, (emptied or now < until_) and 1 or 0, members}
+return {'ok', ruler or '', rules, (emptied or now < until_) and 1 or 0, now, members}
 """
 LEAVE = """
 local p, name, life = KEYS[1], ARGV[1], ARGV[2]
@@ -132,7 +134,7 @@ class Store:
         answer = await self._asked(
             TURN, self._me, self._record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), EMPTIED_SKIPS,
             turn.known, turn.stand, turn.reign, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
-            int(present),
+            int(present), "" if turn.after is None else round(turn.after * 1000), int(STALE * 1000),
         )  # fmt: skip
         if answer == ["token"]:
             raise ClusterConflict(
@@ -142,8 +144,8 @@ class Store:
         if answer == ["taken"]:
             raise ClusterConflict(f"another gateway is the member {self._me}: cluster.advertise must be each one's own")
         try:
-            _, ruler, epoch, emptied, members = msgspec.convert(
-                answer, tuple[str, str, int, int, list[tuple[str, str]]]
+            _, ruler, epoch, emptied, clock, members = msgspec.convert(
+                answer, tuple[str, str, int, int, int, list[tuple[str, str]]]
             )
             records = {name: msgspec.json.decode(text, type=MemberRecord) for name, text in members if text}
         except ValueError as error:
@@ -152,6 +154,7 @@ class Store:
             ruler=Ruler(ruler, epoch) if ruler else None,
             members=frozenset(records),
             roster=frozenset([name for name, _ in members]),
+            clock=clock / 1000,
             emptied=bool(emptied),
         )
         return view, records

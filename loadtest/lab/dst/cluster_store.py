@@ -5,7 +5,7 @@ A turn that was carried out may still have no answer: that is for whoever carrie
 
 from __future__ import annotations
 
-from gateway.core.cluster.election import EMPTIED_SKIPS, FORGOTTEN, TTL, Ruler, StoreView, Turn
+from gateway.core.cluster.election import EMPTIED_SKIPS, FORGOTTEN, STALE, TTL, Ruler, StoreView, Turn
 
 
 class SimulatedStore:
@@ -44,12 +44,13 @@ class SimulatedStore:
         self._members[name] = now + TTL
         self._members = {each: until for each, until in self._members.items() if until + FORGOTTEN > now}
         ruler = self._ruler if now < self._rules_until else None
+        stand = 0 if turn.after is not None and abs(now - turn.after) > STALE else turn.stand
         earlier = ruler is not None and ruler.name == name and ruler.epoch != turn.reign  # its process before this
         if ruler is None or ruler.epoch < epoch or earlier:
             ruler = None
             if turn.reign and turn.reign == epoch:
                 ruler = Ruler(name, epoch)
-            elif turn.stand == 2 or (turn.stand == 1 and self._trusts(name, turn)):
+            elif stand == 2 or (stand == 1 and self._trusts(name, turn)):
                 skipped = EMPTIED_SKIPS if emptied and epoch else 1
                 ruler, self._seen = Ruler(name, epoch + skipped), self._seen | {name}
         if ruler is not None and ruler.name == name:
@@ -62,4 +63,4 @@ class SimulatedStore:
                 self._number, self._seen = turn.number, turn.seen | {name}
         members = frozenset([each for each, until in self._members.items() if until > now])
         emptied = emptied or now < self._emptied_until
-        return StoreView(ruler=ruler, members=members, roster=frozenset(self._members), emptied=emptied)
+        return StoreView(ruler=ruler, members=members, roster=frozenset(self._members), clock=now, emptied=emptied)

@@ -170,6 +170,7 @@ def test_where_a_store_was_emptied_another_ruler_is_patient() -> None:
     turned(store, b, 0.2)
     store.clear()
     turned(store, b, 0.7)
+    turned(store, b, 0.2 + NEWCOMER_WAITS)
     turned(store, b, 0.7 + NEWCOMER_WAITS)
     assert b.reign == 1005
     assert b.awaited == {"a", "b"}
@@ -184,8 +185,8 @@ def test_where_a_store_was_emptied_another_ruler_is_patient() -> None:
 def test_an_election_that_comes_after_the_word_for_another_is_not_accepted() -> None:
     store, _ = ruling("b")
     b = Election("b")
-    turned(store, b, 0.2)
-    b.failed(0.9)
+    turned(store, b, 0.7)
+    b.failed(1.4)
     turn = b.turn(TTL)
     view = store.turn("b", turn, TTL)
     assert view.ruler == Ruler("b", 6)
@@ -206,7 +207,7 @@ def test_who_comes_back_to_an_emptied_store_after_its_lease_waits_too() -> None:
 def test_a_newcomer_that_no_ruler_knew_waits_longer(waited: float) -> None:
     store, _ = ruling("b")
     new = Election("n")
-    for now in (TTL, TTL + waited):
+    for now in (TTL, TTL + waited - RENEW, TTL + waited):
         turned(store, new, now)
     assert bool(new.reign) == (waited >= NEWCOMER_WAITS)
 
@@ -237,7 +238,8 @@ def test_a_lower_epoch_than_was_met_is_not_obeyed() -> None:
     turned(store, a, 0.3)
     assert a.reign == 1009
     b = Election("b", known=9)
-    b.seen(0.0, 0.1, b.turn(0.0), StoreView(ruler=Ruler("c", 5), members=frozenset({"b"}), roster=frozenset()))
+    view = StoreView(ruler=Ruler("c", 5), members=frozenset({"b"}), roster=frozenset(), clock=0.0)
+    b.seen(0.0, 0.1, b.turn(0.0), view)
     assert b.ruler is None
 
 
@@ -261,4 +263,22 @@ def test_who_leaves_is_asked_for_nothing_and_need_not_be_waited_for() -> None:
     assert a.may_grant(0.6)  # it says so only once it has stopped
     store.leave("b")
     c = frozenset({"c"})
-    assert store.turn("c", STANDS_BY, 1.0) == StoreView(ruler=None, members=c, roster=c)
+    assert store.turn("c", STANDS_BY, 1.0) == StoreView(ruler=None, members=c, roster=c, clock=1.0)
+
+
+def test_a_turn_that_lay_in_a_stopped_store_elects_nobody() -> None:
+    """The ruler goes on by its words; the store, when it goes on, finds the ruler's time over, and this turn first."""
+    store, a = ruling("b")
+    b = Election("b")
+    turned(store, b, 0.1)
+    lay = b.turn(0.1 + RENEW)
+    a.failed(1.0)
+    b.failed(1.0)
+    assert store.turn("b", lay, 9.0).ruler is None
+    turned(store, a, 9.1)
+    assert a.reign == 5
+    # A store whose ruler is gone elects by the turn after.
+    turned(store, b, 19.0)
+    assert not b.reign
+    turned(store, b, 19.0 + RENEW)
+    assert b.reign == 6

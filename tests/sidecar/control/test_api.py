@@ -22,6 +22,7 @@ from sidecar.control.status_table import table
 from sidecar.core.addresses import Address
 from sidecar.core.file.reload import Reload
 from sidecar.core.status import GatewayStatus, RelayUse, Reloaded, Status
+from sidecar.residency import state_file
 from sidecar.residency.manager import Manager
 from sidecar.residency.state_file import decode
 from tests.sidecar.parts import FILE, opened
@@ -172,7 +173,11 @@ def test_no_metric_is_there_twice(tmp_path: Path) -> None:
     play(tmp_path, scene, text=SHARED)
 
 
-def test_off_is_kept_before_it_is_answered_and_who_cannot_keep_it_says_so(tmp_path: Path) -> None:
+def test_off_is_kept_before_it_is_answered_and_who_cannot_keep_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_file, "AGAIN", 0.1)
+
     async def scene(door: Door) -> None:
         report = protocol.ensured((await door.ask("POST", "/models/a/off")).content).model
         assert (report.ready_in, report.why) == (None, "off")
