@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
 import sys
 import tomllib
@@ -73,6 +74,9 @@ NOT_IN_CORE = re.compile(
 )
 CALLS_NOT_IN_CORE = frozenset({"open", "print", "input", "eval", "exec", "breakpoint"})
 
+EXCEPTIONS = frozenset(
+    kind.__name__ for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, Exception)
+)
 BASES = frozenset({"Exception", "Struct", "Enum", "Protocol", "Generic"})
 LIBRARY_BASES = {  # what a library demands is named here, with the files that may
     "asyncio.Protocol": ("gateway/relay/wire/", "gateway/upstream/", "gateway/frames/", "loadtest/"),
@@ -150,7 +154,7 @@ def _impure(path: str, tree: ast.Module, core: str) -> Iterator[str]:
         top = name.split(".")[0]
         known = f"{name}.".startswith(f"{core}.") or top == "msgspec" or top in sys.stdlib_module_names
         if f"{name}.".startswith(f"{GROUND_FLOOR}."):
-            if (problem := next(_of_shared(name, core), None)) is not None:
+            if (problem := _of_shared(name, core)) is not None:
                 yield f"imports {name}, which {problem}"
         elif NOT_IN_CORE.fullmatch(top) or not (known or _under(path, DOORS.get(top) or ())):
             yield f"imports {name}: it has no clock, no I/O, no logging, and knows only core and msgspec"
@@ -165,18 +169,19 @@ def _impure(path: str, tree: ast.Module, core: str) -> Iterator[str]:
                 yield f"calls {called}(): the generator is an argument"
 
 
-def _of_shared(name: str, core: str) -> Iterator[str]:
+@functools.cache  # many modules of core import the same few
+def _of_shared(name: str, core: str) -> str | None:
     file = name.replace(".", "/") + ".py"
-    if (ROOT / file).is_file():  # else it is a folder's name, of which another import names a file
-        yield from _impure(file, ast.parse((ROOT / file).read_text()), core)
+    if not (ROOT / file).is_file():
+        return None  # a folder's name, of which another import names a file
+    return next(_impure(file, ast.parse((ROOT / file).read_text()), core), None)
 
 
 # -- classes and state ------------------------------------------------------------------------------------------------
 
 
 def _bases(path: str, tree: ast.Module) -> Iterator[str]:
-    kinds = [kind for kind in vars(builtins).values() if isinstance(kind, type)]
-    exceptions = {kind.__name__ for kind in kinds if issubclass(kind, Exception)}
+    exceptions = set(EXCEPTIONS)
     for node in ast.walk(tree):
         if not isinstance(node, ast.ClassDef):
             continue
@@ -289,15 +294,13 @@ def test_a_library_has_one_door_in_a_folder() -> None:
         assert set(folders.values()) <= {1}, f"{library} has more doors than one in {folders.most_common(1)}"
 
 
-def test_every_door_is_used() -> None:
-    used = {(name.split(".")[0], file) for file, tree in trees(FILES).items() for name in imported(file, tree)}
+def test_every_door_is_used_and_every_class_is_defined_once_in_its_package() -> None:
+    modules = trees(FILES)
+    assert defined_twice(modules) == []
+    used = {(name.split(".")[0], file) for file, tree in modules.items() for name in imported(file, tree)}
     doors = {(library, door) for library, places in DOORS.items() for door in places or ("",)}
     there = {pair for pair in doors if any(pair[0] == top and file.startswith(pair[1]) for top, file in used)}
     assert doors - there == set()
-
-
-def test_a_class_is_defined_once_in_its_package() -> None:
-    assert defined_twice(trees(FILES)) == []
 
 
 def test_a_class_that_is_defined_twice_is_found() -> None:

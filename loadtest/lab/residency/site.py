@@ -155,8 +155,7 @@ class Site:
 
     async def _look(self) -> None:
         while True:
-            for gpu, total in enumerate(self.machine.totals):
-                held = self._promised(gpu)
+            for gpu, (held, total) in enumerate(zip(self._promised(), self.machine.totals, strict=True)):
                 if held > total:
                     self.wrong.append(f"{self.now:.1f} s: {held / GIB:.1f} GiB are held on GPU {gpu}: {self.state()}")
             host = self.manager.host
@@ -169,17 +168,20 @@ class Site:
                     self.wrong.append(f"{self.now:.1f} s: nobody sees to {name}: {self.state()}")
             await asyncio.sleep(self._look_every)
 
-    def _promised(self, gpu: int) -> int:
-        """Bytes of a GPU that engines have, by the ledger; of one that takes what nobody foresaw, what it really holds
-        once it serves."""
+    def _promised(self) -> list[int]:
+        """Bytes of each GPU that engines have, by the ledger; of one that takes what nobody foresaw, what it really
+        holds once it serves."""
         running, models = self.manager.steps.running, self.engines.models
-        held = 0
-        for each in self.manager.planner.residents():
-            if gpu in each.gpus and each.profile in running:
-                there = self.machine.held.get(_pid(self.engines, each.profile), {}).get(gpu, 0)
-                settled = each.state in (RUNNING, SLEEPING) and each.pending is not WAKE
-                booked = each.residue if each.level else each.claim
-                held += there if settled and models[each.profile].true is not None else booked
+        held = [0] * len(self.machine.totals)
+        for name, entry in self.manager.entries.items():
+            if not entry.gpus or name not in running:
+                continue
+            there = self.machine.held.get(_pid(self.engines, name), {})
+            settled = entry.lifecycle.state in (RUNNING, SLEEPING) and entry.lifecycle.pending is not WAKE
+            booked = entry.size.residue if entry.level else entry.size.claim
+            unforeseen = settled and models[name].true is not None
+            for gpu in entry.gpus:
+                held[gpu] += there.get(gpu, 0) if unforeseen else booked
         return held
 
     def left_over(self) -> list[str]:
