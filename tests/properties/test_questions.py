@@ -222,7 +222,7 @@ def ends_of(seed: int, asked: int, steps: int) -> list[tuple[float, str, str]]:
     return vtime.run(main())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_questions_change_no_later_decision(seed: int) -> None:
     unasked = ends_of(seed, 0, 400)
     assert {"e0", "e1", "e2", "shed"} <= {word for _, word, _ in unasked}

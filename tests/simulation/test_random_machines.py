@@ -39,7 +39,7 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_every_law_holds(seed: int) -> None:
     life = lived(seed)
     assert life.wrong == ()

@@ -150,6 +150,7 @@ def test_bad_arguments_are_status_2(
     assert "error:" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_row_can_be_measured() -> None:
     setting = Setting(engines=2, warm=3.0, measured=3.0)
