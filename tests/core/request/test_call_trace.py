@@ -73,6 +73,19 @@ def test_a_failed_attempt_ends_where_it_failed_and_says_why() -> None:
     assert (spans[0].parent_id, trace.trace_id) == ("", "c" * 32)
 
 
+def test_of_two_attempts_that_failed_each_says_its_own_error() -> None:
+    trace = traced(None)
+    trace.whole = trace.parsed = trace.judged = trace.taken_at = 100.1
+    for engine, error, at in (("e0", "connect", 100.3), ("e1", "reset", 100.4)):
+        trace.attempt(engine, at - 0.1)
+        trace.failed(engine, error, at)
+    spans = trace.spans(record(), BEGAN)
+    assert [(round(span.end - BEGAN, 6), span.error) for span in spans if span.name == "weir.attempt"] == [
+        (0.3, "connect"),
+        (0.4, "reset"),
+    ]
+
+
 def test_a_hedge_that_lost_ends_with_the_others_first_byte() -> None:
     trace = traced()
     trace.whole = trace.parsed = trace.judged = trace.taken_at = 100.1
