@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from gateway.relay.wire import shared
 from gateway.relay.wire.messages import HTTP_1_1_REQUIRED
+from tests.certificates import made
 from tests.wire.server_harness import ALIVE, TEXT, Client, Rig, serve
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -157,23 +156,6 @@ def test_a_client_of_http_2_is_told_in_its_own_frames() -> None:
 
 
 # -- TLS --------------------------------------------------------------------------------------------------------------
-
-
-def made(folder: Path, name: str) -> ssl.SSLContext:
-    """The server's context for a certificate made here; FOLDER/NAME.pem is what a client has to trust."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl here to make a certificate with")
-    key, cert = str(folder / f"{name}.key"), str(folder / f"{name}.pem")
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    return context
 
 
 @pytest.fixture(scope="module")

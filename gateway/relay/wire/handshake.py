@@ -11,19 +11,16 @@ import asyncio
 import math
 import socket
 import ssl as tls
-import struct
 from collections.abc import Callable
 from typing import Final
 
 from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.messages import WireError
 from gateway.relay.wire.shared import Shared
+from gateway.shared.acceptor import Acceptor, reset
 
-_AT_ONCE: Final = 64  # accepted in a row; others get their turn in between
 _HANDSHAKE: Final = b"\x16"  # the first byte of a TLS client
 _PLAIN: Final = "this port speaks HTTPS, and the request came as plain HTTP: use https://"
-_PAUSE: Final = 0.1  # seconds without accepting, where no descriptor was left
-_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class TlsListener:
@@ -31,36 +28,19 @@ class TlsListener:
 
     def __init__(self, shared: Shared, listening: socket.socket, context: Callable[[], tls.SSLContext]) -> None:
         self._shared = shared
-        self.listening = listening
         self._context = context
-        self._loop = asyncio.get_running_loop()
-        self._paused: asyncio.TimerHandle | None = None
-        listening.setblocking(False)
-        self._loop.add_reader(listening, self._accept)
+        self.listening = listening
+        self._acceptor = Acceptor(listening, self._taken)
 
     def close(self) -> None:
         """Accept no more. Handshakes under way may end; their connections find the server draining."""
-        if self._paused is not None:
-            self._paused.cancel()
-        self._loop.remove_reader(self.listening)
-        self.listening.close()
+        self._acceptor.close()
 
-    def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
-            try:
-                sock, address = self.listening.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError:  # no descriptor is left: the listener stays readable, and must not spin
-                self._loop.remove_reader(self.listening)
-                self._paused = self._loop.call_later(_PAUSE, self._loop.add_reader, self.listening, self._accept)
-                return
-            sock.setblocking(False)
-            peer = address[0] if isinstance(address, tuple) else "unix"
-            if self._shared.draining or self._shared.full_for(peer) is not None:
-                _reset(sock)
-            else:
-                _Handshake(self._shared, sock, peer, self._context)
+    def _taken(self, sock: socket.socket, peer: str) -> None:
+        if self._shared.draining or self._shared.full_for(peer) is not None:
+            reset(sock)
+        else:
+            _Handshake(self._shared, sock, peer, self._context)
 
 
 class _Handshake:
@@ -99,7 +79,7 @@ class _Handshake:
             self._task.cancel()
         else:
             self._leave()
-            _reset(self._sock)
+            reset(self._sock)
 
     # -- its one life
 
@@ -151,9 +131,3 @@ class _Handshake:
             if self._task is None:
                 self._loop.remove_reader(self._sock)
             self._shared.leaves(self, seated=True)
-
-
-def _reset(sock: socket.socket) -> None:
-    if sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-    sock.close()

@@ -1,8 +1,10 @@
 """HTTP/1.1 listener of a control port: Hypercorn's connections, with the bounds that Hypercorn has no setting for.
 
 - HTTP/1.1 alone. HTTP/2 without TLS, by upgrade or by prior knowledge, multiplies what one connection may keep.
-- At most `CONNECTIONS` at once and `PER_PEER` of one address. What comes beyond is reset.
-- A client has `READ_TIMEOUT` to send its next bytes; not while it is answered by a stream of events, which has no end.
+- At most `CONNECTIONS` at once and `PER_PEER` of one address, clients in their TLS handshake included. What comes
+  beyond is reset.
+- A client has `READ_TIMEOUT` for its TLS handshake, and for its next bytes; not while it is answered by a stream of
+  events, which has no end.
 - A client has `TAKEN_WITHIN` to take what was written. Then its connection is reset, so buffers do not stay.
 - Refusals (401, 403, 421) in excess of `REFUSALS` a second are answered `REFUSED_AFTER` late. Guessing a token, or
   asking without one, then costs the data port, which shares the loop, at most a few hundred requests a second.
@@ -26,6 +28,8 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Closed, RawData
 from hypercorn.utils import wrap_app
+
+from gateway.shared.acceptor import Acceptor, reset
 
 CONNECTIONS = 1200  # a thousand sidecars, and those who watch
 PER_PEER = 64
@@ -56,7 +60,8 @@ class Http1Listener:
         self._peers: Counter[str] = Counter()
         self._unsent: dict[asyncio.WriteTransport, float] = {}  # since when each connection has had unsent bytes
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._acceptor: Acceptor | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._refusals, self._refusals_at = 0.0, 0.0
 
@@ -67,22 +72,20 @@ class Http1Listener:
 
     async def start(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections from now on, over `tls` if any. The socket is closed with the listener."""
-        within = None if tls is None else float(READ_TIMEOUT)
-        self._server = await asyncio.start_server(
-            self._accepted, sock=listening, limit=HEADERS, ssl=tls, ssl_handshake_timeout=within
-        )
+        self._tls = tls
+        self._acceptor = Acceptor(listening, self._taken)
         self._look()
 
     def stop_accepting(self) -> None:
         """Take no connection any more; those that are there stay."""
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
 
     async def aclose(self) -> None:
         """End it, giving answers in flight a moment; a client that does not finish its request is left behind."""
-        if self._server is None:
+        if self._acceptor is None:
             return
-        self._server.close()
+        self._acceptor.close()
         await self._context.terminated.set()
         if self._sweep is not None:
             self._sweep.cancel()
@@ -94,21 +97,40 @@ class Http1Listener:
         for transport in list(self._unsent):
             transport.abort()
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        transport = writer.transport
-        peer = str((writer.get_extra_info("peername") or ("",))[0])
+    def _taken(self, sock: socket.socket, peer: str) -> None:
         if self.connections >= self._most or self._peers[peer] >= PER_PEER or self._context.terminated.is_set():
-            transport.abort()
+            reset(sock)
             return
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 # the stream server runs this as one
-        self._tasks.add(task)
         self._peers[peer] += 1
+        task = asyncio.get_running_loop().create_task(self._served(sock))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._left, sock, peer))
+
+    def _left(self, sock: socket.socket, peer: str, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            sock.close()  # it may not have begun
+        self._tasks.discard(task)
+        self._peers[peer] -= 1
+        if not self._peers[peer]:
+            del self._peers[peer]
+
+    async def _served(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(HEADERS)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        within = None if self._tls is None else float(READ_TIMEOUT)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, sock, ssl=self._tls, ssl_handshake_timeout=within
+            )
+        except OSError:  # no client of ours, or gone
+            sock.close()
+            return
         self._unsent[transport] = 0.0
         transport.set_write_buffer_limits(HIGH_WATER)
-        loop = asyncio.get_running_loop()
         events = asyncio.Event()  # set while it is answered by a stream of them
         app = wrap_app(partial(self._slowed, events), self._config.wsgi_max_body_size, "asgi")
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
             connection = _Connection(app, loop, self._config, self._context, {}, reader, writer)
             connection.events = events
@@ -116,11 +138,7 @@ class Http1Listener:
         except* (ConnectionError, TimeoutError):
             transport.abort()  # the client is gone
         finally:
-            self._tasks.discard(task)
             del self._unsent[transport]
-            self._peers[peer] -= 1
-            if not self._peers[peer]:
-                del self._peers[peer]
 
     def _look(self) -> None:
         """Reset whoever has not taken its answer in time."""
