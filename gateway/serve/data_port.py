@@ -8,7 +8,7 @@ import shutil
 import ssl
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -148,10 +148,11 @@ class OwnDataPort:
         return Given({**relays, self._number: os.getpid()}, [] if hub is None else hub.totals.left())
 
     async def drain(self, within: float, *, gently: bool = False) -> None:
-        drains: list[Awaitable[object]] = [self._gateway.server.drain(within, gently=gently)]
-        if self._hub is not None:
-            drains.append(self._hub.empty.wait() if gently else self._hub.drain(within))
-        await asyncio.gather(*drains)
+        async with asyncio.TaskGroup() as group:
+            if self._hub is not None:
+                ends: Coroutine[None, None, object] = self._hub.empty.wait() if gently else self._hub.drain(within)
+                group.create_task(ends)
+            await self._gateway.server.drain(within, gently=gently)  # begins at once: see gateway/serve/ending.py
 
     def totals(self) -> Sequence[RelayCounts]:
         return () if self._hub is None else self._hub.totals.all()

@@ -98,7 +98,9 @@ class WithDecidePort:
         self.server.settings = self._settings()
 
     async def drain(self, within: float, *, gently: bool = False) -> None:
-        await asyncio.gather(self._data.drain(within, gently=gently), self._drain(within))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._drain(within))
+            await self._data.drain(within, gently=gently)  # begins at once: see gateway/serve/ending.py
 
     async def _drain(self, within: float) -> None:
         """Take reports until no call is left; then the rest is given up."""

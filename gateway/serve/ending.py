@@ -101,7 +101,8 @@ async def drain(gateway: Gateway, port: DataPort, signals: ProcessSignals) -> No
     dispatch, timeouts = gateway.dispatch, gateway.policy.timeouts
     dispatch.leaving = True
     await signals.hurried(timeouts.drain_grace)
-    # The server first: whoever is refused now is also told that the connection ends.
+    # The server first: whoever is refused now is also told that the connection ends. The drain's first step comes
+    # before that of any call which is woken here.
     drained = asyncio.ensure_future(port.drain(timeouts.drain))
     dispatch.refuse_waiting()
     hurried = asyncio.ensure_future(signals.second.wait())

@@ -595,6 +595,26 @@ def test_a_gentle_drain_answers_what_comes_on_open_connections_once() -> None:
     serve(scenario)
 
 
+def test_a_stream_that_began_before_a_gentle_drain_has_promised_one_more_answer() -> None:
+    async def scenario(rig: Rig) -> None:
+        streaming = await rig.client()
+        await streaming.send(HOLD)
+        responder = await rig.handler.holding(1)
+        responder.start(200, TEXT)
+        drained = asyncio.create_task(rig.server.drain(5, gently=True))
+        await asyncio.sleep(0.005)
+        responder.write(b"ab")
+        responder.end()
+        assert b"connection" not in (await streaming.answer()).headers
+        await streaming.send(HOLD)
+        (await rig.handler.holding(2)).send(200, TEXT, b"x")
+        assert (await streaming.answer()).headers[b"connection"] == b"close"
+        assert await streaming.end() == (b"", "closed")
+        await drained
+
+    serve(scenario)
+
+
 def test_a_gentle_drain_ends_too() -> None:
     async def scenario(rig: Rig) -> None:
         idle = await rig.client()

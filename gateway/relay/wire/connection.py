@@ -326,7 +326,7 @@ class ClientConnection(asyncio.Protocol):
     def answered(self, close: bool) -> None:
         """The pending answer is complete. `close`: the client was told, or has to see, that the connection ends."""
         self._responder = None
-        if close or self._last or self._shared.draining:
+        if close or self._last or (self._shared.draining and not self._shared.gently):
             self._close(unread=self._last or bool(self._buffer))
             return
         self._state = _ANSWERED[self._state]
