@@ -121,6 +121,18 @@ class CopyView(msgspec.Struct, frozen=True, kw_only=True):
     ready_in_s: float
 
 
+class GPUView(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a sidecar, in bytes. `used`: by everybody, as measured; `held`: by profile, what its engine is counted
+    with; `refused`: why nothing is started on it."""
+
+    index: int
+    total: int
+    used: int
+    free: int
+    held: dict[str, int]
+    refused: str
+
+
 class SidecarView(msgspec.Struct, frozen=True, kw_only=True):
     """One sidecar. `heard_s`: since its last report; a stale one is asked for nothing. `refused`: addresses in its
     report that may not be used, and why. Memory in bytes."""
@@ -133,6 +145,7 @@ class SidecarView(msgspec.Struct, frozen=True, kw_only=True):
     memory_used: int
     models: list[SidecarModelView]
     refused: dict[str, str]
+    gpus: list[GPUView] = []
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,6 +220,17 @@ def _sidecar(sidecar: Sidecar, now: float) -> SidecarView:
         stale=stale,
         memory_total=sum(gpu.total for gpu in report.gpus),
         memory_used=sum(gpu.used for gpu in report.gpus),
+        gpus=[
+            GPUView(
+                index=gpu.index,
+                total=gpu.total,
+                used=gpu.used,
+                free=gpu.free,
+                held={each.profile: each.held for each in report.models if each.held and gpu.index in each.gpus},
+                refused=gpu.refused,
+            )
+            for gpu in report.gpus
+        ],
         models=models,
         refused=sidecar.refused,
     )

@@ -62,7 +62,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     for one that runs, None for one that cannot be had, and then `why` says so in a word (`no_memory`, `error`, `off`)
     and `message` in a sentence. `retry_in`: seconds after which that may have changed, where it is known.
     `copy`: gateways have another engine of the model, too; `copy_in`: seconds until it could serve beside that one,
-    None where a warmer model would lose its place, or it serves.
+    None where a warmer model would lose its place, or it serves. `gpus`: indices of those its engine is on, `held`:
+    bytes on each of them that others cannot have.
     """
 
     profile: Name
@@ -83,6 +84,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     copy_in: Seconds | None = None
     aliases: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     adapters: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    gpus: Annotated[tuple[Count, ...], Meta(max_length=64)] = ()
+    held: Size = 0
 
     @property
     def served(self) -> tuple[str, ...]:

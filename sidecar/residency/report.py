@@ -66,6 +66,8 @@ def model_report(
         copy_in=copy_in,
         aliases=entry.profile.aliases,
         adapters=tuple(entry.profile.adapters),
+        gpus=entry.gpus,
+        held=entry.resident(now, 0, 0).held if entry.gpus else 0,
     )
 
 

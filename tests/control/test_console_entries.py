@@ -9,7 +9,7 @@ import pytest
 
 from gateway.control.console import feed
 from gateway.control.console.feed import Entries
-from gateway.control.console.figures import class_figures
+from gateway.control.console.figures import Open, class_figures
 from gateway.control.console.headline import Line, ModelState, headline
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.outcome import STATUS, Outcome
@@ -76,11 +76,25 @@ def test_figures_count_what_was_in_time() -> None:
         (1.0, record(outcome=Outcome.CLIENT_GONE)),
         (1.0, record(outcome=Outcome.OK, class_name="gone", ttft=9.0)),
     ]
-    figures = class_figures(ended, classes, 10.0)
+    figures = class_figures(ended, [], classes, 10.0, 10.0)
     batch = figures["batch"]
     assert (batch.answered, batch.refused, batch.failed, batch.caller) == (0.3, 0.1, 0.1, 0.1)
     assert (batch.ttft_p50, batch.ttft_p99, batch.in_time, batch.goodput) == (0.5, 1.5, 0.3333, 10.0)
     assert figures["gone"].in_time == 1.0
+
+
+def test_offered_and_admitted_count_calls_that_have_not_ended_too() -> None:
+    answered = {"outcome": Outcome.OK, "engine": "e"}
+    ended = [
+        (99.0, record(total=3.0, queue=1.0, **answered)),  # came and admitted within the last 10 s
+        (99.0, record(total=12.0, queue=5.0, **answered)),  # came before, admitted within
+        (99.0, record(total=30.0, queue=1.0, **answered)),  # both before
+        (99.0, record(total=0.0, outcome=Outcome.RATE_LIMITED)),  # came, never admitted
+    ]
+    open = [Open("batch", 95.0, 96.0), Open("batch", 80.0, 95.0), Open("batch", 99.0, None), Open("new", 80.0, None)]
+    figures = class_figures(ended, open, {}, 10.0, 100.0)
+    assert (figures["batch"].offered, figures["batch"].admitted, figures["batch"].answered) == (0.4, 0.4, 0.3)
+    assert (figures["new"].offered, figures["new"].admitted) == (0.0, 0.0)
 
 
 def test_the_headline_says_who_is_refused_why_and_what_to_change() -> None:

@@ -22,7 +22,9 @@ from gateway.shared.protocol import MAX_BYTES, CapacityReport, GPUReport, ModelR
 
 TOKEN = "sixteen-and-some-characters"  # noqa: S105 # a test's own
 ADMIN = "another-one-of-the-operator"
-RUNNING = ModelReport(profile="p", model="m", state="running", url="http://127.0.0.1:1", ready_in=0.0)
+RUNNING = ModelReport(
+    profile="p", model="m", state="running", url="http://127.0.0.1:1", ready_in=0.0, gpus=(0,), held=15
+)
 ASLEEP = ModelReport(profile="q", model="n", state="sleeping", ready_in=4.0)
 GPU = GPUReport(index=0, total=80, used=20, free=60)
 
@@ -105,6 +107,9 @@ def test_the_fleet_and_the_metrics_show_what_sidecars_say() -> None:
         assert (await site.get("/readyz")).text == "ok, 1 of 1 engines are up, 2 models can be had from sidecars\n"
         view = json.loads((await site.get("/fleet")).content)
         (sidecar,) = view["sidecars"]
+        assert sidecar["gpus"] == [
+            {"index": 0, "total": 80, "used": 20, "free": 60, "held": {"p": 15}, "refused": ""}
+        ]
         assert (sidecar["id"], sidecar["stale"], sidecar["memory_used"], sidecar["memory_total"]) == (
             "box", False, 20, 80
         )  # fmt: skip

@@ -117,6 +117,9 @@ async def test_neither_the_busy_nor_the_pinned_makes_room() -> None:
         assert (await waiting).ending in ("served", "refused")
         await made.gateways[0].call("c", 1.0)
         assert made.state() == "a running, b sleeping, c running, d stopped"
+        a, b, _, d = (made.manager.model(name) for name in "abcd")
+        assert (a.gpus, b.gpus, d.gpus) == ((0,), (0,), ())
+        assert a.held > b.held > d.held == 0
 
 
 @virtual

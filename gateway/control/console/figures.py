@@ -1,7 +1,8 @@
-"""Figures of each class, made of the calls that ended lately: rates, times, goodput."""
+"""Figures of each class, made of the calls that ended lately and of those under way: rates, times, goodput."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -16,8 +17,11 @@ WINDOW = 10.0  # seconds
 
 class ClassFigures(msgspec.Struct, kw_only=True):
     """Of the last WINDOW. Rates are calls per second, times seconds, goodput tokens per second: those of the answers
-    that kept the class's targets. `in_time`: their share of the calls that were answered; None: there were none."""
+    that kept the class's targets. `in_time`: their share of the calls that were answered; None: there were none.
+    `offered`: calls that came; `admitted`: calls that were given an engine; the others count calls that ended."""
 
+    offered: float = 0.0
+    admitted: float = 0.0
     answered: float = 0.0
     refused: float = 0.0
     failed: float = 0.0
@@ -42,14 +46,38 @@ def kind_of(outcome: Outcome) -> str:
             return "caller"
 
 
+class Open(msgspec.Struct, frozen=True, gc=False):
+    """A call under way: when it arrived, and when it was given its engine; None: it waits. Monotonic seconds."""
+
+    class_name: str
+    arrived: float
+    admitted: float | None
+
+
 def class_figures(
-    ended: Iterable[tuple[float, Record]], classes: Mapping[str, TrafficClass], seconds: float
+    ended: Iterable[tuple[float, Record]],
+    open: Iterable[Open],
+    classes: Mapping[str, TrafficClass],
+    seconds: float,
+    now: float,
 ) -> dict[str, ClassFigures]:
-    """By class. `ended`: the calls of the last `seconds`."""
+    """By class. `ended`: the calls that ended in the last `seconds`; `open`: those under way."""
+    since = now - seconds
+    offered: Counter[str] = Counter()
+    admitted: Counter[str] = Counter()
     records: dict[str, list[Record]] = {}
-    for _, record in ended:
-        records.setdefault(record.class_name, []).append(record)
-    return {name: _figures(each, classes.get(name), seconds) for name, each in records.items()}
+    for at, record in ended:
+        name, arrived = record.class_name, at - record.total
+        records.setdefault(name, []).append(record)
+        offered[name] += arrived > since
+        admitted[name] += bool(record.engine) and arrived + record.queue > since
+    for call in open:
+        offered[call.class_name] += call.arrived > since
+        admitted[call.class_name] += call.admitted is not None and call.admitted > since
+    found = {name: _figures(records.get(name, []), classes.get(name), seconds) for name in offered}
+    for name, figures in found.items():
+        figures.offered, figures.admitted = round(offered[name] / seconds, 1), round(admitted[name] / seconds, 1)
+    return found
 
 
 def _figures(records: list[Record], target: TrafficClass | None, seconds: float) -> ClassFigures:

@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gateway import __version__
-from gateway.control.console.figures import WINDOW, ClassFigures, class_figures
+from gateway.control.console.figures import WINDOW, ClassFigures, Open, class_figures
 from gateway.control.console.headline import MINUTE, Line, ModelState, headline
 from gateway.control.console.sources import Sources
 from gateway.control.console.tenants import shadow_entry, tenant_entries
 from gateway.control.view import FleetView, ModelView, SidecarView, fleet_view
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.engines.health import state_of
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.files.units import GIB
 
 LATE = 3  # samples that an engine may miss before its sample is said to be old
 OLD = 5.0  # seconds, at least
@@ -78,7 +79,7 @@ class ConsoleReading:
     def _classes(self, view: FleetView, now: float) -> Iterator[tuple[str, object]]:
         seconds = self.ended.reach(now, WINDOW)
         classes = self._dispatch.policy.classes
-        figures = class_figures(self.ended.since(now - seconds), classes, seconds)
+        figures = class_figures(self.ended.since(now - seconds), self._open(), classes, seconds, now)
         asked = [model for model in view.models if model.engines or model.queued_calls]
         for order, (name, target) in enumerate(classes.items()):
             queues = [queue for queue in view.queues if queue.class_name == name]
@@ -88,6 +89,7 @@ class ConsoleReading:
                 {
                     "order": order,
                     "running": view.running.get(name, 0),
+                    "most_running": target.max_concurrency,
                     "queued": sum([queue.calls for queue in queues]),
                     "queued_tokens": sum([queue.tokens for queue in queues]),
                     "wait": max([_rounded(model.wait_s_by_class.get(name, 0.0)) for model in asked], default=0.0),
@@ -97,6 +99,17 @@ class ConsoleReading:
                     "now": found,
                 },
             )
+
+    def _open(self) -> Iterator[Open]:
+        """Calls that wait or have an engine."""
+        dispatch = self._dispatch
+        for queues in dispatch.queues.values():
+            for ticket in queues:
+                yield Open(ticket.call.class_name, ticket.call.arrived, None)
+        first: dict[int, Hold] = {}  # a call that is hedged has two
+        for hold, call in dispatch.holds.items():
+            if first.setdefault(id(call), hold) is hold:
+                yield Open(call.class_name, call.arrived, hold.taken_at)
 
     def _models(self, view: FleetView, now: float) -> Iterator[tuple[str, dict[str, Any]]]:
         queues: dict[str, list[Any]] = {}
@@ -186,8 +199,17 @@ def _sidecar(sidecar: SidecarView) -> Mapping[str, object]:
     return {
         "control": sidecar.control,
         "stale": sidecar.stale,
-        "total": sidecar.memory_total,
-        "used": sidecar.memory_used,
+        "gpus": [
+            {
+                "index": gpu.index,
+                "total": _gib(gpu.total),
+                "used": _gib(gpu.used),
+                "free": _gib(gpu.free),
+                "held": [[profile, _gib(held)] for profile, held in gpu.held.items()],
+                "refused": gpu.refused,
+            }
+            for gpu in sidecar.gpus
+        ],
         "refused": sidecar.refused,
         "models": [
             {
@@ -202,6 +224,10 @@ def _sidecar(sidecar: SidecarView) -> Mapping[str, object]:
             for model in sidecar.models
         ],
     }
+
+
+def _gib(size: int) -> float:
+    return round(size / GIB, 1)
 
 
 def _rounded(seconds: float) -> float:

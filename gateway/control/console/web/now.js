@@ -11,8 +11,8 @@ export function nowView() {
   const lines = el("ul", "lines");
   lines.setAttribute("aria-live", "polite");
   lines.setAttribute("aria-label", "What to do now");
-  const [classesNode, classesBody] = table(["class", "answered/s", "refused/s", "failed/s", "running", "queued", "a new call waits",
-    "TTFT p50", "p99", "target", "in time", "goodput tokens/s", "last minute"], "Classes");
+  const [classesNode, classesBody] = table(["class", "offered/s", "admitted/s", "refused/s", "failed/s", "answered/s", "running", "queued",
+    "wait", "TTFT p50", "p99 of target", "in time", "goodput", "last minute"], "Classes");
   const [modelsNode, modelsBody] = table(["model", " mode", "engines", "queued", " waits", "predicted TTFT", "room for calls",
     "spare tokens"], "Models");
   const classes = new Rows(classesBody, fillClass), models = new Rows(modelsBody, fillModel);
@@ -24,8 +24,10 @@ export function nowView() {
   find.type = "search";
   find.addEventListener("input", () => showEngines());
   const node = el("section", "", el("h2", "", "What to do now"), lines,
-    el("h2", "", "Classes"), classesNode, el("h2", "", "Models"), modelsNode, el("h2", "", "Engines"), el("div", "buttons", drain),
-    el("p", "small faint", "KV cache of each: filled is held, the line is the budget, the lower edge is in use, as measured."),
+    el("h2", "", "Classes"), classesNode,
+    el("p", "small faint", "Rates are of the last 10 s: offered calls came, admitted ones were given an engine; the others count calls that ended. "
+      + "Wait is what a new call would, as predicted. Goodput is tokens a second of answers in time."), el("h2", "", "Models"), modelsNode, el("h2", "", "Engines"), el("div", "buttons", drain),
+    el("p", "small faint", "KV cache of each: filled is held for calls, the lower edge is what the engine measured, the line is the budget."),
     el("div", "controls", labelled("find", find), of_), engines.node, title, sidecars);
   const history = new Map();
   const machines = new Map();
@@ -42,17 +44,18 @@ export function nowView() {
   function fillClass(cells, name, it) {
     const now = it.now;
     say(cells[0], name);
-    say(cells[1], now.answered.toFixed(1));
-    say(cells[2], now.refused.toFixed(1), now.refused ? "bad" : "");
-    say(cells[3], now.failed.toFixed(1), now.failed ? "warn" : "");
-    say(cells[4], count(it.running));
-    say(cells[5], count(it.queued), it.queued ? "warn" : "");
-    say(cells[6], seconds(it.wait));
-    say(cells[7], seconds(now.ttft_p50));
-    say(cells[8], seconds(now.ttft_p99), it.target !== null && now.ttft_p99 > it.target ? "bad" : "");
-    say(cells[9], it.target === null ? "none" : seconds(it.target));
-    say(cells[10], share(now.in_time), now.in_time !== null && now.in_time < .99 ? "bad" : "");
-    say(cells[11], count(Math.round(now.goodput)));
+    say(cells[1], now.offered.toFixed(1));
+    say(cells[2], now.admitted.toFixed(1), now.refused && now.admitted < now.offered ? "bad" : "");
+    say(cells[3], now.refused.toFixed(1), now.refused ? "bad" : "");
+    say(cells[4], now.failed.toFixed(1), now.failed ? "warn" : "");
+    say(cells[5], now.answered.toFixed(1));
+    say(cells[6], count(it.running) + (it.most_running === null ? "" : " of " + count(it.most_running)), it.running === it.most_running ? "warn" : "");
+    say(cells[7], count(it.queued), it.queued ? "warn" : "");
+    say(cells[8], seconds(it.wait));
+    say(cells[9], seconds(now.ttft_p50));
+    say(cells[10], seconds(now.ttft_p99) + (it.target === null ? "" : " of " + seconds(it.target)), it.target !== null && now.ttft_p99 > it.target ? "bad" : "");
+    say(cells[11], share(now.in_time), now.in_time !== null && now.in_time < .99 ? "bad" : "");
+    say(cells[12], count(Math.round(now.goodput)));
   }
   function remember() {
     const rows = [...classesBody.children];
@@ -61,7 +64,7 @@ export function nowView() {
       history.set(name, points);
       points.push([it.now.answered, it.now.refused, it.now.failed]);
       if (points.length > POINTS) points.shift();
-      if (rows[at]) spark(rows[at].children[12], name, points);
+      if (rows[at]) spark(rows[at].children[13], name, points);
     });
   }
   setInterval(remember, 1000);
@@ -142,7 +145,7 @@ function fillEngine(row, id, it) {
   const most = Math.max(it.capacity, it.budget, it.held, 1);
   const part = (node, value) => { const wide = Math.min(100, 100 * value / most).toFixed(1) + "%"; if (node.style.width !== wide) node.style.width = wide; };
   part(band.children[0], it.held); part(band.children[1], it.used || 0); part(band.children[2], it.budget);
-  const words = "held " + count(it.held) + " of " + count(it.budget) + (it.used === undefined ? "" : ", in use " + count(it.used)) + " tokens";
+  const words = "held " + count(it.held) + ", measured " + (it.used === undefined ? "nothing yet" : count(it.used)) + ", budget " + count(it.budget) + " tokens";
   band.setAttribute("aria-label", words);
   const numbers = words + "; calls " + it.calls + " of " + it.slots + (it.inside ? ", waiting inside " + it.inside[1] : "");
   say(drain, it.draining ? "End drain" : "Drain");
@@ -154,7 +157,7 @@ function fillEngine(row, id, it) {
 // One sidecar: made once, then filled, so that whoever stands on a button of it stays there.
 function makeSidecar(id) {
   const [wide, body] = table(["model", " state", "ready in", " why", " orders"], "Models of sidecar " + id);
-  const state = el("span"), refused = el("p", "bad small");
+  const state = el("span"), refused = el("p", "bad small"), gpus = el("div"), cards = new Map();
   const rows = new Rows(body, (cells, profile, model) => {
     say(cells[0], profile);
     say(cells[1], model.state + (model.pending ? ", " + model.pending : ""), "text " + (model.state === "error" ? "bad" : model.pending ? "warn" : ""));
@@ -168,10 +171,34 @@ function makeSidecar(id) {
       return made;
     })));
   });
-  return {node: el("section", "", el("h3", "", id, " ", state), refused, wide), fill(it) {
-    say(state, it.stale ? "no report for 10 s" : "GPU memory " + share(it.total ? it.used / it.total : null), it.stale ? "bad small" : "faint small");
+  return {node: el("section", "", el("h3", "", id, " ", state), refused, gpus, wide), fill(it) {
+    say(state, it.stale ? "no report for 10 s" : it.gpus.length ? "" : "no GPU", it.stale ? "bad small" : "faint small");
+    for (const gpu of it.gpus) {
+      if (!cards.has(gpu.index)) { cards.set(gpu.index, makeGpu()); gpus.append(cards.get(gpu.index)); }
+      fillGpu(cards.get(gpu.index), gpu);
+    }
+    for (const [index, card] of cards) if (!it.gpus.some((gpu) => gpu.index === index)) { card.remove(); cards.delete(index); }
     say(refused, Object.entries(it.refused).map(([address, why]) => address + ": " + why).join("; "));
     refused.hidden = !refused.textContent;
     rows.show(it.models.map((model) => [model.profile, model]));
   }};
+}
+
+// Memory of one GPU: filled is what the sidecar's models hold, the lower edge is in use, as the driver measures it.
+function makeGpu() {
+  const band = el("div", "band", el("div", "held"), el("div", "used"));
+  band.setAttribute("role", "img");
+  return el("div", "gpu", el("b"), band, el("div", "what small faint"));
+}
+
+function fillGpu(card, it) {
+  const [name, band, what] = card.children, held = it.held.reduce((sum, [, size]) => sum + size, 0);
+  const wide = (size) => Math.min(100, 100 * size / Math.max(it.total, .1)).toFixed(1) + "%";
+  say(name, "GPU " + it.index);
+  band.children[0].style.width = wide(held);
+  band.children[1].style.width = wide(it.used);
+  const words = it.used.toFixed(1) + " of " + it.total.toFixed(1) + " GiB used, " + it.free.toFixed(1) + " free; "
+    + (it.held.length ? "held by " + it.held.map(([profile, size]) => profile + " " + size.toFixed(1)).join(", ") : "held by no model");
+  band.setAttribute("aria-label", "GPU " + it.index + ": " + words);
+  say(what, words + (it.refused ? ". Not used: " + it.refused : ""), it.refused ? "what small bad" : "what small faint");
 }
