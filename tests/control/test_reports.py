@@ -107,9 +107,7 @@ def test_the_fleet_and_the_metrics_show_what_sidecars_say() -> None:
         assert (await site.get("/readyz")).text == "ok, 1 of 1 engines are up, 2 models can be had from sidecars\n"
         view = json.loads((await site.get("/fleet")).content)
         (sidecar,) = view["sidecars"]
-        assert sidecar["gpus"] == [
-            {"index": 0, "total": 80, "used": 20, "free": 60, "held": {"p": 15}, "refused": ""}
-        ]
+        assert sidecar["gpus"] == [{"index": 0, "total": 80, "used": 20, "free": 60, "held": {"p": 15}, "refused": ""}]
         assert (sidecar["id"], sidecar["stale"], sidecar["memory_used"], sidecar["memory_total"]) == (
             "box", False, 20, 80
         )  # fmt: skip
