@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-console console-pictures bench-overhead bench-scale instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console console-pictures bench-overhead bench-scale instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -85,6 +85,10 @@ ray: $(STAMP) ## install Ray in an environment of its own, outside the tree (80 
 
 test-ray: ray ## the sidecars of a cluster, on a Ray of three nodes on this machine; a minute
 	WEIR_REQUIRE_RAY=1 "$(RAY)/bin/python" -m pytest -q -m ray tests/ray
+
+test-deploy: $(STAMP) ## the images and the compose file, by hadolint and the Compose specification; a minute
+	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,deploy]'
+	WEIR_REQUIRE_DEPLOY=1 $(PYTEST) tests/deploy/test_container.py tests/deploy/test_compose.py
 
 # Chromium is Debian's; axe-core lies outside the tree, as what npm installs is no part of it.
 test-console: $(STAMP) ## the console in a real Chromium: accessibility, hostile texts, 1,000 engines, pictures; two minutes
