@@ -2,6 +2,7 @@
 
     GET /livez /readyz /metrics        for whoever watches the process
     GET /fleet /calls /summary         what is known, promised, waiting and running
+    GET /calls/{serial}                the life of an ended call
     GET /processes                     the processes of this gateway
     GET /cluster                       who decides for the gateways of all machines
     GET /policy, POST /policy/reload   the active policy, and reading its file again now
@@ -286,8 +287,8 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
         "The control port answers GET /, /events, /livez, /readyz, /metrics, /fleet, /calls, /summary, /processes, "
-        "/policy, /policy/diff, /policy/explain; POST /playground, /policy/reload, /sidecars/report and "
-        "/sidecars/{id}/models/{profile}/{order}; "
+        "/calls/{serial}, /policy, /policy/diff, /policy/explain; POST /playground, /policy/reload, /sidecars/report "
+        "and /sidecars/{id}/models/{profile}/{order}; "
         "GET, POST and DELETE /drain and /engines/{id}/drain."
     )
     return error(status, "not_found", message)

@@ -134,14 +134,21 @@ def test_a_call_opens_to_its_life_and_filters_find_it(overloaded: Gateway, conso
     assert shown.count() > 0
     assert all("429 rate_limited" in text and "acme" in text for text in shown.all_inner_texts())
     shown.first.click()
-    life = page.locator("section[aria-label='Life of the call']").inner_text()
-    assert "60/min requests" in life
+    life = page.locator("section[aria-label='Life of the call']")
+    life.get_by_text("60/min requests").wait_for()
     outcome.select_option("ok")
     page.wait_for_timeout(500)
     page.locator(".row .call").first.click()
-    life = page.locator("section[aria-label='Life of the call']").inner_text()
+    life.get_by_text("200 (ok)").wait_for()
+    words = life.inner_text()
     for word in ("came", "judged", "waited", "engine", "first byte", "tokens", "ended"):
-        assert word in life
+        assert word in words
+    page.get_by_label("class").select_option("interactive")
+    outcome.locator("option[value=shed]").wait_for(state="attached", timeout=60000)
+    outcome.select_option("shed")
+    page.wait_for_timeout(500)
+    page.locator(".row .call").first.click()
+    life.get_by_text("the room was used").wait_for()
 
 
 def test_calls_are_saved_as_a_table_without_formulas(overloaded: Gateway, console: Callable[..., Console]) -> None:

@@ -1,11 +1,16 @@
-"""Ended calls as rows, for the console's list of calls."""
+"""Ended calls for the console: as rows of its list, and each as its life."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import UNSET
 
+from gateway.control.console.life import Beside, Step, beside_of, life
 from gateway.control.console.reading import ConsoleReading
+from gateway.decider.dispatch import Dispatch
+from gateway.decider.ended_calls import EndedCalls
 
 
 class EndedCall(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -72,3 +77,28 @@ def ended_rows(reading: ConsoleReading, after: int, most: int) -> tuple[int, lis
         for serial, (at, record) in enumerate(ended, first)
     ]
     return first, rows
+
+
+def life_of(serial: int, ended: EndedCalls, dispatch: Dispatch) -> list[Step] | None:
+    """The life of the call of that serial; None: it is not kept, or has not ended."""
+    first, found = ended.after(serial - 1, 1)
+    if first != serial or not found:
+        return None
+    ((at, record),) = found
+    engine = dispatch.fleet.engines.get(record.engine)
+    name = record.engine if engine is None else f"{engine.name} ({engine.id})"
+    target = dispatch.policy.classes.get(record.class_name)
+    return life(record, at, name, target, _beside(record.model, at - record.total, ended, dispatch))
+
+
+def _beside(model: str, since: float, ended: EndedCalls, dispatch: Dispatch) -> Iterator[Beside]:
+    """Calls of the model that had not ended by `since`."""
+    for at, record in ended.since(since):
+        if record.model == model:
+            yield beside_of(at, record)
+    for hold, call in dispatch.holds.items():
+        if call.model == model:
+            yield Beside(call.tenant, call.class_name, call.arrived, hold.taken_at, None, hold.tokens)
+    for ticket in dispatch.queues.get(model, ()):
+        call = ticket.call
+        yield Beside(call.tenant, call.class_name, call.arrived, None, None, call.cost)

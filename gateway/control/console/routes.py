@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.control.console.calls import life_of
 from gateway.control.console.files import FOLDER, POLICY, File
 from gateway.control.console.playground import BODY, BODY_WITHIN, Playground, Trial
 from gateway.control.console.reading import ConsoleReading
@@ -46,6 +47,7 @@ class ConsoleRoutes:
             Route("/", self.file),
             Route(FOLDER + "{name}", self.file),
             Route("/events", self.events),
+            Route("/calls/{serial:int}", self.life),
             Route("/policy/diff", self.diff),
             Route("/policy/explain", self.explain),
             Route("/playground", self.playground, methods=["POST"]),
@@ -69,6 +71,14 @@ class ConsoleRoutes:
             message = f"{WATCHERS} consoles are open already: close one."
             return error(503, "too_many_watchers", message, {"retry-after": "5"})
         return StreamAnswer(partial(self._streams.messages, int(after) if after else None))
+
+    async def life(self, request: Request) -> Response:
+        """The steps of an ended call's life. 404 for one that is not kept any more."""
+        steps = life_of(request.path_params["serial"], self._sources.ended, self._dispatch)
+        if steps is None:
+            message = "There is no such call, or it ended so long ago that it is no longer kept."
+            return error(404, "call_not_kept", message)
+        return Response(msgspec.json.encode(steps), media_type=JSON)
 
     async def order(self, request: Request) -> Response:
         """The sidecar's own answer. 404 for one that is not known, 502 for one that does not answer."""

@@ -1,5 +1,6 @@
 // View "Calls": the calls that ended last, with filters; each opens to its life.
 
+import {ask, tell} from "./actions.js";
 import {button, choices, clock, el, fillChoices, labelled, LongList, say, seconds} from "./dom.js";
 import {calls, entries, wantCalls} from "./store.js";
 
@@ -68,14 +69,18 @@ export function callsView() {
       row[AT.status] + " " + row[AT.outcome], seconds(row[AT.ttft] || null), seconds(row[AT.total])].forEach((text, at) => say(cells[at], text));
     cells[5].className = bad ? "bad" : "good";
   }
-  function open(serial) {
+  async function open(serial) {
     const row = calls.rows.find((each) => each[0] === serial);
     if (!row) return;
     chosen = serial;
     for (const each of list.node.querySelectorAll(".call")) each.setAttribute("aria-pressed", "false");
-    life.replaceChildren(...lifeOf(row));
-    life.hidden = false;
-    life.focus();
+    try {
+      const steps = JSON.parse(await ask("GET", "/calls/" + serial));
+      if (chosen !== serial) return;
+      life.replaceChildren(...lifeOf(Object.fromEntries(NAMES.map((name, at) => [name, row[at]])), steps));
+      life.hidden = false;
+      life.focus();
+    } catch (failed) { tell(failed.message, "bad"); }
   }
   function save() {
     const lines = [NAMES.join(","), ...shown.map((row) => row.map(cell).join(","))];
@@ -99,24 +104,7 @@ export function cell(value) {
   return /[",\r\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
 }
 
-function lifeOf(row) {
-  const it = Object.fromEntries(NAMES.map((name, at) => [name, row[at]])), began = it.ended - it.total;
-  const steps = [["came", clock(began) + ", " + it.route + (it.stream ? ", streamed" : "") + ", request " + it.request_id
-    + (it.trace_id ? ", trace " + it.trace_id : "")]];
-  if (it.tenant) steps.push(["who pays", "tenant " + it.tenant]);
-  if (it.class) steps.push(["judged", "class " + it.class + ", model " + it.model + "; it was to take " + it.held_tokens
-    + " tokens of KV cache" + (it.shaped_tokens ? "; its answer was cut by " + it.shaped_tokens + " tokens (shaping)" : "")]);
-  if (it.engine) {
-    steps.push(["waited", it.queue < .001 ? "not at all: an engine had room" : seconds(it.queue)
-      + (it.predicted_wait ? ", and " + seconds(it.predicted_wait) + " were predicted" : "") + ": nothing had room for it before"]);
-    steps.push(["engine", engineName(it.engine) + " (" + it.engine + ")" + (it.affinity_tokens ? ": about " + it.affinity_tokens
-      + " tokens of its prompt were in its prefix cache" : "") + (it.attempts > 1 ? "; attempt " + it.attempts : "")]);
-    if (it.ttft) steps.push(["first byte", "after " + seconds(it.ttft) + ", " + seconds(it.ttft - it.queue) + " of it at the engine"]);
-    steps.push(["tokens", it.prompt_tokens + " of the prompt (" + it.cached_tokens + " cached), " + it.completion_tokens + " written"
-      + (it.settled ? ", as the engine counted" : ", estimated")]);
-  } else if (it.predicted_wait) steps.push(["predicted", "a wait of " + seconds(it.predicted_wait)]);
-  steps.push(["ended", clock(it.ended) + ", after " + seconds(it.total) + ": " + it.status + " " + it.outcome]);
-  if (it.reason) steps.push(["because", it.reason]);
+function lifeOf(it, steps) {
   const track = el("div", "track"), whole = it.total || .001;
   track.setAttribute("role", "img");
   track.setAttribute("aria-label", "waited " + seconds(it.engine ? it.queue : it.total) + " of " + seconds(it.total));
@@ -130,7 +118,7 @@ function lifeOf(row) {
   part("queue", 0, it.engine ? it.queue : it.total);
   if (it.engine) { part("prefill", it.queue, first); part("answer", first, it.total); }
   const key = (kind, text) => el("span", "", el("span", "key " + kind), " " + text + " ");
-  return [el("h3", "", "Life of " + it.request_id), track, el("p", "small", key("queue", "in the gateway"),
+  return [el("h3", "", "Life of " + it.request_id + ", which came at " + clock(it.ended - it.total)), track, el("p", "small", key("queue", "in the gateway"),
     key("prefill", "at the engine, until its first byte"), key("answer", "answer")),
-    el("dl", "life", ...steps.flatMap(([name, text]) => [el("dt", "", name), el("dd", "", text)]))];
+    el("dl", "life", ...steps.flatMap((step) => [el("dt", "", step.name + (step.at ? " at " + seconds(step.at) : "")), el("dd", "", step.words)]))];
 }
