@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections import Counter
@@ -26,6 +25,7 @@ from gateway.serve.starting import Options, Running, StartError
 from gateway.shared.addresses import is_loopback, split_address
 from gateway.shared.certificate import Certificate
 from gateway.shared.command_line import argument
+from gateway.shared.cores import cores
 from gateway.shared.files.checked import spelled
 from gateway.shared.files.modes import unwise
 from gateway.shared.lines import LineWriter
@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument(_workers),
         metavar="N|auto",
         help="processes that carry bytes: 1 (default) is one process for all; from 2 on one more decides for them; "
-        "auto: one for each core but one",
+        "auto: one for each core but one, of those that a container's quota leaves",
     )
     parser.add_argument(
         "--decide",
@@ -335,7 +335,7 @@ def _engine(text: str) -> EngineEntry | EmbeddedFleet | str:
 
 def _workers(text: str) -> int:
     if text == "auto":
-        return max(1, (os.cpu_count() or 1) - 1)
+        return max(1, min(MOST_WORKERS, cores() - 1))
     workers = int(text) if text.isdecimal() else 0
     if not 1 <= workers <= MOST_WORKERS:
         raise ValueError(f"{text!r} is neither auto nor a number from 1 to {MOST_WORKERS}")

@@ -285,9 +285,11 @@ def test_workers(ran: Ran, workers: str, relays: int) -> None:
 
 
 def test_workers_auto_leaves_a_core_to_the_decider(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("gateway.cli.serve.cores", lambda: 8)
     assert ran.served(*ENGINE, "--workers", "auto").relays == 7
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("gateway.cli.serve.cores", lambda: 128)
+    assert ran.served(*ENGINE, "--workers", "auto").relays == 64
+    monkeypatch.setattr("gateway.cli.serve.cores", lambda: 2)
     assert ran.served(*ENGINE, "--workers", "auto").relays == 0
 
 

@@ -1,0 +1,57 @@
+{{/* Name of what belongs to one release. */}}
+{{- define "weir.name" -}}
+{{- if contains "weir" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-weir" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{/* Labels by which pods are found: they never change. Called with (list . "gateway"). */}}
+{{- define "weir.selector" -}}
+app.kubernetes.io/name: weir
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- define "weir.labels" -}}
+{{ include "weir.selector" . }}
+app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
+{{- end }}
+
+{{- define "weir.secret" -}}
+{{ .Values.secrets.existing | default (include "weir.name" .) }}
+{{- end }}
+
+{{/* A user without rights, and nothing of the machine. */}}
+{{- define "weir.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "weir.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* What would run and be wrong. */}}
+{{- define "weir.checked" -}}
+{{- $many := or .Values.autoscaling.enabled (gt (int .Values.gateway.replicas) 1) -}}
+{{- $shared := int (dig "routing" "gateways" 1 .Values.policy) -}}
+{{- if and .Values.autoscaling.enabled (not .Values.policy.cluster) -}}
+{{- fail "autoscaling: gateways whose number changes need policy.cluster, so that one decides for all" -}}
+{{- end -}}
+{{- if and $many (not .Values.policy.cluster) (ne $shared (int .Values.gateway.replicas)) -}}
+{{- fail (printf "gateway.replicas: %d gateways need policy.cluster, so that one decides for all, or policy.routing.gateways: %d" (int .Values.gateway.replicas) (int .Values.gateway.replicas)) -}}
+{{- end -}}
+{{- if and (eq (toString .Values.gateway.workers) "auto") (not (dig "resources" "limits" "cpu" "" .Values.gateway)) -}}
+{{- fail "gateway.workers: auto is all cores of a node without gateway.resources.limits.cpu: give that, or a number" -}}
+{{- end -}}
+{{- if and .Values.sidecar.enabled $many -}}
+{{- fail "sidecar: sidecars report to the one address that a Service has, so gateway.replicas must be 1, without autoscaling" -}}
+{{- end -}}
+{{- if and .Values.sidecar.enabled (not .Values.sidecar.file.models) -}}
+{{- fail "sidecar.file: name the models that may run, under models" -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,251 @@
+"""The Helm chart: strict values; what Helm renders is of Kubernetes' schemas, consistent, and read by our programs.
+
+`make test-deploy` has helm and the schemas; without them the values alone are looked at. Custom resources
+(ScaledObject, ServiceMonitor) have no schema here: their fields that matter are asserted.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from gateway.cli.commands import parser_for
+from gateway.cli.files import read_bytes
+from gateway.decider.loading import load
+from sidecar.cli.commands import parser_for as sidecar_parser_for
+from sidecar.core.config import decode
+from tests.deploy.images import of, words
+from tests.deploy.tools import ROOT, imported, installed
+
+CHART = ROOT / "deploy/chart"
+CASES = Path(__file__).parent / "charts"
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+KUBERNETES = ("1.27", "1.33", "1.37")  # the oldest of Chart.yaml, and what the package has beside it
+CUSTOM = {"ScaledObject", "ServiceMonitor"}
+FREE = {"/affinity", "/policy", "/file", "/global", "/items"}  # read by Kubernetes or by us
+
+
+@cache
+def rendered(case: str, *flags: str) -> list[dict[str, Any]]:
+    ran = helm(f"--values={CASES / case}.yaml", *flags)
+    assert ran.returncode == 0, ran.stderr
+    return [document for document in yaml.safe_load_all(ran.stdout) if document is not None]
+
+
+def helm(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [installed("helm"), "template", "weir", str(CHART), *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+
+
+def one(documents: list[dict[str, Any]], kind: str, name: str = "weir") -> dict[str, Any]:
+    (found,) = (it for it in documents if (it["kind"], it["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every part of a schema that is an object, by its path."""
+    if schema.get("type") == "object":
+        yield path, schema
+    for name, part in schema.get("properties", {}).items():
+        yield from objects(part, f"{path}/{name}")
+    if isinstance(schema.get("items"), dict):
+        yield from objects(schema["items"], f"{path}/items")
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_schema_takes_the_defaults_and_knows_every_one() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.validate(VALUES, SCHEMA)
+
+    def named(schema: dict[str, Any], values: Any, path: str) -> Iterator[str]:
+        for name, part in schema.get("properties", {}).items():
+            if name not in values:
+                yield f"{path}/{name}"
+            elif isinstance(values[name], dict):
+                yield from named(part, values[name], f"{path}/{name}")
+
+    assert list(named(SCHEMA, VALUES, "")) == ["/global", "/sidecar/resources/requests", "/sidecar/resources/limits"]
+
+
+def test_the_schema_refuses_names_that_it_does_not_know() -> None:
+    loose = {
+        path
+        for path, schema in objects(SCHEMA)
+        if "additionalProperties" not in schema and not any(path.endswith(free) for free in FREE)
+    }
+    assert loose == set()
+
+
+@pytest.mark.parametrize("case", sorted(CASES.glob("*.yaml")), ids=lambda case: case.stem)
+def test_the_examples_are_of_the_schema(case: Path) -> None:
+    jsonschema.validate(yaml.safe_load(case.read_text()), SCHEMA)
+
+
+def test_templates_use_values_that_there_are() -> None:
+    used = {
+        found
+        for template in (CHART / "templates").iterdir()
+        for found in re.findall(r"\.Values((?:\.\w+)+)", template.read_text())
+    }
+    assert len(used) > 40
+    for dotted in used:
+        part: Any = VALUES
+        for name in dotted[1:].split("."):
+            if part is VALUES["policy"] or part is VALUES["sidecar"]["file"]:
+                break
+            assert name in part, dotted
+            part = part[name]
+
+
+# -- what is rendered -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["smallest", "everything", "cluster"])
+def test_it_is_of_kubernetes_schemas(case: str) -> None:
+    validator = imported("kubernetes_validate")
+    documents = rendered(case)
+    for document in documents:
+        if document["kind"] not in CUSTOM:
+            for version in KUBERNETES:
+                validator.validate(document, version, strict=True)
+    assert (CUSTOM & {it["kind"] for it in documents} == CUSTOM) == (case == "everything")
+
+
+def test_all_that_was_asked_for_is_rendered() -> None:
+    kinds = {it["kind"] for case in ("everything", "cluster") for it in rendered(case)}
+    assert kinds == {
+        *("ConfigMap", "DaemonSet", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget"),
+        *("ScaledObject", "Secret", "Service", "ServiceMonitor"),
+    }
+
+
+@pytest.mark.parametrize("case", ["smallest", "everything", "cluster"])
+def test_selectors_find_the_pods_and_volumes_are_there(case: str) -> None:
+    documents = rendered(case)
+    pods = [it["spec"]["template"] for it in documents if it["kind"] in {"DaemonSet", "Deployment"}]
+    for document in documents:
+        spec = document.get("spec", {})
+        if document["kind"] in {"Deployment", "DaemonSet", "PodDisruptionBudget"}:
+            wanted = spec["selector"]["matchLabels"]
+        elif document["kind"] == "Service":
+            wanted = spec["selector"]
+        elif document["kind"] == "NetworkPolicy" and document["metadata"]["name"] != "weir-engines":
+            wanted = spec["podSelector"]["matchLabels"]
+        else:
+            continue
+        found = [pod for pod in pods if wanted.items() <= pod["metadata"]["labels"].items()]
+        assert len(found) == 1, document["metadata"]["name"]
+        ports = {port["name"] for port in found[0]["spec"]["containers"][0]["ports"]}
+        named = [port.get("targetPort") for port in spec.get("ports", [])]
+        named += [port["port"] for rule in spec.get("ingress", []) for port in rule.get("ports", [])]
+        assert {name for name in named if name} <= ports
+    for pod in pods:
+        (container,) = pod["spec"]["containers"]
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
+        assert not any("subPath" in mount for mount in container["volumeMounts"])  # which kubelet does not swap
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert pod["spec"]["securityContext"]["runAsUser"] == int(of("gateway", "USER").partition(":")[0])
+
+
+@pytest.mark.parametrize("case", ["smallest", "everything", "cluster"])
+def test_the_gateway_knows_its_flags_and_reads_its_policy(case: str, tmp_path: Path) -> None:
+    documents = rendered(case)
+    (container,) = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    arguments = [word.replace("$(POD_IP)", "10.1.2.3") for word in container["args"]]
+    parsed = parser_for(arguments).parse_args(arguments)
+    assert parsed.advertise == ("10.1.2.3:8010" if case == "cluster" else None)
+    assert parsed.listen == words(of("gateway", "CMD"))[-1]
+    file = tmp_path / "policy.yaml"
+    file.write_text(one(documents, "ConfigMap", "weir-policy")["data"]["policy.yaml"])
+    policy = load(file, lambda path: read_bytes(path, 1 << 20), files=False).policy
+    assert policy.body.memory == (512_000_000 if case == "everything" else 512 * 1024**2)  # a whole number stays one
+
+
+def test_the_sidecar_knows_its_flags_and_reads_its_file(tmp_path: Path) -> None:
+    documents = rendered("everything")
+    (container,) = one(documents, "DaemonSet", "weir-sidecar")["spec"]["template"]["spec"]["containers"]
+    assert sidecar_parser_for(container["args"]).parse_args(container["args"]).end_engines
+    text = one(documents, "ConfigMap", "weir-sidecar")["data"]["sidecar.yaml"]
+    assert yaml.safe_load(text)["gateways"] == ["http://weir-control:8001"]
+    one(documents, "Service", "weir-control")
+    config = decode(text.encode())
+    assert config.models.keys() == {"llama-3-8b"}
+    assert container["resources"] == {"requests": {"cpu": "4"}, "limits": {"nvidia.com/gpu": 1}}
+
+
+def test_engines_are_reached_by_the_gateway_alone() -> None:
+    documents = rendered("everything")
+    (rule,) = one(documents, "NetworkPolicy", "weir-engines")["spec"]["ingress"]
+    gateways, *others = rule["from"]
+    labels = one(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert gateways["podSelector"]["matchLabels"].items() <= labels.items()
+    assert others == yaml.safe_load((CASES / "everything.yaml").read_text())["networkPolicy"]["engines"]["also"]
+    (relay,) = one(documents, "NetworkPolicy", "weir-sidecar")["spec"]["ingress"]
+    assert relay == {"ports": [{"port": "relay"}], "from": [gateways]}
+
+
+def test_secrets_are_in_the_secret_and_nowhere_else() -> None:
+    documents = rendered("everything")
+    secret = one(documents, "Secret")
+    assert base64.b64decode(secret["data"]["admin-token"]).decode() == "0123456789abcdef" * 2
+    assert secret["data"].keys() == {"admin-token", "keys", "sidecar-token", "order-token"}
+    assert "0123456789abcdef" not in yaml.safe_dump([it for it in documents if it is not secret])
+    volumes = one(documents, "DaemonSet", "weir-sidecar")["spec"]["template"]["spec"]["volumes"]
+    (given,) = (volume["secret"] for volume in volumes if volume["name"] == "secrets")
+    assert [item["key"] for item in given["items"]] == ["sidecar-token", "order-token"]
+    assert [it["kind"] for it in rendered("cluster")].count("Secret") == 0
+
+
+def test_prometheus_and_keda_ask_for_what_there_is() -> None:
+    documents = rendered("everything")
+    monitor = one(documents, "ServiceMonitor")["spec"]
+    control = one(documents, "Service", "weir-control")
+    assert monitor["selector"]["matchLabels"].items() <= control["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in control["spec"]["ports"]}
+    assert endpoint["authorization"]["credentials"] == {"name": "weir", "key": "admin-token"}
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "weir"}]
+    scaled = one(documents, "ScaledObject", "vllm-llama")["spec"]
+    (trigger,) = scaled["triggers"]
+    assert trigger["metadata"]["query"] == 'max(weir_engines_wanted{model="llama-3-8b"})'
+    assert trigger["metadata"]["ignoreNullValues"] == "false"
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--set=secrets.adminToken="], "secrets.adminToken: the token of the control port"),
+        (["--set=gateway.replicas=2"], "2 gateways need policy.cluster"),
+        (["--set=gateway.resources.limits.cpu=null"], "auto is all cores of a node"),
+        (["--set=autoscaling.enabled=true"], "need policy.cluster"),
+        (["--set=sidecar.enabled=true"], "name the models that may run"),
+        (["--set=sidecar.enabled=true", "--set=gateway.replicas=2", "--set=policy.cluster.url=x"], "must be 1"),
+        (["--set=sidecar.file.listen=x"], "values don't meet the specifications of the schema"),
+        (["--set=gateway.replica=2"], "replica"),
+        (["--set=policy.version=2"], "version"),
+    ],
+)
+def test_what_would_run_and_be_wrong_is_refused(flags: list[str], said: str) -> None:
+    ran = helm(f"--values={CASES / 'smallest.yaml'}", *flags)
+    assert ran.returncode != 0
+    assert said in ran.stderr
+
+
+def test_gateways_that_know_of_each_other_need_no_cluster() -> None:
+    flags = ("--set=gateway.replicas=2", "--set=policy.routing.gateways=2")
+    assert one(rendered("smallest", *flags), "Deployment")["spec"]["replicas"] == 2
