@@ -7,7 +7,7 @@ way. A call is judged by the snapshot that it arrived with, also when a reload c
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import TracebackType
 
 from gateway.core.admission import refusals
@@ -243,6 +243,11 @@ class LocalAdmission:
         """The call has an engine: the shadow policy is told."""
         if self._verdict is not None:
             self._verdict.granted(grant.engine, grant.hold, grant.ticket)
+
+    @property
+    def charges(self) -> Iterator[Charge]:
+        """What it has taken from limits."""
+        return (charge for charge in (self._arrived, self._charge) if charge is not None)
 
     def settle(self, tokens: int, now: float) -> None:
         if self._charge is not None:

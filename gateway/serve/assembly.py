@@ -32,6 +32,7 @@ from gateway.core.shadow.shadow import Shadow
 from gateway.core.sidecars.addresses import is_relayed
 from gateway.core.sidecars.sidecar import Member
 from gateway.decider.call_log import CallLog
+from gateway.decider.checkpoint import Checkpoints
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.loading import Configuration
@@ -127,6 +128,7 @@ class Gateway:
             self.clock,
             rng,
         )
+        self.checkpoints = Checkpoints(self.fleet, self.dispatch, self.limits, self.decider.cost, self.clock)
         self.waking = Waking(self.dispatch, say, sidecar_transport)
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
         self.decider.reported = self.sidecars.reported
@@ -296,6 +298,7 @@ class Gateway:
         self.brought[member.id] = member
         self.recorder.watched = True
         self._open(engine, member)
+        self.checkpoints.joined(engine)
         self.telemetry.watch(engine, *self._shown(engine))
 
     def _shown(self, engine: Engine) -> tuple[str | None, Trust | None]:

@@ -19,6 +19,7 @@ from gateway.decider.relays.hub import RelayHub
 from gateway.frames.messages import VERSION, RelayCounts
 from gateway.serve.assembly import Gateway
 from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
+from gateway.serve.saving import go_on_from
 from gateway.serve.starting import Options, say
 from gateway.serve.upgrade.meeting import Given, Offer
 from gateway.serve.upgrade.outgoing import OutgoingCalls
@@ -103,6 +104,7 @@ class OwnDataPort:
         hub.start()
         self._server = await asyncio.get_running_loop().create_unix_server(hub.channel, path)
         given = await given_by(taken, path)
+        go_on_from(self._gateway.checkpoints, given.state, 0.0)
         hub.totals.take(given.left)
         hub.expect(given.relays)
         try:
@@ -139,13 +141,14 @@ class OwnDataPort:
             self._outgoing = OutgoingCalls(gateway, self._number, self._epoch, decider, self._lost)
             gateway.dispatch.successor = self._outgoing
         relays = {} if hub is None else hub.relays()
+        state = gateway.checkpoints.take(() if hub is None else hub.ungranted)
         if hub is not None:
             hub.hand_over(within, decider)
         if self._outgoing is None:
             return Given()
         gateway.dispatch.hand_over()
         self._outgoing.start()
-        return Given({**relays, self._number: os.getpid()}, [] if hub is None else hub.totals.left())
+        return Given({**relays, self._number: os.getpid()}, [] if hub is None else hub.totals.left(), state)
 
     async def drain(self, within: float, *, gently: bool = False) -> None:
         async with asyncio.TaskGroup() as group:

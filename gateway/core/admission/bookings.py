@@ -17,7 +17,9 @@ One `Bookings` serves one class of one model. Times are monotonic seconds, work 
 from __future__ import annotations
 
 import math
+from itertools import islice
 
+from gateway.core.checkpoint import SavedPlace
 from gateway.core.request.call import Call
 
 SHARE = 0.5
@@ -27,6 +29,7 @@ EARLY = 0.25  # seconds before it is due that a call may come for its booking: c
 MOST = 10_000
 SHOWS = 0.5  # share of bookings that are claimed, until seen
 SHOWS_WEIGHT = 0.05  # of one booking in that share
+FOREVER = 1e9  # seconds: a deadline that there is not
 
 
 class Booking:
@@ -34,10 +37,10 @@ class Booking:
 
     __slots__ = ("deadline", "due", "lapses", "since", "tokens")
 
-    def __init__(self, call: Call, due: float) -> None:
-        self.since = call.arrived
-        self.deadline = call.deadline
-        self.tokens = call.cost
+    def __init__(self, since: float, deadline: float, tokens: int, due: float) -> None:
+        self.since = since
+        self.deadline = deadline
+        self.tokens = tokens
         self.due = due
         self.lapses = due + LATE
 
@@ -85,11 +88,28 @@ class Bookings:
             return None
         if booking is not None:
             self._drop(key, 0.0)
-        booking = self._bookings[key] = Booking(call, now + wait)
+        self._add(key, Booking(call.arrived, call.deadline, call.cost, now + wait))
+        return wait
+
+    def checkpoint(self, now: float, most: int) -> list[SavedPlace]:
+        """The first `most` of them, for the next decider."""
+        return [
+            SavedPlace(key, now - each.since, min(each.deadline - now, FOREVER), each.due - now, each.tokens)
+            for key, each in islice(self._bookings.items(), most)
+        ]
+
+    def restore(self, saved: list[SavedPlace], then: float) -> None:
+        """Keep what an earlier decider had promised by `then`; that of a call that has a booking here stays."""
+        for each in saved:
+            if each.key not in self._bookings and len(self._bookings) < MOST:
+                booking = Booking(then - each.age, then + each.deadline_in, each.tokens, then + each.due_in)
+                self._add(each.key, booking)
+
+    def _add(self, key: int, booking: Booking) -> None:
+        self._bookings[key] = booking
         self._tokens += booking.tokens
         second = int(booking.due)
         self._due[second] = self._due.get(second, 0) + booking.tokens
-        return wait
 
     def due(self, call: Call, now: float) -> Booking | None:
         """The booking of a call that has come back when it was told to, if it has one."""

@@ -98,6 +98,11 @@ class Bucket:
         self.advance(now)
         self.level = max(0.0, self.level + amount)
 
+    def restore(self, level: float, then: float) -> None:
+        """What an earlier decider had taken by `then` is taken; so is what was taken here, where that is more."""
+        self.advance(then)
+        self.level = max(self.level, level - (self.at - then) * self.rate)
+
     def left(self, now: float) -> int:
         """The amount that could be taken at once."""
         left = self.burst - self.level_at(now)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from gateway.core.checkpoint import SavedDrain
 from gateway.core.request.call import Call
 
 WINDOW = 5.0  # seconds over which the drain rate is averaged
@@ -52,6 +53,10 @@ class TokenRate:
         """Take the tokens since the last time into the average, and begin to count anew."""
         if now - self._at >= EVERY:
             self._rate, self.tokens, self._at = self.rate(now), 0, now
+
+    def restore(self, rate: float, then: float) -> None:
+        """Go on from a rate of `then`."""
+        self._rate, self._at = rate, then
 
 
 class Drain:
@@ -92,6 +97,18 @@ class Drain:
         self._rate.advance(now)
         for rate in self._by_class.values():
             rate.advance(now)
+
+    def checkpoint(self, now: float) -> SavedDrain:
+        """The rates of now, for the next decider."""
+        by_class = {name: rate.rate(now) for name, rate in self._by_class.items()}
+        return SavedDrain(self._rate.rate(now), by_class, max(0.0, self._lasted), self._tokens)
+
+    def restore(self, saved: SavedDrain, then: float) -> None:
+        """Go on from an earlier decider's rates of `then`."""
+        self._rate.restore(saved.rate, then)
+        for name, rate in saved.by_class.items():
+            self._by_class.setdefault(name, TokenRate(then, SHARES)).restore(rate, then)
+        self._lasted, self._tokens = saved.lasted, saved.tokens
 
     def rate(self, now: float) -> float:
         """Tokens per second; 0 where nothing has come back yet."""

@@ -138,6 +138,10 @@ class LimitBookings:
         heapq.heappush(self._lapses, (booking.lapses, number, booking))
         return True
 
+    def live(self, most: int) -> list[LimitBooking]:
+        """The `most` that are due first, of those that are not used up."""
+        return [booking for _, _, booking in sorted(self._lapses) if booking.live][:most]
+
     def _end(self, booking: LimitBooking, shown: float) -> None:
         booking.end(shown)
         bookings = self._by_key[booking.key]

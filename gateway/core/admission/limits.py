@@ -13,7 +13,7 @@ Synchronous, no I/O; `now` is monotonic seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
 from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, longest_wait, rate_lines
@@ -21,6 +21,7 @@ from gateway.core.admission.levels import Kind, Level, counted
 from gateway.core.admission.limit_bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, LimitBookings
 from gateway.core.admission.refusals import rate_limited
 from gateway.core.admission.witness import LimitWitness
+from gateway.core.checkpoint import MOST_BUCKETS, MOST_PLACES, SavedBucket, SavedLimitPlace, SavedLimits
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import Limit, Quota, TenantLimits
 from gateway.core.request.outcome import Refused
@@ -94,6 +95,13 @@ class Charge:
     def requests(self) -> Buckets:
         """The buckets that it took a request from."""
         return self._requests
+
+    @property
+    def taken(self) -> Iterator[tuple[Bucket, int]]:
+        """What it holds of each bucket; nothing once it has ended."""
+        if self.live:
+            yield from ((bucket, 1) for bucket in self._requests)
+            yield from ((bucket, self.reserved) for bucket in self._tokens)
 
     def with_beside(self, other: Charge) -> Charge:
         """This charge, or one that is as free where it is of no bucket, with another policy's that is settled as it
@@ -259,9 +267,7 @@ class LimitBook:
             if not bucket.admits(amount, now):
                 if bucket.burst < CALLS[bucket.key[0]] * amount:
                     return None
-                if bucket.booked is None:
-                    bucket.booked = Booked(max(SLOT_LEAST, min(SLOT, bucket.burst / bucket.rate / 2)))
-                parts.append((bucket.booked, amount))
+                parts.append((_booked(bucket), amount))
         if parts and self._bookings.book(key, after, now, parts):
             return True
         return False if after <= HORIZON else None
@@ -271,6 +277,50 @@ class LimitBook:
             del self._arrivals[next(iter(self._arrivals))]
         route = self._arrivals[tenant] = self._at((tenant, "", ""), ("", "", ""))
         return route
+
+    # -- for the next decider -------------------------------------------------------------------------------------
+
+    def checkpoint(self, now: float, waiting: Iterable[Charge] = ()) -> SavedLimits:
+        """Levels and bookings of now, without what calls that wait have taken: the next decider charges them anew."""
+        levels = {bucket: bucket.level_at(now) for bucket in self._buckets.values()}
+        for charge in waiting:
+            for bucket, amount in charge.taken:
+                if bucket in levels:  # else a reload has done away with its limit
+                    levels[bucket] -= amount
+        kept = [each for each, level in levels.items() if level > 0.0 or (each.booked and each.booked.amount)]
+        if len(kept) > MOST_BUCKETS:
+            kept.sort(key=lambda bucket: levels[bucket] / bucket.burst, reverse=True)
+            del kept[MOST_BUCKETS:]
+        buckets = [SavedBucket(each.key, max(0.0, levels[each])) for each in kept]
+        numbers = {each.booked: number for number, each in enumerate(kept) if each.booked is not None}
+        places = [
+            SavedLimitPlace(each.key, each.due - now, [(numbers[booked], amount) for booked, amount in each.parts])
+            for each in self._bookings.live(MOST_PLACES)
+            if all(booked in numbers for booked, _ in each.parts)
+        ]
+        return SavedLimits(buckets, places)
+
+    def restore(self, saved: SavedLimits, then: float, *, places: bool) -> None:
+        """Go on from a checkpoint of `then`, with its `places`. Limits that the policy has no more are left out."""
+        buckets = [self._found(each.key, then) for each in saved.buckets]
+        for each, bucket in zip(saved.buckets, buckets, strict=True):
+            if bucket is not None:
+                bucket.restore(each.level, then)
+        for place in saved.places if places else ():
+            parts = [
+                (_booked(bucket), amount)
+                for number, amount in place.parts
+                if number < len(buckets) and (bucket := buckets[number]) is not None
+            ]
+            if parts:
+                self._bookings.book(place.key, place.due_in, then, parts)
+
+    def _found(self, key: Key, now: float) -> Bucket | None:
+        """The bucket of this key, made if the policy has such a limit."""
+        kind, tenant, class_name, model = key
+        if model and model != SHARED and not tenant and model not in self._named:
+            return next((each for each in chain(*self._other(model, now)) if each.key == key), None)
+        return next(iter(self._counting(kind, ((tenant, class_name, model),))), None)
 
     # -- which buckets --------------------------------------------------------------------------------------------
 
@@ -326,6 +376,13 @@ class LimitBook:
         """The limit of one level; None: there is none."""
         kind, tenant, class_name, model = key
         return counted(self._policy, kind, (tenant, class_name, model)).quota
+
+
+def _booked(bucket: Bucket) -> Booked:
+    """What is promised of it, from now on kept."""
+    if bucket.booked is None:
+        bucket.booked = Booked(max(SLOT_LEAST, min(SLOT, bucket.burst / bucket.rate / 2)))
+    return bucket.booked
 
 
 def _own(limits: TenantLimits) -> list[Limit | TenantLimits]:

@@ -13,6 +13,7 @@ from gateway.core.admission.deadline import EVERY, Drain, TokenRate
 from gateway.core.admission.mode import Mode, ModelMode, Signals, Window
 from gateway.core.admission.queues import Queues
 from gateway.core.admission.ticket import Ticket
+from gateway.core.checkpoint import SavedTraffic
 from gateway.core.engines.breaker import errors_of
 from gateway.core.engines.choice import usable_of
 from gateway.core.engines.fleet import Engine
@@ -180,6 +181,18 @@ class ModelTraffic:
         own, rate = self._own(queues, call, now)
         booked = (bookings.ahead(now) + call.cost) / SHARE
         return bookings.book(call, max(SOON, booked / rate, own / rate), now)
+
+    def checkpoint(self, model: str, now: float, most: int) -> SavedTraffic:
+        """Rates and `most` places of each class, for the next decider."""
+        places = {name: bookings.checkpoint(now, most) for name, bookings in self.bookings.items() if bookings}
+        return SavedTraffic(model, self.drain.checkpoint(now), places)
+
+    def restore(self, saved: SavedTraffic, then: float, *, places: bool) -> None:
+        """Go on from a checkpoint of `then`; with its `places`, of classes that there still are."""
+        self.drain.restore(saved.drain, then)
+        for name, kept in saved.places.items() if places else ():
+            if name in self.bookings:
+                self.bookings[name].restore(kept, then)
 
     def step(self, engines: Sequence[Engine], now: float) -> bool:
         """Judge the mode anew, if that was not done just now; True if it changed."""

@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from enum import Enum
 
+from gateway.core.checkpoint import SavedBreaker
 from gateway.core.policy.traffic import Breaker
 from gateway.shared.state_diagram import state_diagram
 
@@ -242,6 +243,20 @@ class CircuitBreaker:
             self.probes += 1
             if self.probes >= self._policy.probes:
                 self._move("recover", now)
+
+    def checkpoint(self, now: float) -> SavedBreaker:
+        """Its state for the next decider. Calls within the window are not part of it."""
+        age = None if self.since == -math.inf else max(0.0, now - self.since)
+        return SavedBreaker(self.state.value, age, self.failures, self.probes, self.reopened)
+
+    def restore(self, saved: SavedBreaker, then: float) -> None:
+        """Go on from a checkpoint of `then`. Calls that were sent before mean nothing any more."""
+        self.state = BreakerState(saved.state)
+        self.since = -math.inf if saved.age is None else then - saved.age
+        self.failures, self.probes, self.reopened = saved.failures, saved.probes, saved.reopened
+        self._serial += 1
+        self._period = self._serial
+        self._probe = 0
 
     def _move(self, event: str, now: float) -> None:
         self.state = next_state(self.state, event)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from gateway.core.checkpoint import SavedEngine
 from gateway.core.engines.breaker import CircuitBreaker
 from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.origin import engine_id
@@ -418,6 +419,29 @@ class Engine:
             each = max(each, self.tpot / 4, FASTEST)
             lower = each < pace or pace == PACE
             self.pace = each if lower else pace + PACE_WEIGHT * (each - pace)
+
+    def checkpoint(self, now: float) -> SavedEngine:
+        """What was learned of it, for the next decider. Its prefixes are not part of it: see docs/decisions."""
+        return SavedEngine(
+            self.id,
+            self.prefill_rate,
+            self.ttft_spread,
+            self.tpot,
+            self.pace,
+            self.trim,
+            self.slots,
+            None if self._full_at == math.inf else self._full_at,
+            self.breaker.checkpoint(now),
+        )
+
+    def restore(self, saved: SavedEngine, then: float) -> None:
+        """Go on with what an earlier decider had learned by `then`. Slots that the policy gives stay."""
+        self.prefill_rate, self.ttft_spread = saved.prefill_rate, saved.ttft_spread
+        self.tpot, self.pace, self.trim = saved.tpot, saved.pace, saved.trim
+        if self.max_slots is None:
+            self.slots = saved.slots
+            self._full_at = math.inf if saved.full_at is None else saved.full_at
+        self.breaker.restore(saved.breaker, then)
 
     def health(self, ok: bool, now: float, trouble: Trouble | None = None) -> None:
         """One check, which met `trouble` where it is not `ok`: three misses take the engine out, two hits (one at first

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from typing import Literal, TypeVar
 
+from gateway.core.checkpoint import MOST_ESTIMATES, SavedCosts, SavedOutput, SavedPrompt
 from gateway.core.request.call import Call
 
 _K = TypeVar("_K")
@@ -176,6 +177,25 @@ class CostModel:
             alpha = COLD_ALPHA if known is None else known.value
         call.expected_tokens = 0 if known is None else int(min(known.value, known.largest) * asked)
         call.output_tokens = (int(alpha * asked) + 1 if alpha < 1.0 else asked) * call.n
+
+    def checkpoint(self) -> SavedCosts:
+        """The estimates that were used last, for the next decider."""
+        prompts = list(self._weights.items())[-MOST_ESTIMATES:]
+        outputs = list(self._alphas.items())[-MOST_ESTIMATES:]
+        return SavedCosts(
+            [SavedPrompt(*key, each.values) for key, each in prompts],
+            [SavedOutput(*key, each.log, each.largest, each.samples) for key, each in outputs],
+        )
+
+    def restore(self, saved: SavedCosts) -> None:
+        """Go on with the estimates of an earlier decider. How sure it was of a prompt's weights is not saved: they move
+        as those of a new entry do, and begin where they were."""
+        for prompt in saved.prompts:
+            _entry(self._weights, (prompt.model, prompt.kind), Weights).values = _within(prompt.weights)
+        for output in saved.outputs:
+            quantile = _entry(self._alphas, (output.model, output.class_name, output.size), Quantile)
+            quantile.log, quantile.value = output.log, math.exp(output.log)
+            quantile.largest, quantile.samples = output.largest, output.samples
 
     def learn(self, call: Call, prompt_tokens: int, completion_tokens: int) -> None:
         """Learn from the usage that an engine reported for an estimated call. Impossible numbers are ignored.

@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 import msgspec
 
+from gateway.core.admission.limits import Charge
 from gateway.core.engines.fleet import Engine
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.record import Record
@@ -92,6 +94,7 @@ class RelayHub:
         self.first = not expected  # there was no decider before
         self.complete = not expected  # every relay that lived before has told what it holds
         self.totals = RelayTotals(self._lives)
+        self.changes = 0  # calls that came, and that ended: each may change what a checkpoint has
         self.empty = asyncio.Event()
         self.empty.set()
         self._expected = dict(expected)
@@ -191,6 +194,15 @@ class RelayHub:
     def kept(self) -> Iterator[tuple[Hello, dict[int, ServedCall]]]:
         """Relays whose connection has ended, and their calls."""
         return ((kept.hello, kept.calls) for kept in self._kept.values())
+
+    @property
+    def ungranted(self) -> Iterator[Charge]:
+        """Charges of calls that have no engine yet. Another decider is asked for them anew, and charges them anew."""
+        calls = chain.from_iterable((session.calls | session.kept).values() for session in self.sessions)
+        left = chain.from_iterable(kept.calls.values() for kept in self._kept.values())
+        for served in chain(calls, left):
+            if served.grant is None and served.admission is not None:
+                yield from served.admission.charges
 
     def _forget(self, relay: int) -> None:
         """A relay is gone: what its calls held comes back."""

@@ -234,6 +234,7 @@ class RelaySession:
         if route is None:
             self.close(f"it asks for the route {ask.route[:60]!r}, which there is not")
             return
+        self.hub.changes += 1
         served = self.calls[ask.number] = ServedCall(ask, route)
         kept = self.kept.pop(ask.number, None)
         if kept is not None and ask.facts is not None:
@@ -376,6 +377,7 @@ class RelaySession:
     # -- other questions and news -------------------------------------------------------------------------------
 
     def _call_ended(self, end: CallEnd) -> None:
+        self.hub.changes += 1
         self.waiting.pop(end.number, None)
         self._ended[end.number] = None
         if len(self._ended) > ENDED:
@@ -451,6 +453,7 @@ class RelaySession:
 
     def _unread(self, request: UnreadRequest) -> None:
         """Count a request that was never judged. Its refusal by a limit would come too late."""
+        self.hub.changes += 1
         hub, record = self.hub, Record(request_id="", route="", tenant=request.tenant)
         try:
             account = self._account(request.tenant, request.policy)

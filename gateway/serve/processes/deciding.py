@@ -17,8 +17,9 @@ from gateway.frames.messages import VERSION, RelayCounts
 from gateway.relay.wire.server import address_of, bound_sockets
 from gateway.serve.assembly import Gateway
 from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
-from gateway.serve.processes.kept import read, write
+from gateway.serve.processes.kept import KeptState, read, read_state, write
 from gateway.serve.processes.place import CLOSING, HANDED, READY, Beats, Place
+from gateway.serve.saving import Saving, go_on_from
 from gateway.serve.starting import Options, StartError
 from gateway.serve.upgrade.meeting import Given, Offer
 from gateway.serve.upgrade.taking import Inherited, TakenOver, given_by
@@ -52,6 +53,9 @@ class RelayedPort:
         self._hub = hub_of(gateway, place.epoch, {**place.living, **self._kept.relays}, self._keep)
         self._hub.totals.take(self._kept.left)
         self._server: asyncio.Server | None = None
+        self._state = self._file.with_name("state")
+        go_on_from(gateway.checkpoints, *read_state(self._state, gateway.clock()))
+        self._saving = Saving(self._take, self._changes, self._save)
         tell_policy(self._hub, gateway, configuration)
 
     def _keep(self) -> None:
@@ -59,8 +63,18 @@ class RelayedPort:
         self._kept.left = self._hub.totals.left()
         write(self._file, self._kept)
 
+    def _take(self) -> bytes:
+        return self._gateway.checkpoints.take(self._hub.ungranted)
+
+    def _changes(self) -> int:
+        return self._hub.changes + self._gateway.metrics.counts.calls
+
+    async def _save(self, state: bytes) -> None:
+        write(self._state, KeptState(self._gateway.clock(), state))
+
     async def take_over(self, taken: TakenOver) -> None:
         given = await given_by(taken, self._place.path)
+        go_on_from(self._gateway.checkpoints, given.state, 0.0)
         self._hub.totals.take(given.left)
         self._hub.expect(given.relays)
         self._kept.relays = given.relays
@@ -69,6 +83,7 @@ class RelayedPort:
     async def listen(self, context: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         self._hub.start()
+        self._saving.start()
         self._server = await loop.create_unix_server(self._hub.channel, sock=self._place.inner)
         if self._place.first:
             await self._hub.joined(self._place.relays, JOINED_WITHIN)
@@ -85,7 +100,7 @@ class RelayedPort:
 
     def hand_over(self, within: float, decider: str) -> Given:
         self._beats.tell(HANDED)
-        given = Given(self._hub.relays(), self._hub.totals.left()) if decider else Given()
+        given = Given(self._hub.relays(), self._hub.totals.left(), self._take()) if decider else Given()
         self._hub.hand_over(within, decider)
         return given
 
@@ -117,4 +132,5 @@ class RelayedPort:
     async def aclose(self) -> None:
         if self._server is not None:
             self._server.close()
+        await self._saving.aclose()
         await self._hub.aclose()

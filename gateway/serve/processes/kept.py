@@ -1,7 +1,8 @@
 """Memory of one gateway's deciders, in a file of its parent's folder: what one must know of an earlier one's time.
 
 Relays of a gateway that was taken over are no children of this parent, so nobody else would tell a new decider to wait
-for what they hold. Totals of relays that have ended are told by nobody either.
+for what they hold. Totals of relays that have ended are told by nobody either. Nor is what a decider has learned: that
+is in a file of its own, which changes each second.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ class Kept(msgspec.Struct):
     left: list[LeftRelay] = []
 
 
+class KeptState(msgspec.Struct):
+    """A checkpoint, and when it was taken: monotonic seconds of this machine."""
+
+    at: float
+    state: bytes
+
+
 def read(file: Path) -> Kept:
     """What is kept; nothing, before anything was."""
     try:
@@ -29,7 +37,19 @@ def read(file: Path) -> Kept:
         return Kept()
 
 
-def write(file: Path, kept: Kept) -> None:
+def read_state(file: Path, now: float) -> tuple[bytes, float]:
+    """The checkpoint of the decider before, and how many seconds old it is; b"": there is none."""
+    try:
+        found = file.read_bytes()
+        kept = msgspec.msgpack.decode(found, type=KeptState)
+    except FileNotFoundError:
+        return b"", 0.0
+    except msgspec.MsgspecError:
+        return found, 0.0  # nor is it a checkpoint: whoever restores it says so
+    return kept.state, max(0.0, now - kept.at)
+
+
+def write(file: Path, kept: Kept | KeptState) -> None:
     """Raises OSError."""
     new = file.with_suffix(".new")
     new.write_bytes(msgspec.msgpack.encode(kept))

@@ -45,10 +45,11 @@ class Ready(msgspec.Struct, forbid_unknown_fields=True):
 
 class Given(msgspec.Struct, forbid_unknown_fields=True):
     """The running one has stopped. `relays`: processes by number that will tell what they hold; `left`: totals of those
-    that have ended."""
+    that have ended. `state`: a checkpoint of its decider."""
 
     relays: dict[int, int] = {}
     left: list[LeftRelay] = []
+    state: bytes = b""
 
 
 class UnsafeFolder(Exception):

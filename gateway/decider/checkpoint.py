@@ -1,0 +1,74 @@
+"""Checkpoints of one decider's soft state: gathered from its parts, and given back to those of the next.
+
+What becomes of the bytes is for others to say: they go where a gateway's totals go, or into the store of a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from gateway.core.admission.limits import Charge, LimitBook
+from gateway.core.checkpoint import (
+    MOST_ENGINES,
+    MOST_MODELS,
+    MOST_PLACES,
+    Checkpoint,
+    SavedEngine,
+    decoded,
+    encoded,
+)
+from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.request.cost import CostModel
+from gateway.decider.dispatch import Dispatch
+
+HASHES = hash("which key Python's hashes have in this process")
+
+
+class Checkpoints:
+    """The soft state of these parts, which are of one decider. `clock` gives monotonic seconds."""
+
+    def __init__(
+        self, fleet: Fleet, dispatch: Dispatch, limits: LimitBook, cost: CostModel, clock: Callable[[], float]
+    ) -> None:
+        self._fleet = fleet
+        self._dispatch = dispatch
+        self._limits = limits
+        self._cost = cost
+        self._clock = clock
+        self._awaited: dict[str, SavedEngine] = {}  # engines that no sidecar has brought again yet
+        self._then = 0.0
+
+    def take(self, waiting: Iterable[Charge] = ()) -> bytes:
+        """The state of now. `waiting`: charges of calls that the next decider will judge and charge anew."""
+        now, traffic = self._clock(), self._dispatch.traffic
+        each = max(1, MOST_PLACES // max(1, sum(len(known.bookings) for known in traffic.values())))
+        return encoded(
+            Checkpoint(
+                HASHES,
+                [engine.checkpoint(now) for engine in islice(self._fleet, MOST_ENGINES)],
+                self._cost.checkpoint(),
+                self._limits.checkpoint(now, waiting),
+                [known.checkpoint(model, now, each) for model, known in islice(traffic.items(), MOST_MODELS)],
+            )
+        )
+
+    def restore(self, data: bytes, passed: float) -> None:
+        """Go on from a checkpoint that was taken `passed` seconds ago. Raises CheckpointError, and then nothing has
+        changed."""
+        checkpoint = decoded(data)
+        then = self._then = self._clock() - passed
+        places = checkpoint.hashes == HASHES
+        self._awaited = {saved.id: saved for saved in checkpoint.engines}
+        for engine in self._fleet:
+            self.joined(engine)
+        self._cost.restore(checkpoint.costs)
+        self._limits.restore(checkpoint.limits, then, places=places)
+        for saved in checkpoint.traffic:
+            self._dispatch.control.open(saved.model, then)[1].restore(saved, then, places=places)
+
+    def joined(self, engine: Engine) -> None:
+        """An engine is there: it goes on with what was learned of it before."""
+        saved = self._awaited.pop(engine.id, None)
+        if saved is not None:
+            engine.restore(saved, self._then)

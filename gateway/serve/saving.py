@@ -1,0 +1,70 @@
+"""Saving of a decider's checkpoints, each second in which something has changed, and going on from one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from gateway.core.checkpoint import CheckpointError
+from gateway.decider.checkpoint import Checkpoints
+from gateway.serve.starting import say
+from gateway.shared.tasks import telling
+
+EVERY = 1.0  # seconds between two
+SHARE = 0.02  # of this process's time that they may take: a large one is taken less often
+
+
+class Saving:
+    """`take` makes a checkpoint, `changes` counts what may have changed it, `save` keeps it where the next decider
+    finds it. Raises OSError where it cannot, which is told once."""
+
+    def __init__(
+        self, take: Callable[[], bytes], changes: Callable[[], int], save: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        self._take = take
+        self._changes = changes
+        self._save = save
+        self._saved = 0  # changes that the last one has
+        self._said = ""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Save from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._task.add_done_callback(telling("soft state is saved no more"))
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        while True:
+            began, changes = time.perf_counter(), self._changes()
+            took = 0.0
+            if changes != self._saved:
+                state = self._take()
+                took = time.perf_counter() - began
+                await self._try(state, changes)
+            await asyncio.sleep(max(EVERY, took / SHARE))
+
+    async def _try(self, state: bytes, changes: int) -> None:
+        try:
+            await self._save(state)
+        except OSError as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                say(f"what this decider has learned cannot be saved: {error}: if it dies, the next begins anew")
+        else:
+            self._saved, self._said = changes, ""
+
+
+def go_on_from(checkpoints: Checkpoints, state: bytes, passed: float) -> None:
+    """Restore a checkpoint of `passed` seconds ago, if there is one. One that cannot be read changes nothing."""
+    if not state:
+        return
+    try:
+        checkpoints.restore(state, passed)
+    except CheckpointError as error:
+        say(f"what the decider before has learned is left out: {error}: rates, estimates and limits begin anew")

@@ -1,0 +1,97 @@
+"""Checkpoints of a decider with relays: what its successor goes on with, and what it does not count twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.core.checkpoint import CheckpointError, decoded, encoded
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.traffic import Limit, Limits, Quota
+from gateway.core.policy.types import Rate
+from gateway.core.request.outcome import Refused
+from gateway.core.sidecars.sidecar import Member
+from gateway.decider import checkpoint
+from gateway.serve.processes.kept import KeptState, read_state, write
+from tests.calls import a_call
+from tests.faults.scripted import gateway_over
+from tests.flow.test_relays import ENGINES, Asking, Setting, run, until
+from tests.over_frames import hub_of
+
+THREE = Policy(limits=Limits(per_tenant=Limit(requests=Quota(rate=Rate(3, 3600.0)))))
+
+
+def test_calls_that_waited_are_charged_once_and_those_that_ran_stay_charged() -> None:
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        calls = [Asking(made, decider, f"r{number}") for number in range(3)]
+        await until(lambda: sum(each.granted.is_set() for each in calls) == 2 and list(made.hub.ungranted))
+        state, changes = made.gateway.checkpoints.take(made.hub.ungranted), made.hub.changes
+        assert changes == 3
+        await made.dies()
+        async with gateway_over(ENGINES, THREE) as after:
+            after.checkpoints.restore(state, 0.5)
+            next(iter(after.fleet)).slots = 2
+            made.hub, made.dead = hub_of(after, 2, {1: os.getpid()}), False
+            for each in calls:
+                each.leave.set()
+            await asyncio.gather(*[each.task for each in calls])
+            with pytest.raises(Refused, match="limit"):
+                await Asking(made, decider, "r4").task
+            await made.hub.aclose()
+
+    run(body, THREE)
+
+
+def test_an_engine_that_a_sidecar_brings_later_goes_on_too() -> None:
+    async def body(made: Setting) -> None:
+        made.engine.prefill_rate = 1234.0
+        state = made.gateway.checkpoints.take()
+        async with gateway_over([], None) as after:
+            after.checkpoints.restore(state, 0.0)
+            member = Member(
+                id=made.engine.id, url=made.engine.url, sidecar="s", profile="p", served=("m",), open=True,
+                kv_tokens=None, context_length=None, max_concurrency=None,
+            )  # fmt: skip
+            after.join(member)
+            assert after.fleet.engines[member.id].prefill_rate == 1234.0
+
+    run(body)
+
+
+@pytest.mark.parametrize(("key", "kept"), [(0, 1), (1, 0)])
+def test_places_are_left_out_where_hashes_have_another_key(
+    monkeypatch: pytest.MonkeyPatch, key: int, kept: int
+) -> None:
+    async def body(made: Setting) -> None:
+        now = made.gateway.clock()
+        made.gateway.dispatch.control.open("m", now)[1].bookings["default"].book(a_call(), 5.0, now)
+        state = made.gateway.checkpoints.take()
+        async with gateway_over(ENGINES) as after:
+            monkeypatch.setattr(checkpoint, "HASHES", checkpoint.HASHES + key)
+            after.checkpoints.restore(state, 0.0)
+            assert len(after.dispatch.traffic["m"].bookings["default"]) == kept
+
+    run(body)
+
+
+def test_what_cannot_be_read_changes_nothing() -> None:
+    async def body(made: Setting) -> None:
+        before = decoded(made.gateway.checkpoints.take())
+        with pytest.raises(CheckpointError):
+            made.gateway.checkpoints.restore(encoded(before)[:-1], 0.0)
+        assert decoded(made.gateway.checkpoints.take()).engines == before.engines
+
+    run(body)
+
+
+def test_a_state_file_has_its_age_and_garbage_is_passed_on(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    assert read_state(file, 9.0) == (b"", 0.0)
+    write(file, KeptState(5.0, b"abc"))
+    assert read_state(file, 9.0) == (b"abc", 4.0)
+    file.write_bytes(b"\xc1")
+    assert read_state(file, 9.0) == (b"\xc1", 0.0)
