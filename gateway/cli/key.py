@@ -10,9 +10,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gateway.cli.key_file import SHOWN, KeysError, add, digest_of, entries, revoke
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
+from gateway.decider.key_file import SHOWN, KeysError, add, digest_of, entries, revoke
 from gateway.shared.command_line import Parser, added
 from gateway.shared.files.checked import InvalidFile, nearest
 from gateway.shared.files.yaml_file import MAX_BYTES

@@ -11,6 +11,7 @@
     GET, POST, DELETE /drain           whether balancers are told to go elsewhere
     GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
     POST /sidecars/{id}/models/{profile}/{ensure|sleep|wake|stop|drain|off|on}    an order for a sidecar
+    POST /tenants/{tenant}/keys, DELETE /tenants/{tenant}/keys/{hash}      an API key made or revoked
     POST /sidecars/report              what a sidecar has, answered with what is wanted of it
     GET /                              the console, with its files in /console/
     GET /events                        all that the console shows, as a stream of events
@@ -36,6 +37,7 @@ from gateway import __version__
 from gateway.control.calls import CallView, calls_view, problem
 from gateway.control.cluster import ClusterView
 from gateway.control.console.files import console_files
+from gateway.control.console.keys import KeyRoutes
 from gateway.control.console.reading import ConsoleReading
 from gateway.control.console.routes import ConsoleRoutes
 from gateway.control.console.sources import Sources
@@ -96,11 +98,14 @@ def control_app(
     control.openmetrics = openmetrics
     files = console_files()
     sources = sources or Sources()
+    if admin_token is None:
+        sources = msgspec.structs.replace(sources, keys=None)  # whoever is on this machine is no operator
     reading = ConsoleReading(fleet, dispatch, sources, policy_status, clock)
     console = ConsoleRoutes(files, reading, dispatch, sources)
     app = Starlette(
         routes=[
             *console.routes(),
+            *KeyRoutes(sources.keys).routes(),
             Route("/livez", control.livez),
             Route("/readyz", control.readyz),
             Route("/metrics", control.metrics),
@@ -289,6 +294,7 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         "The control port answers GET /, /events, /livez, /readyz, /metrics, /fleet, /calls, /summary, /processes, "
         "/calls/{serial}, /policy, /policy/diff, /policy/explain; POST /playground, /policy/reload, /sidecars/report "
         "and /sidecars/{id}/models/{profile}/{order}; "
+        "POST /tenants/{tenant}/keys and DELETE /tenants/{tenant}/keys/{hash}; "
         "GET, POST and DELETE /drain and /engines/{id}/drain."
     )
     return error(status, "not_found", message)

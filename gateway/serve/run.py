@@ -26,6 +26,7 @@ import uvloop
 from gateway.control.app import control_app
 from gateway.control.console.sources import Sources
 from gateway.core.policy.policy import EngineEntry, Policy
+from gateway.decider.api_keys import ApiKeys
 from gateway.decider.call_log import CallLog
 from gateway.decider.known_models import KnownModels, file_for
 from gateway.decider.loading import Configuration, LoadError, load
@@ -292,9 +293,16 @@ def _control_app(
             used=gateway.metrics.used,
             buckets=gateway.limits.buckets,
             data=lambda: port.addresses,
+            keys=_api_keys(options, gateway, file),
         ),
         cluster=port.cluster if isinstance(port, ClusterPort) else None,
     )
+
+
+def _api_keys(options: Options, gateway: Gateway, file: WatchedFile | None) -> ApiKeys | None:
+    if options.policy is None or file is None:
+        return None
+    return ApiKeys(options.policy, lambda: gateway.policy, file.reload_now, say)
 
 
 def _running(

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from gateway import cli
-from gateway.cli import key_file
-from gateway.cli.key_file import KeysError, add, digest_of, entries, revoke
 from gateway.core.request.tenants import keys_from
+from gateway.decider import key_file
+from gateway.decider.key_file import KeysError, add, digest_of, entries, revoke
 from gateway.shared.files.checked import InvalidFile
 
 ROOT = Path(__file__).parents[2]

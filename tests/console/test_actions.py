@@ -8,6 +8,7 @@ import pytest
 
 from loadtest.processes import Gateway
 from tests.console.conftest import Console
+from tests.console.traffic import call, chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.console, pytest.mark.timeout(180)]
 
@@ -19,7 +20,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "token").write_text(TOKEN)
     (folder / "token").chmod(0o600)
-    words = ("--engine", "demo", "--engine", "sim:1", "--admin-token-file", str(folder / "token"))
+    (folder / "keys.txt").write_text("# none yet\n")
+    (folder / "policy.yaml").write_text("keys_file: keys.txt\ntenants: {acme: {}}\n")
+    engines = ("--engine", "demo", "--engine", "sim:1")
+    words = (*engines, "--policy", str(folder / "policy.yaml"), "--admin-token-file", str(folder / "token"))
     with Gateway(folder / "log", *words, ready=False, timeout=60) as gateway:
         yield gateway
 
@@ -65,3 +69,28 @@ def test_orders_want_the_token_and_ask_first(guarded: Gateway, console: Callable
     told = [words for words in opened.complaints if "401" in words]
     assert told  # the browser tells of each answer that wants the token, and of nothing else
     opened.complaints = [words for words in opened.complaints if words not in told]
+
+
+def test_a_key_is_made_shown_once_and_revoked(guarded: Gateway, console: Callable[..., Console]) -> None:
+    opened = console(guarded.control)
+    page = opened.page
+    page.goto(f"{guarded.control}/#tenants")
+    page.get_by_label("Admin token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    page.get_by_label("New key of acme").click()
+    assert "shown once" in sure(opened, "Leave it")
+    assert page.locator(".key-shown").count() == 0
+    page.get_by_label("New key of acme").click()
+    sure(opened, "Make it")
+    key = page.locator(".key-shown").inner_text()
+    assert call(guarded.url, chat("sim", 4), authorization=f"Bearer {key}") == 200
+    revoke = page.get_by_text("Revoke", exact=True)
+    revoke.wait_for()
+    assert opened.violations() == []
+    page.get_by_text("I have it").click()
+    assert key not in page.content()
+    revoke.click()
+    assert "not cut off" in sure(opened, "Revoke it")
+    page.get_by_text("is revoked").wait_for()
+    assert call(guarded.url, chat("sim", 4), authorization=f"Bearer {key}") == 401
+    opened.complaints = [words for words in opened.complaints if "401" not in words]

@@ -57,7 +57,12 @@ class ConsoleReading:
         view = fleet_view(self._fleet, self._dispatch, now)
         status = self._policy_status()
         entries: dict[str, object] = {
-            "gateway": {"version": __version__, "draining": view.draining, "engines": len(view.engines)},
+            "gateway": {
+                "version": __version__,
+                "draining": view.draining,
+                "engines": len(view.engines),
+                "keys": self._sources.keys is not None,
+            },
             "policy": status,
         }
         models = dict(self._models(view, now))
