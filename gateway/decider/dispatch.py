@@ -6,7 +6,8 @@ sweepers. It runs on push, settle, a new sample, an engine's coming or going, a 
 Leaving the grant, by any path, gives the hold back; so does leaving the queue, cancelled, refused or expired.
 
 A call for a model that no engine serves now waits in its queue like any other while a sidecar has the model made
-ready, if that will be in time for it. `wake` asks for it; `reconsider` is called when the prediction has moved.
+ready, if that will be in time for it. `wake` asks for it; `reconsider` is called when the prediction has moved. So it
+does while an engine is expected back, for `routing.hold_unserved` from the beginning of the outage on.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ class Dispatch:
         self._woken = woken
         self._awaiting_model: dict[Ticket, float] = {}  # those that wait for a model to be made ready, and since when
         self._foreseen: dict[str, float] = {}  # model -> when it will be ready, as calls that wait for it were told
+        self._giving_up: dict[str, asyncio.Handle] = {}  # model -> timer: calls wait for an engine of it to come back
         self.holds: dict[Hold, Call] = {}  # of all grants
         self.successor: Successor | None = None  # who decides in this one's place
 
@@ -116,6 +118,8 @@ class Dispatch:
         if self.witness is not None:
             self.witness.applying(policy)
         self.control.apply(policy)
+        for model in list(self._giving_up):
+            self._giving_up.pop(model).cancel()  # the pump sets it anew
         self.pump()
 
     async def ask(self, call: Call) -> LocalGrant:
@@ -200,6 +204,7 @@ class Dispatch:
         known = self.traffic.get(call.model)
         if known is not None:
             known.advance(now)
+        self.control.looked_at(call.model, now)
         decision = self.control.to_wait(call, now, exclude, front=front)
         if decision.predicted is not None:
             call.predicted_wait = decision.predicted
@@ -218,6 +223,8 @@ class Dispatch:
             self._refuse(decision.victim, Refuse(reason=Reason.DISPLACED, words=call.class_name), now)
         if decision.outlook is not None:
             self._await_model(decision.ticket, decision.outlook, now, front=front)
+        elif decision.held:
+            self._awaiting_model[decision.ticket] = now
         return decision.ticket
 
     def _await_model(self, ticket: Ticket, outlook: Outlook, now: float, *, front: bool) -> None:
@@ -261,6 +268,7 @@ class Dispatch:
         now = self.clock()
         engine.advance(now)
         for model in engine.models:
+            self.control.looked_at(model, now)
             traffic = self.traffic.get(model)
             if traffic is not None:
                 engines = self.fleet.serving(model)
@@ -356,16 +364,34 @@ class Dispatch:
             while late:
                 ticket, why = late.pop()
                 self._refuse(ticket, why, now)
+        if self._giving_up:
+            self._keep_timer(model)
         self._arm()
 
     def _wait_for(self, model: str, queues: Queues, now: float) -> None:
-        """No engine may be given these calls: a sidecar has the model made ready for them, or they are told."""
+        """No engine may be given these calls: a sidecar has the model made ready for them, an engine is expected back,
+        or they are told."""
         outlook = self.sidecars.outlook(model, now)
         if outlook is not None and outlook.ready_in is not None:
             self._wake(model, 0.0)
             return
+        until = self.control.held_until(model, now)
+        if outlook is None and until > now:
+            if model not in self._giving_up:
+                self._giving_up[model] = asyncio.get_running_loop().call_at(until, self._give_up, model)
+            return
         for waiting in list(queues):
             self._refuse(waiting, self.control.unserved(waiting, now), now)
+
+    def _give_up(self, model: str) -> None:
+        """No engine of the model has come back in time: the pump refuses its calls."""
+        del self._giving_up[model]
+        self._pump(model, self.queues[model])
+
+    def _keep_timer(self, model: str) -> None:
+        """Cancel the model's timer if nobody waits, or an engine has come back."""
+        if model in self._giving_up and (not self.queues[model] or self.control.served(model)):
+            self._giving_up.pop(model).cancel()
 
     def _grant(self, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> LocalGrant:
         witness = self.witness
@@ -422,6 +448,8 @@ class Dispatch:
         del self._turns[ticket]
         if self._awaiting_model:
             self._let_go(ticket, self.clock())
+        if self._giving_up:
+            self._keep_timer(ticket.call.model)
         self._arm()
 
     def _let_go(self, ticket: Ticket, now: float) -> None:
@@ -470,7 +498,12 @@ class Dispatch:
     def left_over(self) -> dict[str, object]:
         """What is kept for calls that wait, by name. Of a gateway without calls nothing may be left."""
         self._arm()
-        return {"turns": self._turns, "calls that wait for models": self._awaiting_model, "a timer": self._timer}
+        return {
+            "turns": self._turns,
+            "calls that wait for models": self._awaiting_model,
+            "a timer": self._timer,
+            "timers of models without an engine": self._giving_up,
+        }
 
     def refuse_waiting(self) -> None:
         """Drain: refuse the waiting calls; running calls go on."""

@@ -216,7 +216,10 @@ class LocalAdmission:
         queues, traffic = decider.dispatch.queues.get(model), decider.dispatch.traffic.get(model)
         now, engines = decider.clock(), decider.fleet.serving(model)
         account, fields, peer = self._account, self._fields, self._peer
-        return shadow.judge(call, account, self._snapshot, fields, peer, queues, traffic, engines, now, self._shadowed)
+        outage = decider.dispatch.control.outage(model, now)
+        return shadow.judge(
+            call, account, self._snapshot, fields, peer, queues, traffic, engines, now, self._shadowed, outage
+        )
 
     def _in_own_words(self, refused: Refused, class_name: str, model: str) -> None:
         """A limit's refusal, as the tenant has it where it has words of its own."""

@@ -267,12 +267,12 @@ class Gateway:
             self.clients[id] = Client(parse_origin(url), settings, names=self.telemetry.names)
         engine = self.fleet.engines[id]
         if self.retired.pop(engine, None) is not None:
-            engine.draining = False
+            engine.draining = engine.leaving = False
         return engine
 
     def _leaves(self, engine: Engine, why: str) -> None:
         """It gets no new calls, and is forgotten once it has none."""
-        engine.draining = True
+        engine.draining = engine.leaving = True
         self.retired.setdefault(engine, why)
         self._tell(engine)
 

@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from gateway.core.admission.queues import Ticket
 from gateway.core.engines.fleet import Hold
-from gateway.core.policy.policy import BodyPolicy, EngineEntry, FleetPolicy, Policy, Timeouts
+from gateway.core.policy.policy import BodyPolicy, EngineEntry, FleetPolicy, Policy, Routing, Timeouts
 from gateway.core.request.record import Record
 from gateway.decider.grant import LocalGrant
 from gateway.relay.answer import Relay
@@ -43,7 +43,7 @@ from tests.faults.scripted import (
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
 
-QUICK = Policy(timeouts=Timeouts(first_byte=0.3, stall=0.3, write_stall=0.3))
+QUICK = Policy(timeouts=Timeouts(first_byte=0.3, stall=0.3, write_stall=0.3), routing=Routing(hold_unserved=0.3))
 
 
 def outcomes(gateway: Gateway) -> dict[str, int]:
@@ -278,6 +278,23 @@ def test_unknown_model_no_engine_and_bad_input() -> None:
         answer = await ask(port, request())
         assert (answer.status, error(answer)["code"]) == (503, "server_is_overloaded")
         assert answer.headers["x-weir-reason"] == "no_engine"
+
+    scenario(["good"], body)
+
+
+def test_calls_wait_for_an_engine_that_restarts() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        (engine,) = gateway.fleet
+        engine.down()
+        calls = [asyncio.create_task(ask(port_of(gateway), request(number % 2 == 1))) for number in range(6)]
+        async with asyncio.timeout(5):
+            while gateway.dispatch.waiting("m") < 6:
+                await asyncio.sleep(0.001)
+        calls[0].cancel()
+        engine.up = True
+        gateway.changed(engine)
+        answers = await asyncio.gather(*calls[1:])
+        assert [(answer.status, answer.complete) for answer in answers] == [(200, True)] * 5
 
     scenario(["good"], body)
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.fleet import Engine, Fleet
-from gateway.core.policy.policy import Policy, TrafficClass
+from gateway.core.policy.policy import Policy, Routing, TrafficClass
 from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
 from gateway.core.request.call import Call
 from gateway.core.request.cost import CostModel
@@ -67,6 +67,7 @@ class World:
         assert not self.dispatch._turns
         self.dispatch._arm()
         assert self.dispatch._timer is None
+        assert not any(self.dispatch.left_over().values())
 
 
 def virtual(scenario: Callable[[World], Awaitable[None]], **world: object) -> None:
@@ -252,6 +253,9 @@ def test_a_full_queue_refuses_the_newcomer_with_the_time_it_takes_to_drain() -> 
     virtual(scenario)
 
 
+NOT_HELD = structs.replace(POLICY, routing=Routing(hold_unserved=0.0))
+
+
 def test_when_the_last_engine_goes_down_those_who_wait_are_told() -> None:
     async def scenario(world: World) -> None:
         first = asyncio.create_task(world.use(world.call(800), 5.0))
@@ -264,6 +268,65 @@ def test_when_the_last_engine_goes_down_those_who_wait_are_told() -> None:
         assert refused.value.outcome is Outcome.NO_ENGINE
         assert world.loop.time() == pytest.approx(1.0)
         await first
+
+    virtual(scenario, policy=NOT_HELD)
+
+
+def out(world: World, *, up: bool = False) -> None:
+    """All engines are down, or back."""
+    for engine in world.fleet:
+        engine.up = up
+    world.dispatch.pump()
+
+
+def test_calls_wait_while_an_engine_restarts_and_go_in_their_order_when_it_is_back() -> None:
+    async def scenario(world: World) -> None:
+        early = asyncio.create_task(world.use(world.call(800), 1.0))  # it lets its engine go, which is down by then
+        waits = asyncio.create_task(world.use(world.call(800), 1.0))
+        await asyncio.sleep(0.5)
+        out(world)
+        comes = [asyncio.create_task(world.use(world.call(400), 1.0)) for _ in range(2)]
+        leaves = asyncio.create_task(world.use(world.call(400), 1.0))
+        await asyncio.sleep(30.0)
+        leaves.cancel()
+        await asyncio.sleep(20.0)
+        assert not any(task.done() for task in (waits, *comes))
+        out(world, up=True)
+        assert not world.dispatch._giving_up
+        await asyncio.gather(early, waits, *comes)
+        assert world.loop.time() == pytest.approx(52.5), "0.5 + 50, then one by itself and two at once"
+
+    virtual(scenario)
+
+
+def test_an_engine_that_does_not_come_back_is_given_up_and_then_nobody_waits_for_it() -> None:
+    async def scenario(world: World) -> None:
+        out(world)
+        first = asyncio.create_task(world.use(world.call(), 1.0))
+        impatient = asyncio.create_task(world.use(world.call(within=5.0), 1.0))
+        await asyncio.sleep(59.0)
+        late = asyncio.create_task(world.use(world.call(), 1.0))
+        with pytest.raises(Refused) as expired:
+            await impatient
+        assert expired.value.outcome is Outcome.EXPIRED
+        for each, waited in ((first, "60.0 s"), (late, "1.0 s")):
+            with pytest.raises(Refused) as refused:
+                await each
+            assert (refused.value.outcome, refused.value.retry_after) == (Outcome.NO_ENGINE, 2.0)
+            assert f"(of 1: 1 down). This call has waited {waited} for one." in refused.value.message
+            assert world.loop.time() == pytest.approx(60.0)
+        with pytest.raises(Refused) as refused:
+            await world.use(world.call(), 1.0)
+        assert "waited" not in refused.value.message
+        assert world.loop.time() == pytest.approx(60.0)
+        out(world, up=True)
+        out(world)
+        again = asyncio.create_task(world.use(world.call(), 1.0))
+        await asyncio.sleep(1.0)
+        world.dispatch.apply(NOT_HELD)  # and a reload takes effect on those who wait
+        with pytest.raises(Refused):
+            await again
+        assert world.loop.time() == pytest.approx(61.0)
 
     virtual(scenario)
 
@@ -623,7 +686,7 @@ def test_when_the_last_engine_for_them_goes_those_who_wait_are_told(change: Call
         assert (caught.value.outcome, world.loop.time()) == (Outcome.NO_ENGINE, pytest.approx(1.0))
         await asyncio.gather(*tasks)
 
-    virtual(scenario)
+    virtual(scenario, policy=NOT_HELD)
 
 
 def test_a_call_of_a_class_that_is_gone_goes_on_as_default() -> None:

@@ -11,6 +11,7 @@ one of his own.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -33,9 +34,10 @@ SOON = 1.0  # seconds: nothing better is known
 
 
 class AdmissionControl:
-    """The decisions, and the state that they read. `running`: calls that hold a grant, by class."""
+    """The decisions, and the state that they read. `running`: calls that hold a grant, by class. `outages`: since when
+    none of a model's engines may be given calls."""
 
-    __slots__ = ("draining", "fleet", "queues", "rules", "running", "sidecars", "traffic")
+    __slots__ = ("draining", "fleet", "outages", "queues", "rules", "running", "sidecars", "traffic")
 
     def __init__(self, fleet: Fleet, policy: Policy) -> None:
         self.fleet = fleet
@@ -44,6 +46,7 @@ class AdmissionControl:
         self.queues: dict[str, Queues] = {}
         self.traffic: dict[str, ModelTraffic] = {}
         self.running = dict.fromkeys(policy.classes, 0)
+        self.outages: dict[str, float] = {}
         self.draining = False
 
     # -- steps that move the state ------------------------------------------------------------------------------
@@ -59,6 +62,13 @@ class AdmissionControl:
             self.running.setdefault(name, 0)
         for name in [name for name, calls in self.running.items() if not calls and name not in policy.classes]:
             del self.running[name]
+
+    def looked_at(self, model: str, now: float) -> None:
+        """Note whether an outage of the model has begun or is over."""
+        if self._in_outage(model):
+            self.outages.setdefault(model, now)
+        elif self.outages:
+            self.outages.pop(model, None)
 
     def open(self, model: str, now: float) -> tuple[Queues, ModelTraffic]:
         """The queues and traffic of a model, from now on kept."""
@@ -149,27 +159,30 @@ class AdmissionControl:
         outlook = self.sidecars.outlook(call.model, now)
         if outlook is None and not engines and not self.sidecars.knows(call.model):
             return self.unknown(now)
-        if outlook is None or outlook.ready_in is None:
+        held = outlook is None and self.held_until(call.model, now) > now
+        if not held and (outlook is None or outlook.ready_in is None):
             return self._unserved(call, now, outlook, 0.0)
         largest = self._largest(call.model, engines)
         if call.cost > largest:
             return Refuse(reason=Reason.TOO_LARGE, largest=largest)
         large = call.cost > LARGE * largest
         if front:
-            return Wait(ticket=Ticket(call, now, exclude, large=large), outlook=outlook)
+            return Wait(ticket=Ticket(call, now, exclude, large=large), outlook=outlook, held=held)
         queues, traffic = self._of(call.model, now)
-        ready_in = outlook.ready_in
-        wait = ready_in + traffic.wait(queues, call, now, until=call.ttft_by, spare=largest)
-        times = foreseen_ttft(engines, call, now)
-        if self.rules.predict and breaks_a_promise(call, now + wait, *times):
-            foretold = Foretold(ready=ready_in, wait=wait - ready_in, ttft=times[0], tpot=times[2])
-            return Refuse(reason=Reason.NOT_READY, predicted=wait, foretold=foretold, outlook=outlook)
+        wait: float | None = None  # of an engine that is gone nobody knows when it is back
+        if outlook is not None and outlook.ready_in is not None:
+            ready_in = outlook.ready_in
+            wait = ready_in + traffic.wait(queues, call, now, until=call.ttft_by, spare=largest)
+            times = foreseen_ttft(engines, call, now)
+            if self.rules.predict and breaks_a_promise(call, now + wait, *times):
+                foretold = Foretold(ready=ready_in, wait=wait - ready_in, ttft=times[0], tpot=times[2])
+                return Refuse(reason=Reason.NOT_READY, predicted=wait, foretold=foretold, outlook=outlook)
         full = queues.room(call)
         victim = None if full is None else queues.victim(call)
         if full is not None and victim is None:
-            return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, outlook=outlook)
+            return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, outlook=outlook, held=held)
         ticket = Ticket(call, now, exclude, self._expires(call), large=large)
-        return Wait(ticket=ticket, predicted=wait, victim=victim, outlook=outlook)
+        return Wait(ticket=ticket, predicted=wait, victim=victim, outlook=outlook, held=held)
 
     def unknown(self, now: float) -> Refuse:
         """Of a model that neither an engine nor a sidecar has, as far as is known."""
@@ -229,7 +242,7 @@ class AdmissionControl:
     def _unserved(self, call: Call, now: float, outlook: Outlook | None, waited: float) -> Refuse:
         engines = self.fleet.serving(call.model)
         if outlook is None:
-            return Refuse(reason=Reason.NO_ENGINE, engines=engines)
+            return Refuse(reason=Reason.NO_ENGINE, engines=engines, waited=waited)
         if outlook.ready_in is None:
             return Refuse(
                 reason=Reason.UNAVAILABLE,
@@ -264,6 +277,24 @@ class AdmissionControl:
     def served(self, model: str) -> bool:
         """Whether an engine may be given calls for the model, if its breaker allows."""
         return any(engine.up and not engine.draining for engine in self.fleet.serving(model))
+
+    def held_until(self, model: str, now: float) -> float:
+        """When calls are given up that wait for an engine of the model to come back. Negative infinity: some engine may
+        be given calls, or none is expected back."""
+        if not self._in_outage(model):
+            return -math.inf
+        return self.outages.get(model, now) + self.rules.policy.routing.hold_unserved
+
+    def outage(self, model: str, now: float) -> float | None:
+        """Seconds for which no engine could be given calls for the model, and no sidecar can have it ready; None: one
+        may, or nobody is expected back."""
+        if not self._in_outage(model) or self.sidecars.outlook(model, now) is not None:
+            return None
+        return now - self.outages.get(model, now)
+
+    def _in_outage(self, model: str) -> bool:
+        """Whether no engine may be given calls for the model, and one is expected back."""
+        return not self.served(model) and any(not engine.leaving for engine in self.fleet.serving(model))
 
     def longest_wait(self, model: str, now: float) -> LongWait | None:
         """The class of a model whose calls wait longest: by the predicted wait of its last call, by how long its first

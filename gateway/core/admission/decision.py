@@ -44,6 +44,7 @@ UNSERVED = (
     Reason.DRAINING, Reason.OVERDUE, Reason.UNKNOWN_MODEL, Reason.NO_ENGINE, Reason.UNAVAILABLE, Reason.TOO_LARGE,
     Reason.NOT_READY, Reason.QUEUE_FULL,
 )  # fmt: skip
+HELD = tuple([reason for reason in UNSERVED if reason is not Reason.NOT_READY])  # nobody knows when it is back
 KEPT = frozenset({Reason.TOO_LATE, Reason.QUEUE_FULL, Reason.DISPLACED, Reason.SHED_LATE})  # they get a booking
 # Refusals that another engine would have spared a caller.
 WANT_OF_ROOM = KEPT | {Reason.MODE, Reason.NOT_READY, Reason.NO_ENGINE, Reason.UNAVAILABLE, Reason.EXPIRED}
@@ -67,7 +68,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """The call waits as `ticket`, which is in no queue yet. `predicted`: seconds until its turn.
 
     `booking`: the room that was kept for it. `victim`: who must leave the queue for it. `outlook`: how its model is
-    made ready, where no engine serves it now. `newcomer`: it asks for a share of what its class is served.
+    made ready, where no engine serves it now. `held`: no engine may be given calls for its model, and one is expected
+    back. `newcomer`: it asks for a share of what its class is served.
     """
 
     ticket: Ticket
@@ -75,11 +77,14 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     booking: Booking | None = None
     victim: Ticket | None = None
     outlook: Outlook | None = None
+    held: bool = False
     newcomer: bool = False
 
     @property
     def weighed(self) -> tuple[Reason, ...]:
         """The reasons that could have refused it, in order; none did."""
+        if self.held:
+            return HELD
         reasons = SERVED if self.outlook is None else UNSERVED
         return tuple([each for each in reasons if self.booking is None or each is not Reason.TOO_LATE])
 
@@ -97,6 +102,7 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     predicted: float | None = None
     booking: Booking | None = None
     outlook: Outlook | None = None
+    held: bool = False
     newcomer: bool = False
     foretold: Foretold = NOTHING
     largest: int = 0
@@ -111,6 +117,8 @@ class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def weighed(self) -> tuple[Reason, ...]:
         """The reasons that were weighed, in order: the last one refused it."""
+        if self.held:
+            return HELD
         for reasons in (SERVED, UNSERVED):
             if self.reason in reasons and (self.outlook is None or reasons is UNSERVED):
                 return reasons[: reasons.index(self.reason) + 1]

@@ -34,7 +34,7 @@ def refused(why: Refuse, call: Call, now: float, due_in: float | None = None) ->
         case Reason.UNKNOWN_MODEL:
             return unknown_model(call.model, why.engines, awaited=why.reports_awaited)
         case Reason.NO_ENGINE:
-            return no_engine(call.model, why.engines)
+            return no_engine(call.model, why.engines, why.waited)
         case Reason.UNAVAILABLE:
             return unavailable(call.model, why.words, why.retry_in, why=why.why)
         case Reason.TOO_LARGE:
@@ -125,15 +125,17 @@ def forbidden_model(call: Call) -> Refused:
     )
 
 
-def no_engine(model: str, engines: Sequence[Engine] = ()) -> Refused:
-    """`engines` serve the model, and none of them may be given calls."""
+def no_engine(model: str, engines: Sequence[Engine] = (), waited: float = 0.0) -> Refused:
+    """`engines` serve the model, and none of them may be given calls. `waited`: seconds that the call has for one."""
     up = [engine for engine in engines if engine.up]
     taken = [engine for engine in up if not engine.draining]
     failing = sum([engine.breaker.state is not BreakerState.CLOSED for engine in taken])
     counts = ((len(engines) - len(up), "down"), (len(up) - len(taken), "drained"), (failing, "failing"))
     states = ", ".join([f"{count} {state}" for count, state in counts if count])
     why = f" (of {len(engines)}: {states})" if states else ""
-    return Refused(Outcome.NO_ENGINE, f"No engine that serves {model!r} can be given calls now{why}.", retry_after=2.0)
+    held = f" This call has waited {_s(waited)} for one." if waited >= SHOWN else ""
+    message = f"No engine that serves {model!r} can be given calls now{why}.{held}"
+    return Refused(Outcome.NO_ENGINE, message, retry_after=2.0)
 
 
 def unavailable(model: str, message: str, retry_in: float | None, *, why: str) -> Refused:

@@ -120,6 +120,7 @@ class Engine:
         "hits",
         "id",
         "in_flight",
+        "leaving",
         "max_slots",
         "misses",
         "models",
@@ -168,6 +169,7 @@ class Engine:
         self.models: dict[str, ModelCard] = {}
         self.up = False
         self.draining = False
+        self.leaving = False  # it is forgotten once it has nothing left to do: nobody waits for it
         self.hits = self.misses = 0
         self.back_at = -math.inf
         self.checked_at = -math.inf

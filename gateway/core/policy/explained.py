@@ -46,6 +46,7 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
         ("shaping", _shaping(policy, name)),
         ("modes", _modes(policy, name)),
         ("engines", _engines(policy, model)),
+        ("all down", _all_down(policy)),
     )
     return "".join(
         f"{label if not index else '':{WIDTH}}{line}\n" for label, lines in sections for index, line in enumerate(lines)
@@ -213,3 +214,11 @@ def _engines(policy: Policy, model: str) -> Iterator[str]:
     if not engines:
         none = "none of fleet.engines serves it" if policy.fleet.engines else "the policy names none"
         yield f"{none}; those of --engine are not known here"
+
+
+def _all_down(policy: Policy) -> Iterator[str]:
+    hold = policy.routing.hold_unserved
+    if hold:
+        yield f"calls wait for an engine to come back, for {SECONDS.show(hold)} in all, within their targets; then 503"
+    else:
+        yield "refused with 503 at once"

@@ -80,6 +80,8 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     `affinity_ttl`: Time for which a prefix is believed to stay in an engine's cache.
     `imbalance`: No engine gets more load than this many times the mean of its peers, even for a cached prefix.
     `slow_start`: Time after which an engine that comes back gets its full share of calls; 0s: at once.
+    `hold_unserved`: Time after the loss of a model's last engine, down or drained, in which its calls wait for one to
+    come back, within their targets and the room of their queues. 0s: they are refused with 503 at once.
     `gateways`: Number of gateways that share these engines. With more than one, each call takes the better of two
     engines drawn at random, so that gateways do not all pick the same one.
     `cache_isolation`: Tenants' isolation in the engines' prefix caches. tenant: each tenant finds only its own prefixes
@@ -93,6 +95,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     affinity_ttl: Moment = 600.0
     imbalance: Annotated[Factor, Bounds(ge=1, le=1000)] = 1.5
     slow_start: Annotated[Seconds, Bounds(ge=0, le=3600)] = 30.0
+    hold_unserved: Annotated[Seconds, Bounds(ge=0, le=3600)] = 60.0
     gateways: Annotated[Count, Bounds(ge=1, le=1000)] = 1
     cache_isolation: Literal["tenant", "none"] = "tenant"
     cache_secret_file: FileName | None = None

@@ -110,11 +110,14 @@ class Shadow:
         engines: Sequence[Engine],
         now: float,
         arrival: Arrival | None = None,
+        outage: float | None = None,
     ) -> Verdict | None:
         """What the shadow thinks of a call that is parsed, estimated and classified by the enforced `snapshot`, and not
-        yet charged. `queues`, `traffic` and `engines` are those of its model, `arrival` is what `arrive` said. None: a
-        bug."""
-        return self.safely(self._judge, call, account, snapshot, headers, peer, queues, traffic, engines, now, arrival)
+        yet charged. `queues`, `traffic` and `engines` are those of its model, `arrival` is what `arrive` said,
+        `outage` since how many seconds none of its engines may be given calls. None: a bug."""
+        return self.safely(
+            self._judge, call, account, snapshot, headers, peer, queues, traffic, engines, now, arrival, outage
+        )
 
     def differences(self) -> dict[str, int]:
         """Decisions that differed, by kind."""
@@ -173,10 +176,13 @@ class Shadow:
         engines: Sequence[Engine],
         now: float,
         arrival: Arrival | None,
+        outage: float | None,
     ) -> Verdict:
         verdict = Verdict(self, call, self._mode_of(call.model, traffic, engines), engines, now)
         verdict.judge(snapshot, account, headers, peer, arrival)
         verdict.foresee(queues, traffic)
+        if outage is not None:
+            verdict.hold(snapshot, outage)
         return verdict
 
     def _arrive(self, account: Account, headers: Mapping[bytes, bytes], peer: str, now: float) -> Arrival:

@@ -51,7 +51,7 @@ NOT_OF_POLICY = frozenset({
 # What the client did: its request is not given back, as in Charge.
 OF_THE_CLIENT = frozenset({outcome for outcome, advice in STATUS.items() if advice.status < 500} | {Outcome.EXPIRED})
 LEFT_WAITING = frozenset({Outcome.CLIENT_GONE, Outcome.SLOW_CLIENT, Outcome.EXPIRED, Outcome.SHED})
-ADMITTED, PASSED, REFUSED = "admitted", "passed", "refused"
+ADMITTED, PASSED, REFUSED, HELD = "admitted", "passed", "refused", "held"
 COMPARED = (("equal", "equal"), ("less", "more"), ("more", "less"))  # by the sign of what the shadow has more
 
 # How a call was decided: the shadow's account in words, both classes, the sign of how much later the shadow's deadline
@@ -162,6 +162,14 @@ class Verdict:
                 self._behind = True
                 self._idle = any_idle(usable_of(self._engines, self._at), own)
                 self._ttft = self._least_ttft()
+
+    def hold(self, snapshot: Snapshot, outage: float) -> None:
+        """Whether each of the two lets the call wait for an engine to come back. `outage`: seconds so far."""
+        if self._refused == NONE:
+            theirs, own = [
+                HELD if outage < each.policy.routing.hold_unserved else REFUSED for each in (snapshot, self._snapshot)
+            ]
+            self._shadow.count("hold", theirs, own)
 
     def _hopeless(self) -> bool:
         if not self._snapshot.policy.deadlines.predict or self._idle:

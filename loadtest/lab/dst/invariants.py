@@ -47,6 +47,7 @@ class Invariants:
         self._refusable: set[str] = set()  # ids of calls that their model's mode refused as they entered
         self._pumped: dict[str, float] = {}
         self._fairness: dict[str, Fairness] = {}
+        self._unserved: dict[str, float] = {}  # models that calls wait for, since when without an engine or a sidecar
         self._settled = True  # no hold was taken since the books were compared, and no call ended
 
     def watch(self, gateway: Gateway) -> None:
@@ -88,6 +89,12 @@ class Invariants:
         idle = self._idle_for[call.request_id]
         if idle and refused.outcome is Outcome.HOPELESS:
             self._wrong(f"call {call.request_id} is refused by prediction though {idle} is idle: {refused.message}")
+        dispatch, now = self._dispatch, self._loop.time()
+        outlook = dispatch.sidecars.outlook(call.model, now)
+        if refused.outcome is Outcome.NO_ENGINE and outlook is None and self._restarts(call.model):
+            lasts = now - dispatch.control.outages[call.model]
+            if lasts < dispatch.policy.routing.hold_unserved:
+                self._wrong(f"call {call.request_id} does not wait for an engine that is gone for {lasts:.3f} s")
 
     def pushing(self, queues: Queues, ticket: Ticket, *, front: bool) -> None:
         self._fairness_of(ticket.call.model, queues).pushing(ticket, front=front)
@@ -147,6 +154,12 @@ class Invariants:
         closed = any(engine.breaker.state is BreakerState.CLOSED for engine in engines)
         return traffic is not None and closed and traffic.refuses(call) is not None
 
+    def _restarts(self, model: str) -> bool:
+        """Whether all its engines are out, and one may come back."""
+        engines = self._dispatch.fleet.serving(model)
+        out = not any(engine.up and not engine.draining for engine in engines)
+        return out and any(engine not in self._gateway.retired for engine in engines)
+
     def ended(self, request_id: str) -> None:
         """A call has its record: it may hold nothing any more."""
         self._ended.add(request_id)
@@ -175,7 +188,12 @@ class Invariants:
         engines, at = dispatch.fleet.serving(model), self._pumped[model]
         outlook = dispatch.sidecars.outlook(model, now)
         if not dispatch.control.served(model) and (outlook is None or outlook.ready_in is None):
-            self._wrong(f"{len(queues)} calls wait for {model}, which nobody has or can have")
+            lasts = now - self._unserved.setdefault(model, now)
+            hold = dispatch.policy.routing.hold_unserved
+            if not self._restarts(model) or outlook is not None or lasts > hold + SLACK or not hold:
+                self._wrong(f"{len(queues)} calls wait for {model}, which nobody has or can have, for {lasts:.3f} s")
+        else:
+            self._unserved.pop(model, None)
         if any(engine.breaker.state is not BreakerState.CLOSED for engine in engines):
             return
         held_up = False

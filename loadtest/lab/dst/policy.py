@@ -50,6 +50,7 @@ class Traits:
                 "block": 64,
                 "slow_start": rng.choice(("0s", "5s")),
                 "gateways": rng.choice((1, 1, 2)),
+                "hold_unserved": rng.choice(("0s", "1s", "60s")),
             },
             "retries": {"per_call": self.per_call, "at_least": rng.choice((0, 3, 20)), "budget": "20%"},
             "hedging": {"enabled": rng.random() < 0.3, "after": rng.choice(("250ms", "p90"))},

@@ -10,12 +10,12 @@ from msgspec import structs
 
 from gateway.core.admission import refusals
 from gateway.core.admission.admission import AdmissionControl
-from gateway.core.admission.decision import KEPT, SERVED, UNSERVED, Reason, Refuse, Wait
+from gateway.core.admission.decision import HELD, KEPT, SERVED, UNSERVED, Reason, Refuse, Wait
 from gateway.core.admission.mode import Mode
 from gateway.core.admission.queues import Ticket
 from gateway.core.engines.choice import Choice
 from gateway.core.engines.fleet import Engine, Fleet
-from gateway.core.policy.policy import Policy, TrafficClass
+from gateway.core.policy.policy import Policy, Routing, TrafficClass
 from gateway.core.policy.traffic import Deadlines, ModeRule, Modes, Threshold
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome
@@ -113,7 +113,7 @@ def test_reasons_are_weighed_in_their_order() -> None:
 
 
 def test_a_call_without_engines_is_weighed_by_what_sidecars_say() -> None:
-    made = control()
+    made = control(structs.replace(POLICY, routing=Routing(hold_unserved=0.0)))
     unknown = made.decide(call(model="x"), NOW, RNG)
     made.fleet.engines["e0"].down()
     down = made.decide(call(), NOW, RNG)
@@ -122,6 +122,44 @@ def test_a_call_without_engines_is_weighed_by_what_sidecars_say() -> None:
     assert (unknown.reason, unknown.weighed) == (Reason.UNKNOWN_MODEL, UNSERVED[:3])
     assert (down.reason, down.weighed, len(down.engines)) == (Reason.NO_ENGINE, UNSERVED[:4], 1)
     assert made.queues.keys() == {"m"}, "clients choose names of models: to ask keeps none"
+
+
+def test_a_call_whose_engines_are_all_down_waits_for_one_to_come_back() -> None:
+    made = control(engines=2)
+    made.fleet.engines["e0"].down()
+    made.fleet.engines["e1"].draining = True
+    assert (made.outage("m", NOW), made.outage("x", NOW)) == (0.0, None)
+    made.looked_at("m", NOW - 50.0)
+    assert made.outage("m", NOW) == 50.0
+    held = made.decide(call(700, ttft_by=NOW + 100.0), NOW, RNG)
+    assert isinstance(held, Wait)
+    assert (held.held, held.outlook, held.predicted, held.weighed) == (True, None, None, HELD)
+    assert held.ticket.expires == NOW + 60.0, "its own deadline"
+    moved = made.to_wait(call(), NOW, front=True)
+    assert isinstance(moved, Wait)
+    assert moved.held
+    large = made.decide(call(900), NOW, RNG)
+    assert isinstance(large, Refuse)
+    assert large.reason is Reason.TOO_LARGE
+    waiting(made)
+    full = made.decide(call(), NOW, RNG)
+    assert isinstance(full, Refuse)
+    assert (full.reason, full.weighed) == (Reason.QUEUE_FULL, HELD)
+    over = made.decide(call(class_name="batch"), NOW + 10.0, RNG)
+    assert isinstance(over, Refuse)
+    assert over.reason is Reason.NO_ENGINE, "the outage has lasted for 60 s"
+    made.fleet.engines["e1"].draining = False
+    made.looked_at("m", NOW + 10.0)
+    assert not made.outages
+
+
+def test_nobody_waits_for_an_engine_that_is_about_to_be_forgotten() -> None:
+    made = control()
+    made.fleet.engines["e0"].draining = made.fleet.engines["e0"].leaving = True
+    made.looked_at("m", NOW)
+    decision = made.decide(call(), NOW, RNG)
+    assert isinstance(decision, Refuse)
+    assert (decision.reason, made.outages) == (Reason.NO_ENGINE, {})
 
 
 def test_a_call_whose_model_is_made_ready_waits_for_it_if_that_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,7 @@ modes           tight     taken                                    from kv 85% o
                 closed    refused                                  never entered
 engines         http://10.0.0.11:8000, if it has the model
                 unix:///run/vllm/a.sock
+all down        calls wait for an engine to come back, for 1m in all, within their targets; then 503
 """
 
 ANONYMOUS = """\
@@ -108,6 +109,7 @@ modes           tight     refused                                  from kv 85% o
                 brownout  refused                                  from ttft 2x on
                 closed    refused                                  never entered
 engines         http://10.0.0.11:8000, if it has the model
+all down        calls wait for an engine to come back, for 1m in all, within their targets; then 503
 """
 
 

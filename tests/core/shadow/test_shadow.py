@@ -135,6 +135,27 @@ def test_the_same_policy_decides_the_same() -> None:
     assert world.shadow.counts()["outcome", "admitted", "admitted"] == 2
 
 
+def test_a_shadow_that_holds_no_call_for_an_engine_to_come_back_says_so() -> None:
+    world = World(OPEN, OPEN + "routing: {hold_unserved: 10s}")
+
+    def held(after: float, headers: Mapping[bytes, bytes] = {}) -> dict[str, tuple[str, str]]:
+        before, call = world.shadow.counts(), a_call(prompt_tokens=100)
+        engines = world.fleet.serving(call.model)
+        world.shadow.judge(
+            call, world.snapshot.tenants.identify(headers, "127.0.0.1"), world.snapshot, headers, "127.0.0.1",
+            None, None, engines, call.arrived, None, after,
+        )  # fmt: skip
+        assert not world.failures, world.failures
+        return world.added(before)
+
+    assert held(9.0) == {"hold": ("held", "held")}
+    assert held(10.0) == {"hold": ("held", "refused")}
+    assert held(60.0) == {"hold": ("refused", "refused")}
+    strict = World(OPEN, ACME)
+    world = strict
+    assert held(9.0) == {}, "the shadow has refused it before"
+
+
 ONLY = OPEN + "classes: {default: {%s}}"
 CASES: list[tuple[str, dict[str, Any], dict[str, tuple[str, str]]]] = [
     (ACME, {}, {"account": ("passed", "refused"), "outcome": ("admitted", "unauthorized")}),
