@@ -50,7 +50,6 @@ class Traits:
                 "block": 64,
                 "slow_start": rng.choice(("0s", "5s")),
                 "gateways": rng.choice((1, 1, 2)),
-                "hold_unserved": rng.choice(("0s", "1s", "60s")),
             },
             "retries": {"per_call": self.per_call, "at_least": rng.choice((0, 3, 20)), "budget": "20%"},
             "hedging": {"enabled": rng.random() < 0.3, "after": rng.choice(("250ms", "p90"))},
@@ -71,6 +70,7 @@ class Traits:
         elif rng.random() < 0.4:
             tree["modes"] = self._modes()
         tree["batching"] = {kind: rng.choice((None, self._merge())) for kind in ("embeddings", "rerank")}
+        tree["routing"]["hold_unserved"] = rng.choice(("0s", "1s", "60s"))
         return msgspec.json.encode(tree).decode()
 
     def _limits(self) -> dict[str, Any]:
