@@ -52,6 +52,11 @@ class LocalGrant:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def priority(self) -> int:
+        """Rank of the call's class, the most important being 0, if its engine goes by priorities; else 0."""
+        return self._dispatch.control.rules.rank.get(self.call.class_name, 0) if self.engine.priorities else 0
+
     # -- an answer ----------------------------------------------------------------------------------------------
 
     def first_byte(self, now: float) -> None:

@@ -323,7 +323,8 @@ class Judgement(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 class GrantTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=36):
     """The call may use an engine. `epoch`: the decider's. `shaped`: its new output limit; 0: none. `second`: it is for
-    a second attempt. `hedge_after`: seconds; None: never. `woken`: seconds that it waited for its model."""
+    a second attempt. `hedge_after`: seconds; None: never. `woken`: seconds that it waited for its model.
+    `priority`: what the engine is told."""
 
     number: Number
     turn: Count
@@ -345,6 +346,7 @@ class GrantTerms(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc
     lines: bytes
     second: bool = False
     woken: float = 0.0
+    priority: Count = 0
 
 
 class RefusedCall(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=37):

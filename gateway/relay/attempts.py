@@ -19,6 +19,7 @@ from gateway.core.admission.shaping import shape_body
 from gateway.core.engines.breaker import Ending, ending_of
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
+from gateway.core.request.engine_priority import with_priority
 from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
 from gateway.upstream.client import Client, EngineError, Reply
@@ -95,6 +96,8 @@ class Attempts:
             call.sent_at = now
         record.engine = engine.id
         body = shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
+        if grant.priority:
+            headers, body = with_priority(headers, body, call.route, grant.priority)
         timeout = min(patience(call, engine, self.policy), call.deadline - now)
         return self.clients[engine.id].send(b"POST", path, headers, body, timeout=timeout)
 

@@ -347,6 +347,7 @@ class Gateway:
     def _open(self, engine: Engine, member: Member) -> None:
         """It may be given calls for what it serves."""
         engine.expect_sizes(member.kv_tokens, member.max_concurrency)
+        engine.priorities = member.priorities
         if not engine.models.keys() >= set(member.served):
             context = member.context_length or None
             self.fleet.has_models(engine, [ModelCard(id=name, max_model_len=context) for name in member.served])

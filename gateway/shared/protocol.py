@@ -56,7 +56,8 @@ class GPUReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """One profile. `model` is the name that callers use. `aliases`: other names that they may use for it. `adapters`:
-    names of LoRA adapters, which the engine serves as models beside it.
+    names of LoRA adapters, which the engine serves as models beside it. `priorities`: its engine runs vLLM's priority
+    scheduling.
 
     `url` is of its engine, empty while there is none. `ready_in`: seconds until it could serve, were it wanted now: 0
     for one that runs, None for one that cannot be had, and then `why` says so in a word (`no_memory`, `error`, `off`)
@@ -86,6 +87,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     adapters: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     gpus: Annotated[tuple[Count, ...], Meta(max_length=64)] = ()
     held: Size = 0
+    priorities: bool = False
 
     @property
     def served(self) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int | None = None  # on each GPU
     context_length: int | None = None
     max_concurrency: int | None = None
+    priorities: bool = False  # it was started with vLLM's priority scheduling
     canary: Completion | None = None
 
 

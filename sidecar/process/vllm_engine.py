@@ -144,6 +144,7 @@ class VllmEngine:
             kv_bytes=_kv_bytes(self.lines(LINES)),
             context_length=served.get(self._api.served_name),
             max_concurrency=most if isinstance(most, int) and most > 0 else None,
+            priorities=profile.flags.get("scheduling-policy") == "priority",
             canary=canary,
         )
 

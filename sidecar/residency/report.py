@@ -60,6 +60,7 @@ def model_report(
         kv_tokens=told.kv_tokens,
         context_length=told.context_length,
         max_concurrency=told.max_concurrency,
+        priorities=told.priorities,
         sleep_level=entry.level if life.state is SLEEPING else 0,
         last_error=(entry.unusable or life.last_error)[:LONGEST],
         copy=entry.copy,

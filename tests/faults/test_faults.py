@@ -299,6 +299,23 @@ def test_calls_wait_for_an_engine_that_restarts() -> None:
     scenario(["good"], body)
 
 
+def test_only_an_engine_that_goes_by_priorities_is_told_them_and_no_client_may() -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        told = []
+        for priorities in (False, True):
+            (engine,) = gateway.fleet
+            engine.priorities = priorities
+            for name in (b"interactive", b"batch"):
+                asked = request().replace(b"content-type", b"x-weir-class: " + name + b"\r\ncontent-type", 1)
+                assert (await ask(port_of(gateway), asked)).status == 200
+                told.append(json.loads(engines[0].requests[-1]).get("priority"))
+        assert told == [None, None, None, 3]
+        refused = await ask(port_of(gateway), request(priority=0))
+        assert (refused.status, error(refused)["param"]) == (400, "priority")
+
+    scenario(["good"], body)
+
+
 def test_a_refused_connection_takes_the_engine_out_at_once() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         engines[0].stop()

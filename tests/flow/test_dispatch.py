@@ -272,6 +272,19 @@ def test_when_the_last_engine_goes_down_those_who_wait_are_told() -> None:
     virtual(scenario, policy=NOT_HELD)
 
 
+def test_a_grant_tells_the_rank_of_its_class_to_an_engine_that_goes_by_priorities() -> None:
+    async def scenario(world: World) -> None:
+        for priorities, expected in ((False, [0, 0, 0]), (True, [0, 1, 2])):
+            world.engine().priorities = priorities
+            found = []
+            for name in POLICY.classes:
+                with await world.dispatch.ask(world.call(100, name)) as grant:
+                    found.append(grant.priority)
+            assert found == expected
+
+    virtual(scenario)
+
+
 def out(world: World, *, up: bool = False) -> None:
     """All engines are down, or back."""
     for engine in world.fleet:

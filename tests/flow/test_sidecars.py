@@ -661,9 +661,10 @@ def test_a_silent_sidecar_is_forgotten_one_day_and_so_are_its_dead_engines() -> 
 def test_what_its_sidecar_says_of_an_engine_is_believed_until_it_tells_itself() -> None:
     async def scenario(world: World) -> None:
         sidecar = world.sidecar()
-        sidecar.say("p", kv_tokens=5000, max_concurrency=7)
+        sidecar.say("p", kv_tokens=5000, max_concurrency=7, priorities=True)
         sidecar.running("p")
         (engine,) = world.gateway.fleet
+        assert engine.priorities
         assert (engine.capacity, engine.slots, engine.up) == (5000, 7, True)
         assert world.gateway.fleet.context("m") == 4096
         sidecar.say("p", kv_tokens=6000)

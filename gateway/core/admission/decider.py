@@ -57,7 +57,8 @@ class GrantedHold(Protocol):
 class Grant(Protocol):
     """Permission to use one engine, until it is left or closed. Its engine changes only before the first byte.
 
-    `cached`: prompt tokens that the engine has probably cached. `ending`: what the attempt says of its engine; the
+    `cached`: prompt tokens that the engine has probably cached. `priority`: what the engine is told, lower goes first;
+    0: nothing. `ending`: what the attempt says of its engine; the
     decider reads it when the grant is closed.
     """
 
@@ -69,6 +70,8 @@ class Grant(Protocol):
     def hold(self) -> GrantedHold: ...
     @property
     def cached(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...

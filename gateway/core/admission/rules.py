@@ -8,14 +8,15 @@ from gateway.core.policy.policy import Policy
 
 
 class AdmissionRules:
-    """`order`: the classes, most important first. `limited`: how many calls of a class may run. `weights`: tenants'
-    shares within a class. `predict` and `shed_late` are the policy's."""
+    """`order`: the classes, most important first; `rank`: the place of each in it. `limited`: how many calls of a class
+    may run. `weights`: tenants' shares within a class. `predict` and `shed_late` are the policy's."""
 
-    __slots__ = ("bounds", "limited", "order", "policy", "predict", "shaping", "shed_late", "weights")
+    __slots__ = ("bounds", "limited", "order", "policy", "predict", "rank", "shaping", "shed_late", "weights")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.order = tuple(policy.classes)
+        self.rank = {name: place for place, name in enumerate(self.order)}
         self.bounds = QueueBounds(policy.classes)
         self.shaping = Shaping(policy)
         self.limited = {

@@ -132,6 +132,7 @@ class Engine:
         "prefill_queued",
         "prefill_rate",
         "prefixes",
+        "priorities",
         "reserves",
         "sample",
         "sampled_at",
@@ -161,6 +162,7 @@ class Engine:
         self.name = self.number = "engine"  # for clients; its fleet numbers it
         self.url = url
         self.policy = policy
+        self.priorities = False  # it runs vLLM's priority scheduling: calls are sent with the rank of their class
         self.fixed_capacity = capacity is not None
         self.capacity = capacity or policy.budget.capacity
         self.max_slots = max_concurrency
@@ -218,6 +220,7 @@ class Engine:
             self.slots = entry.max_concurrency
         self.only_models = frozenset(entry.models)
         self.name = entry.name or self.number
+        self.priorities = entry.scheduling_policy == "priority"
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"

@@ -45,7 +45,7 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
         ("over a limit", _refusal(policy.tenants[tenant])),
         ("shaping", _shaping(policy, name)),
         ("modes", _modes(policy, name)),
-        ("engines", _engines(policy, model)),
+        ("engines", _engines(policy, model, name)),
         ("all down", _all_down(policy)),
     )
     return "".join(
@@ -207,10 +207,12 @@ def _entered(rule: ModeRule) -> str:
     return f"from {' or '.join(signals)} on" if signals else "never entered"
 
 
-def _engines(policy: Policy, model: str) -> Iterator[str]:
+def _engines(policy: Policy, model: str, name: str) -> Iterator[str]:
     engines = [engine for engine in policy.fleet.engines if not engine.models or model in engine.models]
+    rank = list(policy.classes).index(name)
     for engine in engines:
-        yield f"{engine.url}{'' if engine.models else ', if it has the model'}"
+        priority = f", with priority {rank} (0 goes first)" if engine.scheduling_policy == "priority" else ""
+        yield f"{engine.url}{'' if engine.models else ', if it has the model'}{priority}"
     if not engines:
         none = "none of fleet.engines serves it" if policy.fleet.engines else "the policy names none"
         yield f"{none}; those of --engine are not known here"

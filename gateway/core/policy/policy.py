@@ -186,6 +186,8 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     `api_key_file`: File with the engine's --api-key, alone in it. Its path is relative to this file.
     `capacity`: KV-cache tokens of the engine; null: as it reports.
     `max_concurrency`: Calls on the engine at once; null: learned.
+    `scheduling_policy`: The engine's --scheduling-policy. priority: calls are sent to it with the place of their class
+    in `classes` as their priority, so that it runs and preempts in that order. An engine that runs fcfs refuses that.
     `kv_events`: Address at which the engine publishes events of its prefix cache (vLLM's --kv-events-config); null: it
     publishes none.
     """
@@ -196,6 +198,7 @@ class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: FileName | None = None
     capacity: Positive | None = None
     max_concurrency: Positive | None = None
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     kv_events: EventsUrl | None = None
 
 

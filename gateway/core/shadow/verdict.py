@@ -200,6 +200,10 @@ class Verdict:
         booked = ticket is not None and ticket.since < ticket.pushed_at  # its place was promised: no wait is predicted
         self._compare(NONE, NONE, ADMITTED, waits=ticket is not None, predicted=not booked)
         call, own, rules = self._call, self._own, self._rules
+        if engine.priorities:
+            theirs = list(engine.policy.classes).index(call.class_name)
+            ours = rules.rank[own.class_name]
+            self._shadow.count("priority", *COMPARED[(ours > theirs) - (ours < theirs)])
         if self._refused != NONE or not call.route.generates:
             return
         given = own.asked

@@ -24,7 +24,8 @@ FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds of exponential backoff while a si
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that a sidecar adds to the fleet, and the names that it serves. `open`: it may get calls.
+    """An engine that a sidecar adds to the fleet, and the names that it serves. `open`: it may get calls. `priorities`:
+    it runs vLLM's priority scheduling.
 
     `kv_tokens`: tokens of KV cache. `context_length`: tokens. `max_concurrency`: calls at once. The sizes are hints,
     None where the sidecar does not know them.
@@ -39,6 +40,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int | None
     context_length: int | None
     max_concurrency: int | None
+    priorities: bool = False
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +166,7 @@ def members_of(report: CapacityReport) -> Iterator[Member]:
                 kv_tokens=model.kv_tokens,
                 context_length=model.context_length,
                 max_concurrency=model.max_concurrency,
+                priorities=model.priorities,
             )
 
 

@@ -58,6 +58,7 @@ class ServedCall:
             b"" if self.admission is None else self.admission.headers(now),
             grant is self.second,
             call.woken,
+            grant.priority,
         )
 
     def ended(self, end: CallEnd) -> None:

@@ -16,6 +16,7 @@ from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.shaping import shape_body
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
+from gateway.core.request.engine_priority import with_priority
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.core.request.settlement import possible_output
@@ -191,7 +192,7 @@ def _answer(
     now: float,
 ) -> None:
     """The grant, as the proxy is told it: 200 with the body for the engine, or 204 where that is the client's own."""
-    own = live.unchanged and not call.shaped
+    own = live.unchanged and not call.shaped and not grant.priority
     body = b"" if own else shape_body(call.body, call.route.kind, call.shaped) if call.shaped else call.body
     content_type = request.fields.get(b"content-type", b"application/json")
     left = call.deadline - now
@@ -201,6 +202,8 @@ def _answer(
     if call.stream and call.route.usage_option and not call.wants_usage:
         lines += b"x-weir-hide-usage: true\r\n"
     to_engine = engine_lines(request, call, live.record)
+    if grant.priority:
+        to_engine, body = with_priority(to_engine, body, call.route, grant.priority)
     if upstream.key is not None:
         to_engine += b"authorization: Bearer %b\r\n" % upstream.key.encode()
     lines += b"".join([TO_ENGINE + line for line in to_engine.splitlines(keepends=True)])

@@ -69,6 +69,10 @@ class RemoteGrant:
         call.predicted_wait = terms.predicted_wait
         call.woken = terms.woken
 
+    @property
+    def priority(self) -> int:
+        return self.terms.priority
+
     def __enter__(self) -> RemoteGrant:
         return self
 

@@ -433,12 +433,15 @@ def test_a_new_policy_changes_the_rules_and_keeps_what_is_held() -> None:
 
 def test_what_the_policy_says_of_an_engine_and_what_it_says_no_longer() -> None:
     e = engine(capacity=None)
-    e.go_by(EngineEntry(url="http://e", capacity=5000, max_concurrency=4, models=("m",)))
+    entry = EngineEntry(url="http://e", capacity=5000, max_concurrency=4, models=("m",), scheduling_policy="priority")
+    e.go_by(entry)
     assert (e.capacity, e.slots, e.max_slots, e.only_models) == (5000, 4, 4, frozenset({"m"}))
+    assert e.priorities
     e.sampled(sample(running=8, waiting=9, capacity_tokens=7000), 1.0)
     assert (e.capacity, e.slots) == (5000, 4), "what is fixed is not learned"
     e.go_by(EngineEntry(url="http://e"))
     assert (e.capacity, e.slots, e.max_slots, e.only_models) == (7000, 4, None, frozenset())
+    assert not e.priorities
     e.sampled(sample(running=8, waiting=9, capacity_tokens=7000), 2.0)
     assert e.slots == 10, "learned from there"
 

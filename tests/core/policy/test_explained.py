@@ -10,7 +10,7 @@ from gateway.core.admission.mode import Mode, ModelMode
 from gateway.core.admission.shaping import cap
 from gateway.core.policy.explained import NOTHING, class_of, explain_call
 from gateway.core.policy.file import decode
-from gateway.core.policy.policy import Policy
+from gateway.core.policy.policy import EngineEntry, FleetPolicy, Policy, Routing
 from gateway.core.request.call import CallSettings
 from gateway.core.request.classes import ClassRules, classify
 from gateway.core.request.parser import parse
@@ -158,6 +158,19 @@ def test_a_call_that_asks_for_nothing() -> None:
                 "room            256 calls may wait for a model",
                 "shaping         max_tokens as asked for, always",
                 "engines         the policy names none; those of --engine are not known here",
+            ],
+        ),
+        (
+            Policy(
+                fleet=FleetPolicy(engines=(EngineEntry(url="http://e:1", scheduling_policy="priority"),)),
+                routing=Routing(hold_unserved=0.0),
+            ),
+            "anonymous",
+            "batch",
+            "llama",
+            [
+                "engines         http://e:1, if it has the model, with priority 3 (0 goes first)",
+                "all down        refused with 503 at once",
             ],
         ),
         (

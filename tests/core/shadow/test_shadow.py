@@ -135,6 +135,14 @@ def test_the_same_policy_decides_the_same() -> None:
     assert world.shadow.counts()["outcome", "admitted", "admitted"] == 2
 
 
+def test_a_shadow_with_another_order_of_classes_tells_engines_other_priorities() -> None:
+    world = World(OPEN, OPEN + "classes: {default: {}, interactive: {}, batch: {}}")
+    world.engine.priorities = True
+    interactive = {"headers": {b"x-weir-class": b"interactive"}, "asked_class": "interactive"}
+    assert world.differ()["priority"] == ("more", "less")
+    assert world.differ(**interactive)["priority"] == ("less", "more")
+
+
 def test_a_shadow_that_holds_no_call_for_an_engine_to_come_back_says_so() -> None:
     world = World(OPEN, OPEN + "routing: {hold_unserved: 10s}")
 

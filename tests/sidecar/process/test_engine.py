@@ -173,7 +173,8 @@ def test_the_life_of_an_engine(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         variables = {"WEIR_SIMULATED_GPUS": str(folder), "WEIR_SIMULATED_SPEED": "50"}
-        models = "m: {model_path: x, gpu_memory: 30%, served_name: some/Model, flags: {max-num-seqs: 64}}"
+        flags = "{max-num-seqs: 64, scheduling-policy: priority}"
+        models = f"m: {{model_path: x, gpu_memory: 30%, served_name: some/Model, flags: {flags}}}"
         box = Box(tmp_path, "{simulated: h100-8b}", models=models, pool=f"unix:{tmp_path}/s", variables=variables)
         engines: Engines = box.engines
         size = await engines.size("m", 80 * GIB, 1)
@@ -185,6 +186,7 @@ def test_the_life_of_an_engine(tmp_path: Path) -> None:
 
         told = await engine.ready()
         assert (told.max_concurrency, engine.gpus, engine.url) == (64, (0,), f"unix://{tmp_path}/s/m.sock")
+        assert told.priorities
         assert told.kv_tokens
         assert told.context_length
         assert told.canary is not None

@@ -1,0 +1,43 @@
+"""Order in which an engine that runs one sequence at a time answers, where the gateway tells it of priorities."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import yaml
+
+from loadtest.processes import Gateway, until
+from tests.e2e.children import post
+
+BATCH = 4  # calls that are there first
+
+
+def policy(folder: Path, url: str, scheduling_policy: str) -> Path:
+    """A policy whose one engine runs by `scheduling_policy`; no call waits in the gateway."""
+    entry = {"url": url, "scheduling_policy": scheduling_policy}
+    tree = {"version": 1, "fleet": {"poll": "100ms", "health": "100ms", "engines": [entry]}}
+    tree["classes"] = {name: {"deadline": "120s"} for name in ("interactive", "default", "batch")}
+    path = folder / "policy.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+def answered(gateway: Gateway, model: str, max_tokens: int) -> list[tuple[str, int]]:
+    """The class and the status of each call, in the order of their answers: BATCH of batch, then an interactive one."""
+    ended: list[tuple[str, int]] = []
+
+    def ask(name: str, tokens: int) -> None:
+        body = {"model": model, "prompt": f"{name} call", "max_tokens": tokens, "ignore_eos": True}
+        status, _, _ = post(f"{gateway.url}/v1/completions", body, **{"x-weir-class": name})
+        ended.append((name, status))
+
+    calls = [threading.Thread(target=ask, args=("batch", max_tokens)) for _ in range(BATCH)]
+    for call in calls:
+        call.start()
+    assert until(lambda: sum(each["in_flight"] for each in gateway.fleet()["engines"]) == BATCH, 10.0) is not None
+    calls.append(threading.Thread(target=ask, args=("interactive", 4)))
+    calls[-1].start()
+    for call in calls:
+        call.join(120.0)
+    return ended
