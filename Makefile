@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console console-pictures bench-overhead bench-scale instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -52,7 +52,7 @@ fast: $(STAMP)
 test: check slow coverage ## everything a machine without a GPU can prove
 
 slow: $(STAMP)
-	$(PYTEST) -m 'slow and not vllm and not ray and not console'
+	$(PYTEST) -m 'slow and not vllm and not ray and not console and not clients'
 
 # Of the cores alone: they are where every branch is a decision, and few of their tests need sockets.
 coverage: $(STAMP)
@@ -95,6 +95,15 @@ test-console: $(STAMP) ## the console in a real Chromium: accessibility, hostile
 	@"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,console]'
 	@$(BIN)/python -m tests.console.install
 	$(PYTEST) -s -m console tests/console
+
+# Their packages lie outside the tree, in the versions that tests/clients pins.
+clients: $(STAMP) ## packages that people call a gateway with, ten of them, each through a real one; two minutes
+	@$(BIN)/python -m tests.clients.install
+	WEIR_REQUIRE_CLIENTS=1 $(PYTEST) -m clients tests/clients
+
+clients-table: $(STAMP) ## the same, and the table of docs/clients.md is written by what was seen
+	@$(BIN)/python -m tests.clients.install
+	WEIR_REQUIRE_CLIENTS=1 WEIR_WRITE_CLIENTS=1 $(PYTEST) -m clients tests/clients
 
 console-pictures: $(STAMP) ## write the pictures of docs/console.md again, by the tests that `make test-console` has prepared
 	WEIR_WRITE_PICTURES=1 $(PYTEST) -m console tests/console/test_views.py -k pictures

@@ -19,6 +19,7 @@ from gateway.relay.wire.server import Responder
 from gateway.upstream.client import EngineError, Reply
 
 ERROR_BODY_AT_MOST = 256 * 1024
+NO_SUCH_ROUTE = (404, 405)  # what servers answer that do not count tokens
 
 
 class Relay:
@@ -55,7 +56,10 @@ class Relay:
         """Relay to the end of the answer, whichever way it ends. Cancellation leaves the reply to its owner."""
         reply, responder, usage = self._reply, self._responder, self.usage
         if reply.status >= 400:
-            await self._pass_error()
+            if self._call.route.counts and reply.status in NO_SUCH_ROUTE:
+                self._estimate()
+            else:
+                await self._pass_error()
             return
         if reply.complete and isinstance(usage, JSONUsage):  # the common short answer: one write, no future
             parts: list[bytes] = []
@@ -142,6 +146,13 @@ class Relay:
             responder.end(close=True)
         else:
             responder.abort()
+
+    def _estimate(self) -> None:
+        """The gateway's own estimate of the prompt's tokens, in place of an engine's count."""
+        self.status = 200
+        body = b'{"input_tokens":%d}' % self._call.prompt_tokens
+        self._responder.send(200, self._headers + b"x-weir-estimated: true\r\n", body)
+        self.outcome = Outcome.OK
 
     async def _pass_error(self) -> None:
         """An engine's own error, in the one form our callers know. Raises Refused."""

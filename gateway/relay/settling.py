@@ -84,6 +84,10 @@ def settle(
     elif answer.outcome is not Outcome.OK and answer.status < 400:
         grant.ending = Ending.NEUTRAL  # the client left
     usage = answer.usage
+    if call.route.counts:
+        record.prompt_tokens = 0
+        admission.settle(0, now)
+        return
     if not (answer.told if call.stream else usage.prompt_tokens is not None):
         record.completion_tokens = 0 if answer.status >= 400 else _written(call, grant, answer, heard_at, record, now)
         admission.settle(call.prompt_tokens + record.completion_tokens, now)

@@ -32,6 +32,7 @@ MOST_OUTPUT = 4096
 WORDS: tuple[bytes, ...] = tuple(
     f" {first}{vowel}{last}".encode() for first in "bdfgklmnprstvwyz" for vowel in "aeio" for last in "nrst"
 )
+PLAIN = frozenset(WORDS)  # they need no escapes in JSON; words of structured answers may
 GARBAGE = b" #!~"  # what weights that were never written say
 _LENGTHS: tuple[int, ...] = tuple(
     min(MOST_OUTPUT, max(1, round(MEDIAN_OUTPUT * math.exp(SIGMA_OUTPUT * NormalDist().inv_cdf((step + 0.5) / 1024)))))

@@ -643,6 +643,14 @@ def test_bad_responses(more: dict[str, Any], param: str) -> None:
     assert refusal({"model": "m", **more}, "/v1/responses").param == param
 
 
+def test_tokens_of_messages_are_counted_without_a_limit_of_the_answer() -> None:
+    body = {"model": "m", "system": "be", **CHAT, "tools": []}
+    made = call(body, "/v1/messages/count_tokens")
+    assert (made.ascii_bytes, made.output_tokens, made.prefix) == (len("[]\0be\0user\0hi"), 0, ())
+    assert json.loads(made.body) == body
+    assert refusal({"model": "m"}, "/v1/messages/count_tokens").param == "messages"
+
+
 def test_messages() -> None:
     body = {"model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "be"}], **CHAT, "tools": [], "n": 0}
     made = call(body, "/v1/messages")

@@ -62,6 +62,22 @@ def test_a_tool_is_called(client: anthropic.Anthropic, choice: Any) -> None:
         )
 
 
+def test_a_structured_answer_is_of_its_schema(client: anthropic.Anthropic) -> None:
+    shape: Any = {"format": {"type": "json_schema", "schema": TOOL["input_schema"]}}
+    whole = client.messages.create(model="m", messages=HELLO, max_tokens=50, output_config=shape)
+    assert text_of(whole) == '{"city":"ban"}'
+    with client.messages.stream(model="m", messages=HELLO, max_tokens=50, output_config=shape) as stream:
+        assert text_of(stream.get_final_message()) == text_of(whole)
+
+
+def test_tokens_are_counted_as_a_call_reads_them(client: anthropic.Anthropic) -> None:
+    asked: Any = {"model": "m", "messages": HELLO, "system": "Be kind.", "tools": [TOOL]}
+    counted = client.messages.count_tokens(**asked)
+    assert counted.input_tokens == client.messages.create(max_tokens=1, **asked).usage.input_tokens
+    with pytest.raises(anthropic.NotFoundError, match="The model `gone` does not exist"):
+        client.messages.count_tokens(model="gone", messages=HELLO)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [

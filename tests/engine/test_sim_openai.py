@@ -138,6 +138,11 @@ def test_a_structured_answer_is_of_its_class(client: openai.OpenAI, route: str) 
     assert (person.age, person.tags, person.kind, person.home.zip) == (18, ["ban", "ban"], "adult", 1)
 
 
+def test_a_structured_answer_is_valid_json_in_a_stream_too(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model="m", messages=HELLO, response_format=Person) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed is not None
+
+
 def test_json_and_choices_of_vllm_are_kept_to(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="m", messages=HELLO, response_format={"type": "json_object"})
     assert json.loads(answer.choices[0].message.content or "") == {"answer": "ban"}

@@ -174,6 +174,25 @@ def test_an_engines_own_error_passes_through_once(status: str) -> None:
     scenario([status, status], body)
 
 
+@pytest.mark.parametrize(("status", "estimated"), [("404", True), ("405", True), ("400", False)])
+def test_tokens_that_no_engine_counts_are_estimated_and_the_header_says_so(status: str, estimated: bool) -> None:
+    async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
+        records: list[Record] = []
+        gateway.pipeline.observe = records.append
+        asked = request().replace(b"/v1/chat/completions", b"/v1/messages/count_tokens")
+        answer = await ask(port_of(gateway), asked)
+        assert answer.status == (200 if estimated else 400)
+        assert answer.headers.get("x-weir-estimated") == ("true" if estimated else None)
+        await settled(gateway)
+        (record,) = records
+        assert record.prompt_tokens == 0, "nothing was read into a cache"
+        if estimated:
+            assert json.loads(answer.body) == {"input_tokens": record.estimated_prompt_tokens}
+        assert engines[0].heads[0].startswith(b"POST /v1/messages/count_tokens ")
+
+    scenario([status], body)
+
+
 def test_an_engines_failure_is_in_its_own_words_for_the_log_alone() -> None:
     async def body(gateway: Gateway, engines: list[ScriptedEngine]) -> None:
         records: list[Record] = []

@@ -16,6 +16,21 @@ OLLAMA = {
     b"/api/ps": "/v1/models",
     b"/api/show": "/v1/models",
 }
+_WHOLE = "/v1/chat/completions, /v1/responses and /v1/messages take it whole"
+INSTEAD = {  # the beginning of a path of OpenAI's or Anthropic's API that is not offered, and what there is
+    b"/v1/responses/": (
+        "No response is stored here, so none can be fetched, continued, cancelled or deleted: POST /v1/responses "
+        "answers in the call itself, whole or as a stream, and closing its connection cancels it"
+    ),
+    b"/v1/audio/speech": "Of audio there are /v1/audio/transcriptions and /v1/audio/translations: nothing here speaks",
+    b"/v1/images": "Nothing here makes images; /v1/chat/completions, /v1/responses and /v1/messages read them",
+    b"/v1/videos": "Nothing here makes videos; /v1/chat/completions reads them where the model does",
+    b"/v1/realtime": "There are no sessions of speech; /v1/audio/transcriptions takes a recording, and streams",
+    b"/v1/moderations": "/classify asks a classifier, where an engine serves one",
+    b"/v1/assistants": f"No conversation is stored here: {_WHOLE}",
+    b"/v1/threads": f"No conversation is stored here: {_WHOLE}",
+    b"/v1/conversations": f"No conversation is stored here: {_WHOLE}",
+}
 ALL_PATHS = ", ".join(row.path for row in ROUTES.values())
 
 
@@ -40,6 +55,9 @@ def _hint(path: bytes) -> str:
         return f"Did you mean {within.decode('latin-1')[:SHOWN]}? The client's base URL has /v1 twice"
     if route_of(b"/v1" + path) is not None:
         return f"Did you mean /v1{path.decode('latin-1')[:SHOWN]}? The client's base URL has to end in /v1"
+    for beginning, instead in INSTEAD.items():
+        if path.startswith(beginning):
+            return instead
     if path in CONTROL:
         return "It is a path of the control port, whose address the gateway prints when it starts"
     return f"This gateway answers {ALL_PATHS}"

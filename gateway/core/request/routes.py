@@ -23,6 +23,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     cached: bool = True  # engines keep its prompt in their prefix caches, and take a cache salt
     merges: bool = False  # several calls may share one request to an engine
     pairs: bool = False  # the engine reads its query once for each document
+    counts: bool = False  # the engine only counts tokens: it reads none into its KV cache, and none are used up
     continues: bool = False  # it may continue an earlier answer that is not in its body
     usage_option: bool = False  # its streams report usage only where `stream_options` asks for that
     last_event: bytes = b""  # in the last event of its streams; empty: they end with [DONE]
@@ -45,6 +46,7 @@ def _routes() -> dict[bytes, Route]:
         ),
         Route(path="/v1/responses", kind="response", generates=True, continues=True),
         Route(path="/v1/messages", kind="message", generates=True, last_event=b'"message_stop"'),
+        Route(path="/v1/messages/count_tokens", kind="message", counts=True, cached=False),
         Route(path="/v1/embeddings", kind="embedding", merges=True),
         Route(path="/v1/rerank", kind="rerank", merges=True, pairs=True),
         Route(path="/rerank", kind="rerank", merges=True, pairs=True),

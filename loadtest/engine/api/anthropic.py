@@ -15,6 +15,7 @@ from loadtest.engine.api import tools
 from loadtest.engine.api.checks import ApiError, Limits, check_model, decode, encode, output_room
 from loadtest.engine.api.generate import Choice, Generation, spawn
 from loadtest.engine.api.http import Connection, chunk
+from loadtest.engine.api.openai import structured
 from loadtest.engine.faults import Plan
 
 PLACE = b" @@@"  # where a word goes: as long as one
@@ -35,9 +36,20 @@ class MessageBody(msgspec.Struct):
     min_tokens: int = 0
     priority: int = 0
     cache_salt: str | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class CountBody(msgspec.Struct):
+    """The same for `/v1/messages/count_tokens`."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    system: Any = None
+    tools: list[dict[str, Any]] | None = None
 
 
 DECODER = msgspec.json.Decoder(MessageBody)
+COUNT = msgspec.json.Decoder(CountBody)
 
 
 def error_body(error: ApiError) -> bytes:
@@ -70,7 +82,7 @@ class MessageForm:
         )
 
     def delta(self, choice: Choice, word: bytes) -> bytes:
-        if self.call is not None or len(word) != tokens.BYTES:
+        if self.call is not None or word not in tokens.PLAIN:
             return self._said(word)
         if self._frame is None:
             before, _, after = self._said(PLACE).rpartition(PLACE)
@@ -151,6 +163,7 @@ def message(connection: Connection, body: bytes, request_id: str, limits: Limits
     if choice is not None and choice.get("type") != "tool":
         choice = choice.get("type")
     call, said = tools.called(asked.tools, choice)
+    said = said or structured((asked.output_config or {}).get("format"))
     data = tokens.chat(asked.messages, tools=asked.tools, system=asked.system)
     prompt = tokens.count(data)
     most = output_room(limits, prompt, asked.max_tokens, "max_tokens")
@@ -167,3 +180,11 @@ def message(connection: Connection, body: bytes, request_id: str, limits: Limits
         said=said,
     )
     return generation
+
+
+def count_tokens(body: bytes, limits: Limits) -> bytes:
+    """`/v1/messages/count_tokens`: the prompt's tokens, nothing of it read into the cache. Raises ApiError."""
+    asked = decode(COUNT, body)
+    check_model(limits, asked.model)
+    count = tokens.count(tokens.chat(asked.messages, tools=asked.tools, system=asked.system))
+    return encode({"input_tokens": count, "context_management": {"original_input_tokens": count}})

@@ -94,7 +94,7 @@ class OpenAIForm:
         return b"".join(events)
 
     def delta(self, choice: Choice, word: bytes) -> bytes:
-        if self.call is None and len(word) == tokens.BYTES and not self.continuous and self.logprobs is None:
+        if self.call is None and word in tokens.PLAIN and not self.continuous and self.logprobs is None:
             frame = self._frames.get(choice.index)
             if frame is None:
                 before, _, after = self._event(choice, self._said(PLACE), b"null").rpartition(PLACE)

@@ -67,6 +67,7 @@ class Routes:
         }
         self._post: dict[bytes, Handler] = {path: self._through(api) for path, api in apis.items()} | {
             b"/ping": self._health,
+            b"/v1/messages/count_tokens": self._count_tokens,
             b"/tokenize": self._tokenize,
             b"/detokenize": self._detokenize,
             b"/sleep": self._sleep,
@@ -96,7 +97,7 @@ class Routes:
             else:
                 raise ApiError(405, "Method Not Allowed", type="Method Not Allowed")
         except ApiError as error:
-            body = anthropic.error_body(error) if path == b"/v1/messages" else error.body()
+            body = anthropic.error_body(error) if path.startswith(b"/v1/messages") else error.body()
             connection.send(error.status, body)
 
     def metrics_text(self) -> bytes:
@@ -151,6 +152,9 @@ class Routes:
             for name in self.limits.models
         ]
         connection.send(200, encode({"object": "list", "data": models}))
+
+    def _count_tokens(self, request: Request, connection: Connection) -> None:
+        connection.send(200, anthropic.count_tokens(request.body, self.limits))
 
     def _tokenize(self, request: Request, connection: Connection) -> None:
         connection.send(200, pooling.tokenize(request.body, self.limits))
