@@ -19,7 +19,7 @@ from gateway.core.sidecars.sidecars import Changes, UntrustedSidecar
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.engine_sockets import socket_refusal
 from gateway.decider.known_models import KnownModels
-from gateway.shared.protocol import DemandReport, capacity_report
+from gateway.shared.protocol import ClusterMember, DemandReport, capacity_report
 
 RECALLED = STALE - 1.0  # seconds that calls wait for a model of before: then they are told to come back, and not 404
 AGAIN = 60.0  # seconds between two looks at sidecars that are all silent
@@ -54,6 +54,7 @@ class ReportIntake:
         self._dispatch = dispatch
         self._registry = dispatch.sidecars
         self._registry.socket_refusal = socket_refusal
+        self.cluster: tuple[str, Callable[[], tuple[ClusterMember, ...]]] = ("", tuple)  # this member, and all
         self._members = members
         self._heard = heard
         self._say = say
@@ -143,11 +144,14 @@ class ReportIntake:
             line = registry.want_copy(model, self._dispatch.longest_wait, now)
             if line:
                 self._say(line)
+        member, members = self.cluster
         return DemandReport(
             gateway=self._name,
             boot=report.boot,
             sequence=report.sequence,
             demands=registry.demands(report.sidecar, now, self._in_flight, self._dispatch.waiting, self._serving_of),
+            member=member,
+            members=members(),
         )
 
     def close(self) -> None:

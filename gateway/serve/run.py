@@ -258,7 +258,14 @@ def _data_port(
     elif configuration.policy.cluster is not None:
         if options.decide is not None:
             raise StartError("cluster: --decide is for a gateway that is alone: its holds would be of one member only")
-        return ClusterPort(gateway, place, configuration, options.advertise, secure=options.certificate is not None)
+        return ClusterPort(
+            gateway,
+            place,
+            configuration,
+            options.advertise,
+            secure=options.certificate is not None,
+            secure_control=options.control_certificate is not None,
+        )
     else:
         port = RelayedPort(gateway, place, configuration, secure=options.certificate is not None)
     return port if options.decide is None else WithDecidePort(port, gateway, options.decide, options.decide_token)

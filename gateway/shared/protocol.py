@@ -6,8 +6,8 @@ is not awake, POSTs `/models/PROFILE/ensure` to the sidecar's `control` address.
 
 Sidecars show gateways the report token, gateways show sidecars the order token; both may be the same. A sidecar's
 report also shows its own `key`: another holder of the token cannot speak for it. A gateway on another machine is told
-the sidecar's relay, as `control` and before `/engines/PROFILE` as the URL of each engine. A message has at most
-MAX_BYTES. Unknown fields are ignored.
+the sidecar's relay, as `control` and before `/engines/PROFILE` as the URL of each engine. A gateway in a cluster tells who
+its members are, so that the sidecar reports to all of them. A message has at most MAX_BYTES. Unknown fields are ignored.
 
 Neither side trusts the other: texts and lists are bounded here. Whether an engine's URL may be used at all is the
 gateway's decision, by its allowed networks.
@@ -31,10 +31,15 @@ SOCKETS_MARK = ".weir-engines"
 # `ModelReport.why` where it is more than a sentence for people: callers are told these two.
 NO_MEMORY, OFF = "no_memory", "off"
 
+MAX_MEMBERS = 16  # of a cluster, as a sidecar is told of them
+
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Words = Annotated[str, Meta(max_length=2000)]
 Url = Annotated[str, Meta(max_length=2048)]
+ControlUrl = Annotated[
+    str, Meta(max_length=300, pattern=r"^https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}\Z")
+]
 Size = Annotated[int, Meta(ge=0, le=2**60)]  # bytes or tokens
 Count = Annotated[int, Meta(ge=0, le=2**31)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
@@ -124,13 +129,23 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     copy: bool = False
 
 
+class ClusterMember(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway of a cluster: its name there, and the URL of its control port."""
+
+    name: Name
+    control: ControlUrl
+
+
 class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway's answer to the report `sequence` of `boot`."""
+    """A gateway's answer to the report `sequence` of `boot`. `member`: its own name in its cluster, empty where it is
+    in none; `members`: those of the cluster that sidecars can report to."""
 
     gateway: Id
     boot: Id
     sequence: Annotated[int, Meta(ge=0, le=2**53)]
     demands: Annotated[tuple[Demand, ...], Meta(max_length=256)] = ()
+    member: Annotated[str, Meta(max_length=256)] = ""
+    members: Annotated[tuple[ClusterMember, ...], Meta(max_length=MAX_MEMBERS)] = ()
     version: int = VERSION
 
 
@@ -160,7 +175,11 @@ def capacity_report(data: bytes) -> CapacityReport:
 
 def demand_report(data: bytes) -> DemandReport:
     """Raises ProtocolError."""
-    return _decoded(data, DemandReport)
+    report = _decoded(data, DemandReport)
+    for member in report.members:
+        if not 0 < int(member.control.rpartition(":")[2]) < 65_536:
+            raise ProtocolError(f"members: {member.control} has no port from 1 to 65535")
+    return report
 
 
 def ensured(data: bytes) -> Ensured:

@@ -20,6 +20,7 @@ from gateway.shared.protocol import (
     MAX_BYTES,
     REPORT_PATH,
     CapacityReport,
+    ClusterMember,
     DemandReport,
     ProtocolError,
     demand_report,
@@ -51,7 +52,8 @@ class ReportFailed(Exception):
 
 class GatewayLink:
     """The way to the gateway whose control port has this `url`, and how it goes. `report` makes the next report, given
-    the URL at which this gateway reaches us; `heard` takes its answers. `listen`: where we take its orders, over TLS
+    the URL at which this gateway reaches us; `heard` takes its answers. `member`: its name in its cluster, if it is one
+    that another gateway has told of. `listen`: where we take its orders, over TLS
     if `secure`. `ca`: who signs the gateway's certificate, in PEM; None: the system's authorities."""
 
     def __init__(
@@ -65,8 +67,11 @@ class GatewayLink:
         report: Callable[[str], CapacityReport],
         heard: Callable[[DemandReport], None],
         say: Callable[[str], None],
+        member: str = "",
     ) -> None:
         self.url = url
+        self.member = member
+        self.members: tuple[ClusterMember, ...] = ()  # of its cluster, while it takes reports
         self.changed = asyncio.Event()
         self.answered = 0  # the last report that it has answered
         self._report = report
@@ -114,6 +119,10 @@ class GatewayLink:
         """Report once more where that was taken, and close."""
         if self.taken:
             await self._tell(LAST_WITHIN)
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection."""
         await self._transport.aclose()
 
     async def _change(self, until: float) -> None:
@@ -130,6 +139,7 @@ class GatewayLink:
         except ReportFailed as failed:
             self._failures += 1
             self._control = None  # perhaps the way there has changed
+            self.members = ()
             error = shown(str(failed))
         else:
             error = ""
@@ -172,6 +182,7 @@ class GatewayLink:
             demand = demand_report(answer)
         except ProtocolError as error:
             raise ReportFailed(f"its answer cannot be read: {error}") from error
+        self.member, self.members = demand.member or self.member, demand.members
         self._heard(demand)
         self.answered = report.sequence
 

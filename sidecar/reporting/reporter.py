@@ -1,13 +1,14 @@
 """Reporter to every gateway: a report each second and at every change; its answers go to the manager.
 
 A gateway of this machine is told the engines' own addresses, one of another machine their addresses at the relay. Each
-gateway has a task of its own (gateway_link.py), so one that is slow or gone delays no other.
+gateway has a task of its own (gateway_link.py), so one that is slow or gone delays no other. Members of a cluster that a
+gateway tells of are reported to as well: whichever of them rules next knows the models then (cluster_members.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 
 import msgspec
@@ -17,6 +18,7 @@ from gateway.shared.tasks import telling
 from sidecar.core.addresses import Address
 from sidecar.core.config import RelaySettings, is_local
 from sidecar.core.status import GatewayStatus
+from sidecar.reporting.cluster_members import KnownGateway, following
 from sidecar.reporting.gateway_link import GatewayLink
 from sidecar.residency.manager import Manager
 
@@ -47,7 +49,7 @@ class Reporter:
         self._boot = boot
         self._withdrawn: int | None = None  # the last report before all engines were withdrawn, if they are
 
-        def link(url: str) -> GatewayLink:
+        def link(url: str, member: str = "") -> GatewayLink:
             relayed = None if is_local(url) else relay
             return GatewayLink(
                 url.rstrip("/"),
@@ -58,23 +60,32 @@ class Reporter:
                 report=partial(self._report, relayed is not None),
                 heard=self._heard,
                 say=say,
+                member=member,
             )
 
+        self._link = link
+        self._relays = relay is not None
+        self._say = say
         self._links = [link(url) for url in gateways]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._configured = tuple(self._links)
+        self._tasks: dict[GatewayLink | None, asyncio.Task[None]] = {}  # None: that of changes
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begin; the first report goes at once."""
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(coroutine) for coroutine in (self._pass_on(), *(x.run() for x in self._links))]
-        for task in self._tasks:
-            task.add_done_callback(telling("reports to a gateway stopped"))
+        self._begin(None, self._pass_on())
+        for link in self._links:
+            self._begin(link, link.run())
+
+    def _begin(self, link: GatewayLink | None, coroutine: Coroutine[None, None, None]) -> None:
+        task = self._tasks[link] = asyncio.get_running_loop().create_task(coroutine)
+        task.add_done_callback(telling("reports to a gateway stopped"))
 
     async def aclose(self) -> None:
         """A last report to those that took the one before, then no more."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), *self._leaving, return_exceptions=True)
         await asyncio.gather(*(link.last() for link in self._links))
 
     async def withdraw(self, within: float) -> None:
@@ -117,6 +128,35 @@ class Reporter:
         """Take a gateway's answer to a report. One to an earlier start of this sidecar says nothing of this one."""
         if answer.boot == self._boot:
             self._manager.heard(answer)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Report to the members of clusters that gateways tell of, and to those that have left no longer."""
+        known = [
+            KnownGateway(
+                url=link.url, configured=link in self._configured, taken=link.taken, member=link.member,
+                members=link.members,
+            )
+            for link in self._links
+        ]  # fmt: skip
+        change = following(known, relay=self._relays)
+        for link in [link for link in self._links if link.url in change.leave and link not in self._configured]:
+            self._links.remove(link)
+            self._say(f"gateway {link.url} is reported to no longer: it is no member of its cluster, or known already")
+            leaving = asyncio.get_running_loop().create_task(_left(link, self._tasks.pop(link)))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        for member in change.join:
+            link = self._link(member.control, member.name)
+            self._links.append(link)
+            self._begin(link, link.run())
+
+
+async def _left(link: GatewayLink, task: asyncio.Task[None]) -> None:
+    """End the reports to a gateway."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await link.aclose()
 
 
 def _at_relay(model: ModelReport, relay: str) -> ModelReport:

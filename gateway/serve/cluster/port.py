@@ -22,6 +22,7 @@ from gateway.frames.entrance import Entrance, Proof, Token, Unwanted, WordAsk
 from gateway.frames.messages import RelayCounts
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import ApplyError, Gateway
+from gateway.serve.cluster.control_ports import control_url, members_of
 from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.near import Near, NearRelays
 from gateway.serve.cluster.store import MemberRecord, Store, opened
@@ -43,7 +44,14 @@ class ClusterPort:
     """A DataPort, as in gateway/serve/data_port.py. Raises StartError."""
 
     def __init__(
-        self, gateway: Gateway, place: Place, configuration: Configuration, advertise: str | None, *, secure: bool
+        self,
+        gateway: Gateway,
+        place: Place,
+        configuration: Configuration,
+        advertise: str | None,
+        *,
+        secure: bool,
+        secure_control: bool,
     ) -> None:
         policy, files = configuration.policy.cluster, configuration.cluster
         if policy is None or files is None:
@@ -72,7 +80,8 @@ class ClusterPort:
         life = f"{place.parent_started:.6f}-{place.secret[:16]}"
         try:
             redis = opened(policy.url, policy.user, files.password, files.store_ca)
-            store = Store(redis, policy.name, me, MemberRecord(life, place.relays), self._token.fingerprint)
+            record = MemberRecord(life, place.relays, control_url(place.control, me, secure=secure_control))
+            store = Store(redis, policy.name, me, record, self._token.fingerprint)
         except ValueError as error:
             raise StartError(str(error)) from error
         self.membership = Membership(
@@ -90,6 +99,7 @@ class ClusterPort:
         self._relays = NearRelays(self._clock, self._arrived, self.membership.reached, self._unreached)
         gateway.dispatch.fence = -math.inf
         gateway.families.append(self._families)
+        gateway.sidecars.cluster = (me, lambda: members_of(self.membership.records))
         self._configuration = configuration
         if policy.tls is None and place.first:
             say(

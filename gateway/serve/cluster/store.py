@@ -7,9 +7,10 @@ for TTL; `roster`, `reign` and `token` stay. `loadtest/lab/dst/cluster_store.py`
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from gateway.core.cluster.election import EMPTIED_SKIPS, FORGOTTEN, STALE, TTL, Ruler, StoreView, Turn
 
@@ -101,11 +102,13 @@ return 1
 NO_REDIS = "cluster: the Python package redis is not installed: pip install 'weir-gateway[cluster]'"
 
 
-class MemberRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the store has of a member. `life`: of its machine's gateway, drawn at its start; `relays`: their number."""
+class MemberRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the store has of a member. `life`: of its machine's gateway, drawn at its start; `relays`: their number.
+    `control`: URL of its control port, for sidecars; empty where they cannot reach it from other machines."""
 
     life: str
     relays: int
+    control: Annotated[str, Meta(max_length=300)] = ""
 
 
 class StoreError(Exception):
