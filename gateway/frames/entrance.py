@@ -151,12 +151,17 @@ class Entrance(asyncio.Protocol):
                 raise Unwanted(f"it is of the cluster {proof.cluster!r}, and this member of {self._token.cluster!r}")
             if not hmac.compare_digest(proof.proof, self._token.proof(self._challenge, proof)):
                 raise Unwanted("it has another token: are both members' token_file the same?")
-            protocol, word = self._enter(proof)
         except Unwanted as unwanted:
             _write(self._transport, Rejected(str(unwanted)))
             self._cut(str(unwanted), abort=False)
             return
         self._timer.cancel()
+        try:
+            protocol, word = self._enter(proof)
+        except Unwanted as unwanted:  # it is a member, which says so itself, and asks again many times a second
+            _write(self._transport, Rejected(str(unwanted)))
+            self._transport.close()
+            return
         accepted = Accepted(word, self._token.acceptance(self._challenge, proof, word=word))
         if protocol is None:
             _write(self._transport, accepted)

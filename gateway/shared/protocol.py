@@ -6,8 +6,9 @@ is not awake, POSTs `/models/PROFILE/ensure` to the sidecar's `control` address.
 
 Sidecars show gateways the report token, gateways show sidecars the order token; both may be the same. A sidecar's
 report also shows its own `key`: another holder of the token cannot speak for it. A gateway on another machine is told
-the sidecar's relay, as `control` and before `/engines/PROFILE` as the URL of each engine. A gateway in a cluster tells who
-its members are, so that the sidecar reports to all of them. A message has at most MAX_BYTES. Unknown fields are ignored.
+the sidecar's relay, as `control` and before `/engines/PROFILE` as the URL of each engine. A gateway in a cluster tells
+who its members are, so that the sidecar reports to all of them. A message has at most MAX_BYTES. Unknown fields are
+ignored.
 
 Neither side trusts the other: texts and lists are bounded here. Whether an engine's URL may be used at all is the
 gateway's decision, by its allowed networks.

@@ -54,8 +54,8 @@ def following(known: Sequence[KnownGateway], *, relay: bool) -> Following:
 
 
 def _acceptable(url: str, teller: str, *, relay: bool) -> bool:
-    """Whether the report token may go there at a gateway's word: nowhere in the clear if that gateway is asked over TLS,
-    to no port of this machine if it is on another, and to other machines only if they can reach this one."""
+    """Whether the report token may go there at a gateway's word: nowhere in the clear if that gateway is asked over
+    TLS, to no port of this machine if it is on another, and to other machines only if they can reach this one."""
     if teller.startswith("https:") and not url.startswith("https:"):
         return False
     return is_local(teller) if is_local(url) else relay

@@ -1,8 +1,8 @@
 """Reporter to every gateway: a report each second and at every change; its answers go to the manager.
 
 A gateway of this machine is told the engines' own addresses, one of another machine their addresses at the relay. Each
-gateway has a task of its own (gateway_link.py), so one that is slow or gone delays no other. Members of a cluster that a
-gateway tells of are reported to as well: whichever of them rules next knows the models then (cluster_members.py).
+gateway has a task of its own (gateway_link.py), so one that is slow or gone delays no other. Members of a cluster that
+a gateway tells of are reported to as well: whichever of them rules next knows the models then (cluster_members.py).
 """
 
 from __future__ import annotations

@@ -37,18 +37,22 @@ def free_port() -> int:
 
 
 class Machine:
-    """One gateway of two relays. `url`: the store, as this machine reaches it."""
+    """One gateway of two relays. `url`: the store, as this machine reaches it. `sidecars`: the report token; empty: it
+    takes no reports."""
 
     def __init__(self, site: Site, number: int, url: str, *, shown: str = SHOWN, name: str = "prod", more: str = "",
-                 advertise: str = "", ready: bool = True) -> None:  # fmt: skip
+                 advertise: str = "", sidecars: str = "", ready: bool = True) -> None:  # fmt: skip
         self.member = advertise or f"127.0.0.1:{free_port()}"
         folder = site.folder / f"machine-{number}"
         folder.mkdir(exist_ok=True)
         (folder / "token").write_text(shown)
         (folder / "token").chmod(0o600)
+        (folder / "report").write_text(sidecars)
+        (folder / "report").chmod(0o600)
         policy = folder / "policy.yaml"
         policy.write_text(
-            "fleet: {poll: 100ms, health: 200ms}\nbudget: {max_concurrency: 4}\n"
+            f"fleet: {{poll: 100ms, health: 200ms{', sidecars: {token_file: report}' if sidecars else ''}}}\n"
+            "budget: {max_concurrency: 4}\n"
             f"cluster: {{url: '{url}', name: {name}, token_file: token{more}}}\n"
         )
         words = ("--workers", "2", "--policy", str(policy), "--engine", site.engine.url, "--log", "none")

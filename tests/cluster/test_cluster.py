@@ -113,14 +113,16 @@ def test_the_same_machine_rules_on_when_its_decider_is_killed(two: Site) -> None
             for load in (far, near):
                 await load.more(10)
             os.kill(_pid(ruler, "decider"), signal.SIGKILL)
-            await asyncio.to_thread(lambda: until(lambda: ruler.cluster().get("epoch") == 2 and ruler.grants(), 3.0))
+            rules = lambda: ruler.cluster().get("epoch") == 2 and ruler.grants()  # noqa: E731
+            assert await asyncio.to_thread(until, rules, 3.0) is not None, ruler.output
             for load in (far, near):
                 await load.more(10)
         ended.update(far.ended + near.ended)
 
     asyncio.run(main())
     assert set(ended) == {"ok"}, ended
-    assert ruler.cluster()["epoch"] == 2, ruler.output
+    assert (ruler.cluster()["rules"], ruler.cluster()["epoch"]) == (ruler.member, 2), ruler.output
+    assert "was not let in" not in ruler.output
 
 
 def _pid(machine: Machine, role: str) -> int:

@@ -85,7 +85,6 @@ def test_a_word_is_given_at_the_entrance(ruler: str, given: bool) -> None:
         (Token("prod", "another-token-of-sixteen"), proof(), "it has another token"),
         (Token("test", "sixteen-characters-or-more"), proof(), "it is of the cluster 'prod'"),
         (GOOD, proof(version=VERSION + 1), f"it speaks version {VERSION + 1} of the frames"),
-        (GOOD, msgspec.structs.replace(proof(), member="10.0.0.3:8010"), "it does not rule"),
     ],
 )
 def test_others_are_told_why_and_so_is_the_log(token: Token, shown: Proof, told: str) -> None:
@@ -95,6 +94,16 @@ def test_others_are_told_why_and_so_is_the_log(token: Token, shown: Proof, told:
 
     said = member(use)
     assert [told in line for line in said] == ([] if token.cluster == "test" else [True])
+
+
+def test_a_member_that_comes_to_one_that_does_not_rule_is_told_and_the_log_is_not() -> None:
+    """It comes again twenty times a second, until somebody rules."""
+
+    async def use(address: tuple[str, int], said: list[str]) -> None:
+        with pytest.raises(Unwanted, match="it does not rule"):
+            await visit(address, GOOD, msgspec.structs.replace(proof(), member="10.0.0.3:8010"), None, None)
+
+    assert member(use) == []
 
 
 def test_a_proof_that_was_overheard_opens_nothing() -> None:

@@ -151,7 +151,7 @@ class Membership:
     def news(self) -> None:
         """Keep and tell what has changed."""
         election = self.election
-        left = Left(election.known, election.vouched_until, sorted(election.roster))
+        left = Left(election.known, max(0.0, election.vouched_until), sorted(election.roster))  # JSON has no infinity
         text, before = msgspec.json.encode(left), self._left.read_bytes() if self._left.exists() else b""
         if text != before:
             new = self._left.with_suffix(".new")
