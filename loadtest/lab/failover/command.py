@@ -28,7 +28,7 @@ import msgspec
 from rich.table import Table
 
 from loadtest.lab.failover.clients import CallEnd, ClosedLoop, Kind, RawCall
-from loadtest.lab.failover.faults import FAULTS, QUICK, Fault
+from loadtest.lab.failover.faults import FAULTS, QUICK, FailoverFault
 from loadtest.lab.failover.site import ENGINES, SLOTS, FailoverSite
 from loadtest.lab.operate.valkey import NoValkey, program
 from loadtest.lab.rows import terminal
@@ -67,7 +67,7 @@ def longest(moments: Sequence[float], since: float, to: float) -> float:
     return max(later - sooner for sooner, later in pairwise([earlier, *inside, to]))
 
 
-async def _under_load(site: FailoverSite, fault: Fault, seconds: float) -> FaultFigures:
+async def _under_load(site: FailoverSite, fault: FailoverFault, seconds: float) -> FaultFigures:
     async with ClosedLoop(site.served.url, LINES) as load:
         await asyncio.sleep(seconds / 2)  # until every line has its turn
         warm = time.monotonic()
@@ -90,7 +90,7 @@ async def _under_load(site: FailoverSite, fault: Fault, seconds: float) -> Fault
     )
 
 
-async def _holding(site: FailoverSite, fault: Fault) -> float | None:
+async def _holding(site: FailoverSite, fault: FailoverFault) -> float | None:
     """Seconds from the fault until the ledger has the streams that run on, and no more; None: it does not."""
     streams = [RawCall(site.served.url, stream=True, tokens=STREAM_TOKENS) for _ in range(STREAMS)]
 
@@ -114,7 +114,7 @@ async def _holding(site: FailoverSite, fault: Fault) -> float | None:
             await stream.leave()
 
 
-def measured(fault: Fault, seconds: float) -> FaultFigures:
+def measured(fault: FailoverFault, seconds: float) -> FaultFigures:
     """The fault under load, then with streams alone. Raises ChildError, and NoValkey."""
     with tempfile.TemporaryDirectory(prefix="weir-failover-") as folder:
         with _site(folder, "loaded", fault) as site:
@@ -124,7 +124,7 @@ def measured(fault: Fault, seconds: float) -> FaultFigures:
     return figures
 
 
-def _site(folder: str, name: str, fault: Fault) -> FailoverSite:
+def _site(folder: str, name: str, fault: FailoverFault) -> FailoverSite:
     path = Path(folder) / name
     path.mkdir()
     return FailoverSite(path, relays=RELAYS, cluster=fault.across)
@@ -139,7 +139,7 @@ def _counts(ends: Sequence[CallEnd]) -> str:
     return ", ".join(f"{count} {what}" for what, count in by.most_common()) or "0"
 
 
-def _row(table: Table, fault: Fault, figures: FaultFigures) -> bool:
+def _row(table: Table, fault: FailoverFault, figures: FaultFigures) -> bool:
     """Add a row; whether every time is within its target."""
     exact = figures.exact_after
     within = figures.without <= fault.within

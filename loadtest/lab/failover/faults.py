@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.lab.failover.site import FailoverSite, Machine, children, client_ports
+from loadtest.lab.failover.site import FailoverSite, GatewayMachine, children, client_ports
 from loadtest.processes import ChildError, until
 
 ONE, ACROSS = 1.0, 4.0  # seconds without grants: the targets on one machine, and across machines
@@ -29,7 +29,7 @@ class Struck(msgspec.Struct, frozen=True):
     own: frozenset[int] = frozenset()
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class FailoverFault(msgspec.Struct, frozen=True, kw_only=True):
     """`strike` makes it happen. `within`: seconds without grants that are aimed at; `exact_within`: the same until the
     ledger is exact again, None: no aim. `across`: it needs two machines."""
 
@@ -132,7 +132,7 @@ def _child_of(pid: int) -> int:
     return children(pid)[0]
 
 
-def _replaced(machine: Machine, role: str, pid: int) -> Callable[[], bool]:
+def _replaced(machine: GatewayMachine, role: str, pid: int) -> Callable[[], bool]:
     return lambda: not Path(f"/proc/{pid}").exists() and machine.whole() and pid not in machine.pids(role)
 
 
@@ -141,16 +141,46 @@ def _stands(pid: int) -> bool:
 
 
 FAULTS = {
-    "relay-kill": Fault(title="SIGKILL of a relay", strike=_relay(KILL), exact_within=HOLDS),
-    "relay-stop": Fault(title="SIGSTOP of a relay", strike=_relay(STOP), exact_within=HOLDS),
-    "decider-kill": Fault(title="SIGKILL of the decider", strike=_decider(KILL)),
-    "decider-stop": Fault(title="SIGSTOP of the decider", strike=_decider(STOP)),
-    "upgrade": Fault(title="an upgrade by SIGUSR2, no kill", strike=_upgrade),
-    "upgrade-kill": Fault(title="SIGKILL of the successor's decider as it starts", strike=_successor_struck(KILL)),
-    "upgrade-stop": Fault(title="SIGSTOP of the successor's decider as it starts", strike=_successor_struck(STOP)),
-    "upgraded-kill": Fault(title="SIGKILL of the successor's decider once it serves", strike=_upgraded_struck),
-    "ruler-kill": Fault(title="SIGKILL of the ruling machine", strike=_machine(KILL), within=ACROSS, across=True),
-    "ruler-stop": Fault(title="SIGSTOP of the ruling machine", strike=_machine(STOP), within=ACROSS, across=True),
-    "ruler-decider-kill": Fault(title="SIGKILL of the ruling machine's decider", strike=_decider(KILL), across=True),
+    "relay-kill": FailoverFault(
+        title="SIGKILL of a relay",
+        strike=_relay(KILL),
+        exact_within=HOLDS,
+    ),
+    "relay-stop": FailoverFault(
+        title="SIGSTOP of a relay",
+        strike=_relay(STOP),
+        exact_within=HOLDS,
+    ),
+    "decider-kill": FailoverFault(
+        title="SIGKILL of the decider",
+        strike=_decider(KILL),
+    ),
+    "decider-stop": FailoverFault(
+        title="SIGSTOP of the decider",
+        strike=_decider(STOP),
+    ),
+    "upgrade": FailoverFault(
+        title="an upgrade by SIGUSR2, no kill",
+        strike=_upgrade,
+    ),
+    "upgrade-kill": FailoverFault(
+        title="SIGKILL of the successor's decider as it starts", strike=_successor_struck(KILL)
+    ),
+    "upgrade-stop": FailoverFault(
+        title="SIGSTOP of the successor's decider as it starts", strike=_successor_struck(STOP)
+    ),
+    "upgraded-kill": FailoverFault(
+        title="SIGKILL of the successor's decider once it serves",
+        strike=_upgraded_struck,
+    ),
+    "ruler-kill": FailoverFault(
+        title="SIGKILL of the ruling machine", strike=_machine(KILL), within=ACROSS, across=True
+    ),
+    "ruler-stop": FailoverFault(
+        title="SIGSTOP of the ruling machine", strike=_machine(STOP), within=ACROSS, across=True
+    ),
+    "ruler-decider-kill": FailoverFault(
+        title="SIGKILL of the ruling machine's decider", strike=_decider(KILL), across=True
+    ),
 }
 QUICK = ("relay-kill", "decider-kill", "upgrade-kill", "ruler-kill")

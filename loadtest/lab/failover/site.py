@@ -21,7 +21,7 @@ TOKEN = "failover-on-one-machine"  # noqa: S105 # of members on loopback
 JOINED = 20.0  # seconds for two machines to know each other
 
 
-class Machine:
+class GatewayMachine:
     """One gateway of several processes. `cluster`: the field of its policy; empty: it is alone."""
 
     def __init__(self, folder: Path, engines: list[str], relays: int, cluster: str = "") -> None:
@@ -87,18 +87,18 @@ class FailoverSite:
     """Engines, and one machine, or two of a cluster. Raises ChildError, and NoValkey."""
 
     def __init__(self, folder: Path, *, relays: int, cluster: bool = False) -> None:
-        self.machines: list[Machine] = []
+        self.machines: list[GatewayMachine] = []
         self._store: Valkey | None = None
         self._engines = [self._engine(folder, number) for number in range(ENGINES)]
         try:
             urls = [child.line(r"^ready (\S+)", 30.0) for child in self._engines]
             if not cluster:
-                self.machines.append(Machine(folder / "machine", urls, relays))
+                self.machines.append(GatewayMachine(folder / "machine", urls, relays))
                 return
             self._store = Valkey(folder / "valkey.log", _free_port())
             policy = f"cluster: {{url: '{self._store.url}', name: failover, token_file: token}}\n"
             for number in range(2):
-                self.machines.append(Machine(folder / f"machine-{number}", urls, relays, policy))
+                self.machines.append(GatewayMachine(folder / f"machine-{number}", urls, relays, policy))
             if until(self._joined, JOINED) is None:
                 raise ChildError("two machines of a cluster did not get to know each other")
         except BaseException:
@@ -122,12 +122,12 @@ class FailoverSite:
         return len(granting) == 1 and bool((granting[0].asked("/cluster") or {}).get("electable"))
 
     @property
-    def ruler(self) -> Machine:
+    def ruler(self) -> GatewayMachine:
         """The machine that grants; of one, that one."""
         return next((each for each in self.machines if each.grants()), self.machines[0])
 
     @property
-    def served(self) -> Machine:
+    def served(self) -> GatewayMachine:
         """The machine whose clients are asked: one that does not rule, where there are two."""
         ruler = self.ruler
         return next((each for each in self.machines if each is not ruler), ruler)
