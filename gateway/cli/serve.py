@@ -154,7 +154,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the control port's token, else ${TOKEN_VARIABLE}; needed where --control is not a loopback address",
     )
     parser.add_argument(
-        "--log", default="-", metavar="FILE|-|none", help="one JSON line per call; -: standard error (default)"
+        "--log", default="-", metavar="FILE|-|none", help="one line per call; -: standard error (default)"
+    )
+    parser.add_argument(
+        "--log-format",
+        default="json",
+        choices=("json", "text"),
+        help="of those lines: json (default) for programs, text for people",
     )
     parser.add_argument(
         "--gen-ai-metrics",
@@ -231,6 +237,7 @@ def command(given: argparse.Namespace) -> int:
             control_certificate=of_control,
             admin_token=token,
             log=given.log,
+            log_text=given.log_format == "text",
             decide=given.decide,
             decide_token=decide_token,
             take_over=given.take_over,

@@ -1,4 +1,7 @@
-"""Call log: one JSON line per ended call. The event loop pays for the encoding alone; `lines.py` writes in a thread."""
+"""Call log: one line per ended call, JSON or text.
+
+The event loop pays for the encoding alone; `lines.py` writes in a thread.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 import msgspec
 
 from gateway.core.request.record import Record
+from gateway.decider.call_text import text_line
 from gateway.shared.lines import LineWriter
 
 MICRO = 1e6
@@ -14,10 +18,11 @@ WHOLE = 2.0**52  # adding and subtracting it rounds to a whole number, in a thir
 
 
 class CallLog:
-    """Writes records to `lines`. The JSON encoder escapes every string of a client."""
+    """Writes records to `lines`. The JSON encoder escapes every string of a client. `text`: lines for people."""
 
-    def __init__(self, lines: LineWriter) -> None:
+    def __init__(self, lines: LineWriter, *, text: bool = False) -> None:
         self.lines = lines
+        self._text = text
         self._encoder = msgspec.json.Encoder()
         # Wall-clock times derive from one reading, so that the hot path needs no second clock.
         self._epoch = time.time() - time.monotonic()
@@ -26,6 +31,9 @@ class CallLog:
         """Write a record. `now`: monotonic seconds at the end of the call. Times are rounded to microseconds: below
         that, differences of clocks are noise.
         """
+        if self._text:
+            self.lines.write(text_line(record, self._epoch + now))
+            return
         record.queue = (record.queue * MICRO + WHOLE - WHOLE) / MICRO
         record.ttft = (record.ttft * MICRO + WHOLE - WHOLE) / MICRO
         record.total = (record.total * MICRO + WHOLE - WHOLE) / MICRO

@@ -160,7 +160,7 @@ async def serve(
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
         try:
             # Of several processes the decider has calls to log only where a proxy forwards some.
-            log = call_log(options.log, errors) if place is None or options.decide is not None else None
+            log = call_log(options, errors) if place is None or options.decide is not None else None
             gateway = Gateway(
                 configuration.policy,
                 entries,

@@ -54,6 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     control_certificate: Certificate | None = None  # of the control port; None: plain HTTP
     admin_token: str | None = None
     log: str = "-"
+    log_text: bool = False  # lines for people, not JSON
     decide: str | None = None  # where proxies ask that forward calls themselves; None: nowhere
     decide_token: str | None = None
     take_over: str | None = None  # the meeting point of the gateway that runs; empty: that of `control`
@@ -116,13 +117,12 @@ class ProcessSignals:
             self._loop.remove_signal_handler(number)
 
 
-def call_log(where: str, errors: LineWriter) -> CallLog | None:
-    if where == "none":
+def call_log(options: Options, errors: LineWriter) -> CallLog | None:
+    if options.log == "none":
         return None
-    if where == "-":
-        return CallLog(errors)
     try:
-        return CallLog(LineWriter.at(Path(where), say))
+        lines = errors if options.log == "-" else LineWriter.at(Path(options.log), say)
+        return CallLog(lines, text=options.log_text)
     except OSError as error:
         raise StartError(f"--log: {error}") from error
 

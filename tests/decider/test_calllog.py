@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.record import Record
 from gateway.decider.call_log import CallLog
+from gateway.decider.call_text import text_line
 from gateway.shared.lines import LineWriter
 
 HOSTILE = 'a"b\\c\n{"ts":0}\r\x00\x1b[2J\u2028é\U0001f600' + "x" * 5000
@@ -62,3 +64,47 @@ def test_a_request_is_in_its_line_only_where_the_policy_wants_it() -> None:
     plain, full = Record(request_id="a", route="r"), Record(request_id="b", route="r", request='{"x":"\u00e9\\n"}')
     assert "request" not in msgspec.json.decode(msgspec.json.encode(plain))
     assert msgspec.json.decode(msgspec.json.encode(full))["request"] == '{"x":"\u00e9\\n"}'
+
+
+def text(path: Path, *records: Record) -> list[str]:
+    async def main() -> None:
+        log = CallLog(LineWriter.at(path, print), text=True)
+        for each in records:
+            log.write(each, time.monotonic())
+        await log.aclose()
+
+    asyncio.run(main())
+    return path.read_text().split("\n")
+
+
+def test_lines_for_people_say_first_how_it_ended_for_whom_and_how_long_it_took() -> None:
+    served = record(
+        status=200,
+        class_name="interactive",
+        tenant="acme",
+        model="llama",
+        engine="10.0.0.1:8000",
+        total=1.93,
+        queue=0.4016,
+        ttft=0.7129,
+        prompt_tokens=812,
+        completion_tokens=240,
+        settled=True,
+    )
+    assert text_line(served, 1763844781.1239).decode() == (
+        "2025-11-22 20:53:01.123Z 200 ok interactive acme llama on 10.0.0.1:8000: 1.930 s, queue 0.402, first 0.713, "
+        "812+240 tokens, POST /v1/completions, id r\n"
+    )
+    more = {"attempts": 2, "shaped_tokens": 9, "predicted_wait": 3.5, "prompt_tokens": 5}
+    assert text_line(record(reason="too late", trace_id="ab", request="{}", **more), 0.0).decode() == (
+        "1970-01-01 00:00:00.000Z 0 ok - - -: 0.000 s, predicted wait 3.500, about 5+0 tokens, output cut by 9, "
+        "2 attempts, reason: too late, POST /v1/completions, id r, trace ab, request: {}\n"
+    )
+
+
+def test_a_line_for_people_is_one_line_and_moves_no_terminal(tmp_path: Path) -> None:
+    hostile = record(model=HOSTILE, reason=HOSTILE, tenant=HOSTILE, request=HOSTILE)
+    line, end = text(tmp_path / "log", hostile)
+    assert end == ""
+    assert line.isprintable()
+    assert abs(datetime.fromisoformat(line[:24]).timestamp() - time.time()) < 60

@@ -69,7 +69,7 @@ async def relay(options: Options, open_files: int, errors: LineWriter, place: Pl
         signals = ProcessSignals(asyncio.get_running_loop())
         stack.callback(signals.close)
         beats = Beats(place.beats)
-        log = call_log(options.log, errors)
+        log = call_log(options, errors)
         parser = stack.enter_context(ThreadPoolExecutor(1, "parser"))
         most = shared_out(open_files).clients
         spans = span_export(options.traces, stack)

@@ -88,6 +88,13 @@ DRILLS = (
         mend=lambda site: site.log_to("/dev/null"),
     ),
     Drill(
+        alert="WeirTraceSpansDropped",
+        fault="a collector that refuses spans",
+        strike=lambda site: site.collector.refuse(True),
+        again=lambda site: site.chat("sim"),
+        mend=lambda site: site.collector.refuse(False),
+    ),
+    Drill(
         alert="WeirBodiesFull",
         fault="bodies of 0.9 MB, and a caller that never ends his, where the policy has 1 MiB for them",
         strike=_hold_body,

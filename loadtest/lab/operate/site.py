@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from loadtest.lab.operate.collector import Collector
 from loadtest.lab.operate.prometheus import Prometheus
 from loadtest.processes import Child, Gateway, until
 from sidecar.gpus.simulated import lay_out
@@ -35,6 +36,7 @@ classes:
 fleet: {poll: 100ms, health: 250ms, sidecars: {}}
 routing: {slow_start: 1s}
 breaker: {open_for: 2s, open_for_at_most: 2s}
+logging: {traces: 100%}
 """
 SIDECAR = """\
 id: box
@@ -78,6 +80,8 @@ class OperatedSite:
         self._callers: dict[str, Child] = {}
         self._stack = ExitStack()
         self._stack.callback(self._end)
+        self.collector = Collector()
+        self._stack.callback(self.collector.close)
         with ExitStack() as failing:
             failing.callback(self._stack.close)
             for name in "abc":
@@ -109,7 +113,8 @@ class OperatedSite:
 
     def _arguments(self) -> list[str]:
         engines = [word for url in self.urls.values() for word in ("--engine", url)]
-        return [*engines, "--policy", str(self.folder / "policy.yaml"), "--log", str(self.folder / "calls.log")]
+        return [*engines, "--policy", str(self.folder / "policy.yaml"), "--log", str(self.folder / "calls.log"),
+                "--otlp-traces-endpoint", self.collector.url]  # fmt: skip
 
     def _sidecar(self) -> Child:
         argv = [sys.executable, "-m", "sidecar.cli", "serve", "--config", str(self.folder / "sidecar.yaml"),
