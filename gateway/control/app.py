@@ -7,6 +7,7 @@
     GET /cluster                       who decides for the gateways of all machines
     GET /policy, POST /policy/reload   the active policy, and reading its file again now
     GET /policy/diff /policy/explain   what its last change was, what becomes of such a call
+    GET, POST /policy/try              an edited policy on the calls just recorded, simulated
     POST /playground                   calls to try, sent to the data port
     GET, POST, DELETE /drain           whether balancers are told to go elsewhere
     GET, POST, DELETE /engines/{id}/drain     whether an engine gets new calls
@@ -41,6 +42,7 @@ from gateway.control.console.keys import KeyRoutes
 from gateway.control.console.reading import ConsoleReading
 from gateway.control.console.routes import ConsoleRoutes
 from gateway.control.console.sources import Sources
+from gateway.control.console.trial.routes import TrialRoutes
 from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
 from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.processes import ProcessesView, ProcessView
@@ -106,6 +108,7 @@ def control_app(
         routes=[
             *console.routes(),
             *KeyRoutes(sources.keys).routes(),
+            *TrialRoutes(dispatch, sources, allowed=admin_token is not None).routes(),
             Route("/livez", control.livez),
             Route("/readyz", control.readyz),
             Route("/metrics", control.metrics),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 
 from loadtest.processes import Gateway
 from tests.console.conftest import Console
-from tests.console.traffic import call, chat
+from tests.console.traffic import XSS, call, chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.console, pytest.mark.timeout(180)]
 
@@ -93,4 +95,38 @@ def test_a_key_is_made_shown_once_and_revoked(guarded: Gateway, console: Callabl
     assert "not cut off" in sure(opened, "Revoke it")
     page.get_by_text("is revoked").wait_for()
     assert call(guarded.url, chat("sim", 4), authorization=f"Bearer {key}") == 401
+    opened.complaints = [words for words in opened.complaints if "401" not in words]
+
+
+def test_an_edited_policy_is_tried_on_the_calls_just_recorded(
+    guarded: Gateway, console: Callable[..., Console], pictures: Path
+) -> None:
+    admin = {"authorization": f"Bearer {TOKEN}"}
+    key = httpx.post(f"{guarded.control}/tenants/acme/keys", headers=admin, trust_env=False).json()["key"]
+    for _ in range(5):
+        assert call(guarded.url, chat("sim", 4), authorization=f"Bearer {key}") == 200
+    opened = console(guarded.control)
+    page = opened.page
+    page.goto(f"{guarded.control}/#policy")
+    page.get_by_label("Admin token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    text = page.get_by_label("Edited policy")
+    for hostile in XSS[:2]:
+        text.fill(f"tenants: {{'{hostile}': {{}}}}")
+        page.get_by_text("Try it", exact=True).click()
+        page.locator("p.bad", has_text=hostile).wait_for()
+        page.get_by_text("Try it", exact=True).and_(page.locator(":enabled")).wait_for()
+    assert page.locator("img, iframe, main script, svg[onload]").count() == 0
+    page.get_by_text("Take the policy in force").click()
+    page.wait_for_function("document.querySelector('textarea.policy').value.includes('acme')")
+    text.fill("tenants: {acme: {limits: {requests: 1/min}}}")
+    page.get_by_text("Try it", exact=True).click()
+    told = page.get_by_role("region", name="Policy in force beside the edited one")
+    told.get_by_text("rate_limited").first.wait_for(timeout=60000)
+    assert opened.violations() == []
+    page.set_viewport_size({"width": 320, "height": 900})
+    page.screenshot(path=str(pictures / "trial-320.png"), full_page=True)
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.screenshot(path=str(pictures / "trial-1280.png"), full_page=True)
     opened.complaints = [words for words in opened.complaints if "401" not in words]

@@ -21,7 +21,6 @@ from gateway.shared.addresses import reachable
 from gateway.shared.control.http_client import transport_to
 
 BODY = 64 * 1024  # bytes of a request
-BODY_WITHIN = 10.0  # seconds
 WITHIN = 120.0  # seconds for all calls
 EVENTS = 100  # that wait to be taken
 TOLD = ("retry-after", "x-request-id")  # headers, beside all that begin with x-weir- or x-ratelimit-

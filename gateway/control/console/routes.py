@@ -3,7 +3,6 @@ sidecars, which the gateway passes on."""
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import re
 from collections.abc import Mapping
@@ -15,9 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.control.console.body import BODY_WITHIN, body_of
 from gateway.control.console.calls import life_of
 from gateway.control.console.files import FOLDER, POLICY, File
-from gateway.control.console.playground import BODY, BODY_WITHIN, Playground, Trial
+from gateway.control.console.playground import BODY, Playground, Trial
 from gateway.control.console.reading import ConsoleReading
 from gateway.control.console.sources import Sources
 from gateway.control.console.stream import WATCHERS, StreamAnswer, Streams
@@ -120,7 +120,7 @@ class ConsoleRoutes:
     async def playground(self, request: Request) -> Response | StreamAnswer:
         """The events of the calls that the body asks for, see playground.py."""
         try:
-            trial = msgspec.json.decode(await _body(request), type=Trial)
+            trial = msgspec.json.decode(await body_of(request, BODY), type=Trial)
         except (msgspec.MsgspecError, UnicodeDecodeError) as mistake:
             return error(400, "bad_body", f"The body is no trial: {mistake}")
         except (ClientDisconnect, TimeoutError, ValueError):
@@ -131,17 +131,6 @@ class ConsoleRoutes:
         if self._playground.busy:
             return error(503, "busy", "Somebody else tries calls just now.", {"retry-after": "5"})
         return StreamAnswer(partial(self._playground.run, trial, addresses[0]))
-
-
-async def _body(request: Request) -> bytes:
-    """Raises ValueError for one that is too long, TimeoutError, ClientDisconnect."""
-    body = bytearray()
-    async with asyncio.timeout(BODY_WITHIN):
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > BODY:
-                raise ValueError("too long")
-    return bytes(body)
 
 
 def _text(text: str) -> Response:

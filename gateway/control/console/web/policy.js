@@ -3,6 +3,7 @@
 import {ask, order, tell} from "./actions.js";
 import {button, choices, el, fillChoices, labelled, Rows, say, table} from "./dom.js";
 import {calls, entries, of, wantCalls} from "./store.js";
+import {trialView} from "./trial.js";
 
 export function policyView() {
   const facts = el("p"), problem = el("section", "card"), diff = el("pre", "code"), yaml = el("pre", "code"), told = el("pre", "code");
@@ -25,9 +26,7 @@ export function policyView() {
   const node = el("section", "", el("h2", "", "Policy in force"), facts, problem, el("div", "buttons", reload),
     el("h2", "", "Last change"), diff, el("h2", "", "What becomes of a call"), explain, told,
     el("h2", "", "Shadow policy"), shadowTitle, shadowNode,
-    el("h2", "", "Try a policy on the calls just recorded"),
-    el("p", "", "Save the calls as a trace, and give both policies to gateway simulate: it runs them beside each other in virtual time."),
-    el("pre", "", "gateway simulate --policy now.yaml --policy next.yaml --trace calls-trace.csv --engines N"),
+    el("h2", "", "Try a policy on the calls just recorded"), trialView(),
     el("div", "buttons", button("Save the calls as a trace", saveTrace)), el("h2", "", "Every field"), yaml);
   let shown = "";
 

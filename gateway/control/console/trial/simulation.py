@@ -1,0 +1,165 @@
+"""Trial of an edited policy: `gateway simulate` on the calls just recorded, under it and under the policy in force.
+
+It runs in a process of its own (`child.py`), bounded in time and memory, of the lowest priority, one at a time. It ends
+with whoever watches it: a page that is closed, or a cancel, kills the process. Of the gateway's loop it takes the
+making of the files, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gateway.control.console.trial.recorded import Recorded
+
+MOST_POLICY = 256 * 1024  # bytes
+WITHIN = 180.0  # seconds
+BEAT = 2.0  # seconds without a word after which the watcher is told that it goes on
+WORDS = 4000  # characters of what it says of a mistake
+REPORT = 16 << 20  # bytes
+NOW, NEXT = "now", "edited"
+
+
+class PolicyTrial(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`policy`: the edited text. `engines` of `profile`: simulated, as `gateway simulate` has them."""
+
+    policy: Annotated[str, Meta(max_length=MOST_POLICY)]
+    engines: Annotated[int, Meta(ge=1, le=64)] = 4
+    profile: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] = "h100-8b"
+
+
+class _Time(msgspec.Struct):
+    p50: float | None = None
+    p99: float | None = None
+
+
+class _Ending(msgspec.Struct):
+    outcome: str
+    count: int
+
+
+class _Figures(msgspec.Struct):
+    offered: int
+    ok: int
+    completion_token_rate: float | None
+    ttft: _Time | None
+    e2e: _Time | None
+    endings: list[_Ending]
+
+
+class _Run(msgspec.Struct):
+    name: str
+    total: _Figures
+    classes: dict[str, _Figures]
+
+
+class _Report(msgspec.Struct):
+    runs: list[_Run]
+
+
+class Trials:
+    """`busy` while one runs."""
+
+    def __init__(self) -> None:
+        self.busy = False
+
+    async def run(self, trial: PolicyTrial, policy: str, load: Recorded) -> AsyncGenerator[bytes, None]:
+        """The events of a trial against `policy`: `begun`, `progress`, then `result` or `failed`."""
+        if self.busy:
+            yield _event("failed", {"text": "Another policy is tried just now."})
+            return
+        self.busy = True
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="weir-trial-"))
+        try:
+            files = {f"{NOW}.yaml": policy.encode(), f"{NEXT}.yaml": trial.policy.encode()}
+            files |= {"calls.csv": load.trace, "scenario.yaml": load.scenario}
+            await asyncio.to_thread(_write, folder, files)
+            yield _event("begun", {"calls": load.calls, "seconds": round(load.seconds)})
+            try:
+                async with asyncio.timeout(WITHIN), contextlib.aclosing(_simulated(trial, folder)) as events:
+                    async for event in events:
+                        yield event
+            except TimeoutError:
+                yield _event("failed", {"text": f"It took more than {WITHIN:g} s, and was ended."})
+        finally:
+            self.busy = False
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _simulated(trial: PolicyTrial, folder: Path) -> AsyncGenerator[bytes, None]:
+    argv = ["-P", "-m", "gateway.control.console.trial.child", "simulate", "--scenario", "scenario.yaml"]
+    argv += ["--policy", f"{NOW}.yaml", "--policy", f"{NEXT}.yaml", "--engines", str(trial.engines)]
+    argv += ["--profile", trial.profile, "--jobs", "1", "--out", "report"]
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, *argv, cwd=folder, env=kept,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert child.stderr is not None  # noqa: S101 # it is a pipe
+        said = ""
+        while True:
+            try:
+                part = await asyncio.wait_for(child.stderr.read(WORDS), BEAT)
+            except TimeoutError:
+                yield b":\n\n"
+                continue
+            if not part:
+                break
+            said = (said + part.decode("utf-8", "replace"))[-WORDS:]
+            yield _event("progress", {"text": said.strip().rpartition("\n")[2]})
+        status = await child.wait()
+        if status in (0, 1):  # 1: an SLO was missed
+            yield _event("result", await asyncio.to_thread(_result, folder / "report" / "report.json"))
+        else:
+            why = said.strip() or f"It ended with status {status}: it may have wanted more memory or time than it gets."
+            yield _event("failed", {"text": why})
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await asyncio.shield(child.wait())
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def _result(file: Path) -> object:
+    """Rows of all calls and of each class: both policies' figures."""
+    with file.open("rb") as opened:
+        report = msgspec.json.decode(opened.read(REPORT), type=_Report)
+    before, after = report.runs
+    names = list(dict.fromkeys([*before.classes, *after.classes]))
+    rows = [["all calls", _told(before.total), _told(after.total)]]
+    rows += [[name, _told(before.classes.get(name)), _told(after.classes.get(name))] for name in names]
+    return {"rows": rows}
+
+
+def _told(figures: _Figures | None) -> object:
+    if figures is None:
+        return None
+    ttft, e2e = figures.ttft or _Time(), figures.e2e or _Time()
+    return {
+        "offered": figures.offered,
+        "ok": figures.ok,
+        "tokens": figures.completion_token_rate,
+        "ttft_p50": ttft.p50,
+        "ttft_p99": ttft.p99,
+        "e2e_p99": e2e.p99,
+        "endings": [[each.outcome, each.count] for each in figures.endings if each.outcome != "ok"],
+    }
+
+
+def _event(name: str, data: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
