@@ -162,6 +162,8 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `media`: Images, audio and files that a prompt may hold. data_urls_only: those in the body itself; any: URLs too,
     which engines will fetch; none: text only.
     `media_hosts`: Hosts from which engines may fetch media although it is data_urls_only, such as [images.example.com].
+    `strip_billing_header`: Take Claude Code's line x-anthropic-billing-header off the system prompt. It changes with
+    every call, so an engine that reads it finds nothing behind it in its prefix cache. vLLM 0.32 leaves it out itself.
     `memory`: Memory for the bodies of all requests while they arrive, wait and are sent. Beyond it requests get 503.
     `share`: Share of that memory for one tenant, or for one address among clients without a key.
     """
@@ -173,6 +175,7 @@ class BodyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_n: Annotated[Count, Bounds(ge=1, le=1024)] = 8
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"
     media_hosts: tuple[HostName, ...] = ()
+    strip_billing_header: bool = False
     memory: Annotated[Bytes, Bounds(ge=1024**2, le=1024**4)] = 512 * 1024**2
     share: Annotated[Share, Bounds(ge=0.01, le=1)] = 0.5
 

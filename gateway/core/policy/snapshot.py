@@ -51,5 +51,6 @@ def call_settings(policy: Policy) -> CallSettings:
         max_n=policy.body.max_n,
         media=policy.body.media,
         media_hosts=frozenset(policy.body.media_hosts),
+        strip_billing_header=policy.body.strip_billing_header,
         block=policy.routing.block,
     )

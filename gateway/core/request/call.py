@@ -75,7 +75,8 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The policy's limits on requests. `class_deadlines`: every class with its deadline in seconds.
 
     `media`: `data_urls_only` (default), `none`, or `any`. With `any` engines fetch whatever URL a client names. With
-    `data_urls_only` they fetch from `media_hosts` only. Raises ValueError where a class has no deadline.
+    `data_urls_only` they fetch from `media_hosts` only. `strip_billing_header`: see
+    `billing_header.py`. Raises ValueError where a class has no deadline.
     """
 
     class_deadlines: dict[str, float] = msgspec.field(
@@ -92,6 +93,7 @@ class CallSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_depth: int = 64
     max_values: int = 100_000  # JSON values and names of fields in a body
     max_text: int = 2 * 1024**2  # bytes of a body, without its media
+    strip_billing_header: bool = False
     block: int = 512  # bytes of the prompt in each hash of `Call.prefix`
     max_blocks: int = 512
     media: Literal["data_urls_only", "any", "none"] = "data_urls_only"

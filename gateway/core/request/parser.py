@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway.core.request.allowed_fields import DECODERS, check_unread
+from gateway.core.request.billing_header import without_billing_line
 from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.headers import asked_class, asked_deadline, sdk_timeout, time_limit
 from gateway.core.request.json_body import BY_GATEWAY, Body, bad_request, body_of, reserved
@@ -77,6 +78,9 @@ def parse(
     if route.generates:
         n, max_tokens = _output(route.kind, fields, prompt, settings)
         hashed = data + msgspec.json.encode(prompt.ids) if prompt.ids else data
+        if prompt.billing:
+            hashed = hashed.replace(prompt.billing.encode(), b"", 1)
+            body = without_billing_line(body, route.kind) if settings.strip_billing_header else body
         prefix = chain(hashed, hash((model, salt)), settings.block, settings.max_blocks)
         if stream and route.usage_option:
             body, option, wants_usage, usage_cut = request_usage(body, fields.stream_options, metered)

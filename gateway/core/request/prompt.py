@@ -29,6 +29,7 @@ class Prompt(msgspec.Struct, gc=False):
     """The prompt of one body, gathered field by field. Methods raise Refused (400), with `param` as the field at fault.
 
     `media_rule`: `data_urls_only`, `none` or `any`. Unless it is `none`, engines may fetch from `media_hosts`.
+    `billing`: the line of Claude Code's that changes with every call (`billing_header.py`), empty: it has none.
     `parts`: texts. `ids`: token ids. `media`, `media_bytes`: number and bytes of images, audio and files.
     """
 
@@ -39,6 +40,7 @@ class Prompt(msgspec.Struct, gc=False):
     media: int = 0
     media_bytes: int = 0
     media_hosts: Container[str] = ()
+    billing: str = ""
     items: int = 0  # messages, prompts, inputs or documents
 
     def count(self, items: int, param: str) -> None:

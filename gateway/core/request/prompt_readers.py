@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from msgspec import UNSET
 
+from gateway.core.request.billing_header import billing_line
 from gateway.core.request.json_body import Body, bad_request
 from gateway.core.request.prompt import Prompt
 
@@ -20,7 +21,11 @@ def _conversation(fields: Body, prompt: Prompt) -> None:
         prompt.raw(fields.tools)
     if fields.chat_template is not None:
         prompt.parts.append(fields.chat_template)
+    parts = prompt.parts
+    first = len(parts)  # the first message's role; its text comes next
     prompt.messages(fields.messages)
+    if parts[first] == "system" and len(parts) > first + 1:
+        prompt.billing = billing_line(parts[first + 1])
     if fields.chat_template_kwargs is not UNSET:
         prompt.raw(fields.chat_template_kwargs)
 
@@ -50,7 +55,9 @@ def _response(fields: Body, prompt: Prompt) -> None:
 
 def _message(fields: Body, prompt: Prompt) -> None:
     prompt.gather(fields.system, "system")
+    line = billing_line(prompt.parts[0]) if prompt.parts else ""
     _conversation(fields, prompt)
+    prompt.billing = line
 
 
 def _embedding(fields: Body, prompt: Prompt) -> None:
