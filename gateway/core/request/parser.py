@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.billing_header import without_billing_line
 from gateway.core.request.allowed_fields import DECODERS, check_unread
-from gateway.core.request.billing_header import without_billing_line
 from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.headers import asked_class, asked_deadline, sdk_timeout, time_limit
 from gateway.core.request.json_body import BY_GATEWAY, Body, bad_request, body_of, reserved

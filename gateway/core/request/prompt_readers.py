@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec import UNSET
 
-from gateway.core.request.billing_header import billing_line
+from gateway.core.billing_header import billing_line
 from gateway.core.request.json_body import Body, bad_request
 from gateway.core.request.prompt import Prompt
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.request.billing_header import LONGEST, billing_line, without_billing_line
+from gateway.core.billing_header import LONGEST, billing_line, without_billing_line
 from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.parser import parse
 from gateway.core.request.routes import ROUTES
