@@ -17,7 +17,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable
-from itertools import count
+from itertools import count, islice
 
 from gateway.core.admission import refusals
 from gateway.core.admission.admission import NO_ENGINES, AdmissionControl
@@ -26,6 +26,7 @@ from gateway.core.admission.decision import KEPT, WANT_OF_ROOM, Reason, Refuse
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.retries import RetryBudget
+from gateway.core.admission.ticket import SCANNED
 from gateway.core.admission.witness import DispatchWitness
 from gateway.core.engines.choice import Choice, usable_of
 from gateway.core.engines.fleet import Engine, Fleet, Hold
@@ -526,6 +527,24 @@ class Dispatch:
     def wait_estimate(self, model: str) -> float:
         """Seconds until all calls that wait now have been served."""
         return self.control.wait_estimate(model, self.clock())
+
+    def foreseen(self, call: Call) -> tuple[int, float | None]:
+        """The place of a call that waits among those of its class, by the order of one tenant, and the seconds until
+        its turn. 0: it is not among the first SCANNED that were looked at; None: nobody knows."""
+        now, model = self.clock(), call.model
+        queues, traffic = self._state(model)
+        line = [ticket for ticket in islice(queues, SCANNED) if ticket.call.class_name == call.class_name]
+        own = next((ticket for ticket in line if ticket.call is call), None)
+        if own is None:
+            return 0, None
+        place = 1 + sum([ticket.key < own.key for ticket in line])
+        ready_in = 0.0
+        if not self.control.served(model):
+            outlook = self.sidecars.outlook(model, now)
+            if outlook is None or outlook.ready_in is None:
+                return place, None
+            ready_in = outlook.ready_in
+        return place, ready_in + traffic.wait(queues, call, now, own)
 
     def engines_wanted(self) -> dict[str, int]:
         """The scaling signal of each model that calls have come for."""

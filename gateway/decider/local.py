@@ -242,6 +242,11 @@ class LocalAdmission:
             self.granted(grant)
         return grant
 
+    def foreseen(self, call: Call) -> str:
+        place, seconds = self._decider.dispatch.foreseen(call)
+        words = f", place {place}" if place else ""
+        return f"{words}, about {max(1.0, seconds):.0f} s" if seconds else words  # 0: nothing has drained yet
+
     def granted(self, grant: LocalGrant) -> None:
         """The call has an engine: the shadow policy is told."""
         if self._verdict is not None:

@@ -11,6 +11,7 @@ import asyncio
 
 from gateway.core.admission import refusals
 from gateway.core.answer.engine_error import engine_error
+from gateway.core.answer.error_event import error_event
 from gateway.core.answer.json_usage import JSONUsage
 from gateway.core.answer.sse_usage import SSEUsage, UsageError
 from gateway.core.request.call import Call
@@ -71,7 +72,8 @@ class Relay:
             return
         self._end = asyncio.get_running_loop().create_future()
         responder.flow(self._hold_up, reply.resume)
-        responder.start(reply.status, self._headers, None if self._call.stream else reply.length)
+        if not responder.started:  # else progress comments went before
+            responder.start(reply.status, self._headers, None if self._call.stream else reply.length)
         # Anthropic's streams end without [DONE]: their last event is told by what was read, so all of it is read.
         whole = self.chunk if isinstance(usage, SSEUsage) and not self._call.route.last_event else None
         reply.relay(self.data, self._done, whole)
@@ -142,7 +144,7 @@ class Relay:
         if self._call.stream:
             advice = STATUS[Outcome.TRUNCATED]
             message = f"The engine failed in the middle of the answer: {self.error}. What came so far is incomplete."
-            responder.write(b"data: %b\n\n" % error_body(message, advice.type, advice.code))
+            responder.write(error_event(self._call.route, error_body(message, advice.type, advice.code)))
             responder.end(close=True)
         else:
             responder.abort()
@@ -162,5 +164,9 @@ class Relay:
             message = f"The engine answered {self.status} and failed in the middle of saying why: {error}."
             raise refusals.wrong_answer(message) from error
         body, self.detail = engine_error(self.status, body)
-        self._responder.send(self.status, self._headers, body)
+        if self._responder.started:  # by progress comments
+            self._responder.write(error_event(self._call.route, body))
+            self._responder.end(close=True)
+        else:
+            self._responder.send(self.status, self._headers, body)
         self.outcome = Outcome.ENGINE_REFUSED if self.status < 500 else Outcome.UPSTREAM

@@ -26,11 +26,12 @@ from gateway.core.admission import refusals
 from gateway.core.admission.decider import Admission, Decider, Grant
 from gateway.core.admission.witness import BatchWitness
 from gateway.core.answer.engine_error import engine_error
+from gateway.core.answer.error_event import error_event
 from gateway.core.policy.snapshot import Snapshot, largest_body
 from gateway.core.request.body_memory import BodyMemory
 from gateway.core.request.call import Call
 from gateway.core.request.cors import preflight, shared_lines
-from gateway.core.request.headers import head_time_limit
+from gateway.core.request.headers import head_time_limit, progress_interval
 from gateway.core.request.model_name import with_model
 from gateway.core.request.not_found import canonical, no_method, no_route
 from gateway.core.request.outcome import Outcome, Refused, refusal_headers
@@ -46,6 +47,7 @@ from gateway.relay.heads import answer_lines, note_trace
 from gateway.relay.large_bodies import LARGE, LargeBodies
 from gateway.relay.merged_call import MergedCalls
 from gateway.relay.outcome_help import outcome_help
+from gateway.relay.progress import Progress
 from gateway.relay.settling import settle_unanswered
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Request, Responder, answer
@@ -210,17 +212,17 @@ class Pipeline:
         live.begun = True
         try:
             if record.reason:
-                self._left(responder, record)
+                self._left(responder, record, route)
             else:
                 await self._serve(request, responder, route, live)
         except Refused as refused:
             if self.large is not None and request.held is not None and not refused.ours:
                 self.large.refused(request.held.owner, request.held.size)
-            self._refuse(refused, responder, record)
+            self._refuse(refused, responder, record, route)
         except asyncio.CancelledError:
             if not record.reason:
                 raise
-            self._left(responder, record)
+            self._left(responder, record, route)
         except Exception:
             self._refuse(refusals.bug(record.request_id), responder, record)
             raise
@@ -263,7 +265,16 @@ class Pipeline:
                 live.unchanged = False
             piece = self.batcher.piece(call) if call.route.merges and self._forwards else None
             if piece is None:
-                with await admission.ask(call) as grant:
+                every = 0.0
+                if call.stream and self._forwards:
+                    every = progress_interval(fields.get(b"x-weir-progress"), snapshot.policy.server.progress)
+                asking = admission.ask(call)
+                if every:
+                    lines = b"x-request-id: %b\r\nx-weir-class: %b\r\n" % (
+                        record.request_id.encode(), call.class_name.encode(),
+                    )  # fmt: skip
+                    asking = Progress(responder, lines, every, partial(admission.foreseen, call)).of(asking)
+                with await asking as grant:
                     if trace is not None:
                         trace.taken_at, trace.woken = grant.hold.taken_at, call.woken
                     await self._exchange(request, responder, live, call, admission, grant)
@@ -314,14 +325,18 @@ class Pipeline:
 
     # -- endings ------------------------------------------------------------------------------------------------
 
-    def _refuse(self, refused: Refused, responder: Responder, record: Record) -> None:
+    def _refuse(self, refused: Refused, responder: Responder, record: Record, route: Route | None = None) -> None:
+        """`route`: of a call; after its progress comments it is told by an error event."""
         headers = self._refusal(refused, record)
-        if responder.started:
+        if responder.started and record.stream and route is not None:
+            responder.write(error_event(route, refused.body()))
+            responder.end(close=True)
+        elif responder.started:
             responder.abort()
         else:
             responder.send(refused.status, headers, refused.body())
 
-    def _left(self, responder: Responder, record: Record) -> None:
+    def _left(self, responder: Responder, record: Record, route: Route) -> None:
         """The task was cancelled: by the client's leaving or reading too slowly, by its deadline, or by the drain."""
         if record.reason == "drain":
             refused = refusals.cut_by_drain()
@@ -335,7 +350,7 @@ class Pipeline:
         if not responder.started:
             responder.send(refused.status, headers, refused.body())
         elif record.stream:
-            responder.write(b"data: %b\n\n" % refused.body())
+            responder.write(error_event(route, refused.body()))
             responder.end(close=True)
         else:
             responder.abort()

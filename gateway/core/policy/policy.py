@@ -277,6 +277,8 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     `write_high_water`: Answer bytes that a client has not read, above which the gateway stops reading from its engine.
     `hosts`: Names in the Host header by which calls may come to a gateway that asks for no keys, such as
     [gateway.internal]. Empty: any name from other machines, localhost alone from this one.
+    `progress`: Time between comments in a stream whose call waits, so that no idle time-out cuts it. The first comment
+    sends status 200: a refusal after it is an error event. null: only for calls that ask with x-weir-progress.
     """
 
     max_connections: Positive = 10_000
@@ -287,6 +289,7 @@ class ServerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_pipelined: Positive = 16
     write_high_water: Buffer = 256 * 1024
     hosts: tuple[HostName, ...] = ()
+    progress: Annotated[Seconds, Bounds(ge=1, le=300)] | None = None
 
 
 class Cors(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Request headers by which a client names its class and its deadline.
 
 `x-weir-class` names a class, `x-weir-deadline-ms` a deadline. A bad value of either is refused with status 400.
+`x-weir-progress` asks for comments while a stream waits.
 `x-stainless-read-timeout` is the read timeout of OpenAI's and Anthropic's SDKs. A bad value of it is ignored.
 """
 
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from gateway.core.request.call import CallSettings
 from gateway.core.request.json_body import bad_request
 from gateway.core.request.outcome import Refused
+
+LONGEST_PROGRESS = 300.0  # seconds
 
 
 def asked_class(header: bytes | None, tier: str | None, settings: CallSettings) -> str:
@@ -40,6 +43,21 @@ def asked_deadline(header: bytes | None, longest: float) -> float:
             "x-weir-deadline-ms",
         )
     return milliseconds / 1000.0
+
+
+def progress_interval(header: bytes | None, default: float | None) -> float:
+    """Seconds between a waiting stream's progress comments, 0: none; `default` (None: none) where no header says.
+    Raises Refused (400) unless it is 0 or from 1 to LONGEST_PROGRESS."""
+    if header is None:
+        return default or 0.0
+    seconds = _decimal(header)
+    if seconds and not 1.0 <= seconds <= LONGEST_PROGRESS:
+        found = header[:80].decode("latin-1")
+        raise bad_request(
+            f"x-weir-progress must be 0 or a number of seconds from 1 to {LONGEST_PROGRESS:.0f}, found {found}",
+            "x-weir-progress",
+        )
+    return seconds
 
 
 def sdk_timeout(headers: Mapping[bytes, bytes]) -> float:

@@ -190,6 +190,10 @@ class RemoteAdmission:
         self._lines = grant.terms.lines or self._lines
         return grant
 
+    def foreseen(self, call: Call) -> str:
+        """Only its decider knows."""
+        return ""
+
     def _note(self, call: Call) -> None:
         """The record of a call that was judged."""
         record = self._record

@@ -1,0 +1,48 @@
+"""Progress of a call that waits, as comments in its stream, so that no idle time-out on the way cuts it.
+
+The first comment sends the answer's head: from then on its status is 200, and a refusal is an error event. A timer
+writes; no coroutine wakes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from gateway.core.admission.decider import Grant
+from gateway.relay.wire.server import Responder
+
+HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+
+
+class Progress:
+    """Comments on one wait, `every` so many seconds. `lines`: of the answer's head. `foreseen`: words about what is
+    left of the wait; empty: nothing is known."""
+
+    __slots__ = ("_began", "_every", "_foreseen", "_lines", "_loop", "_responder", "_timer")
+
+    def __init__(self, responder: Responder, lines: bytes, every: float, foreseen: Callable[[], str]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._responder = responder
+        self._lines = HEAD + lines
+        self._every = every
+        self._foreseen = foreseen
+        self._began = self._loop.time()
+        self._timer = self._loop.call_later(every, self._tell)
+
+    async def of(self, asking: Awaitable[Grant]) -> Grant:
+        """The grant that is asked for, with comments until then."""
+        try:
+            return await asking
+        finally:
+            self._timer.cancel()
+
+    def _tell(self) -> None:
+        responder = self._responder
+        if responder.closed:
+            return
+        if not responder.started:
+            responder.start(200, self._lines)
+        waited = self._loop.time() - self._began
+        responder.write(b": waiting for %d s%b\n\n" % (waited, self._foreseen().encode()))
+        self._timer = self._loop.call_later(self._every, self._tell)

@@ -1,0 +1,202 @@
+"""Progress comments of a stream that waits: openai's and anthropic's clients read through them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import anthropic
+import httpx
+import openai
+import pytest
+import yaml
+
+from gateway.core.admission.decider import Grant
+from gateway.relay.progress import Progress
+from gateway.relay.wire.server import Responder
+from loadtest.processes import Gateway, until
+from loadtest.simulate import vtime
+from tests.e2e.children import SimEngine, post
+
+MESSAGES: Any = [{"role": "user", "content": "hello"}]
+ASKS = {"x-weir-progress": "1"}
+
+
+class Written:
+    """What a responder is told."""
+
+    def __init__(self) -> None:
+        self.closed = self.started = False
+        self.texts: list[str] = []
+
+    def start(self, status: int, headers: bytes) -> None:
+        self.started = True
+        self.texts.append(f"{status} {headers.decode()}")
+
+    def write(self, data: bytes) -> None:
+        self.texts.append(data.decode())
+
+
+def test_comments_come_while_the_call_waits_and_no_longer() -> None:
+    async def main() -> None:
+        written, words = Written(), iter([", place 2, about 9 s", ""])
+        turn: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        progress = Progress(cast("Responder", written), b"a: b\r\n", 5.0, lambda: next(words))
+        asking = asyncio.ensure_future(progress.of(turn))
+        await asyncio.sleep(4.0)
+        assert not written.started, "a short wait costs no status"
+        await asyncio.sleep(7.0)
+        turn.set_result(cast("Grant", None))
+        await asking
+        await asyncio.sleep(20.0)
+        assert written.texts == [
+            "200 content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\na: b\r\n",
+            ": waiting for 5 s, place 2, about 9 s\n\n",
+            ": waiting for 10 s\n\n",
+        ]
+
+    vtime.run(main())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "gone"])
+def test_nothing_is_written_for_a_call_that_is_given_up(how: str) -> None:
+    async def main() -> None:
+        written = Written()
+        turn: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        asking = asyncio.ensure_future(Progress(cast("Responder", written), b"", 5.0, str).of(turn))
+        await asyncio.sleep(1.0)
+        if how == "cancelled":
+            asking.cancel()
+        else:
+            written.closed = True
+        await asyncio.sleep(20.0)
+        asking.cancel()
+        assert not written.texts
+
+    vtime.run(main())
+
+
+# -- with the clients themselves ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[(), ("--workers", "2")], ids=["one process", "two relays"])
+def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """Over one engine, for which calls wait 4 s."""
+    folder: Path = tmp_path_factory.mktemp("progress")
+    engine = SimEngine(folder / "engine.log")
+    tree = {
+        "version": 1,
+        "routing": {"hold_unserved": "4s"},
+        "fleet": {"poll": "100ms", "engines": [{"url": engine.url}]},
+    }
+    (folder / "policy.yaml").write_text(yaml.safe_dump(tree))
+    try:
+        with Gateway(folder / "log", "--policy", str(folder / "policy.yaml"), *request.param) as started:
+            yield started
+    finally:
+        engine.child.stop()
+
+
+def drain(gateway: Gateway, *, over: bool = False) -> None:
+    id = gateway.fleet()["engines"][0]["id"]
+    if over:
+        httpx.delete(f"{gateway.control}/engines/{id}/drain").raise_for_status()
+    else:
+        httpx.post(f"{gateway.control}/engines/{id}/drain").raise_for_status()
+
+
+def back_soon(gateway: Gateway) -> threading.Timer:
+    """The engine is out for a while."""
+    drain(gateway)
+    timer = threading.Timer(2.4, drain, (gateway,), {"over": True})
+    timer.start()
+    return timer
+
+
+@pytest.mark.slow
+def test_the_comments_are_seen_on_the_wire(gateway: Gateway) -> None:
+    timer = back_soon(gateway)
+    body = {"model": "sim", "messages": MESSAGES, "max_tokens": 4, "stream": True}
+    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=ASKS, timeout=20.0) as stream:
+        assert stream.status_code == 200
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        assert stream.headers["x-weir-class"] == "default"
+        lines = [line for line in stream.iter_lines() if line]
+    timer.join()
+    assert lines[0].startswith(": waiting for 1 s")
+    assert lines[1].startswith(": waiting for 2 s")
+    assert lines[-1] == "data: [DONE]"
+
+
+@pytest.mark.slow
+def test_openais_client_reads_through_them(gateway: Gateway) -> None:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=20.0) as client:
+        timer = back_soon(gateway)
+        stream = client.chat.completions.create(
+            model="sim", messages=MESSAGES, max_tokens=4, stream=True, extra_headers=ASKS
+        )
+        assert sum(1 for chunk in stream if chunk.choices and chunk.choices[0].delta.content) >= 1
+        timer.join()
+        drain(gateway)
+        try:
+            with pytest.raises(openai.APIError, match="can be given calls now"):
+                list(client.chat.completions.create(
+                    model="sim", messages=MESSAGES, max_tokens=4, stream=True, extra_headers=ASKS
+                ))  # fmt: skip
+        finally:
+            drain(gateway, over=True)
+    assert until(gateway.idle, 2.0) is not None
+
+
+@pytest.mark.slow
+def test_anthropics_client_reads_through_them(gateway: Gateway) -> None:
+    with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0, timeout=20.0) as client:
+
+        def text() -> str:
+            with client.messages.stream(
+                model="sim", messages=MESSAGES, max_tokens=4, extra_headers=ASKS
+            ) as stream:  # fmt: skip
+                return "".join(stream.text_stream)
+
+        timer = back_soon(gateway)
+        assert text()
+        timer.join()
+        drain(gateway)
+        try:
+            with pytest.raises(anthropic.APIStatusError, match="can be given calls now"):
+                text()
+        finally:
+            drain(gateway, over=True)
+    assert until(gateway.idle, 2.0) is not None
+
+
+@pytest.mark.slow
+def test_what_an_engine_refuses_after_them_is_an_error_event(gateway: Gateway) -> None:
+    timer = back_soon(gateway)
+    body = {
+        "model": "sim",
+        "messages": MESSAGES,
+        "max_tokens": 4,
+        "stream": True,
+        "logprobs": True,
+        "top_logprobs": 1000,
+    }
+    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=ASKS, timeout=20.0)
+    timer.join()
+    assert answer.status_code == 200
+    assert '"error"' in answer.text.rstrip().splitlines()[-1]
+    assert "[DONE]" not in answer.text
+
+
+@pytest.mark.slow
+def test_without_asking_nothing_is_sent_early(gateway: Gateway) -> None:
+    timer = back_soon(gateway)
+    body = {"model": "sim", "messages": MESSAGES, "max_tokens": 4, "stream": True}
+    status, _, answer = post(f"{gateway.url}/v1/chat/completions", body)
+    timer.join()
+    assert (status, b": waiting" in answer) == (200, False)
+    status, _, answer = post(f"{gateway.url}/v1/chat/completions", body, **{"x-weir-progress": "soon"})
+    assert status == 400, answer
