@@ -6,6 +6,7 @@ import csv
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,35 @@ def test_it_says_within_a_minute_who_is_refused_and_why_and_what_to_change(
     assert "429 (rate_limited)" in text
     assert "60/min requests" in text
     assert "tenants.acme.limits" in text
+
+
+WHO = r"^(\w+) of tenant \w+ for sim is refused with (429|503) \((\w+)\): (\d+) of (\d+) calls in the last minute\.$"
+
+
+def test_a_stranger_reads_from_now_who_is_refused_why_and_what_to_change(
+    overloaded: Gateway, console: Callable[..., Console]
+) -> None:
+    """Nothing but the page is read: its first lines, and the row of the class that they name."""
+    page = console(overloaded.control).open()
+    for name, outcome in (("batch", "rate_limited"), ("interactive", "shed")):
+        page.locator(".lines li", has_text=re.compile(rf"{name} of .*\({outcome}\)")).first.wait_for(timeout=60000)
+    lines = [text.splitlines() for text in page.locator(".lines li.bad").all_inner_texts()]
+    found = {}
+    for what, why, change in ([part for part in each if part] for each in lines):
+        who = re.match(WHO, what)
+        assert who is not None, what
+        assert 0 < int(who[4]) <= int(who[5])
+        found[who[1], who[3]] = why, change
+    limit, room = found["batch", "rate_limited"], found["interactive", "shed"]
+    assert limit[0].startswith("Why: The limit of tenant acme in class batch is 60/min requests")
+    assert limit[1].startswith("Change: The engines are not the cause.")
+    assert "class 'interactive' allows 1.0 s" in room[0]
+    assert room[1].startswith("Change: To serve them, add an engine of sim.")
+    names = page.locator("table").first.locator("thead th").all_inner_texts()
+    row = page.locator("table").first.locator("tbody tr", has_text="batch").locator("th, td").all_inner_texts()
+    figures = dict(zip(names, row, strict=True))
+    assert float(figures["refused/s"]) > 0
+    assert float(figures["offered/s"]) > float(figures["admitted/s"])
 
 
 def test_it_can_be_used_by_keyboard_alone(overloaded: Gateway, console: Callable[..., Console]) -> None:

@@ -12,8 +12,8 @@ export function trialView() {
   engines.type = "number"; engines.min = 1; engines.max = 64; engines.value = 4;
   profile.value = "h100-8b"; profile.size = 12;
   state.setAttribute("role", "status");
-  const [node, body] = table(["calls", "offered", "answered now", "edited", "tokens/s now", "edited", "TTFT p50 now", "edited", "TTFT p99 now", "edited",
-    " not answered now", " edited"], "Policy in force beside the edited one");
+  const [node, body] = table(["calls", "offered", "answered: now", "edited", "tokens/s: now", "edited", "TTFT p50: now", "edited", "TTFT p99: now",
+    "edited", " not answered: now", " edited"], "Policy in force beside the edited one");
   node.hidden = true;
   const rows = new Rows(body, fill);
   const run = el("button", "strong", "Try it"), cancel = button("Cancel", () => stop && stop.abort());
@@ -43,7 +43,7 @@ export function trialView() {
     if (!answer.ok) throw new Error((await answer.json()).error.message);
     let of_ = "";
     for await (const [name, data] of eventsOf(answer)) {
-      if (name === "begun") { of_ = count(data.calls) + " calls of " + seconds(data.seconds); say(state, "Simulating " + of_ + "."); }
+      if (name === "begun") { of_ = count(data.calls) + " calls, which came within " + seconds(Math.max(1, data.seconds)); say(state, "Simulating " + of_ + "."); }
       else if (name === "progress") say(state, "Simulating " + of_ + ": " + data.text);
       else if (name === "failed") say(state, data.text, "small bad");
       else {
@@ -57,6 +57,7 @@ export function trialView() {
     + "gateway's machine. Nothing is changed: to go by the edited policy, save it as the policy file."), form, state, node);
 }
 
+const ALIKE = .02;  // a difference that is no news
 const NONE = {offered: 0, ok: 0, tokens: null, ttft_p50: null, ttft_p99: null, endings: []};
 
 function fill(cells, name, [, before, after]) {
@@ -64,7 +65,8 @@ function fill(cells, name, [, before, after]) {
   say(cells[0], name);
   say(cells[1], count(Math.max(now.offered, edited.offered)));
   const pair = (at, shown, key, more) => {
-    const better = now[key] === edited[key] || now[key] === null || edited[key] === null ? "" : edited[key] > now[key] === more ? "good" : "bad";
+    const alike = now[key] === null || edited[key] === null || Math.abs(edited[key] - now[key]) <= ALIKE * Math.max(now[key], edited[key]);
+    const better = alike ? "" : edited[key] > now[key] === more ? "good" : "bad";
     say(cells[at], shown(now[key]));
     say(cells[at + 1], shown(edited[key]), better);
   };
