@@ -132,7 +132,8 @@ class OwnDataPort:
 
     def offer(self) -> tuple[Offer, list[int]]:
         sockets = self._gateway.server.sockets()
-        return Offer(VERSION, self._epoch, self._number, len(sockets), self._inherited.owner), sockets
+        pids = {**({} if self._hub is None else self._hub.relays()), self._number: os.getpid()}
+        return Offer(VERSION, self._epoch, self._number, len(sockets), self._inherited.owner, pids=pids), sockets
 
     def hand_over(self, within: float, decider: str) -> Given:
         gateway, hub = self._gateway, self._hub

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.serve.processes.place import ALIVE, TAKEN
 from loadtest.processes import Child, until
 
 # Children that live, serve, and do nothing; `hang` in the folder of a relay's number ends its signs of life.
@@ -18,7 +19,7 @@ PROGRAM = """
 import os, signal, socket, sys, time
 from pathlib import Path
 from gateway.serve.processes.parent import Parent
-from gateway.serve.processes.place import ALIVE, CLOSING, READY
+from gateway.serve.processes.place import ALIVE, CLOSING, READY, TAKEN
 
 folder = Path(sys.argv[1])
 
@@ -32,7 +33,11 @@ def body(place):
     tell(name, os.getpid(), hash(b"the same in all"), sorted(place.living))
     if (folder / f"{name}-cannot").exists():
         return 2
-    place.beats.send(ALIVE + READY)
+    begun = folder / f"{name}-begins-with"
+    signs = begun.read_bytes() if begun.exists() else READY
+    begun.unlink(missing_ok=True)
+    place.beats.send(ALIVE + signs)
+    tell(name, "has begun")
     while not over:
         time.sleep(0.05)
         if not (folder / f"{name}-{os.getpid()}-hangs").exists():
@@ -116,6 +121,28 @@ def test_one_that_cannot_start_ends_all_with_its_status(tmp_path: Path) -> None:
     (tmp_path / "relay-2-cannot").touch()
     family = Family(tmp_path)
     assert family.child.process.wait(10.0) == 2
+    assert not family.child.group()
+
+
+def test_one_that_is_killed_before_it_serves_is_replaced_where_nobody_else_is_left(tmp_path: Path) -> None:
+    """The gateway that it takes over has been told to stop."""
+    (tmp_path / "decider-0-begins-with").write_bytes(TAKEN)
+    family = Family(tmp_path)
+    try:
+        assert family.said("decider-0 has begun")
+        os.kill(family.wait("decider-0", 1), signal.SIGKILL)
+        family.wait("decider-0", 2)
+        assert len(family.pids("relay-1")) == 1
+    finally:
+        family.child.kill()
+
+
+def test_one_that_is_killed_before_it_serves_ends_all_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "decider-0-begins-with").write_bytes(ALIVE)
+    family = Family(tmp_path)
+    assert family.said("decider-0 has begun")
+    os.kill(family.wait("decider-0", 1), signal.SIGKILL)
+    assert family.child.process.wait(10.0) == 1
     assert not family.child.group()
 
 

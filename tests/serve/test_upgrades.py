@@ -50,6 +50,24 @@ class World:
         os.kill(before, signal.SIGUSR2)
         return until(lambda: self.main() != before, 20.0)
 
+    def children(self) -> set[int]:
+        """Of the process that an operator would signal."""
+        pid = self.main()
+        return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+    def successor(self, before: set[int]) -> tuple[int, int]:
+        """The child that was not there before, and the first child of that: its decider."""
+        found: list[tuple[int, int]] = []
+
+        def there() -> bool:
+            for pid in self.children() - before:
+                children = Path(f"/proc/{pid}/task/{pid}/children")
+                found.extend((pid, int(each)) for each in (children.read_text() if children.exists() else "").split())
+            return bool(found)
+
+        assert until(there, 20.0, every=0.005) is not None, self.output()
+        return found[0]
+
     def output(self) -> str:
         return self.gateway.child.output()
 
@@ -132,6 +150,29 @@ def test_three_upgrades_in_a_row_under_overload_are_noticed_by_nobody(tmp_path: 
         assert set(ended) == {"ok"}, ended
         assert until(lambda: _held(made) == 0, 2.0) is not None
         assert until(lambda: total(f"{made.control}/metrics", "weir_requests_total") == ended["ok"], 5.0) is not None
+
+
+def test_a_successor_whose_decider_is_killed_in_the_middle_of_it_costs_no_call(tmp_path: Path) -> None:
+    """Before it has told the gateway before to stop, after, and once it serves."""
+
+    async def main(made: World) -> Counter[str]:
+        async with Clients(made.url) as clients:
+            for step in range(6):
+                await clients.more(8)
+                before = await asyncio.to_thread(made.children)
+                os.kill(made.main(), signal.SIGUSR2)
+                successor, decider = await asyncio.to_thread(made.successor, before)
+                await asyncio.sleep(0.1 * step)
+                os.kill(decider, signal.SIGKILL)
+                over = lambda pid=successor: not Path(f"/proc/{pid}").exists() or made.main() == pid  # noqa: E731
+                assert await asyncio.to_thread(until, over, 10.0) is not None, made.output()
+            await clients.more(8)
+        return clients.ended
+
+    with world(tmp_path, "--workers", "2") as made:
+        ended = asyncio.run(main(made))
+        assert set(ended) == {"ok"}, ended
+        assert until(lambda: _held(made) == 0, 5.0) is not None
 
 
 def _held(made: World) -> int:

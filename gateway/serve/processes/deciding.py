@@ -18,7 +18,7 @@ from gateway.relay.wire.server import address_of, bound_sockets
 from gateway.serve.assembly import Gateway
 from gateway.serve.hub_of import calls_of, hub_of, relays_of, tell_policy
 from gateway.serve.processes.kept import KeptState, read, read_state, write
-from gateway.serve.processes.place import CLOSING, HANDED, READY, Beats, Place
+from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKEN, Beats, Place
 from gateway.serve.saving import Saving, go_on_from
 from gateway.serve.starting import Options, StartError
 from gateway.serve.upgrade.meeting import Given, Offer
@@ -50,6 +50,9 @@ class RelayedPort:
         self.addresses = [address_of(each, secure) for each in place.data]
         self._file = Path(place.path).with_name("kept")
         self._kept = read(self._file)
+        taken = place.inherited.taken
+        if not (place.first or self._kept.relays) and taken is not None and taken.understood:
+            self._kept.relays = taken.offer.pids  # the decider before this one ended in the middle of taking over
         self._hub = hub_of(gateway, place.epoch, {**place.living, **self._kept.relays}, self._keep)
         self._hub.totals.take(self._kept.left)
         self._server: asyncio.Server | None = None
@@ -73,7 +76,7 @@ class RelayedPort:
         write(self._state, KeptState(self._gateway.clock(), state))
 
     async def take_over(self, taken: TakenOver) -> None:
-        given = await given_by(taken, self._place.path)
+        given = await given_by(taken, self._place.path, lambda: self._beats.tell(TAKEN))
         go_on_from(self._gateway.checkpoints, given.state, 0.0)
         self._hub.totals.take(given.left)
         self._hub.expect(given.relays)
@@ -96,7 +99,8 @@ class RelayedPort:
     def offer(self) -> tuple[Offer, list[int]]:
         place = self._place
         relays, owner = place.inherited.relays + place.relays, place.inherited.owner
-        return Offer(VERSION, place.epoch, relays, len(place.data), owner), [each.fileno() for each in place.data]
+        offer = Offer(VERSION, place.epoch, relays, len(place.data), owner, pids=self._hub.relays())
+        return offer, [each.fileno() for each in place.data]
 
     def hand_over(self, within: float, decider: str) -> Given:
         self._beats.tell(HANDED)

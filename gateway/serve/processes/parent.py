@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gateway.serve.processes.place import ALIVE, CLOSING, HANDED, READY, Place, Role, die_with
+from gateway.serve.processes.place import ALIVE, CLOSING, HANDED, READY, TAKEN, Place, Role, die_with
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.taking import Inherited
 from gateway.shared.service_manager import ServiceManager
@@ -85,6 +85,7 @@ class Parent:
         self._epoch = self._inherited.epoch
         self._begun: set[tuple[Role, int]] = set()  # those that were started once
         self._handed = False  # another gateway has the sockets
+        self._taken = False  # the gateway before stops: nobody else is left to serve
         self._ready: set[tuple[Role, int]] = set()  # those that have served once
         self._terms = 0  # signals to end
         self._asked = 0  # those of them that the decider was told of
@@ -210,6 +211,7 @@ class Parent:
                 self._ready.add((child.place.role, child.place.number))
                 if child.place.role == "decider":
                     self._manager.ready(f"{self._relays} relays and a decider", loops=False)
+            self._taken = self._taken or TAKEN in signs
             if CLOSING in signs:
                 self._close()
             if HANDED in signs:
@@ -257,7 +259,7 @@ class Parent:
             return
         if self._handed:  # the others finish what they have
             return
-        if who not in self._ready:  # it cannot start, and has said why
+        if who not in self._ready and not (self._taken and code < 0):  # it cannot start, and has said why
             self._status = code if code > 0 else 1
             self._terms = 1
             self._decider_gone()

@@ -16,8 +16,9 @@ from gateway.decider.loading import Configuration
 from gateway.serve.upgrade.taking import Inherited
 
 BEAT = 0.2  # seconds between two signs of life
-# From a child: it lives; it serves; nobody may connect any more; another gateway has the sockets.
-ALIVE, READY, CLOSING, HANDED = b".", b"r", b"c", b"h"
+# From a child: it lives; it serves; nobody may connect any more; another gateway has the sockets; the gateway before
+# has been told to stop.
+ALIVE, READY, CLOSING, HANDED, TAKEN = b".", b"r", b"c", b"h", b"t"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Role = Literal["decider", "relay"]

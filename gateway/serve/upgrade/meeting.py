@@ -26,6 +26,7 @@ class Offer(msgspec.Struct, forbid_unknown_fields=True):
 
     `frames`: its version of the messages between relays and decider. `epoch`: of its decider; `relays`: the highest
     number of a relay. `owner`: the paths of unix sockets are its own to remove. `refused`: why it gives nothing.
+    `pids`: as `Given.relays`, but of the moment before.
     """
 
     frames: int = 0
@@ -34,6 +35,7 @@ class Offer(msgspec.Struct, forbid_unknown_fields=True):
     data: int = 0
     owner: bool = True
     refused: str = ""
+    pids: dict[int, int] = {}
 
 
 class Ready(msgspec.Struct, forbid_unknown_fields=True):

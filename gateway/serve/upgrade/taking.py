@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 import msgspec
@@ -118,18 +118,22 @@ def _listens(each: socket.socket) -> bool:
     return each.type == socket.SOCK_STREAM and bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-async def given_by(taken: TakenOver, decider: str) -> Given:
-    """Say that this gateway can serve, and be told what the other one's calls hold. Raises StartError, and then the
-    other goes on."""
+async def given_by(taken: TakenOver, decider: str, said: Callable[[], None] = lambda: None) -> Given:
+    """Say that this gateway can serve, and be told what the other one's calls hold. `said` is called in between: from
+    then on the other stops by itself. Raises StartError, and then the other goes on."""
     if not taken.understood:
         say(
             f"the gateway before (pid {taken.pid}) speaks version {taken.offer.frames} of the frames, and this one "
             f"{VERSION}: it decides for its own calls to their end, and engines' own metrics alone tell of them here"
         )
+    try:
+        taken.connection.sendall(line_of(Ready(decider if taken.understood else "")))
+        said()
+    except OSError as error:  # what it has written before is read all the same
+        say(f"the gateway before (pid {taken.pid}): {error}")
     taken.connection.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=taken.connection, limit=MOST_GIVEN)
     try:
-        writer.write(line_of(Ready(decider if taken.understood else "")))
         async with asyncio.timeout(GIVEN_WITHIN):
             line = await reader.readline()
         if line:
