@@ -147,6 +147,11 @@ class Reporter:
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
         for member in change.join:
+            if member.control.startswith("http:") and not is_local(member.control):
+                self._say(
+                    f"the report token crosses the network to {member.control}, a member of a cluster, in the clear: "
+                    "--control-tls-cert of that gateway hides it"
+                )
             link = self._link(member.control, member.name)
             self._links.append(link)
             self._begin(link, link.run())

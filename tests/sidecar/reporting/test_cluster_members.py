@@ -10,12 +10,15 @@ import pytest
 
 from gateway.shared import protocol
 from gateway.shared.protocol import MAX_MEMBERS, ClusterMember
+from sidecar.core.addresses import Address
+from sidecar.core.config import RelaySettings
 from sidecar.reporting import gateway_link
 from sidecar.reporting.cluster_members import KnownGateway, following
 from tests.sidecar.parts import opened
 from tests.sidecar.reporting.test_reporter import BOOT, TOKEN, reporting, reports, until
 from tests.sidecar.scripted import Scripted, answer, play
 
+ANYWHERE = Address("0.0.0.0", 8003)  # noqa: S104
 A, B, C = (ClusterMember(name=f"{name}:1", control=f"http://10.0.0.{n}:8001") for n, name in enumerate("abc", 1))
 LOCAL = ClusterMember(name="d:1", control="http://127.0.0.1:8001")
 SECURE = ClusterMember(name="e:1", control="https://10.0.0.5:8001")
@@ -71,6 +74,20 @@ def test_no_more_are_followed_than_a_cluster_may_have() -> None:
     assert len(change.join) == MAX_MEMBERS
     full = [learned(member) for member in change.join]
     assert following([known(A.control, *of(1)), known(B.control, *of(101)), *full], relay=True).join == []
+
+
+def test_a_token_that_crosses_the_network_in_the_clear_is_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    async def scene() -> None:
+        member = ClusterMember(name="b:1", control="http://0.0.0.0:1")  # not certainly this machine, and yet it is
+        async with Scripted(cluster("a:1", member)) as first, opened(tmp_path) as manager:
+            told = reporting(manager, first.origin, lines=lines, relay=RelaySettings(listen=ANYWHERE))
+            await until(lambda: len(told.gateways()) == 2)
+            await told.aclose()
+
+    play(scene)
+    assert [line for line in lines if "crosses the network to http://0.0.0.0:1," in line]
 
 
 def cluster(me: str, *members: ClusterMember) -> bytes:

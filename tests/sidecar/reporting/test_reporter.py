@@ -16,6 +16,7 @@ import pytest
 
 from gateway.shared import protocol
 from sidecar.core.addresses import Address
+from sidecar.core.config import RelaySettings
 from sidecar.reporting import gateway_link, reporter
 from sidecar.reporting.reporter import Reporter
 from sidecar.residency.manager import Manager
@@ -41,11 +42,17 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def reporting(manager: Manager, *urls: str, lines: list[str] | None = None, listen: str = "127.0.0.1:8002") -> Reporter:
+def reporting(
+    manager: Manager,
+    *urls: str,
+    lines: list[str] | None = None,
+    listen: str = "127.0.0.1:8002",
+    relay: RelaySettings | None = None,
+) -> Reporter:
     say = (lambda _: None) if lines is None else lines.append
     control = Address.parse(listen)
     assert control is not None
-    found = Reporter(manager, urls, sidecar="box", boot=BOOT, listen=control, token=TOKEN, say=say)
+    found = Reporter(manager, urls, sidecar="box", boot=BOOT, listen=control, relay=relay, token=TOKEN, say=say)
     found.start()
     return found
 
