@@ -16,8 +16,8 @@ SHARE = 0.02  # of this process's time that they may take: a large one is taken 
 
 
 class Saving:
-    """`take` makes a checkpoint, `changes` counts what may have changed it, `save` keeps it where the next decider
-    finds it. Raises OSError where it cannot, which is told once."""
+    """`take` makes a checkpoint, `changes` counts what may have changed it (0: nothing has). `save` keeps it where the
+    next decider finds it, and raises OSError where it cannot, which is told once."""
 
     def __init__(
         self, take: Callable[[], bytes], changes: Callable[[], int], save: Callable[[bytes], Awaitable[None]]
@@ -43,7 +43,7 @@ class Saving:
         while True:
             began, changes = time.perf_counter(), self._changes()
             took = 0.0
-            if changes != self._saved:
+            if changes not in (0, self._saved):
                 state = self._take()
                 took = time.perf_counter() - began
                 await self._try(state, changes)

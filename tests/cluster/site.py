@@ -41,7 +41,7 @@ class Machine:
     takes no reports."""
 
     def __init__(self, site: Site, number: int, url: str, *, shown: str = SHOWN, name: str = "prod", more: str = "",
-                 advertise: str = "", sidecars: str = "", ready: bool = True) -> None:  # fmt: skip
+                 advertise: str = "", sidecars: str = "", policy: str = "", ready: bool = True) -> None:  # fmt: skip
         self.member = advertise or f"127.0.0.1:{free_port()}"
         folder = site.folder / f"machine-{number}"
         folder.mkdir(exist_ok=True)
@@ -49,13 +49,13 @@ class Machine:
         (folder / "token").chmod(0o600)
         (folder / "report").write_text(sidecars)
         (folder / "report").chmod(0o600)
-        policy = folder / "policy.yaml"
-        policy.write_text(
+        file = folder / "policy.yaml"
+        file.write_text(
             f"fleet: {{poll: 100ms, health: 200ms{', sidecars: {token_file: report}' if sidecars else ''}}}\n"
-            "budget: {max_concurrency: 4}\n"
+            f"budget: {{max_concurrency: 4}}\n{policy}"
             f"cluster: {{url: '{url}', name: {name}, token_file: token{more}}}\n"
         )
-        words = ("--workers", "2", "--policy", str(policy), "--engine", site.engine.url, "--log", "none")
+        words = ("--workers", "2", "--policy", str(file), "--engine", site.engine.url, "--log", "none")
         self.gateway = Gateway(folder / "gateway.log", *words, "--advertise", self.member, ready=ready)
 
     @property

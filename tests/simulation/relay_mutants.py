@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.core.engines.fleet import Engine
 from gateway.decider.relays.hub import RelayHub
 from gateway.decider.relays.session import RelaySession
 from gateway.relay.remote.asked import AskedCall
@@ -15,7 +16,9 @@ SETTLED_TWICE = Mutant(
 )  # fmt: skip
 
 # A question of an earlier connection opens its call anew, which nobody will end.
-OPENED_ANEW = Mutant(RelaySession, "_asked", "elif number > self._last or number in self._alive:", "else:")
+OPENED_ANEW = Mutant(
+    RelaySession, "_asked", "if self.told and number <= self._last and number not in self._alive:", "if False:"
+)
 
 # What a dead relay's calls hold does not come back.
 HELD_BY_THE_DEAD = Mutant(RelayHub, "_watch", "if not self._lives(kept.hello.pid)", "if False")
@@ -44,6 +47,11 @@ OUT_OF_ORDER = Mutant(RelayHub, "release", "in sorted(asked, key=lambda each: ea
 
 # A decider does not hear that a client has left.
 CANCEL_LOST = Mutant(RemoteDecider, "finish", "self.link.send(end)", "(left == 'cancelled' or self.link.send(end))")
+
+# A new decider takes one of an engine's rates for another.
+LEARNED_WRONG = Mutant(
+    Engine, "restore", "= saved.tpot, saved.pace, saved.trim", "= saved.pace, saved.tpot, saved.trim"
+)
 
 # What waited is not asked for again.
 FORGOTTEN = Mutant(Link, "_welcome", "if question is not None:", "if False:")

@@ -25,6 +25,7 @@ FOUND = {  # and the seed at which each was found first
     "out of order": (planted.OUT_OF_ORDER, 20),
     "cancel lost": (planted.CANCEL_LOST, 20),
     "forgotten": (planted.FORGOTTEN, 20),
+    "learned wrong": (planted.LEARNED_WRONG, 20),
     "never late": (planted.NEVER_LATE, 20),
 }
 

@@ -223,9 +223,11 @@ class RelaySession:
         number = ask.number
         if number in self.calls or number in self.waiting or number in self._ended:
             return
+        if self.told and number <= self._last and number not in self._alive:
+            return  # it has ended before this connection
         if not self.told or not self.hub.complete:
             self.waiting[number] = ask
-        elif number > self._last or number in self._alive:  # else it has ended before this connection
+        else:
             self.answer(ask)
 
     def answer(self, ask: Ask) -> None:
@@ -364,6 +366,7 @@ class RelaySession:
         """Let the call wait for something. Its end, and its relay's, cancel that."""
         served.task = asyncio.get_running_loop().create_task(self._answered(served, work))
         served.task.add_done_callback(telling("a call of a relay failed"))
+        served.task.add_done_callback(lambda _: work.close())  # where it was cancelled before it began
 
     async def _answered(self, served: ServedCall, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -22,10 +22,11 @@ from gateway.frames.entrance import Entrance, Proof, Token, Unwanted, WordAsk
 from gateway.frames.messages import RelayCounts
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import ApplyError, Gateway
+from gateway.serve.cluster.checkpoints import NOBODY, ReignCheckpoints
 from gateway.serve.cluster.control_ports import control_url, members_of
 from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.near import Near, NearRelays
-from gateway.serve.cluster.store import MemberRecord, Store, opened
+from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened
 from gateway.serve.hub_of import calls_of, hub_of
 from gateway.serve.processes.place import CLOSING, READY, Beats, Place
 from gateway.serve.starting import StartError, say
@@ -79,9 +80,10 @@ class ClusterPort:
         self.addresses = [address_of(each, secure) for each in place.data]
         life = f"{place.parent_started:.6f}-{place.secret[:16]}"
         try:
-            redis = opened(policy.url, policy.user, files.password, files.store_ca)
+            clients = [opened(policy.url, policy.user, files.password, files.store_ca) for _ in range(2)]
             record = MemberRecord(life, place.relays, control_url(place.control, me, secure=secure_control))
-            store = Store(redis, policy.name, me, record, self._token.fingerprint)
+            store = Store(clients[0], policy.name, me, record, self._token.fingerprint)
+            self._learned = ReignCheckpoints(gateway.checkpoints, CheckpointStore(clients[1], policy.name, me))
         except ValueError as error:
             raise StartError(str(error)) from error
         self.membership = Membership(
@@ -119,6 +121,7 @@ class ClusterPort:
             raise StartError(f"cluster.listen {self._listen}: {error.strerror or error}") from error
         self._server = await loop.create_unix_server(self._relays.channel, sock=self._place.inner)
         self.membership.start()
+        self._learned.start()
         self._task = loop.create_task(self._watch())
         self._task.add_done_callback(telling("the cluster is not watched any more"))
         if self._place.first:
@@ -187,6 +190,7 @@ class ClusterPort:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._learned.aclose()
         await self.membership.aclose()
         self._relays.come_again()
         if self._hub is not None:
@@ -199,6 +203,7 @@ class ClusterPort:
         election = self.membership.election
         if election.reign != self._reign:
             old, self._hub, self._reign = self._hub, None, election.reign
+            self._learned.ends()
             if old is not None:
                 task = asyncio.get_running_loop().create_task(old.aclose())
                 task.add_done_callback(telling("the relays of a reign that is over"))
@@ -206,6 +211,7 @@ class ClusterPort:
                 self._hub = self._new_hub(self._reign)
                 self._hub.start()
                 self._tell()
+                self._learned.begins(self._hub)
         line = repr(election.ruler)
         if line != self._said:
             self._said = line
@@ -214,7 +220,7 @@ class ClusterPort:
 
     def _new_hub(self, epoch: int) -> RelayHub:
         gateway, records = self._gateway, self.membership.records
-        expected = dict(self._place.living) | self._relays.pids
+        expected = {NOBODY: os.getpid()} | self._place.living | self._relays.pids
         for name in self.membership.election.awaited - {self.membership.me}:
             record = records.get(name)
             if record is not None:

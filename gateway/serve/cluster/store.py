@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 WITHIN = 0.4  # seconds for an answer
+STATE_WITHIN = 1.0  # seconds for that to a checkpoint's, which a new decider waits for
+KEPT = 3600.0  # seconds that a checkpoint is kept
 TURN = """
 local p, name, life, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local ttl, forgotten, skips = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -99,6 +101,16 @@ end
 if redis.call('EXISTS', p .. 'reign') == 1 then redis.call('HSET', p .. 'reign', 'seen', left) end
 return 1
 """
+SAVE = """
+if redis.call('GET', KEYS[1] .. 'ruler') ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1] .. 'checkpoint', ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+LOAD = """
+local found = redis.call('GET', KEYS[1] .. 'checkpoint')
+if not found then return {} end
+return {found, redis.call('PTTL', KEYS[1] .. 'checkpoint')}
+"""
 NO_REDIS = "cluster: the Python package redis is not installed: pip install 'weir-gateway[cluster]'"
 
 
@@ -166,33 +178,56 @@ class Store:
         """This member ends in good order. Raises StoreError."""
         await self._asked(LEAVE, self._me, self._record.life)
 
-    async def save(self, checkpoint: bytes) -> None:
-        """Keep the soft state of who rules. Raises StoreError."""
-        await self._command("SET", self._prefix + "checkpoint", checkpoint, "EX", 3600)
-
-    async def load(self) -> bytes:
-        """The soft state that was kept last; empty: there is none. Raises StoreError."""
-        found = await self._command("GET", self._prefix + "checkpoint")
-        return found if isinstance(found, bytes) else b""
-
     async def _asked(self, script: str, *arguments: Any) -> Any:
-        return _text(await self._command("EVAL", script, 1, self._prefix, *arguments))
-
-    async def _command(self, *words: Any) -> Any:
-        from redis.exceptions import RedisError  # noqa: PLC0415 # redis is an extra
-
-        try:
-            async with asyncio.timeout(WITHIN):
-                return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call] # redis leaves it so
-        except TimeoutError:
-            await self._redis.connection_pool.disconnect()
-            raise StoreError(f"no answer within {WITHIN:g} s") from None
-        except (RedisError, OSError, ValueError) as error:
-            await self._redis.connection_pool.disconnect()
-            raise StoreError(str(error) or type(error).__name__) from error
+        return _text(await command(self._redis, WITHIN, "EVAL", script, 1, self._prefix, *arguments))
 
     async def aclose(self) -> None:
         await self._redis.aclose()
+
+
+class CheckpointStore:
+    """The checkpoint of the decider that rules `cluster`. A client of its own, so that no turn waits for large answers,
+    or loses its connection with them."""
+
+    def __init__(self, redis: Redis, cluster: str, me: str) -> None:
+        self._redis = redis
+        self._prefix = f"weir:{{{cluster}}}:"
+        self._me = me
+
+    async def save(self, checkpoint: bytes, epoch: int) -> None:
+        """Keep it, if this member rules in this epoch. Raises StoreError."""
+        await self._asked(SAVE, f"{epoch} {self._me}", checkpoint, int(KEPT * 1000))
+
+    async def load(self) -> tuple[bytes, float]:
+        """What was kept last, and how many seconds ago, by the store's clock; empty: there is none. Raises
+        StoreError."""
+        found = await self._asked(LOAD)
+        try:
+            state, left = msgspec.convert(found, tuple[bytes, int])
+        except msgspec.ValidationError:
+            return b"", 0.0
+        return state, max(0.0, KEPT - left / 1000)
+
+    async def _asked(self, script: str, *arguments: Any) -> Any:
+        return await command(self._redis, STATE_WITHIN, "EVAL", script, 1, self._prefix, *arguments)
+
+    async def aclose(self) -> None:
+        await self._redis.aclose()
+
+
+async def command(redis: Redis, within: float, *words: Any) -> Any:
+    """The store's answer. Raises StoreError."""
+    from redis.exceptions import RedisError  # noqa: PLC0415 # redis is an extra
+
+    try:
+        async with asyncio.timeout(within):
+            return await redis.execute_command(*words)  # type: ignore[no-untyped-call] # redis leaves it so
+    except TimeoutError:
+        await redis.connection_pool.disconnect()
+        raise StoreError(f"no answer within {within:g} s") from None
+    except (RedisError, OSError, ValueError) as error:
+        await redis.connection_pool.disconnect()
+        raise StoreError(str(error) or type(error).__name__) from error
 
 
 def _text(answer: Any) -> Any:

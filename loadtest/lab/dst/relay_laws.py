@@ -7,6 +7,7 @@
 - A decider grants nothing before it has been told, and asks in the order of arrival.
 - No call is forgotten: what a relay waits for, its decider knows of.
 - All that a dead relay's calls held comes back within a second.
+- A decider that begins has what the one before had learned, no fuller limits, and no holds.
 
 That every call is answered or refused, and by its deadline, is looked at where clients are (`relay_world.py`).
 """
@@ -18,10 +19,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from gateway.core.admission.queues import Ticket
+from gateway.core.checkpoint import decoded
 from gateway.core.engines.choice import Choice
 from gateway.core.request.call import Call
 from gateway.decider.grant import LocalGrant
 from gateway.frames.messages import GrantTerms, MoveAsk
+from gateway.serve.assembly import Gateway
 from loadtest.lab.dst.relay_parts import Decider, Relay
 
 ARRIVES = 3.0  # seconds that a question may be held back, and a little more
@@ -46,6 +49,21 @@ class RelayLaws:
         self._obeyed: dict[int, GrantTerms] = {}  # by identity: terms that were looked at, kept alive
         self._unknown: dict[tuple[int, int], float] = {}  # a relay's process and a call's number -> since when
         self._epochs: dict[int, Decider] = {}
+
+    def goes_on(self, gateway: Gateway, state: bytes) -> None:
+        """A decider has begun with a checkpoint: it has what was learned, no limit is fuller, and nothing is held."""
+        before, after = decoded(state), decoded(gateway.checkpoints.take())
+        levels = {each.key: each.level for each in before.limits.buckets}
+        for bucket in after.limits.buckets:
+            if bucket.level > levels.get(bucket.key, 0.0):
+                self._wrong(f"{bucket.key} was at {levels.get(bucket.key)}, and is restored at {bucket.level}")
+        for engine in gateway.fleet:
+            if engine.held or engine.in_flight:
+                self._wrong(f"{engine!r} begins with calls that no relay has told of")
+        rates = {each.id: (each.prefill_rate, each.tpot, each.trim) for each in before.engines}
+        for each in after.engines:
+            if each.id in rates and rates[each.id] != (each.prefill_rate, each.tpot, each.trim):
+                self._wrong(f"{each.id} had {rates[each.id]}, and is restored as {each}")
 
     def begins(self, decider: Decider) -> None:
         """Look at this decider from now on."""

@@ -58,6 +58,7 @@ class RelayWorld:
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
         self._ending: set[asyncio.Task[None]] = set()
         self._epoch = 0  # of the last process that began
+        self._state: tuple[float, bytes] | None = None  # the last checkpoint, and when it was taken
         self.deciders: list[Decider] = []
         self.relays: list[Relay] = []
         self.laws = RelayLaws(self.found, self.tell, lambda: self.deciders, lambda: self.relays)
@@ -153,6 +154,9 @@ class RelayWorld:
         for relay in self.relays:
             if relay.ready:
                 look_for_stalls(relay.side)
+        decider = self.ruling
+        if decider is not None and decider.hub.complete:
+            self._state = self._loop.time(), decider.gateway.checkpoints.take(decider.hub.ungranted)
         if not self._over.done():
             self._loop.call_later(LOOK, self._look)
 
@@ -171,6 +175,10 @@ class RelayWorld:
         living = {relay.number: relay.pid for relay in self.relays if relay.dead_at < 0.0}
         hub = hub_of(target.gateway, self._epoch, living, lives=self._lives)
         decider = Decider(target.gateway, hub)
+        if self._state is not None:
+            at, state = self._state
+            target.gateway.checkpoints.restore(state, self._loop.time() - at)
+            self.laws.goes_on(target.gateway, state)
         self.deciders.append(decider)
         self.laws.begins(decider)
         self.tell(f"a decider of epoch {self._epoch} begins")

@@ -1,0 +1,73 @@
+"""Checkpoints of a cluster's decider: who rules saves them in the store, and who rules next begins with the last."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.decider.checkpoint import Checkpoints
+from gateway.decider.relays.hub import RelayHub
+from gateway.serve.cluster.store import CheckpointStore, StoreError
+from gateway.serve.saving import Saving, go_on_from
+from gateway.serve.starting import say
+from gateway.shared.tasks import telling
+
+NOBODY = 0  # stands among the relays that a hub waits for until `begins` is done: no relay has this number
+
+
+class ReignCheckpoints:
+    """The checkpoints of one member's reigns. `checkpoints` makes and takes them."""
+
+    def __init__(self, checkpoints: Checkpoints, store: CheckpointStore) -> None:
+        self._checkpoints = checkpoints
+        self._store = store
+        self._hub: RelayHub | None = None
+        self._saving = Saving(self._take, self._changes, self._save)
+        self._loading: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Save from now on, while this member rules."""
+        self._saving.start()
+
+    def begins(self, hub: RelayHub) -> None:
+        """A reign, whose relays `hub` has. It judges nothing before what the ruler before has learned is there."""
+        self.ends()
+        self._hub = hub
+        self._loading = asyncio.get_running_loop().create_task(self._load(hub))
+        self._loading.add_done_callback(telling("what the ruler before has learned"))
+
+    def ends(self) -> None:
+        """This member rules no more."""
+        self._hub = None
+        if self._loading is not None:
+            self._loading.cancel()
+
+    async def aclose(self) -> None:
+        self.ends()
+        await self._saving.aclose()
+        if self._loading is not None:
+            await asyncio.gather(self._loading, return_exceptions=True)
+        await self._store.aclose()
+
+    async def _load(self, hub: RelayHub) -> None:
+        try:
+            state, passed = await self._store.load()
+        except StoreError as error:
+            say(f"cluster: what the ruler before has learned is left out: the store does not answer: {error}")
+        else:
+            go_on_from(self._checkpoints, state, passed)
+        hub.expect({})
+
+    def _take(self) -> bytes:
+        return self._checkpoints.take(() if self._hub is None else self._hub.ungranted)
+
+    def _changes(self) -> int:
+        """None before it grants: until then the last checkpoint of the ruler before is the better one."""
+        return self._hub.changes if self._hub is not None and self._hub.complete else 0
+
+    async def _save(self, state: bytes) -> None:
+        """Raises OSError."""
+        if self._hub is not None:
+            try:
+                await self._store.save(state, self._hub.epoch)
+            except StoreError as error:
+                raise OSError(f"the store of the cluster: {error}") from error

@@ -1,0 +1,127 @@
+"""Checkpoints of a cluster, in a real Valkey: what the ruler has learned is there for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.core.cluster.election import Turn
+from gateway.serve.cluster import store as module
+from gateway.serve.cluster.store import CheckpointStore, StoreError, opened
+from loadtest.lab.operate.valkey import Valkey
+from loadtest.processes import until
+from tests.cluster.site import Machine, Site, free_port, required_valkey, site
+from tests.cluster.test_cluster import known, took_over
+from tests.cluster.test_store import of
+from tests.e2e.children import Call
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+CALLS = 12
+LIMITED = "limits: {per_tenant: {requests: {rate: 12/h, burst: 12}}}\n"
+
+
+def checkpoints_of(url: str, me: str, cluster: str = "prod") -> CheckpointStore:
+    return CheckpointStore(opened(url, None, None, None), cluster, me)
+
+
+def test_only_who_rules_saves_and_the_age_is_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(url: str) -> None:
+        a, b, store = checkpoints_of(url, "a:1"), checkpoints_of(url, "b:1"), of(url, "a:1")
+        assert await a.load() == (b"", 0.0)
+        view, _ = await store.turn(Turn(number=1, known=0, stand=2, reign=0, seen=frozenset()))
+        assert view.ruler is not None
+        epoch = view.ruler.epoch
+        await b.save(b"of another", epoch)
+        await a.save(b"of another epoch", epoch + 1)
+        assert await a.load() == (b"", 0.0)
+        await a.save(bytes(range(256)), epoch)
+        monkeypatch.setattr(module, "KEPT", module.KEPT + 30.0)  # as if it had been kept 30 s ago
+        state, passed = await b.load()
+        assert state == bytes(range(256))
+        assert 30.0 <= passed < 31.0
+        for each in (a, b, store):
+            await each.aclose()
+
+    required_valkey()
+    with Valkey(tmp_path / "valkey.log", free_port()) as server:
+        asyncio.run(main(server.url))
+    with pytest.raises(StoreError):
+        asyncio.run(checkpoints_of(server.url, "a:1").load())
+
+
+@pytest.fixture
+def two(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Two machines whose tenants have a limit."""
+    with site(tmp_path) as made:
+        for _ in range(2):
+            made.machine(policy=LIMITED)
+        known(made)
+        yield made
+
+
+def used_up(machine: Machine) -> None:
+    calls = [Call(machine.gateway.url, stream=True, max_tokens=64) for _ in range(CALLS)]
+    assert [call.read()[0] for call in calls] == [200] * CALLS
+    assert refused(machine)
+
+
+def refused(machine: Machine) -> bool:
+    return Call(machine.gateway.url, stream=False).read()[0] == 429
+
+
+def learned(machine: Machine) -> dict[str, Any]:
+    (engine,) = machine.gateway.fleet()["engines"]
+    return {name: engine[name] for name in ("prefill_rate", "tpot_s")}
+
+
+def saved(site: Site, machine: Machine) -> None:
+    """Wait until the store has a checkpoint of later than now."""
+
+    async def main() -> None:
+        redis = opened(site.store.url, None, None, None)
+        for _ in range(2):  # the first may have been taken before
+            before = await redis.get("weir:{prod}:checkpoint")
+            refused(machine)  # else nothing has changed, and nothing is saved
+            async with asyncio.timeout(10):
+                while await redis.get("weir:{prod}:checkpoint") == before:
+                    await asyncio.sleep(0.02)
+        await redis.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_machine_that_dies_leaves_levels_and_rates_to_the_next(two: Site) -> None:
+    ruler = two.ruler()
+    (other,) = two.others(ruler)
+    fresh = learned(other)
+    used_up(ruler)
+    saved(two, ruler)
+    before = learned(ruler)
+    assert before["tpot_s"] != fresh["tpot_s"] == learned(other)["tpot_s"]
+    ruler.signal(signal.SIGKILL)
+    took_over(two, other)
+    assert refused(other)
+    assert learned(other) == before
+
+
+def test_a_state_that_is_none_is_told_and_left_out(two: Site) -> None:
+    ruler = two.ruler()
+    (other,) = two.others(ruler)
+    used_up(ruler)
+    saved(two, ruler)
+    ruler.signal(signal.SIGKILL)
+
+    async def spoil() -> None:
+        redis = opened(two.store.url, None, None, None)
+        await redis.set("weir:{prod}:checkpoint", b"no such thing", px=3_600_000)
+        await redis.aclose()
+
+    asyncio.run(spoil())
+    took_over(two, other)
+    assert until(lambda: "has learned is left out: it is no checkpoint" in other.output, 5.0) is not None, other.output
+    assert not refused(other)
