@@ -50,7 +50,11 @@ class Call:
     def __init__(self, url: str, *, stream: bool, max_tokens: int = 8, model: str = "sim") -> None:
         parts = urlsplit(url)
         self.socket = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20)
-        self.socket.sendall(chat(parts.hostname or "", model, "hello", max_tokens=max_tokens, stream=stream))
+        try:
+            self.socket.sendall(chat(parts.hostname or "", model, "hello", max_tokens=max_tokens, stream=stream))
+        except OSError:
+            self.socket.close()
+            raise
         self.answer = http.client.HTTPResponse(self.socket)
 
     def read(self) -> tuple[int, bytes]:

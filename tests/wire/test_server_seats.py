@@ -224,6 +224,28 @@ def test_a_handshake_that_fails_gives_its_seat_back(secure: ssl.SSLContext) -> N
     serve(scenario, tls=secure)
 
 
+def test_a_gentle_drain_waits_for_whoever_shakes_hands_last(secure: ssl.SSLContext, folder: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        last = socket.create_connection(("127.0.0.1", int(rig.server.addresses[-1].rpartition(":")[2])))
+        async with asyncio.timeout(5):
+            while not rig.server.connections:
+                await asyncio.sleep(0.001)
+        drained = asyncio.create_task(rig.server.drain(5, gently=True))
+        await asyncio.sleep(0.005)
+        _, writer = await asyncio.open_connection(sock=last, ssl=trusting(folder, "first"), server_hostname="localhost")
+        try:
+            async with asyncio.timeout(5):
+                while not rig.server.connections:  # the handshake's place is given up, and its connection's taken
+                    await asyncio.sleep(0.001)
+            await asyncio.sleep(0.005)
+            assert not drained.done()
+        finally:
+            writer.transport.abort()
+        await drained
+
+    serve(scenario, tls=secure)
+
+
 def test_a_drain_does_not_wait_for_handshakes(secure: ssl.SSLContext) -> None:
     async def scenario(rig: Rig) -> None:
         silent, half = await rig.client(), await rig.client()

@@ -165,7 +165,8 @@ class Server:
     async def _emptied(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
-                await self._shared.empty.wait()
+                while self._shared.open:  # a handshake leaves before its connection joins
+                    await self._shared.empty.wait()
         except TimeoutError:
             return False
         return True

@@ -54,8 +54,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedStart(msgspec.Struct):
-    """A start: when, of which profile, where, of what size and with how much `free`; `failed`: the kind of failure, if
-    it did."""
+    """A start: when, of which profile, where, of what size and with how much `free`, at its failure if that was less.
+    `failed`: the kind of failure, if it did."""
 
     at: float
     profile: str
@@ -199,8 +199,9 @@ class ResidentEngine:
         """It writes this, and ends."""
         self._says(why.line)
         self.harmed = True
-        self.kill("exit 1")
+        self._tried.free = min(self._tried.free, self._machine.free(self.pid, self.gpus))
         self._tried.failed = why.kind
+        self.kill("exit 1")
         raise failed(why)
 
     def _takes_memory(self, size: int, *, cache: bool) -> None:
