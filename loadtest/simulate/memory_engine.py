@@ -43,7 +43,10 @@ class MemoryEngine:
         self._engine = Engine(config, times=False)
         self._front = Front(config.profile)
         self.limits = Limits(
-            models=(model, *more), max_model_len=config.max_model_len, priorities=False, prompt_details=True
+            models=(model, *more),
+            max_model_len=config.max_model_len,
+            priorities=config.policy == "priority",
+            prompt_details=True,
         )
         self.pace = pace
         self.condition: Condition = "up"

@@ -65,6 +65,7 @@ class _Chat(msgspec.Struct, gc=False):
     ignore_eos: bool = False
     stream_options: _Options | None = None
     cache_salt: str | None = None
+    priority: int = 0
 
 
 class _Text(msgspec.Struct, gc=False):
@@ -76,6 +77,7 @@ class _Text(msgspec.Struct, gc=False):
     ignore_eos: bool = False
     stream_options: _Options | None = None
     cache_salt: str | None = None
+    priority: int = 0
 
 
 class _Pooling(msgspec.Struct, gc=False):
@@ -84,6 +86,7 @@ class _Pooling(msgspec.Struct, gc=False):
     query: str | None = None
     documents: list[str] | None = None
     cache_salt: str | None = None
+    priority: int = 0
 
 
 _CHAT = msgspec.json.Decoder(_Chat)
@@ -213,13 +216,13 @@ def _generated(
     asked: _Chat | _Text, prompt: bytes, most: int | None, form: tuple[bytes, bytes, bytes], limits: Limits
 ) -> Generated:
     model = check_model(limits, asked.model)
+    priority = _priority(asked.priority, limits)
     length = tokens.count(prompt)
     room = output_room(limits, length, most, "max_tokens")
     output, reason = tokens.output_length(prompt, 0, room, least=asked.min_tokens, ignore_end=asked.ignore_eos)
     said = WORD * (output - (reason == "stop"))
-    sequence = Sequence(
-        length, output, hashes=tokens.block_hashes(prompt + said, (model, asked.cache_salt)), reason=reason
-    )
+    hashes = tokens.block_hashes(prompt + said, (model, asked.cache_salt))
+    sequence = Sequence(length, output, hashes=hashes, reason=reason, priority=priority)
     options = asked.stream_options
     counts = options is not None and options.include_usage is True
     always = counts and options is not None and options.continuous_usage_stats is True
@@ -228,10 +231,18 @@ def _generated(
 
 def _pooled(asked: _Pooling, texts: list[bytes], form: tuple[bytes, bytes], limits: Limits) -> Pooled:
     model = check_model(limits, asked.model)
+    priority = _priority(asked.priority, limits)
     sequences = []
     for text in texts:
         length = tokens.count(text)
         output_room(limits, length, None, "input")
         hashes = tokens.block_hashes(text, (model, "pooling", asked.cache_salt))
-        sequences.append(Sequence(length, 0, hashes=hashes, reason="stop"))
+        sequences.append(Sequence(length, 0, hashes=hashes, reason="stop", priority=priority))
     return Pooled(tuple(sequences), form)
+
+
+def _priority(asked: int, limits: Limits) -> int:
+    """The scheduler's priority, which an engine without such scheduling refuses."""
+    if asked and not limits.priorities:
+        raise ApiError(400, f"Got priority {asked} but Priority scheduling is not enabled.")
+    return asked

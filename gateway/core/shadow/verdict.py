@@ -200,9 +200,9 @@ class Verdict:
         booked = ticket is not None and ticket.since < ticket.pushed_at  # its place was promised: no wait is predicted
         self._compare(NONE, NONE, ADMITTED, waits=ticket is not None, predicted=not booked)
         call, own, rules = self._call, self._own, self._rules
-        if engine.priorities:
-            theirs = list(engine.policy.classes).index(call.class_name)
-            ours = rules.rank[own.class_name]
+        order = engine.policy.classes
+        if engine.priorities and self._refused == NONE and call.class_name in order:  # no reload ended its class
+            theirs, ours = list(order).index(call.class_name), rules.rank[own.class_name]
             self._shadow.count("priority", *COMPARED[(ours > theirs) - (ours < theirs)])
         if self._refused != NONE or not call.route.generates:
             return

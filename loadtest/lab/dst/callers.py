@@ -127,6 +127,8 @@ class Callers:
         _, call = self._asked[id(tried)]
         if record.tenant and record.tenant != KEYS[call.key]:
             self._wrong(f"call {record.request_id} of {KEYS[call.key]} is the tenant {record.tenant}'s")
+        if (record.outcome.value, record.status) == ("engine_refused", 400):  # a priority, sent to one that has none
+            self._wrong(f"call {record.request_id} has in it what {record.engine} does not take: {record.reason}")
         if record.outcome.value == "bug":
             self._wrong(f"call {record.request_id} ended without an outcome")
         within = max(call.within, call.upload)

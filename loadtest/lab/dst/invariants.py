@@ -15,7 +15,7 @@ from gateway.core.admission.deadline import too_late
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.choice import Choice, choose
-from gateway.core.engines.fleet import Engine, Hold
+from gateway.core.engines.fleet import Engine, Hold, engine_id
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
@@ -240,7 +240,10 @@ class Invariants:
             running[hold.class_name] += 1
             drained[call.model] += hold.tokens
             used[id, hold.class_name] += hold.tokens
+        ranked = {engine_id(each.url) for each in dispatch.policy.fleet.engines if each.scheduling_policy == "priority"}
         for engine in dispatch.fleet:
+            if engine.priorities != (engine.id in ranked) and engine not in self._gateway.retired:
+                self._wrong(f"{engine.id} is told priorities: {engine.priorities}, unlike the policy")
             found, expected = (
                 (engine.held, engine.in_flight, engine.prefill_queued),
                 (tokens[engine.id], calls[engine.id], prefill[engine.id]),

@@ -8,6 +8,7 @@ import msgspec
 
 from loadtest.engine.engine_config import EngineConfig
 from loadtest.engine.latency import Profile
+from loadtest.engine.scheduler import Policy
 from loadtest.lab.dst.case import Call, EngineSpec
 from loadtest.load.prompts import PATHS
 from loadtest.load.workload import Planned
@@ -48,7 +49,12 @@ def planned(number: int, call: Call) -> Planned:
     return Planned(call.at, call.class_name, msgspec.json.encode(body), fields, path=PATHS[call.kind])
 
 
-def engine_of(machine: EngineSpec, seed: int) -> MemoryEngine:
+def scheduling_of(number: int) -> Policy:
+    """How the extra engine of this number schedules, which the policy that names it says."""
+    return "priority" if number % 2 else "fcfs"
+
+
+def engine_of(machine: EngineSpec, seed: int, scheduling: Policy = "fcfs") -> MemoryEngine:
     """The simulated engine that a machine is."""
     profile = Profile(
         base=machine.step,
@@ -67,5 +73,6 @@ def engine_of(machine: EngineSpec, seed: int) -> MemoryEngine:
         max_num_seqs=machine.sequences,
         max_num_batched_tokens=256,
         max_model_len=(machine.blocks - 1) * 16,
+        policy=scheduling,
     )
     return MemoryEngine(config, model=machine.model, seed=seed)

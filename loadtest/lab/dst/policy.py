@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from loadtest.lab.dst.parts import scheduling_of
+
 # A limit that binds nobody and drains nothing: what it holds was settled.
 DAYS = {"rate": "1/day", "burst": 100_000_000}
 MODES = ("tight", "brownout", "closed")
@@ -26,9 +28,13 @@ class Traits:
     def policy(self, *, twice: bool = False) -> str:
         """A policy in YAML (as JSON, which is YAML). `twice`: it names an engine of the command line's."""
         rng = self._rng
-        urls = [f"http://extra-{number}:8000" for number in range(self._extra) if rng.random() < 0.5]
+        engines = [
+            {"url": f"http://extra-{number}:8000", "scheduling_policy": scheduling_of(number)}
+            for number in range(self._extra)
+            if rng.random() < 0.5
+        ]
         if twice:
-            urls.append("http://engine-0:8000")
+            engines.append({"url": "http://engine-0:8000"})
         tree: dict[str, Any] = {
             "version": 1,
             "classes": self._classes(),
@@ -60,7 +66,7 @@ class Traits:
             "fleet": {
                 "poll": rng.choice(("500ms", "5s", "20s")),
                 "health": rng.choice(("500ms", "2s")),
-                "engines": [{"url": url} for url in urls],
+                "engines": engines,
             },
         }
         if self._sidecars and rng.random() < 0.9:

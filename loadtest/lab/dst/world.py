@@ -22,7 +22,7 @@ from gateway.upstream.client import EngineError
 from loadtest.lab.dst.caches import Telling
 from loadtest.lab.dst.callers import Callers
 from loadtest.lab.dst.case import Call, Case, Event, Hand, Reload, Word
-from loadtest.lab.dst.parts import engine_of, strike
+from loadtest.lab.dst.parts import engine_of, scheduling_of, strike
 from loadtest.lab.dst.sidecars import PlayedSidecar
 from loadtest.simulate.inprocess import GatewayTarget, policy_of
 from loadtest.simulate.memory_engine import MemoryEngine
@@ -52,7 +52,7 @@ class World:
         fixed = [engine_of(machine, number) for number, machine in enumerate(case.fixed)]
         self.memories = {f"engine-{number}:8000": memory for number, memory in enumerate(fixed)}
         for number, machine in enumerate(case.extra):
-            self.memories[f"extra-{number}:8000"] = engine_of(machine, 10 + number)
+            self.memories[f"extra-{number}:8000"] = engine_of(machine, 10 + number, scheduling_of(number))
         self.callers = Callers(case, self.tell, self.found, self._end_if_all)
         self.target = GatewayTarget(
             case.policy.encode(),

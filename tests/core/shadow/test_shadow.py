@@ -141,6 +141,9 @@ def test_a_shadow_with_another_order_of_classes_tells_engines_other_priorities()
     interactive = {"headers": {b"x-weir-class": b"interactive"}, "asked_class": "interactive"}
     assert world.differ()["priority"] == ("more", "less")
     assert world.differ(**interactive)["priority"] == ("less", "more")
+    strict = World(OPEN, ACME)
+    strict.engine.priorities = True
+    assert "priority" not in strict.send(), "the shadow has refused the call: it has no class there"
 
 
 def test_a_shadow_that_holds_no_call_for_an_engine_to_come_back_says_so() -> None:
