@@ -234,7 +234,10 @@ def test_prometheus_and_keda_ask_for_what_there_is() -> None:
         (["--set=gateway.resources.limits.cpu=null"], "auto is all cores of a node"),
         (["--set=autoscaling.enabled=true"], "need policy.cluster"),
         (["--set=sidecar.enabled=true"], "name the models that may run"),
-        (["--set=sidecar.enabled=true", "--set=gateway.replicas=2", "--set=policy.cluster.url=x"], "must be 1"),
+        (
+            ["--set=sidecar.enabled=true", "--set=gateway.replicas=2", "--set=policy.routing.gateways=2"],
+            "name the others",
+        ),
         (["--set=sidecar.file.listen=x"], "values don't meet the specifications of the schema"),
         (["--set=gateway.replica=2"], "replica"),
         (["--set=policy.version=2"], "version"),

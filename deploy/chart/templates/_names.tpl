@@ -48,8 +48,8 @@ capabilities: {drop: [ALL]}
 {{- if and (eq (toString .Values.gateway.workers) "auto") (not (dig "resources" "limits" "cpu" "" .Values.gateway)) -}}
 {{- fail "gateway.workers: auto is all cores of a node without gateway.resources.limits.cpu: give that, or a number" -}}
 {{- end -}}
-{{- if and .Values.sidecar.enabled $many -}}
-{{- fail "sidecar: sidecars report to the one address that a Service has, so gateway.replicas must be 1, without autoscaling" -}}
+{{- if and .Values.sidecar.enabled $many (not .Values.policy.cluster) -}}
+{{- fail "sidecar: a sidecar reports to whichever gateway the Service gives it, and only members of policy.cluster name the others" -}}
 {{- end -}}
 {{- if and .Values.sidecar.enabled (not .Values.sidecar.file.models) -}}
 {{- fail "sidecar.file: name the models that may run, under models" -}}

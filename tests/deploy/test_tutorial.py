@@ -1,0 +1,112 @@
+"""The wheel in a bare environment outside of any checkout, and docs/tutorial.md in it, line by line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.tools import ROOT, imported
+from tests.e2e.children import SimEngine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MODEL = "Qwen/Qwen3-0.6B"
+PAGE = ROOT / "docs/tutorial.md"
+INSTALLING = re.compile(r"python3 -m venv|weir/bin/pip|\. weir/bin/activate")  # the fixture has done that
+# A line that serves goes on in the background until the next one; what follows waits until it is healthy.
+PRELUDE = """\
+set -eu
+server=
+stop() { if [ -n "$server" ]; then kill "$server"; wait "$server" || true; fi; server=; }
+trap stop EXIT
+healthy() {
+    for _ in $(seq 300); do
+        kill -0 "$server"
+        if curl -fso /dev/null http://127.0.0.1:8000/health; then return; fi
+        sleep 0.1
+    done
+    echo "not healthy within 30 s" >&2
+    exit 1
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT], check=True, timeout=300)
+    (found,) = folder.glob("weir_gateway-*.whl")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def script(page: str, data: int, control: int, engine: str) -> str:
+    """The page's console lines as one script, on these ports."""
+    lines = [PRELUDE]
+    for block in re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            command = line.removeprefix("$ ")
+            assert command != line, f"{line!r} is no command"
+            if INSTALLING.match(command):
+                continue
+            lines.append("echo")
+            if command.startswith("gateway serve"):
+                listen = f"--listen 127.0.0.1:{data} --control 127.0.0.1:{control}"
+                command = f"stop; {command} {listen} & server=$!; healthy"
+            elif command.startswith("gateway top"):
+                command += f" --url http://127.0.0.1:{control}"
+            lines.append(command)
+    text = "\n".join([*lines, "stop"]) + "\n"
+    return text.replace("127.0.0.1:8100", engine).replace("127.0.0.1:8000", f"127.0.0.1:{data}")
+
+
+def test_the_page_line_by_line(wheel: Path, tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed (apt-get install curl)")
+    bare = tmp_path / "weir"
+    subprocess.run([sys.executable, "-m", "venv", bare], check=True)
+    install = [bare / "bin/pip", "--disable-pip-version-check", "--quiet", "install"]
+    subprocess.run([*install, "--constraint", ROOT / "constraints.txt", wheel], check=True, timeout=400)
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
+    environment = {**kept, "PATH": f"{bare}/bin:/usr/bin:/bin"}
+    where = [bare / "bin/python", "-c", "import gateway; print(gateway.__file__)"]
+    found = subprocess.run(where, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    assert found.startswith(str(bare)), "not the installed one"
+    with ExitStack() as stack:
+        engine = SimEngine(tmp_path / "engine.log", "--model", MODEL)
+        stack.callback(engine.child.stop)
+        text = script(PAGE.read_text(), free_port(), free_port(), engine.url.removeprefix("http://"))
+        ran = subprocess.run(
+            ["/bin/bash", "-c", text],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stdout[-6000:]
+    assert ran.stdout.count('"chat.completion"') == 3, ran.stdout[-6000:]
+    assert f"Z 200 ok default acme {MODEL} on 127.0.0.1" in ran.stdout
+
+
+def test_twine_finds_nothing_wrong(wheel: Path) -> None:
+    imported("twine")
+    check = [sys.executable, "-m", "twine", "check", "--strict", wheel]
+    ran = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
