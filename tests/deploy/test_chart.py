@@ -19,6 +19,7 @@ import jsonschema
 import pytest
 import yaml
 
+from gateway import __version__
 from gateway.cli.commands import parser_for
 from gateway.cli.files import read_bytes
 from gateway.decider.loading import load
@@ -92,6 +93,10 @@ def test_the_schema_refuses_names_that_it_does_not_know() -> None:
 @pytest.mark.parametrize("case", sorted(CASES.glob("*.yaml")), ids=lambda case: case.stem)
 def test_the_examples_are_of_the_schema(case: Path) -> None:
     jsonschema.validate(yaml.safe_load(case.read_text()), SCHEMA)
+
+
+def test_the_image_is_of_the_version_that_is_here() -> None:
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__
 
 
 def test_templates_use_values_that_there_are() -> None:
