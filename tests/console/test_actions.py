@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def sure(opened: Console, answer: str) -> str:
     return text
 
 
-def test_orders_want_the_token_and_ask_first(guarded: Gateway, console: Callable[..., Console]) -> None:
+def test_orders_want_the_token_and_ask_first(guarded: Gateway, console: Callable[..., Console], pictures: Path) -> None:
     opened = console(guarded.control)
     entered(opened, "not-the-admin-token")
     opened.page.get_by_text("this is not the admin token").wait_for()
@@ -68,6 +69,11 @@ def test_orders_want_the_token_and_ask_first(guarded: Gateway, console: Callable
     row.get_by_text("Load", exact=True).click()
     assert "make room" in sure(opened, "Load")
     row.get_by_text("running", exact=True).wait_for(timeout=60000)
+    gpu = page.locator(".gpu", has_text=re.compile("held by .*phi-3-mini [1-9]"))
+    gpu.wait_for()
+    gpu.scroll_into_view_if_needed()
+    page.screenshot(path=str(pictures / "gpus.png"))
+    assert opened.violations() == []
     told = [words for words in opened.complaints if "401" in words]
     assert told  # the browser tells of each answer that wants the token, and of nothing else
     opened.complaints = [words for words in opened.complaints if words not in told]
