@@ -312,7 +312,7 @@ def test_a_drain_rate_goes_on_and_fades_as_time_passes() -> None:
 
 
 def test_traffic_keeps_places_of_classes_that_there_still_are() -> None:
-    classes = {"default": TrafficClass(), "batch": TrafficClass()}
+    classes = {"default": TrafficClass(), "of_before": TrafficClass()}
     before = ModelTraffic(Policy(classes=classes), BEFORE)
     for name in classes:
         before.bookings[name].book(a_call(class_name=name), 5.0, BEFORE)
