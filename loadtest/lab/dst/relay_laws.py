@@ -223,8 +223,9 @@ class DispatchLaws:
             self._in_order(call)
 
     def _in_order(self, call: Call) -> None:
-        """In the moment in which all have told, calls are asked for in the order of their arrival."""
-        if self._decider.complete_at >= 0.0 or self._decider.hub.first:
+        """In the moment in which all have told, calls are asked for in the order of their arrival. Those that may share
+        an engine's answer are not among them: they have waited for others of their kind first."""
+        if self._decider.complete_at >= 0.0 or self._decider.hub.first or call.route.merges:
             return
         if call.arrived < self._asked:
             self._wrong(f"call {call.request_id} came at {call.arrived:.4f}, and is asked for after a later one")
