@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from gateway.core.admission.admission import SOON
 from gateway.core.admission.bucket import Bucket
+from gateway.core.admission.deadline import MARGIN
 from gateway.core.admission.decision import Foretold, Reason, Refuse
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine
@@ -90,11 +91,14 @@ def lateness(foretold: Foretold, call: Call, now: float) -> str:
         (foretold.wait, "until its turn"),
         (foretold.ttft, "from there to its first token"),
     ]
-    if call.arrived + first <= call.ttft_by or first + writing > call.deadline - call.arrived:
+    if math.isinf(call.ttft_by) or first + writing > call.deadline - call.arrived:
         parts.append((writing, f"to write the {call.expected_tokens} tokens that such answers have"))
         what, target, sum_ = "last token", f"its deadline is {_s(call.deadline - call.arrived)}", first + writing
     else:
-        target = f"class {call.class_name!r} allows {_s(call.ttft_by - call.arrived)}"
+        allowed = call.ttft_by - call.arrived
+        target = f"class {call.class_name!r} allows {_s(allowed)}"
+        if first <= allowed:
+            target += f", of which {_s(MARGIN * allowed)} are kept for the way"
         what, sum_ = "first token", first
     causes = ", ".join([f"{_s(seconds)} {words}" for seconds, words in parts if seconds >= SHOWN])
     return f"its {what} would come after {_s(sum_)}{f' ({causes})' if causes else ''}, and {target}"

@@ -127,6 +127,13 @@ def test_a_kept_place_is_told_to_the_millisecond_and_none_as_do_not_retry(
             "its last token would come after 0.30 s (0.30 s",
         ),
         (a_call(ttft_by=0.25), 0.0, Foretold(ttft=0.3, tpot=0.1), "allows 0.25 s"),
+        (  # in time but for the margin
+            a_call(ttft_by=10.0, deadline=300.0),
+            0.0,
+            Foretold(ready=9.7, ttft=0.1, tpot=0.1),
+            "its first token would come after 9.8 s (9.7 s until its model is ready, 0.10 s from there to its first "
+            "token), and class 'default' allows 10.0 s, of which 0.50 s are kept for the way",
+        ),
         (
             a_call(deadline=0.02),
             0.0,
