@@ -254,7 +254,7 @@ def test_what_only_answers_carry_means_nothing_in_a_request(site: Site) -> None:
             "/v1/realtime",
             {"connection": "Upgrade", "upgrade": "websocket"},
             404,
-            "GET /v1/realtime is not offered here. This",
+            "GET /v1/realtime is not offered here. There are no sessions of speech",
         ),
         ("GET", "/v1/chat/completions/", {}, 405, "it takes POST"),
     ],

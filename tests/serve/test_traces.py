@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -167,8 +168,8 @@ def test_a_callers_trace_goes_through_to_the_engine(tmp_path: Path, workers: str
     assert {span.trace_id.hex() for _, span in collector.heard} == {TRACE}
     assert len(collector.heard) == len(names)
     lines = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    assert [line.get("trace_id") for line in lines] == [TRACE, TRACE, None]
-    assert [line.get("traced") for line in lines] == [True, None, None]
+    told = Counter((line.get("trace_id"), line.get("traced")) for line in lines)  # each process writes its own
+    assert told == {(TRACE, True): 1, (TRACE, None): 1, (None, None): 1}
 
 
 @pytest.mark.slow
