@@ -55,7 +55,7 @@ def repeated(starts: Iterable[TriedStart], asked: Iterable[float]) -> list[Tried
         and after.at < before.at + FIRST_REST
         and before.gpus == after.gpus
         and before.size.starts_as(after.size)
-        and not (before.failed in FULL and after.free > before.free)
+        and not (before.failed in FULL and after.free > before.left)
         and not any(before.at <= at <= after.at for at in asked)
     ]
 

@@ -54,8 +54,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriedStart(msgspec.Struct):
-    """A start: when, of which profile, where, of what size and with how much `free`, at its failure if that was less.
-    `failed`: the kind of failure, if it did."""
+    """A start: when, of which profile, where, of what size and with how much `free`. `failed`: the kind of failure, if
+    it did, with so much `left` to it."""
 
     at: float
     profile: str
@@ -63,6 +63,7 @@ class TriedStart(msgspec.Struct):
     size: Size
     free: int = 0
     failed: str = ""
+    left: int = 0
 
 
 class ResidentEngine:
@@ -199,7 +200,7 @@ class ResidentEngine:
         """It writes this, and ends."""
         self._says(why.line)
         self.harmed = True
-        self._tried.free = min(self._tried.free, self._machine.free(self.pid, self.gpus))
+        self._tried.left = self._machine.free(self.pid, self.gpus)
         self._tried.failed = why.kind
         self.kill("exit 1")
         raise failed(why)
