@@ -51,7 +51,7 @@ def test_every_law_holds(seed: int) -> None:
     [("oom", 20, True), ("oom", 21, False), ("free_memory_too_low", 21, False), ("no_kv", 21, True)],
 )
 def test_a_full_gpu_may_be_tried_with_the_same_claim_once_more_is_free(failed: str, free: int, broken: bool) -> None:
-    before = TriedStart(0.0, "a", (0,), Size(claim=10), free=20, failed=failed)
+    before = TriedStart(0.0, "a", (0,), Size(claim=10), free=30, failed=failed, left=20)
     after = TriedStart(9.0, "a", (0,), Size(claim=10), free=free, failed="no_kv")
     assert repeated([before, after], []) == [before] * broken
 
