@@ -10,18 +10,24 @@ from pathlib import Path
 import pytest
 
 
-def made(folder: Path, name: str) -> ssl.SSLContext:
-    """The server's context for a certificate made here; FOLDER/NAME.pem is what a client has to trust."""
+def certificate(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
+    """A certificate for localhost, which signs itself, and its key: FOLDER/NAME.pem and FOLDER/NAME.key. Skips the test
+    where there is no openssl."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl here to make a certificate with")
-    key, cert = str(folder / f"{name}.key"), str(folder / f"{name}.pem")
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
     subprocess.run(
         [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
+         "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
         check=True,
         capture_output=True,
     )  # fmt: skip
+    return cert, key
+
+
+def made(folder: Path, name: str = "localhost") -> ssl.SSLContext:
+    """A server's context with a certificate made here; FOLDER/NAME.pem is what a client has to trust."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context.load_cert_chain(*certificate(folder, name))
     return context

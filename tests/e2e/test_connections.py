@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from gateway.serve.descriptors import shared_out, warning
 from loadtest.clients.client import chat
 from loadtest.processes import Child, get, until
+from tests.certificates import certificate
 from tests.e2e.children import SimEngine
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -102,23 +101,6 @@ def test_streams_have_their_engines_connection(tmp_path: Path, engine: SimEngine
 
 
 # -- certificates -----------------------------------------------------------------------------------------------------
-
-
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl here to make a certificate with")
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subprocess.run(
-        [
-            *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost"),
-            *("-keyout", str(key), "-out", str(cert)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
 
 
 def shown(port: int, *, own: tuple[Path, Path] | None = None) -> bytes:

@@ -6,7 +6,6 @@ import http.client
 import http.server
 import json
 import resource
-import shutil
 import socket
 import ssl
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 
 from loadtest.clients.client import chat
 from loadtest.processes import Child, Gateway, answers, get, until
+from tests.certificates import certificate as made_certificate
 from tests.e2e.children import ONE_AT_A_TIME, SimEngine, gateway, post
 
 pytestmark = pytest.mark.slow  # a second for each process started
@@ -132,21 +132,7 @@ def test_a_wrong_key_leaves_the_engine_out(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl here to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-            *("-keyout", str(key), "-out", str(cert)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
+    return made_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def started(tmp_path: Path, *arguments: str) -> tuple[Child, str]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import uvloop
 
 from gateway.upstream.client import Client, ClientSettings, parse_origin
 from gateway.upstream.trust import Trust
+from tests.certificates import made
 from tests.wire.client_harness import CHUNKED, OK, PLAIN, Peer, Rig, Taken, chunk, failure, open_fds, run
 
 
@@ -287,19 +286,8 @@ def test_aclose_closes_what_rests_and_lets_the_rest_finish() -> None:
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Trust]:
     """The engine's context, with a certificate of its own for localhost, and the trust of a client in it."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl here to make a certificate with")
     folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-         "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return server, Trust(ca=(folder / "cert.pem").read_text())
+    return made(folder), Trust(ca=(folder / "localhost.pem").read_text())
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix", "tls"])

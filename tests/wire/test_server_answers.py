@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import shutil
 import ssl
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 from gateway.relay.wire.connection import DROP_PAUSE, DROPPED_AT_ONCE, ClientConnection
 from gateway.relay.wire.server import Responder, Server, ServerSettings, answer
 from gateway.relay.wire.states import LINGER
+from tests.certificates import certificate as made_certificate
 from tests.wire.server_harness import ALIVE, TEXT, Recorder, Rig, serve
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -423,22 +422,11 @@ def test_a_successors_unix_socket_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("tls")
-    key, cert = str(folder / "key.pem"), str(folder / "cert.pem")
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl here to make a certificate with")
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    return cert, key
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return made_certificate(tmp_path_factory.mktemp("tls"))
 
 
-def test_tls(certificate: tuple[str, str]) -> None:
+def test_tls(certificate: tuple[Path, Path]) -> None:
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_side.load_cert_chain(*certificate)
     client_side = ssl.create_default_context(cafile=certificate[0])

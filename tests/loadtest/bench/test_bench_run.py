@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import ssl
-import subprocess
 from collections import Counter
 from pathlib import Path
 from statistics import median
@@ -20,6 +19,7 @@ from loadtest.clients.targets import Address, Target
 from loadtest.load.arrivals import Arrivals, Rate
 from loadtest.load.lengths import Length
 from loadtest.load.workload import Sessions
+from tests.certificates import made
 from tests.loadtest.bench_servers import (
     DONE,
     SSE,
@@ -189,14 +189,8 @@ def test_embeddings_have_no_tokens() -> None:
 
 
 def test_over_tls_and_its_errors(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    names = ("-addext", "subjectAltName=DNS:localhost")
-    argv = ["/usr/bin/env", "openssl", "req", *made.split(), *names, "-keyout", key, "-out", cert]
-    subprocess.run(argv, check=True, capture_output=True)
-    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    theirs.load_cert_chain(cert, key)
-    certified = ssl.create_default_context(cafile=cert)
+    theirs = made(tmp_path)
+    certified = ssl.create_default_context(cafile=tmp_path / "localhost.pem")
     two = scenario_of(Arrivals(constant=Rate(50.0)), 0.04)
     with served(always(GOOD), tls=theirs) as server:
         good = sent(Address("localhost", server.port, tls=True), two, tls=certified)

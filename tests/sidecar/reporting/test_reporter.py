@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import socket
-import ssl
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from sidecar.core.config import RelaySettings
 from sidecar.reporting import gateway_link, reporter
 from sidecar.reporting.reporter import Reporter
 from sidecar.residency.manager import Manager
+from tests.certificates import made
 from tests.sidecar.parts import opened
 from tests.sidecar.scripted import Scripted, answer, play
 
@@ -198,25 +196,14 @@ def test_engines_end_only_when_gateways_have_let_go_of_them(tmp_path: Path, monk
 
 
 def test_https_wants_a_certificate_that_the_machine_trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl here to make a certificate with")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context = made(tmp_path)
 
     async def scene() -> None:
         async with Scripted(demand(in_flight=1)) as gateway, opened(tmp_path) as manager:
             server = await asyncio.start_server(gateway._connection, "127.0.0.1", 0, ssl=context)
             url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
             untrusting = reporting(manager, url)
-            monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "localhost.pem"))
             trusting = reporting(manager, url)
             await until(lambda: manager.requests_active("a") == 1 and untrusting.gateways()[0].taken is False)
             assert "certificate verify failed" in untrusting.gateways()[0].error
