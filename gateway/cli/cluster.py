@@ -8,11 +8,11 @@ import time
 
 import msgspec
 
-from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token
+from gateway.cli.control_flags import add_control_flags
+from gateway.cli.files import Mistake, admin_token
 from gateway.control.cluster import ClusterView
-from gateway.shared.command_line import Parser, added, argument
+from gateway.shared.command_line import Parser, added
 from gateway.top.control_client import ControlClient, NoAnswer, Unfit
-from gateway.upstream.client import parse_origin
 
 MISTAKES = (Mistake, Unfit, NoAnswer)
 
@@ -33,13 +33,7 @@ def add_arguments(parser: Parser) -> None:
     actions = parser.add_subparsers(title="commands", required=True, metavar="status")
     does = "say who rules, since when, and who is there"
     status = added(actions.add_parser, "status", help=does, description=f"{does.capitalize()}.", epilog=EXAMPLES)
-    status.add_argument(
-        "--url",
-        default="http://127.0.0.1:8001",
-        type=argument(_member_url),
-        help="control port of a member (default: %(default)s)",
-    )
-    status.add_argument("--token-file", metavar="FILE", help=f"its admin token, else ${TOKEN_VARIABLE}")
+    add_control_flags(status, "a member", "control port of a member")
     status.add_argument("--json", action="store_true", help="what it answers, as JSON")
 
 
@@ -70,13 +64,3 @@ def _member(view: ClusterView, name: str) -> str:
     notes += ["has not told what its calls hold"] * (name in view.awaited)
     notes += ["this gateway"] * (name == view.member)
     return f"{name}   {', '.join(notes)}"
-
-
-def _member_url(url: str) -> str:
-    try:
-        origin = parse_origin(url)
-    except ValueError:
-        origin = None
-    if origin is None or origin.unix:
-        raise ValueError(f"{url!r}: write http://HOST:PORT or https://HOST:PORT, the control port of a member")
-    return url

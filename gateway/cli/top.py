@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token
+from gateway.cli.control_flags import add_control_flags
+from gateway.cli.files import Mistake, admin_token
 from gateway.shared.command_line import argument
 from gateway.shared.files.units import SECONDS
 from gateway.top.show import TopError, show
-from gateway.upstream.client import parse_origin
 
 MISTAKES = (Mistake, TopError)
 
@@ -29,13 +29,7 @@ Exit status 2: a wrong token, or nothing that is a gateway; 1: no answer to --on
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:8001",
-        type=argument(_gateway_url),
-        help="its control port (default: %(default)s)",
-    )
-    parser.add_argument("--token-file", metavar="FILE", help=f"its admin token, else ${TOKEN_VARIABLE}")
+    add_control_flags(parser, "a gateway", "its control port")
     parser.add_argument(
         "--interval",
         default="1s",
@@ -51,16 +45,6 @@ def command(given: argparse.Namespace) -> int:
     """Watch, or print once. Raises Mistake, TopError."""
     token = admin_token(given.token_file, "--token-file")
     return show(given.url, token, given.interval, just_once=given.once, as_json=given.json)
-
-
-def _gateway_url(text: str) -> str:
-    try:
-        origin = parse_origin(text)
-    except ValueError:
-        origin = None
-    if origin is None or origin.unix:
-        raise ValueError(f"{text!r}: write http://HOST:PORT or https://HOST:PORT, the control port of a gateway")
-    return text
 
 
 def _interval(text: str) -> float:

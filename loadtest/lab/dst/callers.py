@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import cast
 
 from gateway.core.admission.witness import Witnesses
 from gateway.core.request.record import Record
-from loadtest.clients.retries import Clients
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.books import Charges, Ledger
 from loadtest.lab.dst.case import KEYS, Call, Case
 from loadtest.lab.dst.invariants import BACKOFF, SLACK, Invariants
-from loadtest.lab.dst.parts import planned
+from loadtest.lab.dst.open_calls import OpenCalls
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget
 from loadtest.simulate.simulated_client import ClientCall, Try
@@ -39,9 +37,9 @@ class Callers:
         self.say = self._tell = tell
         self._wrong = wrong
         self._over = over
+        self.calls = OpenCalls(case.seed, self, tell, wrong, self._end_if_all)
         self._loop = asyncio.get_running_loop()
         self._events = dict(zip(case.numbers, case.events, strict=True))
-        self.open: dict[ClientCall, int] = {}
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
         self._flighty: dict[str, ClientCall] = {}  # by request id: clients that leave as soon as it is their turn
         self._sent: set[bytes] = set()  # request ids that an engine was sent
@@ -64,33 +62,9 @@ class Callers:
 
     # -- the clients --------------------------------------------------------------------------------------------
 
-    def call(self, number: int, call: Call) -> None:
-        """One begins a call."""
-        rng = random.Random(f"{self._case.seed} {number}")  # noqa: S311 # a client's whims
-        client_call = ClientCall(planned(number, call), self, Clients(retries=call.retries), rng, self._ended)
-        self.open[client_call] = number
-        if call.leaves > 0.0:
-            self._loop.call_later(call.leaves, self._leave, client_call)
-        client_call.send()
-        if not call.leaves:  # before anybody has had a turn
-            self._leave(client_call)
-
-    def _leave(self, client_call: ClientCall) -> None:
-        if client_call in self.open:
-            self._tell(f"client of [{self.open[client_call]}] leaves")
-            client_call.leave("left")
-
-    def _ended(self, client_call: ClientCall) -> None:
-        number = self.open.pop(client_call, None)
-        if number is None:
-            self._wrong("a call ended twice")
-        self._tell(f"[{number}] ended: {client_call.tried.outcome}")
-        if not self.open:
-            self._over()
-
     def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
         """To the gateway. What a client asked is remembered for its record."""
-        event = self._events[self.open[client_call]]
+        event = self._events[self.calls.numbers[client_call]]
         assert isinstance(event, Call)  # noqa: S101 # nothing else is sent
         self._asked[id(tried)] = tried, event
         reader = cast("ClientCall", Reader(client_call, event, self._wrong))  # it has all of the surface that is used
@@ -99,13 +73,17 @@ class Callers:
             self._flighty[next(reversed(self._target.records.open))] = client_call
         return leave
 
+    def _end_if_all(self) -> None:
+        if not self.calls.numbers:
+            self._over()
+
     # -- the gateway --------------------------------------------------------------------------------------------
 
     def _granted(self, request_id: str, engine: str) -> None:
         self._tell(f"grant {request_id} on {engine}")
         client_call = self._flighty.pop(request_id, None)
         if client_call is not None:
-            self._loop.call_soon(self._leave, client_call)
+            self._loop.call_soon(self.calls.leave, client_call)
 
     def _whose(self) -> str:
         """The id of the call whose task runs."""

@@ -18,10 +18,10 @@ from gateway.core.request.record import Record
 from gateway.decider.loading import Configuration
 from gateway.frames.channel import Channel
 from gateway.serve.assembly import ApplyError
-from loadtest.clients.retries import Clients
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.case import Call, Reload
-from loadtest.lab.dst.parts import engine_of, planned, strike
+from loadtest.lab.dst.open_calls import OpenCalls
+from loadtest.lab.dst.parts import engine_of, strike
 from loadtest.lab.dst.relay_case import DeciderFault, RelayCase, RelayEvent, RelayFault
 from loadtest.lab.dst.relay_laws import RelayLaws
 from loadtest.lab.dst.relay_parts import ClientLine, Decider, Log, Relay
@@ -54,7 +54,7 @@ class RelayWorld:
         self._memories = [engine_of(machine, number) for number, machine in enumerate(case.fixed)]
         self._coming = len(case.events)
         self._events = dict(zip(case.numbers, case.events, strict=True))
-        self._open: dict[ClientCall, int] = {}
+        self._calls = OpenCalls(case.seed, self, self.tell, self.found, self._end_if_all)
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
         self._ending: set[asyncio.Task[None]] = set()
         self._epoch = 0  # of the last process that began
@@ -98,7 +98,7 @@ class RelayWorld:
         last = case.events[-1].at if case.events else 0.0
         await asyncio.wait((self._over,), timeout=last + LONGEST)
         if not self._over.done():
-            self.found(f"calls without an end: {sorted(self._open.values())}")
+            self.found(f"calls without an end: {sorted(self._calls.numbers.values())}")
         if not self.wrong:
             self._over = loop.create_future()
             await asyncio.wait((self._over,), timeout=SETTLES)
@@ -133,7 +133,7 @@ class RelayWorld:
         self.tell(f"[{number}] {event}")
         match event:
             case Call():
-                self._call(number, event)
+                self._calls.begin(number, event)
             case Fault():
                 for each in event.engines:
                     strike(self._memories[each], event)
@@ -147,7 +147,7 @@ class RelayWorld:
         self._end_if_all()
 
     def _end_if_all(self) -> None:
-        if not self._coming and not self._open:
+        if not self._coming and not self._calls.numbers:
             self._end()
 
     def _look(self) -> None:
@@ -285,36 +285,14 @@ class RelayWorld:
 
     # -- clients ------------------------------------------------------------------------------------------------
 
-    def _call(self, number: int, call: Call) -> None:
-        rng = random.Random(f"{self.case.seed} {number}")  # noqa: S311 # a client's whims
-        client_call = ClientCall(planned(number, call), self, Clients(retries=call.retries), rng, self._ended)
-        self._open[client_call] = number
-        if call.leaves > 0.0:
-            self._loop.call_later(call.leaves, self._leave, client_call)
-        client_call.send()
-        if not call.leaves:  # before anybody has had a turn
-            self._leave(client_call)
-
-    def _leave(self, client_call: ClientCall) -> None:
-        if client_call in self._open:
-            self.tell(f"client of [{self._open[client_call]}] leaves")
-            client_call.leave("left")
-
-    def _ended(self, client_call: ClientCall) -> None:
-        number = self._open.pop(client_call, None)
-        if number is None:
-            self.found("a call ended twice")
-        self.tell(f"[{number}] ended: {client_call.tried.outcome}")
-        self._end_if_all()
-
     def send(self, call: Planned, client_call: ClientCall, tried: Try) -> Callable[[], None]:
         """To a relay that lives; to nobody, where there is none."""
-        event = self._events[self._open[client_call]]
+        event = self._events[self._calls.numbers[client_call]]
         assert isinstance(event, Call)  # noqa: S101 # nothing else is sent
         ready = [relay for relay in self.relays if relay.ready]
         if not ready:
             self._loop.call_soon(client_call.over, False)
-            return partial(self._leave, client_call)
+            return partial(self._calls.leave, client_call)
         relay = ready[len(self._asked) % len(ready)]
         self._asked[id(tried)] = tried, event
         line = ClientLine(Reader(client_call, event, self.found))

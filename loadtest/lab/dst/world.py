@@ -113,7 +113,7 @@ class World:
         last = case.events[-1].at if case.events else 0.0
         await asyncio.wait((self._over,), timeout=last + LONGEST)
         if not self._over.done():
-            self.found(f"calls without an end: {sorted(self.callers.open.values())}")
+            self.found(f"calls without an end: {sorted(self.callers.calls.numbers.values())}")
         if not self.wrong:
             await self._quiet()
         if not self.wrong:
@@ -161,7 +161,7 @@ class World:
             return
         self.tell(f"[{number}] {_words(event)}")
         if isinstance(event, Call):
-            self.callers.call(number, event)
+            self.callers.calls.begin(number, event)
         elif isinstance(event, Reload):
             self._reload(event)
         elif isinstance(event, Hand) and event.engine is None:
@@ -179,7 +179,7 @@ class World:
         self._end_if_all()
 
     def _end_if_all(self) -> None:
-        if not self._coming and not self.callers.open:
+        if not self._coming and not self.callers.calls.numbers:
             self._end()
 
     def _reload(self, reload: Reload) -> None:
