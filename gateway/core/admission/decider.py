@@ -58,8 +58,7 @@ class Grant(Protocol):
     """Permission to use one engine, until it is left or closed. Its engine changes only before the first byte.
 
     `cached`: prompt tokens that the engine has probably cached. `priority`: what the engine is told, lower goes first;
-    0: nothing. `ending`: what the attempt says of its engine; the
-    decider reads it when the grant is closed.
+    0: nothing. `ending`: what the attempt says of its engine; the decider reads it when the grant is closed.
     """
 
     ending: Ending

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import anthropic
-from cells import ENDLESS, HELLO, KEY, LEVEL, MODEL, ROOT, SLOW, check, failing, run
-from pydantic import BaseModel
-
-
-class Reading(BaseModel):
-    river: str
-    level: int
-
+from cells import ENDLESS, HELLO, KEY, LEVEL, MODEL, ROOT, SLOW, Reading, check, failing, run
 
 client = anthropic.Anthropic(base_url=ROOT, api_key=KEY, max_retries=0, timeout=30.0)
 create = client.messages.create
@@ -74,14 +67,4 @@ def cancel() -> None:
         next(iter(events))
 
 
-run(
-    {
-        "messages": messages,
-        "stream": stream,
-        "tools": tools,
-        "structured": structured,
-        "count_tokens": count_tokens,
-        "errors": errors,
-        "cancel": cancel,
-    }
-)
+run(messages, stream, tools, structured, count_tokens, errors, cancel)

@@ -1,7 +1,7 @@
 """Frame of a Python client's program: it runs each cell, and prints a JSON line with the cell's end.
 
-It runs in the clients' own environment, which has nothing of this project. Where it finds the gateway comes from the
-environment. `tests/clients/matrix.py` starts it and reads its lines.
+It runs in the clients' own environment, which has nothing of this project; pydantic is there, as every client needs it.
+Where it finds the gateway comes from the environment. `tests/clients/matrix.py` starts it and reads its lines.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import traceback
 from collections.abc import Callable
 from typing import Any
+
+from pydantic import BaseModel
 
 ROOT = os.environ["WEIR_URL"]
 URL = ROOT + "/v1"
@@ -26,15 +28,22 @@ LEVEL = {
 ENDLESS = {"ignore_eos": True}  # a field of vLLM's
 
 
-def run(cells: dict[str, Callable[[], object]]) -> None:
-    """Run every cell, one after the other."""
-    for name, cell in cells.items():
+class Reading(BaseModel):
+    """The level of a river."""
+
+    river: str
+    level: int
+
+
+def run(*cells: Callable[[], object]) -> None:
+    """Run every cell, one after the other. A cell is called what its function is called."""
+    for cell in cells:
         failure = ""
         try:
             cell()
         except Exception:  # whatever a package raises is that cell's end, and is printed whole
             failure = traceback.format_exc()
-        print(json.dumps({"cell": name, "failure": failure}), flush=True)
+        print(json.dumps({"cell": cell.__name__, "failure": failure}), flush=True)
 
 
 def failing(kind: type[Any], act: Callable[[], object], times: int = 1) -> Any:

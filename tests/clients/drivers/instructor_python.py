@@ -7,16 +7,9 @@ import asyncio
 import anthropic
 import instructor
 import openai
-from cells import HELLO, KEY, MODEL, ROOT, SLOW, URL, check, failing, run
+from cells import HELLO, KEY, MODEL, ROOT, SLOW, URL, Reading, check, failing, run
 from instructor.core.exceptions import InstructorRetryException
 from pydantic import BaseModel, Field
-
-
-class Reading(BaseModel):
-    """The level of a river."""
-
-    river: str
-    level: int
 
 
 class Story(BaseModel):
@@ -75,13 +68,4 @@ def cancel() -> None:
     asyncio.run(main())
 
 
-run(
-    {
-        "tools": tools,
-        "structured": structured,
-        "stream": stream,
-        "messages": messages,
-        "errors": errors,
-        "cancel": cancel,
-    }
-)
+run(tools, structured, stream, messages, errors, cancel)

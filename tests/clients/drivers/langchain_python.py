@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import openai
-from cells import ENDLESS, KEY, LEVEL, MODEL, SLOW, URL, check, failing, run
+from cells import ENDLESS, KEY, LEVEL, MODEL, SLOW, URL, Reading, check, failing, run
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from pydantic import BaseModel
-
-
-class Reading(BaseModel):
-    river: str
-    level: int
-
 
 HELLO = "Why is the river level?"
 
@@ -69,15 +62,4 @@ def cancel() -> None:
     chunks.close()
 
 
-run(
-    {
-        "chat": chat,
-        "stream": stream,
-        "tools": tools,
-        "structured": structured,
-        "embeddings": embeddings,
-        "responses": responses,
-        "errors": errors,
-        "cancel": cancel,
-    }
-)
+run(chat, stream, tools, structured, embeddings, responses, errors, cancel)

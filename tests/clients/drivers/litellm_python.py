@@ -6,14 +6,7 @@ import asyncio
 import json
 
 import litellm
-from cells import ENDLESS, HELLO, KEY, LEVEL, MODEL, ROOT, SLOW, URL, check, failing, run
-from pydantic import BaseModel
-
-
-class Reading(BaseModel):
-    river: str
-    level: int
-
+from cells import ENDLESS, HELLO, KEY, LEVEL, MODEL, ROOT, SLOW, URL, Reading, check, failing, run
 
 HERE = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": KEY}
 HERE_TOO = {"model": f"anthropic/{MODEL}", "api_base": ROOT, "api_key": KEY}
@@ -85,16 +78,4 @@ def cancel() -> None:
     asyncio.run(main())
 
 
-run(
-    {
-        "chat": chat,
-        "stream": stream,
-        "tools": tools,
-        "structured": structured,
-        "embeddings": embeddings,
-        "responses": responses,
-        "messages": messages,
-        "errors": errors,
-        "cancel": cancel,
-    }
-)
+run(chat, stream, tools, structured, embeddings, responses, messages, errors, cancel)

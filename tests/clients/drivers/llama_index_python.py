@@ -5,20 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import openai
-from cells import ENDLESS, KEY, MODEL, SLOW, URL, check, failing, run
+from cells import ENDLESS, KEY, MODEL, SLOW, URL, Reading, check, failing, run
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
-
-
-class Reading(BaseModel):
-    """The level of a river."""
-
-    river: str
-    level: int
-
 
 HELLO = [ChatMessage(role="user", content="Why is the river level?")]
 
@@ -79,14 +70,4 @@ def cancel() -> None:
     asyncio.run(main())
 
 
-run(
-    {
-        "chat": chat,
-        "stream": stream,
-        "tools": tools,
-        "structured": structured,
-        "embeddings": embeddings,
-        "errors": errors,
-        "cancel": cancel,
-    }
-)
+run(chat, stream, tools, structured, embeddings, errors, cancel)

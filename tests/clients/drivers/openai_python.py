@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import openai
-from cells import ENDLESS, HELLO, KEY, LEVEL, MODEL, SLOW, URL, check, failing, run
-from pydantic import BaseModel
-
-
-class Reading(BaseModel):
-    river: str
-    level: int
-
+from cells import ENDLESS, HELLO, KEY, LEVEL, MODEL, SLOW, URL, Reading, check, failing, run
 
 client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0, timeout=30.0)
 create = client.chat.completions.create
@@ -89,15 +82,4 @@ def cancel() -> None:
     answer.close()
 
 
-run(
-    {
-        "chat": chat,
-        "stream": stream,
-        "tools": tools,
-        "structured": structured,
-        "embeddings": embeddings,
-        "responses": responses,
-        "errors": errors,
-        "cancel": cancel,
-    }
-)
+run(chat, stream, tools, structured, embeddings, responses, errors, cancel)

@@ -5,19 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import openai
-from cells import ENDLESS, KEY, MODEL, SLOW, URL, check, failing, run
-from pydantic import BaseModel
+from cells import ENDLESS, KEY, MODEL, SLOW, URL, Reading, check, failing, run
 from pydantic_ai import Agent, Embedder, NativeOutput, ToolOutput
 from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-
-
-class Reading(BaseModel):
-    river: str
-    level: int
-
 
 HELLO = "Why is the river level?"
 BRIEF = {"max_tokens": 8, "temperature": 0.0}
@@ -95,15 +88,4 @@ def cancel() -> None:
     asyncio.run(main())
 
 
-run(
-    {
-        "chat": chat,
-        "stream": stream,
-        "tools": tools,
-        "structured": structured,
-        "embeddings": embeddings,
-        "responses": responses,
-        "errors": errors,
-        "cancel": cancel,
-    }
-)
+run(chat, stream, tools, structured, embeddings, responses, errors, cancel)
