@@ -52,6 +52,7 @@ from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server, ServerSettings
 from gateway.serve.starting import Spans
 from gateway.shared.files.file_status import FileStatus
+from gateway.shared.storage import Storage
 from gateway.shared.vllm.answers import ModelCard
 from gateway.upstream.client import Client, ClientSettings, parse_origin
 from gateway.upstream.trust import Trust
@@ -114,6 +115,7 @@ class Gateway:
             self.fleet, policy, rng, self.clock, self.retries, witnesses.dispatch, wake=self._wake, woken=self._woken
         )
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
+        self.storage: Storage | None = None  # what outlasts the gateway, where the policy wants it
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
         self.limits = LimitBook(policy, witnesses.limits)
         self.bodies = BodyMemory(policy.body.memory, policy.body.share)
@@ -423,6 +425,8 @@ class Gateway:
         for client in self.clients.values():
             client.close()
         await self.recorder.aclose()
+        if self.storage is not None:
+            await self.storage.aclose()
 
 
 def client_settings(policy: Policy) -> ClientSettings:

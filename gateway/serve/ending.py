@@ -77,6 +77,8 @@ async def hand_over(
     within = gateway.policy.timeouts.drain
     manager.succeeded_by(pid)
     given = port.hand_over(within, ready.decider)
+    if gateway.storage is not None:
+        await gateway.storage.aclose()  # the other opens it
     control.stop_accepting()
     await giving.give(given)
     closing = asyncio.ensure_future(_closed(control))

@@ -58,6 +58,7 @@ from gateway.serve.starting import (
     say,
     span_export,
 )
+from gateway.serve.stored import check, opened, storage_of
 from gateway.serve.upgrade.meeting import meeting_point
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.taking import Inherited, TakenOver, inherited
@@ -184,8 +185,7 @@ async def serve(
         except ApplyError as error:
             raise StartError(str(error)) from error
         stack.push_async_callback(gateway.aclose)
-        if options.policy is not None:
-            gateway.sidecars.remember(KnownModels(file_for(options.policy), say))
+        _remember(options, gateway)
         _warn(open_files, configuration.policy)
         port = _data_port(options, gateway, place, configuration, sockets, partial(lost_lines, errors, log))
         stack.push_async_callback(port.aclose)
@@ -227,12 +227,21 @@ async def _listen(
     """Begin to listen, once a gateway that is taken over has stopped. Raises StartError."""
     taken = _taken(place, sockets)
     if taken is not None:
+        await check(gateway.storage)
         await gateway.telemetry.first_contact()  # all that takes time, or may fail, comes first
         await port.take_over(taken)
+    await opened(gateway.storage)
     await _listening(f"--listen {options.listen}", port.listen(context))
     bound = sockets.control if place is None else place.control
     await _listening(f"--control {options.control}", control.start(bound))
     await gateway.telemetry.first_contact()
+
+
+def _remember(options: Options, gateway: Gateway) -> None:
+    """Keep what is to outlast this gateway: names of models, and its storage, which is not opened yet."""
+    if options.policy is not None:
+        gateway.sidecars.remember(KnownModels(file_for(options.policy), say))
+        gateway.storage = storage_of(options.policy, gateway.policy)
 
 
 def _taken(place: Place | None, sockets: Inherited) -> TakenOver | None:

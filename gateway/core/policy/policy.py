@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from gateway.core.policy.cluster import ClusterPolicy
+from gateway.core.policy.storage import StoragePolicy
 from gateway.core.policy.traffic import (
     Batching,
     Breaker,
@@ -343,6 +344,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     this file. `gateway key add` writes it.
     `shaping`: Caps on max_tokens while engines are full. Of those that apply the smallest counts.
     `cluster`: Gateways on several machines, of which one decides for all; null: this one is alone. See docs/scale.md.
+    `storage`: Storage of what outlasts the gateway; null: nothing is kept. See docs/operating.md.
     """
 
     version: Literal[1] = 1
@@ -372,3 +374,4 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     cors: Cors = Cors()
     logging: Logging = Logging()
     cluster: ClusterPolicy | None = None
+    storage: StoragePolicy | None = None

@@ -1,0 +1,232 @@
+"""Storage: one SQLite file for what a gateway keeps longer than it runs, used in one thread and by one gateway.
+
+    storage = Storage(folder)
+    await storage.open()                          # raises StorageError
+    rows = await storage.run(lambda database: database.execute("SELECT ...").fetchall())
+    await storage.aclose()                        # what was asked for before is done first
+
+- `run` is one transaction: committed when the work returns, rolled back when it raises. A commit survives the end of
+  the process, SIGKILL too. A power cut may undo the last ones, never half of one (WAL with synchronous=NORMAL).
+- The event loop never waits for a disk: each call runs in a daemon thread of the storage's own, one after another.
+- The folder is locked (flock), so that two gateways never count or work the same things. The file itself is open to
+  readers, such as a backup by `sqlite3 weir.db .backup`.
+- SCHEMA is the list of the schema's versions. A new version is one more entry at its end; no entry ever changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+NAME = "weir.db"
+APPLICATION = 0x57454952  # "WEIR": the mark of such a file
+# Each entry makes a version of the schema from the one before it, in statements.
+SCHEMA: tuple[tuple[str, ...], ...] = ()
+BUSY_WITHIN = 5.0  # seconds for a reader of the file, such as a backup, to let a commit through
+LOOK = 0.05  # seconds between two tries for the folder's lock
+CLOSED_WITHIN = 10.0  # seconds for the calls before the end; a disk that hangs does not hold up the process
+_WORDS = {
+    sqlite3.SQLITE_FULL: "the disk is full: free space there",
+    sqlite3.SQLITE_READONLY: "it cannot be written: its owner and mode must let this user write",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: its owner and mode must let this user write",
+    sqlite3.SQLITE_NOTADB: "it is no SQLite file: another program's; name another folder",
+    sqlite3.SQLITE_CORRUPT: "it is damaged: restore it from a backup, or move it away and start anew",
+    sqlite3.SQLITE_IOERR: "the disk fails: see the system's log",
+    sqlite3.SQLITE_BUSY: f"another program has kept it locked for {BUSY_WITHIN:g} s",
+}
+
+
+class StorageError(Exception):
+    """The file cannot be used, now or at all; the message says why and what to do."""
+
+
+class Storage:
+    """The file in `folder`. `schema`: in place of SCHEMA."""
+
+    def __init__(self, folder: Path, schema: tuple[tuple[str, ...], ...] = SCHEMA) -> None:
+        self.folder = folder
+        self.file = folder / NAME
+        self._schema = schema
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ends = False
+        self._closed: Future[None] = Future()
+        self._lock = -1  # the folder's descriptor
+        self._database: sqlite3.Connection | None = None
+
+    async def check(self) -> None:
+        """Find what would keep it from being opened, but for another gateway that has it. Raises StorageError."""
+        await self._ask(self._check)
+
+    async def open(self, within: float = 0.0) -> None:
+        """Lock the folder and open the file, made or brought to this version of the schema if need be. `within`:
+        seconds in which another gateway may let go of it. Raises StorageError."""
+        await self._ask(lambda: self._open(within))
+
+    async def run(self, work: Work[T]) -> T:
+        """What the work returns, done in one transaction. A caller that is cancelled leaves the work to its end. Raises
+        StorageError, and what the work raises; then nothing has changed."""
+        return await self._ask(lambda: self._transaction(work))
+
+    async def aclose(self) -> None:
+        """Close it, once what was asked for before is done. It is not opened again."""
+        if not self._ends:
+            self._ends = True
+            self._closed.set_running_or_notify_cancel()
+            self._jobs.put(None)
+        if self._thread is None:  # nothing was ever asked
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSED_WITHIN):
+                await asyncio.shield(asyncio.wrap_future(self._closed))
+
+    # -- on the loop ----------------------------------------------------------------------------------------------
+
+    async def _ask(self, call: Callable[[], T]) -> T:
+        if self._ends:
+            raise StorageError(f"{self.file} is closed")
+        answer: Future[T] = Future()
+        answer.set_running_or_notify_cancel()  # from now on no waiter's cancellation touches it
+        self._jobs.put(lambda: _answer(call, answer))
+        if self._thread is None:
+            # A daemon: a disk that hangs must not keep the process from its end.
+            self._thread = threading.Thread(target=self._serve, name="storage", daemon=True)
+            self._thread.start()
+        return await asyncio.wrap_future(answer)
+
+    # -- in the thread --------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+        self._let_go()
+        self._closed.set_result(None)
+
+    def _check(self) -> None:
+        with self._told(), self._found():
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            if not os.access(self.folder, os.W_OK | os.X_OK):
+                raise StorageError(f"{self.folder}: this user may not write there")
+            if self.file.exists():
+                database = sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_WITHIN)
+                with contextlib.closing(database):
+                    self._version(database)
+
+    def _open(self, within: float) -> None:
+        self._check()
+        with self._told(), self._found():
+            self._take_lock(within)
+            try:
+                self._connect()
+            except BaseException:
+                self._let_go()
+                raise
+
+    def _take_lock(self, within: float) -> None:
+        self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        until = time.monotonic() + within
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    self._let_go()
+                    raise StorageError(
+                        f"{self.folder}: another gateway uses this storage: end it, or name another folder"
+                    ) from None
+                time.sleep(LOOK)
+            else:
+                return
+
+    def _connect(self) -> None:
+        os.close(os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # Transactions are begun and ended here: isolation_level None.
+        database = self._database = sqlite3.connect(self.file, timeout=BUSY_WITHIN, isolation_level=None)
+        version = self._version(database)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA foreign_keys = ON")
+        for number, statements in enumerate(self._schema[version:], version + 1):
+            self._transaction(partial(_migrate, version=number, statements=statements))
+
+    def _version(self, database: sqlite3.Connection) -> int:
+        """The version of the file's schema. Raises StorageError for one that this gateway cannot use."""
+        version = int(database.execute("PRAGMA user_version").fetchone()[0])
+        mark = int(database.execute("PRAGMA application_id").fetchone()[0])
+        if mark != APPLICATION and (mark or database.execute("SELECT 1 FROM sqlite_schema").fetchone()):
+            raise StorageError(f"{self.file}: it is another program's: name another folder")
+        if version > len(self._schema):
+            raise StorageError(
+                f"{self.file}: a newer gateway has written it (version {version}, and this one knows "
+                f"{len(self._schema)}): start the newer one, or name another folder"
+            )
+        return version
+
+    def _transaction(self, work: Work[T]) -> T:
+        database = self._database
+        if database is None:
+            raise StorageError(f"{self.file} is not open")
+        with self._told():
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                value = work(database)
+                database.execute("COMMIT")
+            finally:
+                if database.in_transaction:  # it has failed; a full disk may have rolled it back already
+                    database.execute("ROLLBACK")
+            return value
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """SQLite's errors, but for the work's own mistakes, in words of the operator's."""
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without its extension
+            raise StorageError(f"{self.file}: {_WORDS.get(code, error)}") from error
+
+    @contextlib.contextmanager
+    def _found(self) -> Iterator[None]:
+        """The system's errors about folder and file, the same."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"{error.filename or self.folder}: {error.strerror or error}") from error
+
+    def _let_go(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _migrate(database: sqlite3.Connection, version: int, statements: tuple[str, ...]) -> None:
+    for statement in statements:
+        database.execute(statement)
+    database.execute(f"PRAGMA application_id = {APPLICATION}")
+    database.execute(f"PRAGMA user_version = {version}")
+
+
+def _answer(call: Callable[[], T], answer: Future[T]) -> None:
+    try:
+        answer.set_result(call())
+    except BaseException as error:  # whoever waits is told; the thread is for the next call too
+        answer.set_exception(error)

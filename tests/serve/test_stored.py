@@ -1,0 +1,93 @@
+"""Storage of gateways that run: one at a time, over upgrades, and none that cannot be opened."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.storage import StoragePolicy
+from gateway.serve.starting import StartError
+from gateway.serve.stored import check, opened, storage_of
+from gateway.shared.storage import Storage
+from loadtest.processes import until
+from tests.serve.test_upgrades import POLICY, world
+
+STORED = f"{POLICY}storage: {{folder: kept}}\n"
+
+
+def locked(folder: Path) -> bool:
+    """Whether a gateway uses the folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
+def test_upgrades_and_a_killed_decider_pass_it_on(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with world(tmp_path, *words, policy=STORED) as made:
+        assert locked(tmp_path / "kept")
+        for _ in range(2):
+            assert made.signalled() is not None, made.output()
+            assert until(lambda: locked(tmp_path / "kept"), 10.0) is not None, made.output()
+        if words:
+            os.kill(next(iter(sorted(made.children()))), signal.SIGKILL)
+            assert until(lambda: not locked(tmp_path / "kept"), 10.0, every=0.001) is not None
+            assert until(lambda: locked(tmp_path / "kept"), 20.0) is not None, made.output()
+    assert until(lambda: not locked(tmp_path / "kept"), 10.0) is not None
+
+
+def newer(folder: Path) -> None:
+    database = sqlite3.connect(folder / "weir.db")
+    database.execute("PRAGMA user_version = 1000")
+    database.execute("PRAGMA application_id = 1464158546")
+    database.close()
+
+
+def stored(folder: Path) -> Storage:
+    found = storage_of(folder / "policy.yaml", Policy(storage=StoragePolicy(folder="kept")))
+    assert found is not None
+    return found
+
+
+def test_a_file_that_cannot_be_used_keeps_the_gateway_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        first = stored(tmp_path)
+        await opened(first)
+        second = stored(tmp_path)
+        await check(second)
+        with pytest.raises(StartError, match=r"^storage: .*kept: another gateway uses this storage"):
+            await opened(second)
+        await first.aclose()
+        newer(tmp_path / "kept")
+        with pytest.raises(StartError, match=r"^storage: .*weir\.db: a newer gateway has written it"):
+            await check(second)
+        await second.aclose()
+
+    monkeypatch.setattr("gateway.serve.stored.LET_GO_WITHIN", 0.0)
+    asyncio.run(scenario())
+
+
+def test_a_policy_without_one_keeps_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        storage = storage_of(tmp_path / "policy.yaml", Policy())
+        assert storage is None
+        await check(storage)
+        await opened(storage)
+
+    asyncio.run(scenario())
+    assert list(tmp_path.iterdir()) == []
