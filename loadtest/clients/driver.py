@@ -158,12 +158,13 @@ class Driver:
         if planned.session is not None:
             self._talking -= 1
             if result.outcome == "ok" and self._sending:
-                self._follow(planned.session.follow(said, result.finished))
+                for then in planned.session.follow(said, result.finished):
+                    self._follow(then)
         if self._all_sent() if self._sending else not self.sender.open:
             self._changed.set()
 
-    def _follow(self, then: Planned | None) -> None:
-        if then is not None and then.at < self._load.seconds:
+    def _follow(self, then: Planned) -> None:
+        if then.at < self._load.seconds:
             self._waiting += 1
             asyncio.get_running_loop().call_later(max(0.0, then.at - self.now), self._turn, then)
 

@@ -138,22 +138,42 @@ class RequestOrigin(msgspec.Struct, frozen=True):
 
 
 class Conversation:
-    """One session. Its requests have the numbers from `index` on, as many as it has `turns`."""
+    """One session's agent, or a sub-agent of it. Its requests have the numbers from `index` on, as many as it has
+    `turns`; after them come those of its sub-agents, up to `end`."""
 
-    def __init__(self, sender: RequestOrigin, sessions: Sessions, rng: random.Random, index: int) -> None:
-        self.turns = sessions.turns.draw(rng)
+    def __init__(
+        self, sender: RequestOrigin, sessions: Sessions, rng: random.Random, index: int, parent: Conversation | None
+    ) -> None:
         self._sessions = sessions
         self._sender = sender
         self._rng = rng
         self._index = index
-        self._name = f"s{index}"
-        self._fields = sender.fields | {b"x-weir-session": self._name.encode()}
-        self._messages, self._read = sender.writer.opening(rng)
         self._turn = 0
+        self._starts: list[tuple[int, Conversation]] = []  # sub-agents, and the turns at whose answers they begin
+        agents = sessions.subagents
+        if parent is None:
+            self.turns = sessions.turns.draw(rng)
+            self._name = f"s{index}"
+            self._opening = sender.writer.opening(rng)
+        else:
+            assert agents is not None  # noqa: S101 # it is one
+            self.turns = agents.turns.draw(rng)
+            self._name, self._opening = parent._name, parent._opening  # of its own kind
+        self._messages, self._read = self._opening
+        self._fields = sender.fields | {b"x-weir-session": self._name.encode()}
+        self.end = index + self.turns
+        if parent is None and agents is not None and rng.random() < agents.share:
+            for _ in range(agents.count.draw(rng)):
+                agent = Conversation(sender, sessions, random.Random(rng.getrandbits(64)), self.end, self)  # noqa: S311
+                self._starts.append((rng.randint(1, self.turns), agent))
+                self.end = agent.end
 
     def next(self, at: float) -> Planned:
         """The next turn, to be sent at `at`."""
         writer, tenant = self._sender.writer, self._sender.tenant
+        context = self._sessions.context
+        if context is not None and self._read > context:
+            self._messages, self._read = self._opening
         self._messages, written = writer.turn(self._messages, self._read, self._rng)
         self._read = written.prompt
         name, turn = writer.kind.class_name, self._turn
@@ -164,22 +184,20 @@ class Conversation:
         )  # fmt: skip
         return Planned(at, name, written.body, self._fields, self, writer.path, asked)
 
-    def follow(self, answer: bytes, now: float) -> Planned | None:
-        """The turn after `answer`, if there is one."""
-        if self._turn == self.turns:
-            return None
-        self._messages += b"," + message(b"assistant", answer) + b","
-        self._read += -(-len(answer) // BYTES)
-        sessions, rng = self._sessions, self._rng
-        think = sessions.think
-        return self.next(
-            now
-            + (
-                rng.expovariate(1.0 / think)
-                if sessions.spread is None
-                else think * rng.lognormvariate(0.0, sessions.spread)
-            )
-        )
+    def follow(self, answer: bytes, now: float) -> list[Planned]:
+        """The turn after `answer`, if there is one, and the first turns of sub-agents that begin now."""
+        following = [agent.next(now) for turn, agent in self._starts if turn == self._turn]
+        if self._turn < self.turns:
+            self._messages += b"," + message(b"assistant", answer) + b","
+            self._read += -(-len(answer) // BYTES)
+            following.insert(0, self.next(now + self._thinks()))
+        return following
+
+    def _thinks(self) -> float:
+        think, spread = self._sessions.think, self._sessions.spread
+        if spread is None:
+            return self._rng.expovariate(1.0 / think)
+        return think * self._rng.lognormvariate(0.0, spread)
 
 
 def plan(
@@ -214,9 +232,9 @@ def plan(
             index += 1
         else:
             own = random.Random(rng.getrandbits(64))  # noqa: S311 # the same
-            conversation = Conversation(sender, sessions, own, index)
+            conversation = Conversation(sender, sessions, own, index, None)
             yield conversation.next(at)
-            index += conversation.turns
+            index = conversation.end
 
 
 def poisson(

@@ -81,6 +81,10 @@ def _kind(kind: Kind, at: Path) -> Iterator[Fault]:
             yield from _length(length, (*at, name))
     if kind.session is not None:
         yield from _length(kind.session.turns, (*at, "session", "turns"))
+        agents = kind.session.subagents
+        if agents is not None:
+            yield from _length(agents.count, (*at, "session", "subagents", "count"))
+            yield from _length(agents.turns, (*at, "session", "subagents", "turns"))
         if kind.kind != "chat":
             yield Fault((*at, "session"), f"a conversation of {kind.kind}", "kind: chat")
         for name in ("prompt", "output"):

@@ -35,16 +35,32 @@ class Prefix(msgspec.Struct, frozen=True):
     count: Annotated[Count, msgspec.Meta(ge=1, le=10_000)] = 8
 
 
+class SubAgents(msgspec.Struct, frozen=True, kw_only=True):
+    """Sub-agents: conversations that an agent starts, beside its own. They begin as it began, and name its session.
+
+    `share`: how many conversations have any; `count`: sub-agents of one that has, each started at a turn drawn by
+    chance; `turns`: of one of them.
+    """
+
+    share: Share = 0.5
+    count: Length = Length(constant=2)
+    turns: Length = Length(geometric=8.0)
+
+
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations: each turn sends all that was said before, some time after the answer to the one before.
 
     `turns`: of one conversation; `think`: the time between an answer and the next turn, its mean; `spread`: makes
-    `think` the median of a log-normal time with this sigma; null: exponential.
+    `think` the median of a log-normal time with this sigma; null: exponential; `context`: tokens above which all that
+    was said is left out of the next turn, as agents do that compact it; null: never; `subagents`: conversations that
+    these start; null: none.
     """
 
     turns: Length = Length(geometric=6.5)
     think: Span = 8.0
     spread: Annotated[Factor, msgspec.Meta(ge=0, le=5)] | None = None
+    context: Tokens | None = None
+    subagents: SubAgents | None = None
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True, rename={"class_name": "class"}):
@@ -117,6 +133,7 @@ class Planned(msgspec.Struct, gc=False):
 class Session(Protocol):
     """A conversation: the next request goes out some time after the answer to the one before."""
 
-    def follow(self, answer: bytes, now: float) -> Planned | None:
-        """What follows `answer`, the text as it stands in JSON, with its escapes; `now` counts as `Planned.at` does.
-        To be called once for each request, and only where it was answered."""
+    def follow(self, answer: bytes, now: float) -> list[Planned]:
+        """What follows `answer`, the text as it stands in JSON, with its escapes: its next turn, where it has one, and
+        the first turns of sub-agents. `now` counts as `Planned.at` does. To be called once for each request, and only
+        where it was answered."""

@@ -181,8 +181,7 @@ class SimulationRun:
         if self._closed:
             self._loop.call_soon(self._begin_next)
         elif session is not None and client_call.tried.outcome == "ok":
-            planned = session.follow(client_call.answer, self._loop.time())
-            if planned is not None:
+            for planned in session.follow(client_call.answer, self._loop.time()):
                 self._turns += 1
                 self._loop.call_at(planned.at, self._turn, planned)
         self._check_end()

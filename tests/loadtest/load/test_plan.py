@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice, pairwise
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -17,8 +18,10 @@ from loadtest.load.arrivals import Arrivals, Rate
 from loadtest.load.lengths import Length, Uniform
 from loadtest.load.plan import plan, poisson
 from loadtest.load.prompts import WORDS
+from loadtest.load.scenario import find, load
+from loadtest.load.scenario import planned as scenario_calls
 from loadtest.load.trace import BLOCK, Arrival
-from loadtest.load.workload import Kind, Planned, Prefix, Sessions, Tenant, Workload
+from loadtest.load.workload import Kind, Planned, Prefix, Sessions, SubAgents, Tenant, Workload
 
 TIMES = [float(at) for at in range(3000)]
 SHORT = Length(uniform=Uniform(20, 60))
@@ -179,9 +182,9 @@ def test_a_conversation_sends_all_that_was_said() -> None:
     call, other = planned(kind, times=[1.0, 2.0], tenants={"acme": Tenant()}, keys={"acme": "k"})
     assert other.asked.index == 3, "each turn has a number, whether it comes or not"
     seen = [call]
-    while call.session is not None and (following := call.session.follow(b"so it is", call.at + 10.0)) is not None:
-        seen.append(following)
-        call = following
+    while call.session is not None and (following := call.session.follow(b"so it is", call.at + 10.0)):
+        (call,) = following
+        seen.append(call)
     assert [(each.asked.index, each.asked.turn) for each in seen] == [(0, 1), (1, 2), (2, 3)]
     assert {(each.asked.session, each.fields[b"x-weir-session"]) for each in seen} == {("s0", b"s0")}
     assert {each.fields[b"authorization"] for each in seen} == {b"Bearer k"}
@@ -200,22 +203,82 @@ def test_what_a_conversation_says_does_not_depend_on_others() -> None:
     assert alone[1].session is not None
     assert among[1].session is not None
     among[0].session.follow(b"an answer", 5.0)
-    first, second = alone[1].session.follow(b"x", 9.0), among[1].session.follow(b"x", 9.0)
-    assert first is not None
-    assert second is not None
+    (first,), (second,) = alone[1].session.follow(b"x", 9.0), among[1].session.follow(b"x", 9.0)
     assert (first.body, first.at) == (second.body, second.at)
 
 
-@pytest.mark.parametrize(("spread", "median"), [(None, 10.0 * 0.693), (0.0, 10.0), (1.0, 10.0)])
-def test_people_think_for_a_while(spread: float | None, median: float) -> None:
+def test_sub_agents_begin_as_their_parent_did_and_name_its_session() -> None:
+    agents = SubAgents(share=1.0, count=Length(constant=2), turns=Length(constant=2))
+    kind = Kind(
+        prompt=SHORT, prefix=Prefix(tokens=50, count=3), session=Sessions(turns=Length(constant=3), subagents=agents)
+    )
+    first, other = planned(kind, times=[1.0, 2.0])
+    assert other.asked.index == 3 + 2 * 2, "a sub-agent's turns have numbers too"
+    seen, open_ = [], [first]
+    while open_:
+        call = open_.pop(0)
+        seen.append(call)
+        assert call.session is not None
+        open_ += call.session.follow(b"so it is", call.at + 1.0)
+    assert sorted(each.asked.index for each in seen) == list(range(7))
+    assert {each.fields[b"x-weir-session"] for each in seen} == {b"s0"}
+    starts = [each for each in seen if each.asked.turn == 1]
+    assert len(starts) == 3
+    assert len({body(each)["messages"][0]["content"] for each in starts}) == 1
+    assert len({body(each)["messages"][1]["content"] for each in starts}) == 3
+
+
+def test_conversations_that_grow_too_long_begin_anew() -> None:
+    kind = Kind(
+        prompt=SHORT, prefix=Prefix(tokens=50, count=1), session=Sessions(turns=Length(constant=9), context=200)
+    )
+    (call,) = planned(kind, times=[1.0])
+    sizes = [call.asked.prompt_tokens]
+    while call.session is not None and (following := call.session.follow(b"xxxx", 0.0)):
+        (call,) = following
+        sizes.append(call.asked.prompt_tokens)
+    assert max(sizes) > 200
+    assert any(after < before for before, after in pairwise(sizes))
+    assert all(after < before for before, after in pairwise(sizes) if before > 200)
+
+
+@pytest.mark.slow
+def test_agents_are_as_published() -> None:
+    """The statistics that loadtest/scenarios/agentic.yaml quotes."""
+    turns, prompts, outputs, grown, thought, parents = [], [], [], [], [], 0
+    for call in islice(scenario_calls(load(find("agentic"))), 120):
+        agent, planned_calls, parent = call.session, [call], False
+        while (last := planned_calls[-1]).session is agent and agent is not None:
+            following = agent.follow(b"x" * (tokens.BYTES * last.asked.max_tokens), 0.0)
+            parent |= any(each.session is not agent for each in following)
+            if not following or following[0].session is not agent:
+                break
+            planned_calls.append(following[0])
+        turns.append(len(planned_calls))
+        parents += parent
+        asked = [each.asked for each in planned_calls]
+        prompts += [each.prompt_tokens for each in asked]
+        outputs += [each.max_tokens for each in asked]
+        grown += [before.prompt_tokens / after.prompt_tokens for before, after in pairwise(asked)]
+        thought += [each.at for each in planned_calls[1:]]
+    assert median(turns) == pytest.approx(43, rel=0.1)
+    assert median(prompts) == pytest.approx(142_000, rel=0.05)
+    assert median(outputs) == pytest.approx(444, rel=0.05)
+    assert median(grown) > 0.96
+    assert sum(pause < 1.0 for pause in thought) / len(thought) == pytest.approx(0.86, abs=0.015)
+    assert sum(pause < 10.0 for pause in thought) / len(thought) == pytest.approx(0.95, abs=0.01)
+    assert parents / len(turns) == pytest.approx(0.44, abs=0.08)
+
+
+@pytest.mark.parametrize(("spread", "typical"), [(None, 10.0 * 0.693), (0.0, 10.0), (1.0, 10.0)])
+def test_people_think_for_a_while(spread: float | None, typical: float) -> None:
     kind = Kind(prompt=SHORT, session=Sessions(turns=Length(constant=2), think=10.0, spread=spread))
     pauses = []
     for call in planned(kind, times=TIMES[:800]):
         assert call.session is not None
-        following = call.session.follow(b"x", 100.0)
-        assert following is not None
+        (following,) = call.session.follow(b"x", 100.0)
         pauses.append(following.at - 100.0)
-    assert sorted(pauses)[400] == pytest.approx(median, rel=0.1)
+    assert sorted(pauses)[400] == pytest.approx(typical, rel=0.1)
 
 
 def test_times_are_of_the_seed_and_not_of_the_mix() -> None:

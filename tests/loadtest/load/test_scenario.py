@@ -287,11 +287,11 @@ def test_keys_that_are_none(tmp_path: Path, tenant: Tenant, says: str) -> None:
 
 
 def test_shipped_scenarios_are_found_by_name(tmp_path: Path) -> None:
-    assert set(shipped()) >= {"burst", "chat", "embeddings", "mixed", "multi-turn", "overload"}
+    assert set(shipped()) >= {"agentic", "burst", "chat", "embeddings", "mixed", "multi-turn", "overload"}
     assert find("chat") == SHIPPED / "chat.yaml"
     (tmp_path / "own.yaml").write_text("what: mine")
     assert load(find(str(tmp_path / "own.yaml"))).what == "mine"
-    with pytest.raises(Unusable, match="chatt: neither a file nor one of the scenarios burst, chat,"):
+    with pytest.raises(Unusable, match="chatt: neither a file nor one of the scenarios agentic, burst, chat,"):
         find("chatt")
     (tmp_path / "own.yaml").write_text("wat: mine")
     with pytest.raises(InvalidFile, match=r"own\.yaml:1: found unknown field 'wat'.*did you mean what"):

@@ -345,8 +345,7 @@ def test_sessions_grow_and_find_their_beginning_cached() -> None:
 def test_a_turn_sends_all_that_was_said_before() -> None:
     first = next(poisson((conversations(50.0),), 1.0, 60.0, 1))
     assert first.session is not None
-    second = first.session.follow(b" so it is", 10.0)
-    assert second is not None
+    (second,) = first.session.follow(b" so it is", 10.0)
     assert second.at > 10.0
     before, after = first.body.partition(b'],"max_tokens"')[0], second.body
     assert after.startswith(before + b',{"role":"assistant","content":" so it is"},{"role":"user"')
