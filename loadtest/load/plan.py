@@ -164,7 +164,8 @@ class Conversation:
         self.end = index + self.turns
         if parent is None and agents is not None and rng.random() < agents.share:
             for _ in range(agents.count.draw(rng)):
-                agent = Conversation(sender, sessions, random.Random(rng.getrandbits(64)), self.end, self)  # noqa: S311
+                own = random.Random(rng.getrandbits(64))  # noqa: S311 # a workload, no secrets
+                agent = Conversation(sender, sessions, own, self.end, self)
                 self._starts.append((rng.randint(1, self.turns), agent))
                 self.end = agent.end
 
