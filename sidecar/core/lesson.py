@@ -46,9 +46,10 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     total: _Memory = 0
     cuda: _Memory = 0
 
-    def after(self, measured: Measured | None) -> Lesson:
-        """What is left of it once the engine runs. A measurement replaces needs, unless it was of less than these."""
-        kept = msgspec.structs.replace(self, most=None, over=0)
+    def after(self, measured: Measured | None, total: int) -> Lesson:
+        """What is left of it once the engine runs on GPUs of `total` bytes. A measurement replaces needs, unless it was
+        of less than these. What was too little on smaller GPUs still is."""
+        kept = msgspec.structs.replace(self, most=None, over=self.over if total > self.total > 0 else 0)
         if measured is None or measured.without_kv < self.rest:
             return kept
         return msgspec.structs.replace(kept, rest=0, exact=False, context=0)
@@ -68,12 +69,14 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
 
     `kv_too_small` tells how much of the share was left for the KV cache, and how much a context needs. `no_kv`: that
     nothing was left. `mamba_blocks`: for how many sequences there are states. `free_memory_too_low`: what was free once
-    the engine had its CUDA context. `oom`: that the engine takes more than its share; and where no more than was left
-    beside it can be left, that this is too little.
+    the engine had its CUDA context, and that what was left beside the share is too little. `oom`: that the engine takes
+    more than its share; and where no more than was left beside it can be left, that this is too little.
     """
     lesson = known if known is not None and known.settings == settings else Lesson(settings=settings)
     size, found, told = failed.size, failed.found, failed.found.numbers
     share = size.start_needs - size.beyond
+    # At least so much was free beside the share: CUDA's total is smaller. 0: it had none.
+    left = failed.free - math.ceil(size.share * failed.total) if size.share else 0
 
     def told_bytes(name: str, otherwise: int = 0) -> int:
         return int(told[name] * GIB) if 0 <= told.get(name, -1.0) < 2**20 else otherwise
@@ -92,14 +95,15 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
         changes["sequences"] = min(lesson.sequences or 2**20, int(told["blocks"]))
     elif found.kind == "free_memory_too_low" and "free_gib" in told:
         free = told_bytes("free_gib")
-        own = max(0, min(failed.free - free, MOST_CONTEXT))
-        changes |= {"most": free, "beyond": max(lesson.beyond, own)}
+        own = max(0, failed.free - free)
+        changes |= {"most": free, "beyond": max(lesson.beyond, min(own, MOST_CONTEXT))}
+        if own <= MOST_CONTEXT + failed.total - changes.get("cuda", failed.total) and 0 < left <= share // MOST_BEYOND:
+            changes["over"] = max(lesson.over, left)
     elif found.kind == "oom":
         lacks = told_bytes("tried_gib") - told_bytes("free_gib")
         more = max(STEP, share // STEP_SHARE, lacks, 2 * size.beyond)
         changes["beyond"] = max(lesson.beyond, min(more, share // MOST_BEYOND))
-        left = failed.free - math.ceil((size.share or 0.0) * failed.total)  # at least: CUDA's total is smaller
-        if changes["beyond"] == lesson.beyond and size.share and 0 < left <= share // MOST_BEYOND:
+        if changes["beyond"] == lesson.beyond and 0 < left <= share // MOST_BEYOND:
             changes |= {"over": max(lesson.over, left), "beyond": max(lesson.beyond, left)}
     return msgspec.structs.replace(lesson, **changes) if changes else None
 

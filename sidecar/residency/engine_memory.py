@@ -92,6 +92,17 @@ class EngineMemory:
             seen = {i: min(size, max(0, size - used[i] + now[i].used)) for i, size in held.items() if i in now}
         return {index: seen[index] if index in now else size for index, size in held.items()}
 
+    async def given_back(self, engine: Engine, share: float, claim: int) -> bool:
+        """Whether it holds no more than this share of its claim on any GPU, or does soon. Where NVML tells none of its
+        processes, whatever is used there may be its own."""
+
+        def most(gpu: GPU) -> int:
+            return engine.held(gpu.processes) or gpu.used
+
+        return not engine.gpus or await self._monitor.until(
+            lambda gpus: all(most(gpu) <= share * claim for gpu in gpus if gpu.index in engine.gpus)
+        )
+
     def seen(self, entry: ModelState, engine: Engine, gpus: Iterable[GPU]) -> dict[int, int]:
         """Bytes that its processes hold by NVML, by GPU; 0 where NVML does not tell."""
         seen = {gpu.index: engine.held(gpu.processes) for gpu in gpus if gpu.index in entry.gpus}

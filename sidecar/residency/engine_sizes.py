@@ -111,4 +111,4 @@ class EngineSizes:
         if measured is not None:
             self._measured[entry.name] = measured
         if entry.name in self._lessons:
-            self._lessons[entry.name] = self._lessons[entry.name].after(measured)
+            self._lessons[entry.name] = self._lessons[entry.name].after(measured, self._monitor.smallest(entry.gpus))

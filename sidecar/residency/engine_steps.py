@@ -276,12 +276,16 @@ class EngineSteps:
 
     async def _taken_since(self, entry: ModelState, before: Sequence[GPU]) -> int:
         """Bytes that others have taken since the reading `before`, on the one of its GPUs where that is most. It is
-        ended first, and the GPUs' totals tell: in a container its own processes look like others'. 0: nobody knows."""
+        ended first, and the GPUs' totals tell: in a container its own processes look like others'. What NVML still
+        tells of them is none of others'. 0: nobody knows."""
+        engine = self.running.get(entry.name)
         await self._processes_ended(entry)
         if self._monitor.error:
             return 0
         used = {gpu.index: gpu.used for gpu in before}
-        now = {gpu.index: gpu.used for gpu in self._monitor.gpus if gpu.index in entry.gpus}
+        late = {} if engine is None else self.memory.seen(entry, engine, self._monitor.gpus)
+        own = [gpu for gpu in self._monitor.gpus if gpu.index in entry.gpus]
+        now = {gpu.index: gpu.used - late.get(gpu.index, 0) for gpu in own}
         return max((size - used.get(index, size) for index, size in now.items()), default=0)
 
     def settle(self, entry: ModelState) -> None:

@@ -11,6 +11,7 @@ from sidecar.core.lifecycle import RUNNING, SLEEPING, Lifecycle
 from sidecar.core.model_state import ModelState
 from sidecar.residency.effects import Engine, Engines
 from sidecar.residency.engine_steps import EngineSteps
+from sidecar.residency.sleep_steps import LEAST_FREED
 
 
 async def take_over(
@@ -24,7 +25,8 @@ async def take_over(
     say: Callable[[str], None],
 ) -> None:
     """One engine by its record; it is ended if `entry` is None (the file no longer has it), if its profile has
-    changed, or if it was in the middle of waking: its weights may then not be there."""
+    changed, if it was in the middle of waking (its weights may then not be there), or if it has fallen asleep since
+    its record and holds its memory all the same."""
     try:
         engine = await engines.adopt(name, record)
     except EngineFailed as error:
@@ -32,7 +34,7 @@ async def take_over(
         return
     why = "the file no longer has it"
     if entry is not None:
-        why = await _adopted(entry, engine, record, changed=record.settings != engines.settings(name))
+        why = await _adopted(entry, engine, record, steps, changed=record.settings != engines.settings(name))
     if entry is None or why:
         say(f"{name}, which runs already, is ended: {why}")
         with contextlib.suppress(EngineFailed):
@@ -49,7 +51,9 @@ async def take_over(
     say(f"{name} runs already and is taken over{f', asleep at level {entry.level}' if entry.level else ''}")
 
 
-async def _adopted(entry: ModelState, engine: Engine, record: EngineRecord, *, changed: bool) -> str:
+async def _adopted(
+    entry: ModelState, engine: Engine, record: EngineRecord, steps: EngineSteps, *, changed: bool
+) -> str:
     """The reason why it cannot be adopted; empty: it can, and sleeps at the entry's level."""
     if changed:
         return "its profile has changed"
@@ -60,5 +64,7 @@ async def _adopted(entry: ModelState, engine: Engine, record: EngineRecord, *, c
         return str(error)
     if record.level == 2 and not level:
         return "it was in the middle of waking, and its weights may not be there"
+    if level and not record.level and not await steps.memory.given_back(engine, 1 - LEAST_FREED, record.size.claim):
+        return "it was in the middle of falling asleep, and its memory has not come back"
     entry.level = level
     return ""

@@ -141,6 +141,31 @@ async def test_a_gpu_that_is_smaller_for_cuda_than_is_known_gets_a_smaller_share
 
 
 @virtual
+async def test_gpus_that_have_no_room_for_the_context_beside_the_least_share_are_not_tried_again() -> None:
+    small = {"a": Model(weights=8 * GIB, claim=15 * GIB, true=TrueMemory(rest=10 * GIB, context=GIB, hidden=GIB // 2))}
+    async with opened(file("a", 2), small, 16 * GIB, GPU) as made:
+        for _ in range(3):
+            assert (await made.gateways[0].call("a", 1.0)).ending == "served"
+            made.manager.orders.give("a", "stop")
+            await made.until("a", "stopped")
+        assert [(each.gpus, each.failed) for each in starts(made, "a")] == [
+            ((0,), "free_memory_too_low"),
+            *[((1,), "")] * 3,
+        ]
+
+
+@virtual
+async def test_memory_of_the_failed_start_itself_that_has_not_come_back_is_not_taken_by_others() -> None:
+    async with opened(file("a"), {"a": model(beyond=2 * GIB)}, 13 * GIB) as made:
+        made.machine.faults.kept = 20.0
+        made.manager.orders.ensure("a")
+        while len(starts(made, "a")) < 2:
+            await asyncio.sleep(1.0)
+        assert [each.failed for each in starts(made, "a")[:1]] == ["oom"]
+        assert repeated(made, "a") == []
+
+
+@virtual
 async def test_who_holds_the_memory_is_told() -> None:
     async with opened(file("a"), {"a": model()}, GPU) as made:
         others = {7: {0: int(11.5 * GIB)}, 8: {0: 0}}

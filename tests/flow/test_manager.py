@@ -576,52 +576,6 @@ async def test_while_the_driver_does_not_answer_nothing_is_started_and_what_runs
         await made.until("b", "running")
 
 
-# -- a sidecar after a sidecar ----------------------------------------------------------------------------------------
-
-
-@virtual
-async def test_engines_are_taken_over_as_they_are() -> None:
-    for killed in (False, True):
-        async with site("abcd", b="sleep: {level: 2}") as made:
-            await used(made, "a", "b", "c", "d")
-            assert made.state() == "a sleeping, b sleeping, c running, d running"
-            pids = {name: made.engines.all[name].pid for name in "abcd"}
-            made.engines.all["c"].kill()
-            await made.again(killed=killed)
-            assert made.state() == "a sleeping, b sleeping, c stopped, d running"
-            assert (made.entry("a").level, made.entry("b").level) == (1, 2)
-            await used(made, "d", "a", "b")
-            assert {name: made.engines.all[name].pid for name in "abd"} == {name: pids[name] for name in "abd"}
-
-
-@virtual
-async def test_one_whose_profile_has_changed_or_gone_is_ended_and_so_is_one_that_is_half_awake() -> None:
-    async with site("abc", 36 * GIB, c="sleep: {level: 2}") as made:
-        await used(made, "a", "b", "c")
-        made.manager.orders.give("c", "sleep")
-        await made.until("c", "sleeping")
-        made.manager.orders.ensure("c")
-        while made.engines.all["c"].woken_at < 0:
-            await asyncio.sleep(0.01)
-        made.engines.all["c"].level = 0  # its memory is back, its weights are not
-        made.engines.models["a"] = Model(weights=6 * GIB, claim=11 * GIB + 1)
-        await made.again(file("ac", c="sleep: {level: 2}"), killed=True)
-        assert made.state() == "a stopped, c stopped"
-        assert made.machine.held == {}
-        assert sum("is ended" in line for _, line in made.log) == 3
-
-
-@virtual
-async def test_a_sidecar_that_is_killed_while_an_engine_starts_leaves_no_engine_behind() -> None:
-    async with site("ab") as made:
-        await used(made, "a")
-        made.manager.orders.ensure("b")
-        await asyncio.sleep(8.0)
-        await made.again(killed=True)
-        assert made.state() == "a running, b stopped"
-        assert [*made.machine.held] == [made.engines.all["a"].pid]
-
-
 # -- orders -----------------------------------------------------------------------------------------------------------
 
 

@@ -38,14 +38,14 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCallers:
-    """One gateway's calls to the models of `manager`. `cut`: no report reaches it, and it asks for nothing. `late`:
-    seconds that a report takes to reach it. `copies`: the models that another machine serves too and is full, so that
-    calls of others want them as copies."""
+    """One gateway's calls to the models of `manager`. `cut`: no report reaches it, and it asks for nothing. `away`:
+    there is no sidecar that could be asked. `late`: seconds that a report takes to reach it. `copies`: the models that
+    another machine serves too and is full, so that calls of others want them as copies."""
 
     def __init__(self, manager: Manager, engines: ResidentEngines, name: str = "gateway") -> None:
         self.manager = manager
         self.name = name
-        self.cut = False
+        self.cut = self.away = False
         self.copies: set[str] = set()
         self.late = 0.0
         self.in_flight: Counter[str] = Counter()
@@ -129,7 +129,7 @@ class ModelCallers:
                 if known.ready_in is None:
                     retry_after = UNKNOWN if known.retry_in is None else known.retry_in
                     return CallOutcome(ending="refused", waited=waited, retry_after=retry_after)
-                if not asked:
+                if not asked and not self.away:
                     asked = True
                     with contextlib.suppress(KeyError):  # gone since the last report
                         self.manager.orders.ensure(model)

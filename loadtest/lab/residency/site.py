@@ -100,11 +100,15 @@ class Site:
 
     async def open(self) -> None:
         await self.manager.open()
+        for gateway in self.gateways:
+            gateway.away = False
         work = [self.manager.run(), self._look(), *(gateway.run() for gateway in self.gateways)]
         self._tasks = [asyncio.ensure_future(each) for each in work]
         await asyncio.sleep(0)
 
     async def _stop(self) -> None:
+        for gateway in self.gateways:
+            gateway.away = True  # until another listens
         for task in self._tasks:
             task.cancel()
         for result in await asyncio.gather(*self._tasks, return_exceptions=True):

@@ -91,9 +91,32 @@ def test_the_context_of_the_engine_itself_has_to_be_free_too(free: float, beyond
     assert found == Lesson(settings="a", most=int(18.5 * GIB), beyond=int(beyond * GIB))
 
 
+@pytest.mark.parametrize(
+    ("free", "over"),
+    [
+        (80.0, 4),  # CUDA has 1 GiB less and its context takes another
+        (80.1, 0),  # that much others took meanwhile
+        (76.0, 0),  # nothing was left beside the share
+    ],
+)
+def test_a_share_beside_which_the_context_has_no_room_on_an_empty_gpu_has_none(free: float, over: int) -> None:
+    size = Size(claim=76 * GIB, start_needs=76 * GIB, share=0.95)
+    found = learnt("free_memory_too_low", None, size, int(free * GIB), free_gib=78.0, total_gib=79.0)
+    assert found is not None
+    assert found.over == over * GIB
+
+
+@pytest.mark.parametrize(("total", "over"), [(0, 0), (80, 0), (96, 3)])
+def test_what_was_too_little_on_smaller_gpus_still_is_once_the_engine_runs_on_larger_ones(
+    total: int, over: int
+) -> None:
+    known = Lesson(settings="a", over=3, most=9, total=80)
+    assert known.after(None, total) == Lesson(settings="a", over=over, total=80)
+
+
 def test_a_measurement_replaces_what_was_told_of_needs_unless_it_is_of_less() -> None:
     known = Lesson(settings="a", rest=8, exact=True, context=2, beyond=3, over=3, most=9, sequences=4)
     kept = Lesson(settings="a", beyond=3, sequences=4)
-    assert known.after(Measured(settings="a", peak=10, settled=10, kv=2)) == kept
+    assert known.after(Measured(settings="a", peak=10, settled=10, kv=2), 80) == kept
     for measured in (None, Measured(settings="a", peak=9, settled=9, kv=2)):
-        assert known.after(measured) == msgspec.structs.replace(known, most=None, over=0)
+        assert known.after(measured, 80) == msgspec.structs.replace(known, most=None, over=0)
