@@ -10,16 +10,24 @@ from typing import Final
 
 _AT_ONCE: Final = 64  # accepted in a row; others get their turn in between
 _PAUSE: Final = 0.1  # seconds without accepting, where no descriptor was left
+_LOOK: Final = 0.02  # seconds between two looks whether it may accept again
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class Acceptor:
     """Accepts on one bound socket, which is closed with it. `taken` is given each connection's socket, which does not
-    block, and its peer: the address, or `unix`."""
+    block, and its peer: the address, or `unix`. `may` is asked before each: while it says no, other processes may take
+    what comes."""
 
-    def __init__(self, listening: socket.socket, taken: Callable[[socket.socket, str], None]) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        taken: Callable[[socket.socket, str], None],
+        may: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.listening = listening
         self._taken = taken
+        self._may = may
         self._loop = asyncio.get_running_loop()
         self._paused: asyncio.TimerHandle | None = None
         self._closed = False
@@ -38,6 +46,10 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
+            if not self._may():
+                self._loop.remove_reader(self.listening)
+                self._paused = self._loop.call_later(_LOOK, self._look)
+                return
             try:
                 sock, address = self.listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -48,6 +60,12 @@ class Acceptor:
                 return
             sock.setblocking(False)
             self._taken(sock, address[0] if isinstance(address, tuple) else "unix")
+
+    def _look(self) -> None:
+        if self._may():
+            self._loop.add_reader(self.listening, self._accept)
+        else:
+            self._paused = self._loop.call_later(_LOOK, self._look)
 
 
 def reset(sock: socket.socket) -> None:

@@ -12,10 +12,12 @@ Mode = Literal["passes", "drops", "refuses", "nonsense"]
 
 class Proxy:
     """On a port of loopback, in a thread of its own. `mode` may change at any time: `drops` lets nothing through and
-    closes nothing, as a network that is cut."""
+    closes nothing, as a network that is cut. So may `delay`: seconds by which what is asked arrives late, also where
+    nobody waits for the answer any more."""
 
     def __init__(self, target: int) -> None:
         self.mode: Mode = "passes"
+        self.delay = 0.0
         self.port = 0
         self._target = target
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,6 +75,8 @@ class Proxy:
                     await asyncio.sleep(0.05)
                 if self.mode == "refuses":
                     break
+                if self.delay and not nonsense:  # what is asked, not what is answered
+                    await asyncio.sleep(self.delay)
                 writer.write(nonsense if nonsense and self.mode == "nonsense" else data)
                 await writer.drain()
         writer.close()

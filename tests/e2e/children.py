@@ -64,8 +64,12 @@ class Call:
         try:
             return int(self.answer.status), self.answer.read()
         finally:
-            self.answer.close()
-            self.socket.close()
+            self.close()
+
+    def close(self) -> None:
+        """Leave, whatever is still to be read."""
+        self.answer.close()
+        self.socket.close()
 
 
 @contextlib.contextmanager

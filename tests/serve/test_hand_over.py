@@ -26,7 +26,7 @@ from gateway.serve.assembly import Gateway
 from gateway.serve.data_port import OwnDataPort
 from gateway.serve.ending import end, meet
 from gateway.serve.starting import Options, StartError
-from gateway.serve.upgrade.meeting import Offer, UnsafeFolder, line_of, listen_at
+from gateway.serve.upgrade.meeting import Given, Offer, Ready, UnsafeFolder, line_of, listen_at
 from gateway.serve.upgrade.next_gateway import command
 from gateway.serve.upgrade.taking import LATER, Inherited, inherited
 from gateway.shared.control.listener import ControlPort
@@ -370,6 +370,13 @@ def test_what_is_no_listening_socket_is_refused_by_name() -> None:
         assert ran.stderr == "LISTEN_FDS: descriptor 3 (logs) is no ListenStream= of a socket unit\n"
 
 
-def test_an_offer_is_read_strictly() -> None:
+@pytest.mark.parametrize("message", [Offer(data=1), Ready("/d"), Given({1: 2}, state=b"s")])
+def test_what_a_later_version_adds_is_left_out(message: Offer | Ready | Given) -> None:
+    more = b'{"to_come": {"deep": [1]},' + line_of(message)[1:]
+    assert msgspec.json.decode(more, type=type(message)) == message
+
+
+@pytest.mark.parametrize("said", [b'{"frames": "one"}', b'{"pids": [1]}', b"[]"])
+def test_what_is_no_offer_is_none(said: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
-        msgspec.json.decode(b'{"frames": 1, "more": 2}', type=Offer)
+        msgspec.json.decode(said, type=Offer)

@@ -10,11 +10,14 @@ import ssl
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from gateway.relay.wire import shared
 from gateway.relay.wire.messages import HTTP_1_1_REQUIRED
+from gateway.relay.wire.seat_board import RelaySeats, SeatBoard
+from gateway.relay.wire.server import Server, ServerSettings
 from tests.certificates import made
-from tests.wire.server_harness import ALIVE, TEXT, Client, Rig, serve
+from tests.wire.server_harness import ALIVE, TEXT, Client, Recorder, Rig, serve
 
 HOLD = b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -301,3 +304,40 @@ def test_a_tls_unix_socket_takes_the_place_of_one_that_was_left(tmp_path: Path, 
 
     serve(scenario, path=path, tls=secure, linger=0.1)
     assert not os.path.exists(path)
+
+
+# -- relays that accept from the same socket --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_tls", [False, True])
+def test_a_relay_that_is_full_leaves_newcomers_to_one_that_is_not(tmp_path: Path, of_tls: bool) -> None:
+    """Twice as many connections at once as one relay has seats, and one more."""
+    context = made(tmp_path, "first") if of_tls else None
+    trust = trusting(tmp_path, "first") if of_tls else None
+
+    async def main() -> None:
+        board, listening = SeatBoard(2), socket.create_server(("127.0.0.1", 0))
+        recorder = Recorder()
+        rigs = []
+        for index in range(2):
+            server = Server(recorder, ServerSettings(max_connections=4), board=RelaySeats(board, index))
+            await server.listen(None, None, sock=listening.dup(), ssl=context)
+            rigs.append(Rig(server, recorder))
+        listening.close()
+        clients = await asyncio.gather(*(rigs[0].client(ssl=trust) for _ in range(8)))
+        for client in clients:
+            await client.send(HOLD)
+        await recorder.holding(8)
+        assert [rig.server.connections for rig in rigs] == [4, 4]
+        if not of_tls:  # there it would be a reset
+            assert "your address" not in await refused(await rigs[0].client()), "all are full"
+        clients[0].reset()
+        await recorder.until(lambda: recorder.gone == ["client_gone"])
+        assert await (await rigs[0].client(ssl=trust)).is_alive()
+        for client in rigs[0].clients:
+            client.writer.transport.abort()
+        for rig in rigs:
+            await rig.server.drain(1.0)
+        assert not any(RelaySeats(board, index).elsewhere for index in range(2)), "nobody waits for who has ended"
+
+    uvloop.run(main())

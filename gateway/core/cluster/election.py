@@ -14,6 +14,10 @@ A turn may lie in a store that has stopped, and be carried out when it goes on: 
 has passed, though its lease, by words, has not. So a turn says what the store's clock was at the answer before it, and
 elects nobody where that is STALE.
 
+A store may be slow for the ruler alone. Its turns come too late to be answered, and would renew its time for ever, in
+which it may not grant and nobody else is elected. So a ruler whose lease is over without an answer only looks: such a
+turn renews nothing. Once one is answered in time, and nobody else rules, it goes on in its reign.
+
 `now` is monotonic seconds of this member; no two members' clocks are ever compared.
 """
 
@@ -124,7 +128,7 @@ class Election:
             stand = 2 if self._unruled is not None and now >= self._unruled + NEWCOMER_WAITS else 1
         self._number += 1
         seen = self.roster - {self.name}
-        if not self.reign:
+        if not self.reign or (self.lost_store and now >= self._lease):
             return Turn(number=self._number, known=self.known, stand=stand, reign=0, seen=seen, after=self._clock)
         self._asked |= seen
         return Turn(number=self._number, known=self.known, stand=0, reign=self.reign, seen=seen)
@@ -139,6 +143,8 @@ class Election:
             self._asked = self.electable = turn.seen
         if ruler is not None and ruler.epoch < self.known:
             ruler = None  # its reign is over, as it will hear
+        if self.reign and not turn.reign and ruler is None:
+            return  # it has only looked: the turn after says that it rules
         if view.emptied and not self.known:
             self.vouched_until = -math.inf  # of a new cluster: nobody can have asked for its word
         if ruler is not None:
@@ -186,12 +192,13 @@ class Election:
     # -- words --------------------------------------------------------------------------------------------------
 
     def vouch(self, ruler: Ruler, now: float) -> bool:
-        """Whether this member gives its word to that ruler: it stands for no election for TTL seconds."""
+        """Whether this member gives its word to that ruler: it stands for no election for TTL seconds. One that knew of
+        no ruler knows of this one then."""
         if not self.lost_store or self.reign or ruler.epoch < self.known:
             return False
         if self.ruler is not None and self.ruler != ruler:
             return False
-        self.known = ruler.epoch
+        self._rules(ruler, now)
         self.vouched_until = now + TTL
         return True
 

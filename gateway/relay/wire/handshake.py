@@ -30,7 +30,7 @@ class TlsListener:
         self._shared = shared
         self._context = context
         self.listening = listening
-        self._acceptor = Acceptor(listening, self._taken)
+        self._acceptor = Acceptor(listening, self._taken, shared.accepts)
 
     def close(self) -> None:
         """Accept no more. Handshakes under way may end; their connections find the server draining."""

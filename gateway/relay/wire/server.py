@@ -20,7 +20,9 @@ from gateway.relay.wire.connection import ClientConnection
 from gateway.relay.wire.handshake import TlsListener
 from gateway.relay.wire.messages import Request, ServerSettings, answer
 from gateway.relay.wire.responder import Responder
+from gateway.relay.wire.seat_board import RelaySeats
 from gateway.relay.wire.shared import Handler, Shared
+from gateway.relay.wire.shared_listener import SharedListener
 
 __all__ = ["Handler", "Request", "Responder", "Server", "ServerSettings", "answer"]
 
@@ -29,13 +31,19 @@ TURNS = 4  # of the event loop, from a connection that was accepted to its proto
 
 
 class Server:
-    """Serves one handler on any number of listeners. `bodies`: the budget that its requests' bodies are held in."""
+    """Serves one handler on any number of listeners. `bodies`: the budget that its requests' bodies are held in.
+    `board`: other relays accept from the sockets that it is given."""
 
-    def __init__(self, handler: Handler, settings: ServerSettings, bodies: BodyMemory | None = None) -> None:
-        self._shared = Shared(
-            handler, settings, BodyMemory() if bodies is None else bodies, asyncio.get_running_loop().time
-        )
-        self._listeners: list[asyncio.Server | TlsListener] = []
+    def __init__(
+        self,
+        handler: Handler,
+        settings: ServerSettings,
+        bodies: BodyMemory | None = None,
+        board: RelaySeats | None = None,
+    ) -> None:
+        held = BodyMemory() if bodies is None else bodies
+        self._shared = Shared(handler, settings, held, asyncio.get_running_loop().time, board)
+        self._listeners: list[asyncio.Server | TlsListener | SharedListener] = []
         self._context: tls.SSLContext | None = None
         self._unix_paths: list[tuple[str, int]] = []  # path and inode: a successor may have bound the path anew
         self.addresses: list[str] = []
@@ -81,6 +89,9 @@ class Server:
             bound = [sock] if sock is not None else [_unix(path)] if path is not None else await _tcp(host, port or 0)
             listening = tuple(bound)
             self._listeners += [TlsListener(self._shared, each, self._next_context) for each in listening]
+        elif sock is not None and self._shared.board is not None:
+            listening = (sock,)
+            self._listeners.append(SharedListener(self._shared, sock))
         else:
             if path is not None:
                 listener = await loop.create_unix_server(self._connection, path, backlog=_BACKLOG)
@@ -100,6 +111,7 @@ class Server:
             if each.family in (socket.AF_INET, socket.AF_INET6):
                 _find_half_open(each, self._shared.settings.half_open_timeout)
             self.addresses.append(address_of(each, ssl is not None))
+        self._shared.tell_board()
 
     def go_by(self, context: tls.SSLContext) -> None:
         """Use this certificate for handshakes that begin from now on."""
@@ -114,7 +126,9 @@ class Server:
         return [
             each.fileno()
             for listener in self._listeners
-            for each in ([listener.listening] if isinstance(listener, TlsListener) else listener.sockets)
+            for each in (
+                [listener.listening] if isinstance(listener, TlsListener | SharedListener) else listener.sockets
+            )
         ]
 
     def stop_accepting(self, *, given: bool = False) -> None:
@@ -141,6 +155,7 @@ class Server:
         """
         shared = self._shared
         shared.draining, shared.gently = True, gently
+        shared.tell_board()
         self.stop_accepting(given=gently)
         for _ in range(TURNS):  # the loop may have accepted connections that are not made yet
             await asyncio.sleep(0)

@@ -3,6 +3,9 @@
 A connection takes a seat. Seats are bounded in all and for each address, so that no client keeps the others out. Where
 none is left, the connection that has been idle for longest gives up its own; only then is a newcomer refused. Those
 refused hold no seat while they read why.
+
+Relays of one gateway accept from the same sockets. One that is full leaves newcomers to those that are not; where all
+are, it does what one server does alone.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Final, Protocol
 from gateway.core.request.body_memory import BodyMemory
 from gateway.relay.wire.messages import Request, ServerSettings, WireError
 from gateway.relay.wire.responder import Responder
+from gateway.relay.wire.seat_board import RelaySeats
 
 UNIX: Final = "unix"  # the address of every client of a unix socket
 IDLE_AT_LEAST: Final = 1.0  # seconds before a connection is given up for another: a flood must not evict newcomers
@@ -58,10 +62,16 @@ class OpenConnection(Protocol):
 
 
 class Shared:
-    """What all connections of one server share. `clock` gives the loop's time."""
+    """What all connections of one server share. `clock` gives the loop's time. `board`: others accept from the same
+    sockets."""
 
     def __init__(
-        self, handler: Handler, settings: ServerSettings, bodies: BodyMemory, clock: Callable[[], float]
+        self,
+        handler: Handler,
+        settings: ServerSettings,
+        bodies: BodyMemory,
+        clock: Callable[[], float],
+        board: RelaySeats | None = None,
     ) -> None:
         self.handler = handler
         self.settings = settings
@@ -73,6 +83,8 @@ class Shared:
         self.gently = False  # draining, and another has the listening sockets: what is open is served once more
         self.refusals: dict[int, int] = {}
         self.seats = 0  # taken
+        self.coming = 0  # accepted, and about to take one
+        self.board = board
         self._clock = clock
         self._peers: dict[str, int] = {}  # seats taken by address
         self._idle: deque[tuple[OpenConnection, float]] = deque()  # found by the last search, the longest idle first
@@ -85,6 +97,7 @@ class Shared:
         if seated:
             self.seats += 1
             self._peers[member.peer] = self._peers.get(member.peer, 0) + 1
+            self.tell_board()
 
     def leaves(self, member: OpenConnection, *, seated: bool) -> None:
         """A connection is gone."""
@@ -96,8 +109,22 @@ class Shared:
                 self._peers[member.peer] = left
             else:
                 del self._peers[member.peer]
+            self.tell_board()
         if not self.open:
             self.empty.set()
+
+    @property
+    def _free(self) -> bool:
+        return self.seats + self.coming < self.settings.max_connections
+
+    def tell_board(self) -> None:
+        """Other relays, whether a seat is left here."""
+        if self.board is not None:
+            self.board.tell(self._free and not self.draining)
+
+    def accepts(self) -> bool:
+        """Whether the next connection is for this server: it has a seat left, or no other relay has."""
+        return self.board is None or self._free or not self.board.elsewhere
 
     def full_for(self, peer: str) -> WireError | None:
         """The refusal of one more connection of this peer; None: a seat is there, or an idle one was given up."""

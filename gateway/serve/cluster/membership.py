@@ -119,6 +119,8 @@ class Membership:
         election = self.election
         turn = election.turn(sent)
         present = self._unreached is None or sent < self._unreached + UNREACHED
+        if self.store_error and sent > self.store_heard + TTL:
+            present = False  # its turns may be carried out late, while it does not hear whom to tell what it holds
         try:
             view, records = await self._store.turn(turn, present=present)
         except ClusterConflict as conflict:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from gateway.relay.wire.seat_board import SeatBoard
 from gateway.serve.processes.place import ALIVE, CLOSING, HANDED, READY, TAKEN, Place, Role, die_with
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.taking import Inherited
@@ -66,6 +67,7 @@ class Parent:
         successor: NextGateway | None = None,
     ) -> None:
         self._relays = relays
+        self._seats = SeatBoard(relays)
         self._data = list(data)
         self._control = control
         self._body = body
@@ -149,8 +151,10 @@ class Parent:
             parent_started=self._started,
             first=(role, number) not in self._begun,
             inherited=self._inherited,
+            seats=self._seats,
         )
         self._begun.add((role, number))
+        _tell_seats(place, True)  # clients wait for the moment that it takes
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -253,6 +257,7 @@ class Parent:
         del self._children[child.pid]
         child.beats.close()
         who = (child.place.role, child.place.number)
+        _tell_seats(child.place, False)
         if self._terms:
             if child.place.role == "decider":
                 self._decider_gone()
@@ -329,3 +334,9 @@ class Parent:
         self._ends_by = time.monotonic() + ENDS_WITHIN
         for child in self._children.values():
             os.kill(child.pid, signal.SIGTERM)
+
+
+def _tell_seats(place: Place, free: bool) -> None:
+    """Other relays, of one that starts or has ended."""
+    if place.role == "relay" and place.own_seats is not None:
+        place.own_seats.tell(free)

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from gateway.decider.loading import Configuration
+from gateway.relay.wire.seat_board import RelaySeats, SeatBoard
 from gateway.serve.upgrade.taking import Inherited
 
 BEAT = 0.2  # seconds between two signs of life
@@ -28,7 +29,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """`number`: of a relay, 0 for the decider. `epoch`: higher at every start of a process. `data`: the data port's
     listening sockets, `control` the control port's, `inner` the decider's for relays, at `path`. `beats` goes to the
     parent. `living`: the relays that lived already, by number. `secret`: of the cache salts, where no file has one.
-    `first`: no process of this role and number was there before. `inherited`: from a gateway that is taken over."""
+    `first`: no process of this role and number was there before. `inherited`: from a gateway that is taken over.
+    `seats`: which relays have a seat left; None: there is no other process."""
 
     role: Role
     number: int
@@ -46,6 +48,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     parent_started: float
     first: bool
     inherited: Inherited
+    seats: SeatBoard | None = None
+
+    @property
+    def own_seats(self) -> RelaySeats | None:
+        """The board, as this relay has it."""
+        return None if self.seats is None else RelaySeats(self.seats, self.number - self.inherited.relays - 1)
 
     def complete(self, configuration: Configuration) -> Configuration:
         """The configuration with a secret for cache salts that outlives this process."""

@@ -215,7 +215,7 @@ class RelaySide:
             large=None if self._parser is None else LargeBodies(self._parser, self._clock),
             tracing=self._tracing,
         )
-        self.server = Server(self.pipeline, settings, self.bodies)
+        self.server = Server(self.pipeline, settings, self.bodies, self._place.own_seats)
 
     def _on_fleet(self, news: FleetNews) -> None:
         named = {engine.id for engine in news.engines}

@@ -3,6 +3,9 @@
 The running one answers a connection with an Offer, and copies of its listening sockets with it (SCM_RIGHTS). The
 successor starts with them, and says Ready once nothing can fail any more. Then the running one stops accepting, and
 says what its calls hold: Given. A successor that ends before that has changed nothing.
+
+The two may be of different versions. What one says and the other does not know is left out, so a field that is added
+has a default, which means what was meant before there was one.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from gateway.decider.relays.totals import LeftRelay
 _PEER = struct.Struct("3i")  # struct ucred of Linux: pid, uid, gid
 
 
-class Offer(msgspec.Struct, forbid_unknown_fields=True):
+class Offer(msgspec.Struct):
     """What the running gateway has to give: `data` listening sockets of the data port, then the control port's.
 
     `frames`: its version of the messages between relays and decider. `epoch`: of its decider; `relays`: the highest
@@ -38,14 +41,14 @@ class Offer(msgspec.Struct, forbid_unknown_fields=True):
     pids: dict[int, int] = {}
 
 
-class Ready(msgspec.Struct, forbid_unknown_fields=True):
+class Ready(msgspec.Struct):
     """The successor can serve. `decider`: the socket where relays tell it what they hold; empty: it does not understand
     them."""
 
     decider: str
 
 
-class Given(msgspec.Struct, forbid_unknown_fields=True):
+class Given(msgspec.Struct):
     """The running one has stopped. `relays`: processes by number that will tell what they hold; `left`: totals of those
     that have ended. `state`: a checkpoint of its decider."""
 

@@ -128,8 +128,23 @@ def test_a_member_gives_no_word_that_it_may_not_keep() -> None:
     assert not b.vouch(Ruler("a", 4), 0.7)  # an old reign
     assert not b.vouch(Ruler("c", 6), 0.7)  # it obeys another
     assert b.vouch(Ruler("a", 5), 0.7)
+    assert b.ruler == Ruler("a", 5)
     a.failed(0.6)
     assert not a.vouch(Ruler("b", 6), 0.7)  # it rules
+
+
+def test_who_gives_its_word_knows_who_rules() -> None:
+    """The store had forgotten the ruler when it answered this member last."""
+    store, _ = ruling("b")
+    b = Election("b")
+    turned(store, b, 0.1)
+    turned(store, b, TTL - 0.05)
+    store.clear()
+    turned(store, b, TTL)
+    assert b.ruler is None
+    b.failed(TTL + 0.5)
+    assert b.vouch(Ruler("a", 5), TTL + 0.6)
+    assert b.ruler == Ruler("a", 5)
 
 
 def test_an_answer_takes_back_the_words_that_were_given_before_it() -> None:
@@ -146,8 +161,26 @@ def test_a_ruler_that_could_not_renew_goes_on_in_its_reign_where_nobody_was_elec
     a.failed(1.0)
     assert not a.may_grant(3.0)
     turned(store, a, 3.0)
+    assert not a.may_grant(3.0)
+    turned(store, a, 3.1)
     assert a.reign == 5
-    assert a.may_grant(3.0)
+    assert a.may_grant(3.1)
+
+
+def test_a_ruler_whose_turns_all_come_too_late_gives_way() -> None:
+    store, a = ruling("b")
+    b = Election("b")
+    turned(store, a, 0.0)  # it knows b
+    turned(store, b, 0.1)
+    for number in range(8):  # each is carried out, and answered when nobody waits any more
+        now = 0.5 + number * (RENEW + 0.4)
+        store.turn("a", a.turn(now), now + 0.4)
+        a.failed(now + 0.4)
+        turned(store, b, now + 0.4)
+    assert b.reign == 6
+    assert not a.may_grant(now)
+    turned(store, a, now + 0.9)
+    assert a.ruler == Ruler("b", 6)
 
 
 def test_a_store_that_was_emptied_costs_a_ruler_nothing() -> None:

@@ -1,0 +1,124 @@
+"""A cluster under what nobody wishes for: a slow store, clocks that are wrong, an address that nobody can reach.
+
+Each is a line in the log, and changes nothing: the same machine rules in the same epoch, and calls are answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.core.cluster.election import TTL
+from loadtest.processes import get, until
+from tests.cluster.proxy import Proxy
+from tests.cluster.site import Machine, Site, free_port, site
+from tests.cluster.test_cluster import ACROSS, call, known, store_heard, took_over
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+HOUR = 3600.0
+CLOCK = """\
+import time
+
+_time, _time_ns = time.time, time.time_ns
+time.time = lambda: _time() + {0}
+time.time_ns = lambda: _time_ns() + {0} * 10**9
+"""
+
+
+@pytest.fixture
+def proxied(tmp_path: Path) -> Iterator[tuple[Site, list[Proxy]]]:
+    """Two machines, each with a proxy of its own before the store."""
+    with site(tmp_path) as made, contextlib.ExitStack() as stack:
+        proxies = [Proxy(made.store.port) for _ in range(2)]
+        for proxy in proxies:
+            stack.callback(proxy.close)
+            made.machine(f"valkey://127.0.0.1:{proxy.port}/0")
+        known(made)
+        yield made, proxies
+
+
+def test_a_store_that_is_slow_for_all_is_told_and_nothing_changes(proxied: tuple[Site, list[Proxy]]) -> None:
+    made, proxies = proxied
+    ruler = made.ruler()
+    for delay in (0.5, 1.9, 5.0):
+        for proxy in proxies:
+            proxy.delay = delay
+        # Longer than anything that was promised before.
+        missed = lambda: min(map(store_heard, made.machines)) > 2 * TTL  # noqa: E731
+        assert until(missed, 20.0) is not None, ruler.output
+        assert [each.grants() for each in made.machines] == [each is ruler for each in made.machines]
+        for machine in made.machines:
+            machine.says("cluster: the store does not answer: no answer within 0.4 s")
+            call(machine)
+        for proxy in proxies:
+            proxy.delay = 0.0
+        there = lambda: max(map(store_heard, made.machines)) < 1.0  # noqa: E731
+        assert until(there, 20.0) is not None, ruler.output
+        assert made.ruler() is ruler
+    assert ruler.cluster()["epoch"] == 1
+
+
+@pytest.mark.parametrize("delay", [0.3, 1.9])
+def test_a_ruler_whose_turns_come_too_late_is_followed(proxied: tuple[Site, list[Proxy]], delay: float) -> None:
+    """By 0.3 s each turn would be in time on a connection that is there; a new one is asked who it is first."""
+    made, proxies = proxied
+    ruler = made.ruler()
+    (other,) = made.others(ruler)
+    proxy = proxies[made.machines.index(ruler)]
+    proxy.delay = max(delay, 0.5)
+    ruler.says("cluster: the store does not answer")
+    proxy.delay = delay
+    took_over(made, other, 2 * ACROSS)  # the last of its turns that renewed its time was late too
+    assert not ruler.grants()
+    call(other)
+    proxy.delay = 0.0
+    assert until(lambda: ruler.cluster().get("rules") == other.member, 10.0) is not None, ruler.output
+    call(ruler)
+
+
+def test_no_clock_need_be_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One machine's clock is an hour late, the other's an hour early: a reign, and a failover in both directions."""
+    with site(tmp_path) as made:
+        for number, off in enumerate((-HOUR, HOUR)):
+            folder = tmp_path / f"clock-{number}"
+            folder.mkdir()
+            (folder / "sitecustomize.py").write_text(CLOCK.format(int(off)))
+            monkeypatch.setenv("PYTHONPATH", str(folder))
+            assert abs(_started(made.machine()) - time.time() - off) < HOUR / 2, "it goes by that clock"
+        monkeypatch.delenv("PYTHONPATH")
+        known(made)
+        ruler = made.ruler()
+        (other,) = made.others(ruler)
+        for first, second in ((ruler, other), (other, ruler)):
+            call(first)
+            call(second)
+            assert until(lambda m=first, n=second: m.cluster().get("electable") == [n.member], 10.0) is not None  # type: ignore[misc]
+            first.signal(signal.SIGSTOP)
+            took_over(made, second)
+            call(second)
+            first.signal(signal.SIGCONT)
+            assert until(lambda m=first, n=second: m.cluster().get("rules") == n.member, 10.0) is not None, first.output  # type: ignore[misc]
+
+
+def _started(machine: Machine) -> float:
+    """When its decider was started, by its own clock."""
+    found = json.loads(get(f"{machine.gateway.control}/processes")[1])["processes"]
+    return float(next(each["started"] for each in found if each["role"] == "decider"))
+
+
+def test_a_member_that_nobody_can_reach_says_so_itself_and_is_served(tmp_path: Path) -> None:
+    with site(tmp_path) as made:
+        ruler = made.machine()
+        made.ruler()
+        other = made.machine(more=f", listen: '127.0.0.1:{free_port()}'")
+        other.says(f"this gateway does not reach itself at {other.member}, which it advertises")
+        for machine in (ruler, other):
+            call(machine)
+        assert made.ruler() is ruler
+        assert ruler.cluster()["epoch"] == 1
