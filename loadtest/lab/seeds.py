@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import islice
 from typing import TypeVar
 
 from loadtest.die_with_parent import tie
@@ -15,12 +16,18 @@ CHUNK = 20  # seeds a worker takes at a time
 T = TypeVar("T")
 
 
-def explore(seeds: range, workers: int, run: Callable[[range], T]) -> Iterator[tuple[int, T]]:
+def explore(
+    seeds: range, workers: int, run: Callable[[range], T], goes_on: Callable[[], bool] = lambda: True
+) -> Iterator[tuple[int, T]]:
     """`run` (a module's function) of all these seeds, in so many processes; yields the number of seeds that are done
-    more, and its result for them."""
-    chunks = [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]
+    more, and its result for them. Once `goes_on` says no, none are begun: those that were are the first of `seeds`."""
+    chunks = iter([seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)])
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=tie, initargs=(os.getpid(),)) as pool:
-        running = {pool.submit(run, chunk): chunk for chunk in chunks}
-        for done in as_completed(running):
-            yield len(running[done]), done.result()
+        running = {pool.submit(run, chunk): chunk for chunk in islice(chunks, 2 * workers)}
+        while running:
+            ended, _ = wait(running, return_when=FIRST_COMPLETED)
+            for done in ended:
+                yield len(running.pop(done)), done.result()
+            if goes_on():
+                running |= {pool.submit(run, chunk): chunk for chunk in islice(chunks, len(ended))}

@@ -6,6 +6,7 @@ Exit status 0: everything held; 1: something did not; 2: bad arguments.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -34,6 +35,8 @@ one run. With --relays the gateway is several relays and a decider: they die, ha
   python -m loadtest.lab.dst --seed N                 one run, and everything that happened in it
   python -m loadtest.lab.dst --seed N --only 3,7-9    the same with these events of it alone
   python -m loadtest.lab.dst --relays --seeds 1000    the same of relays and deciders
+  python -m loadtest.lab.dst --relays --seeds 100000 --jobs 2 --within 590
+                                                      as many of them as 590 s allow, and the command that goes on
 
 A seed that fails is made smaller: events are left out while it still fails in the same way. What is printed of it is
 the command that runs what is left.
@@ -160,13 +163,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many to run (default: 1000)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (default: 0)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at a time")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="S", help="seconds, then no more are begun")
     parser.add_argument("--seed", type=int, metavar="N", help="run this one alone, and print what happens")
     parser.add_argument("--only", type=_numbers, metavar="LIST", help="of its events these alone, as 3,7-9")
     parser.add_argument("--relays", action="store_true", help="several relays and a decider, in place of one process")
     given = parser.parse_args(argv)
-    if given.seeds < 1 or given.workers < 1:
-        parser.error("--seeds and --workers must be at least 1")
+    if given.seeds < 1 or given.jobs < 1:
+        parser.error("--seeds and --jobs must be at least 1")
     if given.only is not None and given.seed is None:
         parser.error("--only is for one --seed")
     return given
@@ -187,7 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return replay(given.seed, given.only, relays=given.relays)
     began, done, failed = time.monotonic(), 0, []
     look = relay_failures if given.relays else failures
-    for more, found in explore(range(given.first, given.first + given.seeds), given.workers, look):
+    seeds = range(given.first, given.first + given.seeds)
+    for more, found in explore(seeds, given.jobs, look, lambda: time.monotonic() < began + given.within):
         done += more
         failed += found
         print(f"\r{done} of {given.seeds} seeds, {len(failed)} failed", end="", file=sys.stderr, flush=True)
@@ -197,5 +202,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(report(failure))
     if len(failed) > SHOWN:
         print(f"and {len(failed) - SHOWN} more: {', '.join(str(failure.seed) for failure in failed[SHOWN:])}")
-    print(f"{given.seeds} seeds from {given.first} on in {time.monotonic() - began:.0f} s: {len(failed)} failed")
+    took = time.monotonic() - began
+    print(f"{done} seeds from {given.first} on in {took:.0f} s ({done / took:.1f} a second): {len(failed)} failed")
+    if done < given.seeds:
+        print(f"go on: {_going_on(given, done)}")
     return 1 if failed else 0
+
+
+def _going_on(given: argparse.Namespace, done: int) -> str:
+    """What to type to run the seeds that are left."""
+    relays = "--relays " if given.relays else ""
+    left = f"--first {given.first + done} --seeds {given.seeds - done}"
+    return f"python -m loadtest.lab.dst {relays}{left} --jobs {given.jobs} --within {given.within:g}"

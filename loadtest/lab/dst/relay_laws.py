@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gateway.core.admission.queues import Ticket
 from gateway.core.checkpoint import decoded
@@ -76,21 +76,23 @@ class RelayLaws:
     def at_rest(self) -> None:
         """Nothing is left to be done at this moment."""
         now = self._loop.time()
+        living = {relay.pid: relay for relay in self._relays() if relay.dead_at < 0.0}
+        promised = self._promises(living.values())
         for decider in self._deciders():
             if decider.dead:
                 continue
             if decider.hub.complete and decider.complete_at < 0.0:
                 decider.complete_at = now
-            self._compare(decider)
+            self._compare(decider, promised)
             self._given_back(decider, now)
-            self._known(decider, now)
-        self._one_decider()
+            self._known(decider, living, now)
+        self._one_decider(living.values())
 
-    def _known(self, decider: Decider, now: float) -> None:
+    def _known(self, decider: Decider, living: Mapping[int, Relay], now: float) -> None:
         """What a relay asks for, its decider knows of, once that has had time to arrive."""
         for session in decider.hub.sessions:
-            relay = next((each for each in self._relays() if session.hello and each.pid == session.hello.pid), None)
-            if relay is None or relay.dead_at >= 0.0 or not session.told:
+            relay = living.get(session.hello.pid) if session.told and session.hello else None
+            if relay is None:
                 continue
             for number, asked in relay.side.link.calls.items():
                 if asked.question is None or number in session.calls or number in session.waiting:
@@ -98,32 +100,34 @@ class RelayLaws:
                 elif now > self._unknown.setdefault((relay.pid, number), now) + ARRIVES:
                     self._wrong(f"relay {relay.number} asks for call {number}, and its decider does not know of it")
 
-    def _compare(self, decider: Decider) -> None:
+    def _compare(self, decider: Decider, promised: Counter[str]) -> None:
         """Its ledgers, against what it keeps of calls and against what relays have."""
         held: Counter[str] = Counter()
         for grant in grants(decider):
             if grant.hold.live:
                 held[grant.engine.id] += grant.hold.tokens
+        complete = decider.hub.complete
         for engine in decider.gateway.fleet:
             if engine.held != held[engine.id]:
                 self._wrong(f"the ledger of {engine.id} has {engine.held} tokens, its calls hold {held[engine.id]}")
-            promised = self.promised(engine.id)
-            if decider.hub.complete and promised > engine.held:
-                self._wrong(f"relays have {promised} tokens of {engine.id}, its ledger has {engine.held}")
+            if complete and promised[engine.id] > engine.held:
+                self._wrong(f"relays have {promised[engine.id]} tokens of {engine.id}, its ledger has {engine.held}")
 
     def promised(self, engine: str) -> int:
         """Tokens of an engine that calls of living relays may use."""
-        return sum(
-            [
-                terms.tokens
-                for relay in self._relays()
-                if relay.dead_at < 0.0
-                for asked in relay.side.link.calls.values()
-                if not isinstance(asked.question, MoveAsk)  # it has given that back
-                for terms in (asked.terms, asked.second)
-                if terms is not None and terms.engine == engine
-            ]
-        )
+        return self._promises(relay for relay in self._relays() if relay.dead_at < 0.0)[engine]
+
+    def _promises(self, living: Iterable[Relay]) -> Counter[str]:
+        """Of each engine."""
+        promised: Counter[str] = Counter()
+        for relay in living:
+            for asked in relay.side.link.calls.values():
+                if isinstance(asked.question, MoveAsk):
+                    continue  # it has given that back
+                for terms in (asked.terms, asked.second):
+                    if terms is not None:
+                        promised[terms.engine] += terms.tokens
+        return promised
 
     def _given_back(self, decider: Decider, now: float) -> None:
         dead = {relay.pid for relay in self._relays() if 0.0 <= relay.dead_at < now - WITHIN}
@@ -131,10 +135,8 @@ class RelayLaws:
         if left:
             self._wrong(f"a relay is dead for {WITHIN:g} s, and of its calls there are still {left}")
 
-    def _one_decider(self) -> None:
-        for relay in self._relays():
-            if relay.dead_at >= 0.0:
-                continue
+    def _one_decider(self, living: Iterable[Relay]) -> None:
+        for relay in living:
             for asked in relay.side.link.calls.values():
                 for terms in (asked.terms, asked.second):
                     if terms is not None and id(terms) not in self._obeyed:
@@ -176,8 +178,9 @@ def kept(decider: Decider) -> Iterator[tuple[int, dict[int, object]]]:
 
 def grants(decider: Decider) -> Iterator[LocalGrant]:
     """All that a decider has granted and not had back."""
-    sessions = [(session.kept | session.calls) for session in decider.hub.sessions]
-    for calls in (*sessions, *(calls for _, calls in decider.hub.kept)):
+    hub = decider.hub
+    sessions = [session.kept | session.calls if session.kept else session.calls for session in hub.sessions]
+    for calls in (*sessions, *(calls for _, calls in hub.kept)):
         for served in calls.values():
             yield from (grant for grant in (served.grant, served.second) if grant is not None)
 
