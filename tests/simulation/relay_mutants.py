@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.core.engines.fleet import Engine
 from gateway.decider.relays.hub import RelayHub
+from gateway.decider.relays.served import ServedCall
 from gateway.decider.relays.session import RelaySession
 from gateway.relay.remote.asked import AskedCall
 from gateway.relay.remote.decider import RemoteDecider
@@ -33,6 +34,12 @@ GIVEN_AWAY = Mutant(
 
 # A new decider grants as soon as one relay has told what it holds.
 GRANTS_UNTOLD = Mutant(RelayHub, "release", "if self.complete or self._expected:", "if self.complete:")
+
+# A call whose engine has failed is granted another before all have told.
+MOVES_UNTOLD = Mutant(RelaySession, "_move", "await self.hub.whole()", "pass")
+
+# A call keeps a class that the next decider's policy has not.
+CLASS_GONE = Mutant(ServedCall, "go_by", "if self.call.asked_class not in snapshot.policy.classes:", "if False:")
 
 # A relay does not tell of the grants that it has.
 HELD_UNTOLD = Mutant(AskedCall, "held", "for terms in (self.terms, self.second):", "for terms in (self.second,):")

@@ -20,6 +20,8 @@ FOUND = {  # and in how many seeds, for some room
     "held by the dead": (planted.HELD_BY_THE_DEAD, 20),
     "given away": (planted.GIVEN_AWAY, 20),
     "grants untold": (planted.GRANTS_UNTOLD, 20),
+    "moves untold": (planted.MOVES_UNTOLD, 200),
+    "class gone": (planted.CLASS_GONE, 40),
     "held untold": (planted.HELD_UNTOLD, 20),
     "old answer": (planted.OLD_ANSWER, 40),
     "out of order": (planted.OUT_OF_ORDER, 40),

@@ -138,7 +138,7 @@ class RelayHub:
 
     async def whole(self) -> None:
         """Until every relay that lived before has told what it holds, or is gone."""
-        while not self.complete:  # noqa: ASYNC110 # once, at the start; `_watch` looks no more often
+        while not self.complete:  # noqa: ASYNC110 # at the start; `_watch` looks no more often
             await asyncio.sleep(TICK / 10)
 
     def relays(self) -> dict[int, int]:

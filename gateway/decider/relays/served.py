@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.core.engines.breaker import Ending
+from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.core.request.record import Record
@@ -33,6 +34,11 @@ class ServedCall:
         self.second: LocalGrant | None = None
         self.place: QueuePlace | None = None
         self.task: asyncio.Task[None] | None = None
+
+    def go_by(self, snapshot: Snapshot) -> None:
+        """Its relay may know an earlier decider's policy: a class that is no longer there is as none asked for."""
+        if self.call.asked_class not in snapshot.policy.classes:
+            self.call.asked_class, self.call.class_name = "", "default"
 
     def terms(self, grant: LocalGrant, turn: int, epoch: int, hedge_after: float | None, now: float) -> GrantTerms:
         """The grant, as its relay is told of it."""

@@ -268,6 +268,7 @@ class RelaySession:
             snapshot, account, served.record, ask.fields, ask.peer, ask.arrived, ask.digest
         )
         served.admission.__enter__()
+        served.go_by(snapshot)
         if hub.decider.uncertain:
             self._run(served, self._judge_late(served))
         else:
@@ -347,10 +348,12 @@ class RelaySession:
         self.send(RetryAnswer(message.number, message.turn, pause))
 
     async def _move(self, served: ServedCall, grant: LocalGrant, message: MoveAsk) -> None:
+        await self.hub.whole()
         await grant.move(frozenset(message.exclude))
         self._tell_granted(served, grant, message.turn)
 
     async def _second(self, served: ServedCall, grant: LocalGrant, message: SecondAsk) -> None:
+        await self.hub.whole()
         served.second = await grant.second()
         if served.second is None:
             self.send(SecondNone(message.number, message.turn))

@@ -195,6 +195,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for more, found in explore(seeds, given.jobs, look, lambda: time.monotonic() < began + given.within):
         done += more
         failed += found
+        for failure in found:  # at once: what makes them smaller may take long
+            print(f"\rseed {failure.seed}: {failure.wrong}", file=sys.stderr)
         print(f"\r{done} of {given.seeds} seeds, {len(failed)} failed", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     failed.sort(key=lambda failure: failure.seed)

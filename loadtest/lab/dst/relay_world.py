@@ -34,7 +34,7 @@ from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.vtime import VirtualLoop
 
 LONGEST = 300.0  # seconds after the last thing happened by which every call must have ended
-SETTLES = 5.0  # seconds after the last call by which nothing of any may be left
+SETTLES = 3.0  # seconds after the last call by which nothing of any may be left
 LATE = 0.3  # seconds after its deadline a call may need to notice it, beside its way to the decider
 LOOK = 0.25  # seconds between two looks for engines that have stopped
 
