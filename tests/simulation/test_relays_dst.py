@@ -23,7 +23,7 @@ FOUND = {  # and in how many seeds, for some room
     "moves untold": (planted.MOVES_UNTOLD, 200),
     "class gone": (planted.CLASS_GONE, 40),
     "held untold": (planted.HELD_UNTOLD, 20),
-    "old answer": (planted.OLD_ANSWER, 40),
+    "old answer": (planted.OLD_ANSWER, 200),
     "out of order": (planted.OUT_OF_ORDER, 40),
     "cancel lost": (planted.CANCEL_LOST, 20),
     "forgotten": (planted.FORGOTTEN, 20),
