@@ -12,10 +12,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import TypeVar
 
 import msgspec
 
+from gateway.core.policy.policy import Policy
 from loadtest.lab.dst.case import Case
 from loadtest.lab.dst.draw import case
 from loadtest.lab.dst.relay_case import RelayCase, relay_case
@@ -23,6 +25,7 @@ from loadtest.lab.dst.relay_world import simulate_relays
 from loadtest.lab.dst.world import simulate
 from loadtest.lab.seeds import explore
 from loadtest.simulate import vtime
+from loadtest.simulate.inprocess import policy_of
 
 HELP = """\
 Random calls, faults, reloads and reports of sidecars befall the whole gateway in virtual time; what must hold whatever
@@ -61,12 +64,12 @@ class Outcome(msgspec.Struct, frozen=True):
     told: list[str]
 
 
-def attempt(what: Case | RelayCase) -> Outcome:
+def attempt(what: Case | RelayCase, read: Callable[[bytes], Policy] = policy_of) -> Outcome:
     """Run a case to its end. That it never ends, or waits for nothing, is one of the things that are wrong; so is
     whatever it raises, which else would end all the others and not tell its seed."""
     told: list[str] = []
     try:
-        world = simulate(what, told) if isinstance(what, Case) else simulate_relays(what, told)
+        world = simulate(what, told) if isinstance(what, Case) else simulate_relays(what, told, read)
         return Outcome(vtime.run(world), told)
     except vtime.Deadlock as error:
         return Outcome(str(error), told)
@@ -82,7 +85,8 @@ def failures(seeds: Iterable[int]) -> list[Failure]:
 
 def relay_failures(seeds: Iterable[int]) -> list[Failure]:
     """Those of these seeds that fail with relays."""
-    outcomes = ((seed, attempt(relay_case(seed)).wrong) for seed in seeds)
+    read = cache(policy_of)  # neighbours share their policies
+    outcomes = ((seed, attempt(relay_case(seed), read).wrong) for seed in seeds)
     return [Failure(seed, wrong, relays=True) for seed, wrong in outcomes if wrong]
 
 

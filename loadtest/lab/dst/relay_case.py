@@ -13,7 +13,7 @@ from loadtest.lab.dst.draw import a_call, a_fault, a_machine
 from loadtest.lab.dst.policy import Traits
 from loadtest.simulate.run_records import Fault
 
-POLICIES = 1024  # that seeds share: reading one takes as long as a simulation under it
+ALIKE = 20  # seeds that share their policies: reading one takes as long as a simulation under it
 
 
 class RelayFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ def relay_case(seed: int) -> RelayCase:
     fixed = tuple(a_machine(rng, "sim") for _ in range(rng.choice((1, 2, 3))))
     relays, seconds = rng.choice((1, 2, 3, 4)), rng.choice((2.0, 4.0))
     aligned = rng.random() < 0.5
-    policies = random.Random(f"policies of relays {rng.randrange(POLICIES)}")  # noqa: S311 # a simulation
+    policies = random.Random(f"policies of relays {seed // ALIKE}")  # noqa: S311 # a simulation
     traits = Traits(policies, 0, sidecars=False, cancels=True)
 
     def when() -> float:
@@ -92,6 +92,11 @@ def relay_case(seed: int) -> RelayCase:
     for _ in range(rng.choice((0, 2, 6))):
         events.append(RelayFault(at=when(), what="echo", relay=rng.randrange(relays)))
     events += [a_fault(rng, when(), len(fixed)) for _ in range(rng.choice((0, 0, 1, 2)))]
+    if rng.random() < 0.25:  # an engine fails while a new decider waits for a relay that cannot reach it
+        at = when()
+        events.append(RelayFault(at=at, what="break", relay=rng.randrange(relays), seconds=2.0))
+        events.append(DeciderFault(at=at + 0.05, what="kill", seconds=0.02))
+        events += [msgspec.structs.replace(a_fault(rng, at + 0.25, len(fixed)), what=rng.choice(("die", "errors")))]
     policy = traits.policy()
     events += [Reload(at=when(), policy=traits.policy()) for _ in range(rng.choice((0, 0, 0, 1)))]
     ordered = tuple(sorted(events, key=lambda event: event.at))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+from gateway.core.policy.policy import Policy
 from gateway.core.request.record import Record
 from gateway.decider.loading import Configuration
 from gateway.frames.channel import Channel
@@ -40,13 +41,14 @@ LOOK = 0.25  # seconds between two looks for engines that have stopped
 
 
 class RelayWorld:
-    """Everything of one simulation. `told` takes all that happens, a line each."""
+    """Everything of one simulation. `told` takes all that happens, a line each; `read` reads policies."""
 
-    def __init__(self, case: RelayCase, told: list[str]) -> None:
+    def __init__(self, case: RelayCase, told: list[str], read: Callable[[bytes], Policy]) -> None:
         self.case = case
         self.told = told
         self.wrong = ""
-        self._policy = case.policy
+        self._read = read
+        self._policy = read(case.policy.encode())
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._broken)
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -170,8 +172,8 @@ class RelayWorld:
 
     def _begin_decider(self) -> GatewayTarget:
         self._epoch += 1
-        target = GatewayTarget(self._policy.encode(), self._memories, seed=self.case.seed + self._epoch)
-        target.gateway.apply(Configuration(policy_of(self._policy.encode()), {}))
+        target = GatewayTarget(self._policy, self._memories, seed=self.case.seed + self._epoch)
+        target.gateway.apply(Configuration(self._policy, {}))
         living = {relay.number: relay.pid for relay in self.relays if relay.dead_at < 0.0}
         hub = hub_of(target.gateway, self._epoch, living, lives=self._lives)
         decider = Decider(target.gateway, hub)
@@ -206,10 +208,10 @@ class RelayWorld:
 
     def _reload(self, policy: str) -> None:
         decider = self.ruling
-        self._policy = policy
+        self._policy = self._read(policy.encode())
         if decider is not None:
             try:
-                decider.gateway.apply(Configuration(policy_of(policy.encode()), {}))
+                decider.gateway.apply(Configuration(self._policy, {}))
             except ApplyError as error:
                 self.found(f"a reload failed: {error}")
             decider.hub.apply(decider.gateway.pipeline.snapshot, b"a secret of cache salts")
@@ -314,7 +316,7 @@ class RelayWorld:
             self.found(f"call {record.request_id} had {call.within} s and took {record.total:.4f} s")
 
 
-async def simulate_relays(case: RelayCase, told: list[str]) -> str:
-    """Run it, in virtual time. What was wrong first, empty for nothing; `told` takes all that happens, a line each.
-    Raises vtime.Deadlock."""
-    return await RelayWorld(case, told).run()
+async def simulate_relays(case: RelayCase, told: list[str], read: Callable[[bytes], Policy] = policy_of) -> str:
+    """Run it, in virtual time. What was wrong first, empty for nothing; `told` takes all that happens, a line each;
+    `read` reads policies. Raises vtime.Deadlock."""
+    return await RelayWorld(case, told, read).run()
