@@ -47,6 +47,7 @@ from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
 from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.processes import ProcessesView, ProcessView
 from gateway.control.reports import ReportTaker, take_report
+from gateway.control.usage import Usage, usage_csv, usage_view
 from gateway.control.view import fleet_view
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import state_of
@@ -54,6 +55,7 @@ from gateway.decider.dispatch import Dispatch
 from gateway.shared.control.guard import Guard
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.protocol import REPORT_PATH
+from gateway.shared.storage import StorageError
 
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text"
@@ -85,6 +87,7 @@ def control_app(
     sources: Sources | None = None,
     openmetrics: Callable[[], bytes] | None = None,
     cluster: Callable[[], ClusterView] | None = None,
+    usage: Usage | None = None,
 ) -> Starlette:
     """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 
@@ -97,6 +100,7 @@ def control_app(
     """
     control = Control(fleet, dispatch, exposition, clock, outcomes, calls, policy_status, reload, drain, drain_engine)
     control.count, control.processes_of, control.cluster_of = count, processes, cluster
+    control.usage_of = usage
     control.openmetrics = openmetrics
     files = console_files()
     sources = sources or Sources()
@@ -117,6 +121,7 @@ def control_app(
             Route("/summary", control.summary),
             Route("/processes", control.processes),
             Route("/cluster", control.cluster),
+            Route("/usage", control.usage),
             Route("/policy", control.policy),
             Route("/policy/reload", control.reload, methods=["POST"]),
             Route("/drain", control.drain, methods=SWITCH),
@@ -160,6 +165,7 @@ class Control:
         self.processes_of: Callable[[], list[ProcessView]] = list
         self.openmetrics: Callable[[], bytes] | None = None
         self.cluster_of: Callable[[], ClusterView] | None = None
+        self.usage_of: Usage | None = None
         self._by_hand = False  # the drain is an operator's and not the end of the process
 
     # -- for whoever watches the process ------------------------------------------------------------------------
@@ -221,6 +227,20 @@ class Control:
         if self.cluster_of is None:
             return error(404, "no_cluster", "This gateway is alone: its policy has no cluster.")
         return _json(self.cluster_of())
+
+    async def usage(self, request: Request) -> Response:
+        usage = self.usage_of
+        match request.query_params.get("format", "json"):
+            case "json":
+                return _json(usage_view(() if usage is None else usage.windows(), self._clock()))
+            case "csv":
+                try:
+                    history = [] if usage is None else await usage.history()
+                except StorageError as failed:
+                    return error(503, "storage", str(failed))
+                return Response(usage_csv(history), media_type="text/csv")
+            case _:
+                return error(400, "bad_format", "format is json or csv.")
 
     async def policy(self, request: Request) -> Response:
         policy, status = self._dispatch.policy, self._policy_status()
@@ -295,8 +315,8 @@ async def _not_here(_: Request, exception: Exception) -> Response:
         return error(405, "method_not_allowed", f"This path takes {methods}.", {"allow": methods})
     message = (
         "The control port answers GET /, /events, /livez, /readyz, /metrics, /fleet, /calls, /summary, /processes, "
-        "/calls/{serial}, /policy, /policy/diff, /policy/explain; POST /playground, /policy/reload, /sidecars/report "
-        "and /sidecars/{id}/models/{profile}/{order}; "
+        "/usage, /calls/{serial}, /policy, /policy/diff, /policy/explain; POST /playground, /policy/reload, "
+        "/sidecars/report and /sidecars/{id}/models/{profile}/{order}; "
         "POST /tenants/{tenant}/keys and DELETE /tenants/{tenant}/keys/{hash}; "
         "GET, POST and DELETE /drain and /engines/{id}/drain."
     )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from gateway.control.calls import CallView, active_calls
 from gateway.core.admission.limits import LimitBook
+from gateway.core.admission.quotas import Calendar
 from gateway.core.admission.retries import RetryBudget
 from gateway.core.admission.witness import NOBODY_WATCHES, Witnesses
 from gateway.core.engines.fleet import Engine, Fleet, engine_id
@@ -39,6 +40,7 @@ from gateway.decider.loading import Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.cluster import Families
 from gateway.decider.metrics.collector import Metrics
+from gateway.decider.metrics.quotas import quota_families
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.recorder import Recorder
 from gateway.decider.report_intake import ReportIntake
@@ -51,6 +53,7 @@ from gateway.relay.pipeline import Pipeline
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server, ServerSettings
 from gateway.serve.starting import Spans
+from gateway.serve.token_use import TokenUse
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.storage import Storage
 from gateway.shared.vllm.answers import ModelCard
@@ -117,9 +120,12 @@ class Gateway:
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
         self.storage: Storage | None = None  # what outlasts the gateway, where the policy wants it
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
-        self.limits = LimitBook(policy, witnesses.limits)
+        calendar = Calendar()
+        self.limits = LimitBook(policy, witnesses.limits, calendar)
         self.bodies = BodyMemory(policy.body.memory, policy.body.share)
-        shadowed = None if shadow is None else Shadow(shadow, self._shadow_failed, witnesses.shadow)
+        shadowed = None if shadow is None else Shadow(shadow, self._shadow_failed, witnesses.shadow, calendar)
+        books = [self.limits.quotas, *([] if shadowed is None else [shadowed.limits.quotas])]
+        self.token_use = TokenUse(lambda: self.storage, books, calendar, self.clock, say)
         self.decider = LocalDecider(
             self.fleet,
             self.dispatch,
@@ -135,7 +141,10 @@ class Gateway:
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
         self.decider.reported = self.sidecars.reported
         self._sidecar_metrics = SidecarMetrics(self.dispatch, self.waking.results)
-        self.families: list[Families] = [self._sidecar_metrics.collect]
+        self.families: list[Families] = [
+            self._sidecar_metrics.collect,
+            lambda: quota_families(self.limits.quotas, self.clock),
+        ]
         self.metrics = Metrics(
             self.fleet,
             self.dispatch,
@@ -425,6 +434,7 @@ class Gateway:
         for client in self.clients.values():
             client.close()
         await self.recorder.aclose()
+        await self.token_use.aclose()
         if self.storage is not None:
             await self.storage.aclose()
 

@@ -77,6 +77,7 @@ async def hand_over(
     within = gateway.policy.timeouts.drain
     manager.succeeded_by(pid)
     given = port.hand_over(within, ready.decider)
+    await gateway.token_use.aclose()
     if gateway.storage is not None:
         await gateway.storage.aclose()  # the other opens it
     control.stop_accepting()

@@ -25,6 +25,7 @@ import uvloop
 
 from gateway.control.app import control_app
 from gateway.control.console.sources import Sources
+from gateway.control.usage import Usage
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.api_keys import ApiKeys
 from gateway.decider.call_log import CallLog
@@ -230,7 +231,7 @@ async def _listen(
         await check(gateway.storage)
         await gateway.telemetry.first_contact()  # all that takes time, or may fail, comes first
         await port.take_over(taken)
-    await opened(gateway.storage)
+    await opened(gateway.storage, gateway.token_use)
     await _listening(f"--listen {options.listen}", port.listen(context))
     bound = sockets.control if place is None else place.control
     await _listening(f"--control {options.control}", control.start(bound))
@@ -239,6 +240,7 @@ async def _listen(
 
 def _remember(options: Options, gateway: Gateway) -> None:
     """Keep what is to outlast this gateway: names of models, and its storage, which is not opened yet."""
+    gateway.token_use.set_calendar()
     if options.policy is not None:
         gateway.sidecars.remember(KnownModels(file_for(options.policy), say))
         gateway.storage = storage_of(options.policy, gateway.policy)
@@ -312,6 +314,7 @@ def _control_app(
             keys=_api_keys(options, gateway, file),
         ),
         cluster=port.cluster if isinstance(port, ClusterPort) else None,
+        usage=Usage(lambda: gateway.limits.quotas, gateway.token_use.history),
     )
 
 

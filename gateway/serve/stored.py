@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gateway.core.policy.policy import Policy
 from gateway.serve.starting import StartError
+from gateway.serve.token_use import TokenUse
 from gateway.shared.storage import Storage, StorageError
 
 # Seconds for the gateway before, which was killed or hands over, to let go of the folder.
@@ -28,10 +29,11 @@ async def check(storage: Storage | None) -> None:
             raise StartError(f"storage: {error}") from error
 
 
-async def opened(storage: Storage | None) -> None:
-    """Open it, once the gateway before has let go of it. Raises StartError."""
-    if storage is not None:
-        try:
+async def opened(storage: Storage | None, use: TokenUse) -> None:
+    """Open it, once the gateway before has let go of it, and go on from what it holds. Raises StartError."""
+    try:
+        if storage is not None:
             await storage.open(LET_GO_WITHIN)
-        except StorageError as error:
-            raise StartError(f"storage: {error}") from error
+        await use.start()
+    except StorageError as error:
+        raise StartError(f"storage: {error}") from error

@@ -35,7 +35,12 @@ Work = Callable[[sqlite3.Connection], T]
 NAME = "weir.db"
 APPLICATION = 0x57454952  # "WEIR": the mark of such a file
 # Each entry makes a version of the schema from the one before it, in statements.
-SCHEMA: tuple[tuple[str, ...], ...] = ()
+SCHEMA: tuple[tuple[str, ...], ...] = (
+    (  # tokens that tenants have used by calendar window, gateway/serve/token_use.py
+        "CREATE TABLE token_use (tenant TEXT NOT NULL, span TEXT NOT NULL, start INTEGER NOT NULL, "
+        "tokens INTEGER NOT NULL, PRIMARY KEY (tenant, span, start)) STRICT, WITHOUT ROWID",
+    ),
+)
 BUSY_WITHIN = 5.0  # seconds for a reader of the file, such as a backup, to let a commit through
 LOOK = 0.05  # seconds between two tries for the folder's lock
 CLOSED_WITHIN = 10.0  # seconds for the calls before the end; a disk that hangs does not hold up the process

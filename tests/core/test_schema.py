@@ -13,7 +13,7 @@ import yaml
 from gateway.core.policy.file import decode, explain
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.policy.schema import schema, schema_text
-from gateway.core.policy.traffic import Quota, TrafficClass
+from gateway.core.policy.traffic import RateLimit, TrafficClass
 from gateway.core.policy.types import Rate
 from gateway.shared.files.kinds import Text
 from gateway.shared.files.schema import described
@@ -150,7 +150,7 @@ def test_descriptions_say_what_is_expected_and_what_is_the_default() -> None:
 
 
 def test_docstrings_are_read_field_by_field() -> None:
-    general, fields = described(Quota)
+    general, fields = described(RateLimit)
     assert general == "A rate limit as a token bucket. A bare rate such as 600/min is a quota too."
     assert fields == {
         "rate": "Amount per time, such as 600/min",

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Limit, Limits, Quota
+from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
 from gateway.core.policy.types import Rate
 from tests.flow.test_relays import Asking, Setting, run, until
 
@@ -61,7 +61,7 @@ def test_a_call_that_waited_while_its_connection_broke_is_counted_once() -> None
             await each.end()
         await made.until_held(0)
 
-    run(body, Policy(limits=Limits(per_tenant=Limit(requests=Quota(rate=Rate(1000, 86400.0), burst=1000)))))
+    run(body, Policy(limits=Limits(per_tenant=TenantLimit(requests=RateLimit(rate=Rate(1000, 86400.0), burst=1000)))))
 
 
 def test_a_question_of_an_earlier_connection_opens_no_call_anew() -> None:

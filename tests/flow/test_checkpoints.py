@@ -10,18 +10,20 @@ import pytest
 
 from gateway.core.checkpoint import CheckpointError, decoded, encoded
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Limit, Limits, Quota
+from gateway.core.policy.storage import StoragePolicy
+from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit, TokenQuota
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Refused
 from gateway.core.sidecars.sidecar import Member
 from gateway.decider import checkpoint
+from gateway.serve.assembly import Gateway
 from gateway.serve.processes.kept import KeptState, read_state, write
 from tests.calls import a_call
 from tests.faults.scripted import gateway_over
 from tests.flow.test_relays import ENGINES, Asking, Setting, run, until
 from tests.over_frames import hub_of
 
-THREE = Policy(limits=Limits(per_tenant=Limit(requests=Quota(rate=Rate(3, 3600.0)))))
+THREE = Policy(limits=Limits(per_tenant=TenantLimit(requests=RateLimit(rate=Rate(3, 3600.0)))))
 
 
 def test_calls_that_waited_are_charged_once_and_those_that_ran_stay_charged() -> None:
@@ -44,6 +46,40 @@ def test_calls_that_waited_are_charged_once_and_those_that_ran_stay_charged() ->
             await made.hub.aclose()
 
     run(body, THREE)
+
+
+def test_a_quota_counts_what_runs_over_a_deciders_death_at_what_it_really_used() -> None:
+    quota = Policy(
+        limits=Limits(per_tenant=TenantLimit(quota=TokenQuota(day=10**6))), storage=StoragePolicy(folder="k")
+    )
+
+    def counts(gateway: Gateway) -> tuple[int, int]:
+        window = gateway.limits.quotas.of("anonymous")[0]
+        return window.used(gateway.clock()), window.reserved
+
+    async def body(made: Setting) -> None:
+        decider = await made.relay()
+        ended = Asking(made, decider, "r0")
+        await ended.granted.wait()
+        await ended.end()
+        calls = [Asking(made, decider, f"r{number}") for number in range(1, 4)]
+        await until(lambda: sum(each.granted.is_set() for each in calls) == 2 and list(made.hub.ungranted))
+        assert counts(made.gateway)[0] == 10
+        each = counts(made.gateway)[1] // 3
+        state = made.gateway.checkpoints.take(made.hub.ungranted)
+        await made.dies()
+        async with gateway_over(ENGINES, quota) as after:
+            after.checkpoints.restore(state, 0.5)
+            next(iter(after.fleet)).slots = 2
+            made.hub, made.dead = hub_of(after, 2, {1: os.getpid()}), False
+            await until(lambda: counts(after) == (10, 3 * each))
+            for call in calls:
+                call.leave.set()
+            await asyncio.gather(*[call.task for call in calls])
+            await until(lambda: counts(after) == (40, 0))
+            await made.hub.aclose()
+
+    run(body, quota)
 
 
 def test_an_engine_that_a_sidecar_brings_later_goes_on_too() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gateway.core.policy.policy import BodyPolicy, EngineEntry, FleetPolicy, Policy, ServerPolicy, Timeouts
-from gateway.core.policy.traffic import Deadlines, Limit, Limits, Quota, ShapingTier, TrafficClass
+from gateway.core.policy.traffic import Deadlines, Limits, RateLimit, ShapingTier, TenantLimit, TrafficClass
 from gateway.core.policy.types import Rate
 from gateway.core.request.body_memory import BodyLease
 from gateway.core.request.record import Record
@@ -294,7 +294,7 @@ def test_a_proxy_that_chose_the_id_can_withdraw_its_call() -> None:
 
 
 def test_a_refusal_is_whole() -> None:
-    once = Limits(per_tenant=Limit(requests=Quota(rate=Rate(1, 60.0))))
+    once = Limits(per_tenant=TenantLimit(requests=RateLimit(rate=Rate(1, 60.0))))
 
     async def body(site: Site) -> None:
         first = await site.granted()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Limit, Limits, Quota, Tenant, TenantLimits
+from gateway.core.policy.traffic import Limit, Limits, RateLimit, Tenant, TenantLimit, TenantLimits
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Refused
 
@@ -18,7 +18,9 @@ TENANTS, CLASSES, MODELS = ("a", "b"), ("default", "batch"), ("m", "n")
 
 # Amounts per second and times in sixteenths: floats are then exact, and so every decision must be GCRA's.
 quotas = st.builds(
-    lambda amount, burst: Quota(rate=Rate(amount, 1.0), burst=burst), st.integers(1, 20), st.none() | st.integers(1, 60)
+    lambda amount, burst: RateLimit(rate=Rate(amount, 1.0), burst=burst),
+    st.integers(1, 20),
+    st.none() | st.integers(1, 60),
 )
 quantities = st.none() | st.just("unlimited") | quotas
 some_limit = st.builds(Limit, requests=quantities, tokens=quantities)
@@ -53,7 +55,7 @@ class Reference:
         self.policy = policy
         self.tat: dict[tuple[str, str], Fraction] = {}
 
-    def quotas(self, tenant: str, class_name: str, model: str) -> dict[tuple[str, str], Quota]:
+    def quotas(self, tenant: str, class_name: str, model: str) -> dict[tuple[str, str], RateLimit]:
         limits, own = self.policy.limits, self.policy.tenants[tenant].limits
         none = Limit()
         levels = {
@@ -64,11 +66,11 @@ class Reference:
             model: (limits.models.get(model, none), limits.per_model),
             "global": (limits.global_, none),
         }
-        found: dict[tuple[str, str], Quota] = {}
+        found: dict[tuple[str, str], RateLimit] = {}
         for level, (specific, default) in levels.items():
             for kind in ("requests", "tokens"):
                 quota = getattr(specific, kind) or getattr(default, kind)
-                if isinstance(quota, Quota):
+                if isinstance(quota, RateLimit):
                     found[level, kind] = quota
         return found
 
@@ -146,10 +148,10 @@ def test_every_decision_and_every_level_is_gcras(policy: Policy, steps: list[tup
     ),
 )
 def test_no_window_has_more_than_its_rate_and_one_burst(
-    quota: Quota, traffic: list[tuple[float, int, int, int]]
+    quota: RateLimit, traffic: list[tuple[float, int, int, int]]
 ) -> None:
     """What was taken in a window, less what was given back in it, by any clock; so limit + burst in a period."""
-    book, now = LimitBook(Policy(limits=Limits(per_tenant=Limit(tokens=quota)))), 12345.678
+    book, now = LimitBook(Policy(limits=Limits(per_tenant=TenantLimit(tokens=quota)))), 12345.678
     made: list[tuple[Charge, int]] = []
     events: list[tuple[float, int]] = []
     burst = quota.burst or quota.rate.amount

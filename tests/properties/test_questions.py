@@ -17,7 +17,17 @@ from gateway.core.engines.breaker import Ending
 from gateway.core.engines.choice import any_idle, choose, foreseen_ttft, least_ttft, predicted_ttft, usable_of
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.policy import Policy, TrafficClass
-from gateway.core.policy.traffic import Breaker, Deadlines, Limit, Limits, ModeRule, Modes, Quota, Rate, Threshold
+from gateway.core.policy.traffic import (
+    Breaker,
+    Deadlines,
+    Limits,
+    ModeRule,
+    Modes,
+    Rate,
+    RateLimit,
+    TenantLimit,
+    Threshold,
+)
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
 from gateway.decider.dispatch import Dispatch
@@ -32,7 +42,9 @@ POLICY = Policy(
         "batch": TrafficClass(weight=1, max_queue=30, max_concurrency=6, overload="lifo"),
     },
     limits=Limits(
-        per_tenant=Limit(requests=Quota(rate=Rate(amount=9, period=1)), tokens=Quota(rate=Rate(amount=6_000, period=1)))
+        per_tenant=TenantLimit(
+            requests=RateLimit(rate=Rate(amount=9, period=1)), tokens=RateLimit(rate=Rate(amount=6_000, period=1))
+        )
     ),
     modes=Modes(tight=ModeRule(enter=Threshold(errors=0.5), leave=Threshold(errors=0.3), dwell=1.0)),
 )

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.admission.quotas import Calendar, QuotaBook
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.storage import StoragePolicy
 from gateway.serve.starting import StartError
 from gateway.serve.stored import check, opened, storage_of
+from gateway.serve.token_use import TokenUse
 from gateway.shared.storage import Storage
 from loadtest.processes import until
 from tests.serve.test_upgrades import POLICY, world
@@ -62,16 +64,23 @@ def stored(folder: Path) -> Storage:
     return found
 
 
+def unused(storage: Storage | None) -> TokenUse:
+    """Of a gateway that counts nothing."""
+    return TokenUse(lambda: storage, [QuotaBook(Policy())], Calendar(), float, lambda _: None)
+
+
 def test_a_file_that_cannot_be_used_keeps_the_gateway_from_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         first = stored(tmp_path)
-        await opened(first)
+        use = unused(first)
+        await opened(first, use)
         second = stored(tmp_path)
         await check(second)
         with pytest.raises(StartError, match=r"^storage: .*kept: another gateway uses this storage"):
-            await opened(second)
+            await opened(second, unused(second))
+        await use.aclose()
         await first.aclose()
         newer(tmp_path / "kept")
         with pytest.raises(StartError, match=r"^storage: .*weir\.db: a newer gateway has written it"):
@@ -87,7 +96,9 @@ def test_a_policy_without_one_keeps_nothing(tmp_path: Path) -> None:
         storage = storage_of(tmp_path / "policy.yaml", Policy())
         assert storage is None
         await check(storage)
-        await opened(storage)
+        use = unused(storage)
+        await opened(storage, use)
+        await use.aclose()
 
     asyncio.run(scenario())
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ import math
 
 from gateway.core.admission.levels import Kind
 from gateway.core.admission.limit_bookings import Booked
-from gateway.core.policy.traffic import Quota
+from gateway.core.policy.traffic import RateLimit
 
 # Whose bucket it is: kind, tenant, class, model; "" where its level does not ask. All of them "": the whole gateway's.
 Key = tuple[Kind, str, str, str]
@@ -30,7 +30,7 @@ class Bucket:
 
     __slots__ = ("at", "booked", "burst", "key", "level", "quota", "rate")
 
-    def __init__(self, key: Key, quota: Quota) -> None:
+    def __init__(self, key: Key, quota: RateLimit) -> None:
         self.key = key
         self.level = self.at = 0.0
         self.booked: Booked | None = None  # once a call was told to come back
@@ -39,12 +39,12 @@ class Bucket:
     def __repr__(self) -> str:
         return f"<Bucket {self.owner}: {self.quota.rate} {self.key[0]}, {self.level:.6g}/{self.burst} at {self.at:.3f}>"
 
-    def _set(self, quota: Quota) -> None:
+    def _set(self, quota: RateLimit) -> None:
         self.quota = quota
         self.rate = quota.rate.amount / quota.rate.period  # per second
         self.burst = quota.rate.amount if quota.burst is None else quota.burst
 
-    def change(self, quota: Quota, now: float) -> None:
+    def change(self, quota: RateLimit, now: float) -> None:
         """A reload. What was taken stays taken: a higher limit helps at once, and a reload gives nothing away. But it
         is at most one new burst, beside what was debt already: nobody pays for an old burst at a much lower rate."""
         self.advance(now)

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Limit, Quantity, Quota, Tenant, TenantLimits
+from gateway.core.policy.traffic import AnyLimit, Limit, Quantity, RateLimit, Tenant
 from gateway.shared.files.checked import Path
 
 Kind = Literal["requests", "tokens"]
@@ -25,7 +25,7 @@ class Counted(msgspec.Struct, frozen=True):
     """A level's limit. `path`: where it stands, or would stand; `quota` None: no limit. `default`: its level's."""
 
     path: Path
-    quota: Quota | None
+    quota: RateLimit | None
     default: bool = False
 
 
@@ -46,12 +46,12 @@ def counted(policy: Policy, kind: Kind, level: Level) -> Counted:
     for default, (path, limit) in enumerate(_candidates(policy, level)):
         quantity: Quantity = getattr(limit, kind)
         if quantity is not None:
-            return Counted((*path, kind), quantity if isinstance(quantity, Quota) else None, bool(default))
+            return Counted((*path, kind), quantity if isinstance(quantity, RateLimit) else None, bool(default))
     path, _ = next(_candidates(policy, level))
     return Counted((*path, kind), None)
 
 
-def _candidates(policy: Policy, level: Level) -> Iterator[tuple[Path, Limit | TenantLimits]]:
+def _candidates(policy: Policy, level: Level) -> Iterator[tuple[Path, AnyLimit]]:
     """The entries of a policy that may set a level's limit: its own, then its default."""
     tenant, class_name, model = level
     limits = policy.limits

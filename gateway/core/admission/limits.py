@@ -19,11 +19,12 @@ from itertools import chain
 from gateway.core.admission.bucket import SHARED, Bucket, Buckets, Key, longest_wait, rate_lines
 from gateway.core.admission.levels import Kind, Level, counted
 from gateway.core.admission.limit_bookings import CALLS, HORIZON, SLOT, SLOT_LEAST, SOON, Booked, LimitBookings
-from gateway.core.admission.refusals import rate_limited
+from gateway.core.admission.quotas import Calendar, QuotaBook, Used, Windows, tightest
+from gateway.core.admission.refusals import quota_exceeded, rate_limited
 from gateway.core.admission.witness import LimitWitness
-from gateway.core.checkpoint import MOST_BUCKETS, MOST_PLACES, SavedBucket, SavedLimitPlace, SavedLimits
+from gateway.core.checkpoint import MOST_BUCKETS, MOST_PLACES, SavedBucket, SavedLimitPlace, SavedLimits, SavedQuota
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Limit, Quota, TenantLimits
+from gateway.core.policy.traffic import AnyLimit, RateLimit, TenantLimits
 from gateway.core.request.outcome import Refused
 
 ROUTES_REMEMBERED = 4096  # (tenant, class, model) whose buckets are at hand
@@ -40,11 +41,14 @@ class Charge:
     that was its client's doing. `settled`: tokens, once they are known.
     """
 
-    __slots__ = ("_requests", "_tokens", "beside", "live", "refunded", "reserved", "settled")
+    __slots__ = ("_requests", "_tokens", "_windows", "beside", "live", "refunded", "reserved", "settled")
 
-    def __init__(self, requests: Buckets, tokens: Buckets, reserved: int, *, live: bool = True) -> None:
+    def __init__(
+        self, requests: Buckets, tokens: Buckets, reserved: int, windows: Windows = (), *, live: bool = True
+    ) -> None:
         self._requests = requests
         self._tokens = tokens
+        self._windows = windows
         self.reserved = reserved
         self.refunded = False
         self.settled: int | None = None
@@ -68,6 +72,8 @@ class Charge:
             self.settled = tokens
             for bucket in self._tokens:
                 bucket.add(tokens - self.reserved, now)
+            for window in self._windows:
+                window.settle(self.reserved, tokens, now)
             if self.beside is not None:
                 self.beside.settle(tokens, now)
 
@@ -86,10 +92,16 @@ class Charge:
             # No `now`: whether a level first drains and is then lowered, or the reverse, it ends the same.
             for bucket in self._tokens:
                 bucket.level = max(0.0, bucket.level - self.reserved)
+            for window in self._windows:
+                window.release(self.reserved)
 
     def keep(self) -> None:
         """The call ran, and what it used is not known: the estimate is final."""
-        self.live = False
+        if self.live:
+            self.live = False
+            for window in self._windows:
+                window.release(self.reserved)
+                window.since += self.reserved
 
     @property
     def requests(self) -> Buckets:
@@ -118,8 +130,9 @@ class Charge:
 class LimitBook:
     """Every bucket there is. `charge` is the only way to take from them."""
 
-    def __init__(self, policy: Policy, witness: LimitWitness | None = None) -> None:
+    def __init__(self, policy: Policy, witness: LimitWitness | None = None, calendar: Calendar | None = None) -> None:
         self._witness = witness
+        self.quotas = QuotaBook(policy, calendar)
         self._free = Charge((), (), 0, live=False)  # of no bucket, with nothing to end: one serves all
         self._buckets: dict[Key, Bucket] = {}
         self._routes: dict[Level, Route] = {}
@@ -132,10 +145,11 @@ class LimitBook:
         """Another policy. Limits that still exist keep what was taken (see Bucket.change), and calls in flight settle
         on them as if nothing had happened."""
         self._policy = policy
+        self.quotas.apply(policy)
         limits, tenants = policy.limits, {name: _own(tenant.limits) for name, tenant in policy.tenants.items()}
-        shared: list[Limit | TenantLimits] = [limits.global_, limits.per_tenant, limits.per_class, limits.per_model]
+        shared: list[AnyLimit] = [limits.global_, limits.per_tenant, limits.per_class, limits.per_model]
         shared += [*limits.classes.values(), *limits.models.values()]
-        self.limited = any(map(_limits, [*shared, *chain.from_iterable(tenants.values())]))
+        self.limited = bool(self.quotas) or any(map(_limits, [*shared, *chain.from_iterable(tenants.values())]))
         self._counts_tokens = any(map(_counts_tokens, shared))
         self._metered = {name for name, own in tenants.items() if any(map(_counts_tokens, own))}
         self._named = {*limits.models, *(model for tenant in policy.tenants.values() for model in tenant.limits.models)}
@@ -164,7 +178,7 @@ class LimitBook:
 
     def counts_tokens(self, tenant: str) -> bool:
         """Whether a limit counts tokens of this tenant's calls, of some class and model at least."""
-        return self._counts_tokens or tenant in self._metered
+        return self._counts_tokens or tenant in self._metered or bool(self.quotas.of(tenant))
 
     def arrive(self, tenant: str, now: float, body: bytes | None = None) -> Charge:
         """Take 1 request from the limits that are known before a body is read: the tenant's and the whole gateway's.
@@ -208,16 +222,29 @@ class LimitBook:
             by_request, by_token = by_request + others[0], by_token + others[1]
         taken: Buckets = () if arrived is None else arrived.requests
         left = by_request if not taken else tuple([bucket for bucket in by_request if bucket not in taken])
+        windows = self.quotas.of(tenant)
+        if windows and (window := tightest(windows, tokens, now)) is not None:
+            raise quota_exceeded(window, tokens, now, rate_lines(by_request, by_token, now))
         if not self._take(left, by_token, tokens, now, tenant, body):
             raise self._refused(by_request, by_token, left, tokens, now, tenant, body)
-        if not by_request and not by_token:
+        if not by_request and not by_token and not windows:
             return self._free
+        for each in windows:
+            each.reserve(tokens, now)
         if arrived is not None:
             arrived.keep()
-        charge = Charge(taken + left, by_token, tokens)
+        charge = Charge(taken + left, by_token, tokens, windows)
         if self._witness is not None:
             self._witness.charged(charge, arrived)
         return charge
+
+    def carry(self, tenant: str, tokens: int, now: float) -> Charge:
+        """The charge of a call that another decider let in: its end counts in the quotas. It takes from no rate limit,
+        of which the levels were handed on."""
+        windows = self.quotas.of(tenant)
+        for window in windows:
+            window.reserve(tokens, now)
+        return Charge((), (), tokens, windows, live=bool(windows))
 
     def _take(
         self, by_request: Buckets, by_token: Buckets, tokens: int, now: float, tenant: str, body: bytes | None
@@ -298,10 +325,12 @@ class LimitBook:
             for each in self._bookings.live(MOST_PLACES)
             if all(booked in numbers for booked, _ in each.parts)
         ]
-        return SavedLimits(buckets, places)
+        quotas = [SavedQuota(each.tenant, each.span, each.start, each.tokens) for each in self.quotas.states()]
+        return SavedLimits(buckets, places, quotas[:MOST_BUCKETS])
 
     def restore(self, saved: SavedLimits, then: float, *, places: bool) -> None:
         """Go on from a checkpoint of `then`, with its `places`. Limits that the policy has no more are left out."""
+        self.quotas.goes_on([Used(each.tenant, each.span, each.start, each.tokens) for each in saved.quotas], then)
         buckets = [self._found(each.key, then) for each in saved.buckets]
         for each, bucket in zip(saved.buckets, buckets, strict=True):
             if bucket is not None:
@@ -372,7 +401,7 @@ class LimitBook:
                 found.append(bucket)
         return tuple(found)
 
-    def _quota(self, key: Key) -> Quota | None:
+    def _quota(self, key: Key) -> RateLimit | None:
         """The limit of one level; None: there is none."""
         kind, tenant, class_name, model = key
         return counted(self._policy, kind, (tenant, class_name, model)).quota
@@ -385,14 +414,14 @@ def _booked(bucket: Bucket) -> Booked:
     return bucket.booked
 
 
-def _own(limits: TenantLimits) -> list[Limit | TenantLimits]:
+def _own(limits: TenantLimits) -> list[AnyLimit]:
     """A tenant's own limits, at every level."""
     return [limits, *limits.classes.values(), *limits.models.values()]
 
 
-def _limits(limit: Limit | TenantLimits) -> bool:
-    return isinstance(limit.requests, Quota) or _counts_tokens(limit)
+def _limits(limit: AnyLimit) -> bool:
+    return isinstance(limit.requests, RateLimit) or _counts_tokens(limit)
 
 
-def _counts_tokens(limit: Limit | TenantLimits) -> bool:
-    return isinstance(limit.tokens, Quota)
+def _counts_tokens(limit: AnyLimit) -> bool:
+    return isinstance(limit.tokens, RateLimit)

@@ -14,12 +14,15 @@ from gateway.core.admission.admission import SOON
 from gateway.core.admission.bucket import Bucket
 from gateway.core.admission.deadline import MARGIN
 from gateway.core.admission.decision import Foretold, Reason, Refuse
+from gateway.core.admission.quotas import QuotaWindow
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.shared.protocol import NO_MEMORY, OFF
 
+QUOTA = "insufficient_quota"  # as OpenAI calls it
+HELD = 5.0  # seconds, by which calls under way may have ended
 MODEL_OFF = "model_off"
 UNKNOWN = 5.0  # seconds: what is in the way may take long, and nobody knows how long
 SHOWN = 0.05  # seconds; less is no cause
@@ -59,6 +62,23 @@ def _booked(why: Refuse, call: Call, now: float, due_in: float | None) -> Refuse
         case Reason.DISPLACED:
             return displaced(call, why.words, due_in)
     return shed_late(call, now, why.foretold, due_in)
+
+
+def quota_exceeded(window: QuotaWindow, tokens: int, now: float, lines: bytes) -> Refused:
+    """A tenant's quota of a calendar window. `tokens`: the call's, estimated; `lines`: its x-ratelimit headers."""
+    amount, used = window.amount or 0, window.used(now)
+    limit = f"{amount} tokens per {window.span}"
+    message = f"Tenant {window.tenant} has a quota of {limit} (UTC): {used} are used, and this call needs {tokens}"
+    if tokens > amount:
+        message += ", more than the whole quota. Make the prompt or max_tokens smaller."
+        return Refused(Outcome.RATE_LIMITED, message, headers=lines, retry=False, code=QUOTA, limit=limit)
+    seconds = window.resets_in(now)
+    if used + tokens <= amount:
+        message += f". Calls under way hold {window.reserved} until they end."
+        seconds = min(seconds, HELD)
+    else:
+        message += f". The next {window.span} begins with nothing used."
+    return Refused(Outcome.RATE_LIMITED, message, retry_after=seconds, headers=lines, code=QUOTA, limit=limit)
 
 
 def rate_limited(

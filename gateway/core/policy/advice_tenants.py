@@ -9,8 +9,8 @@ import msgspec
 
 from gateway.core.admission.levels import KINDS, Counted, Kind, counted
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.rules import HINTS
-from gateway.core.policy.traffic import Limit, Limits, Quota, TenantLimits
+from gateway.core.policy.rules import HINTS, quotas_of
+from gateway.core.policy.traffic import AnyLimit, Limits, RateLimit, TenantLimits
 from gateway.shared.files.checked import Path, nearest, spelled
 from gateway.shared.files.units import COUNT
 
@@ -23,7 +23,7 @@ Found = Iterator[tuple[Path, str]]
 
 def tenant_rules(policy: Policy) -> Found:
     """Every rule of this file."""
-    for rule in (_tenants, _anonymous, _refusals, _limits, _bursts, _models):
+    for rule in (_tenants, _anonymous, _refusals, _limits, _bursts, _quotas, _models):
         yield from rule(policy)
 
 
@@ -98,14 +98,14 @@ def _nested(policy: Policy, kind: Kind) -> Iterator[tuple[Counted, list[Counted]
         yield counted(policy, kind, ("", "", model)), [everyone]
 
 
-def _per_second(quota: Quota) -> float:
+def _per_second(quota: RateLimit) -> float:
     return quota.rate.amount / quota.rate.period
 
 
 def _bursts(policy: Policy) -> Found:
     for path, limit in _written(policy):
         quota = limit.tokens
-        if isinstance(quota, Quota):
+        if isinstance(quota, RateLimit):
             burst = quota.rate.amount if quota.burst is None else quota.burst
             if burst < USUAL:
                 text = (
@@ -114,7 +114,14 @@ def _bursts(policy: Policy) -> Found:
                 yield (*path, "tokens"), text
 
 
-def _written(policy: Policy) -> Iterator[tuple[Path, Limit | TenantLimits]]:
+def _quotas(policy: Policy) -> Found:
+    """Quotas of a day that are above those of its month."""
+    for path, quota in quotas_of(policy):
+        if isinstance(quota.day, int) and isinstance(quota.month, int) and quota.day > quota.month:
+            yield (*path, "day"), f"{COUNT.show(quota.day)} is never reached: the month's is {COUNT.show(quota.month)}"
+
+
+def _written(policy: Policy) -> Iterator[tuple[Path, AnyLimit]]:
     """Every limit that the policy may say."""
     limits = policy.limits
     yield ("limits", "global"), limits.global_

@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.core.admission.levels import KINDS, Counted, counted, levels_of
 from gateway.core.admission.mode import bars
+from gateway.core.admission.quotas import SPANS, quota_of
 from gateway.core.admission.shaping import spared
 from gateway.core.policy.advice_tenants import ANONYMOUS
 from gateway.core.policy.policy import Policy
@@ -42,6 +43,7 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
         ("room", _room(policy, name)),
         ("limits", _limits(policy, tenant, name, model)),
         ("", ("requests of tenant and global are counted before a body is read; a 4xx gives none back",)),
+        ("quota", _quota(policy, tenant)),
         ("over a limit", _refusal(policy.tenants[tenant])),
         ("shaping", _shaping(policy, name)),
         ("modes", _modes(policy, name)),
@@ -161,6 +163,18 @@ def _limits(policy: Policy, tenant: str, name: str, model: str) -> Iterator[str]
     widths = [max(len(row[column]) for row in table) for column in range(3)]
     for row in table:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _quota(policy: Policy, tenant: str) -> Iterator[str]:
+    """Tokens per calendar window."""
+    quota, own = quota_of(policy, tenant), policy.tenants[tenant].limits.quota
+    for span in SPANS:
+        amount = getattr(quota, span)
+        default = " (limits.per_tenant.quota)" if getattr(own, span) is None else ""
+        if isinstance(amount, int):
+            yield f"{COUNT.show(amount)} tokens per {span} (UTC){default}"
+    if not any(isinstance(getattr(quota, span), int) for span in SPANS):
+        yield "none"
 
 
 def _counted(limit: Counted) -> str:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from gateway.core.engines.origin import engine_id, url_fault
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.policy.traffic import ModeRule, ShapingTier, Tenant, Threshold, TrafficClass, When
+from gateway.core.policy.traffic import ModeRule, ShapingTier, Tenant, Threshold, TokenQuota, TrafficClass, When
 from gateway.core.policy.types import OF_NOTHING
 from gateway.shared.files.checked import UNREAD, Fault, Path, listed, nearest, readable, shown
 from gateway.shared.files.units import BYTES, SECONDS, SHARE
@@ -39,6 +39,7 @@ def faults(policy: Policy) -> Iterator[Fault]:
         _breaker(policy),
         _engines(policy),
         _memory(policy),
+        _quotas(policy),
     )
 
 
@@ -261,6 +262,20 @@ def _events(index: int, engine: EngineEntry) -> Iterator[Fault]:
     expected = address_fault(engine.kv_events or "")
     if expected is not None:
         yield Fault(("fleet", "engines", index, "kv_events"), str(engine.kv_events), expected)
+
+
+def quotas_of(policy: Policy) -> Iterator[tuple[Path, TokenQuota]]:
+    """Every token quota that the policy may say."""
+    yield ("limits", "per_tenant", "quota"), policy.limits.per_tenant.quota
+    for name, tenant in _items(policy.tenants):
+        yield ("tenants", name, "limits", "quota"), tenant.limits.quota
+
+
+def _quotas(policy: Policy) -> Iterator[Fault]:
+    """Counts of a day or month must outlast the gateway."""
+    for path, quota in quotas_of(policy) if policy.storage is None else ():
+        if isinstance(quota.day, int) or isinstance(quota.month, int):
+            yield Fault(path, "a quota, and no storage", "storage: {folder: ...} too, where what is used is kept")
 
 
 def _memory(policy: Policy) -> Iterator[Fault]:

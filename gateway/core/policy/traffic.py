@@ -26,6 +26,7 @@ from gateway.core.policy.types import (
     Rate,
     RouteKind,
     Times,
+    Tokens,
     Weight,
 )
 from gateway.shared.files.units import Count, Seconds, Share
@@ -104,8 +105,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     cooldown_period: Annotated[Seconds, Bounds(ge=1, le=86_400)] = 600.0
 
 
-class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """A rate limit as a token bucket. A bare rate such as 600/min is a quota too.
+class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """A rate limit as a token bucket. A bare rate such as 600/min is one too.
 
     `rate`: Amount per time, such as 600/min.
     `burst`: Size of the bucket: the amount that may come at once; null: the amount of one period.
@@ -117,7 +118,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     burst: Positive | None = None
 
 
-Quantity = Quota | Literal["unlimited"] | None  # None: the default of its level
+Quantity = RateLimit | Literal["unlimited"] | None  # None: the default of its level
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,19 +132,50 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Quantity = None
 
 
+class TokenQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """Token quotas of a tenant over calendar windows in UTC. They need `storage`, which keeps the counts. null: the
+    default, `limits.per_tenant.quota`; where that is null, no quota.
+
+    `day`: Tokens of prompts and answers a day, such as 10M. They are held at the estimate while a call is under way,
+    and counted at the real usage.
+    `month`: The same, a calendar month.
+    """
+
+    day: Tokens | Literal["unlimited"] | None = None
+    month: Tokens | Literal["unlimited"] | None = None
+
+
+class TenantLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """Default limits of each tenant. null: no limit.
+
+    `requests`: Calls per time.
+    `tokens`: Tokens of prompts and answers per time. They are charged at the estimate, and settled at the real usage.
+    `quota`: Tokens per calendar day and month.
+    """
+
+    requests: Quantity = None
+    tokens: Quantity = None
+    quota: TokenQuota = TokenQuota()
+
+
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant's own rate limits, in place of `limits.per_tenant`.
 
     `requests`: The tenant's calls per time.
     `tokens`: Tokens of its prompts and answers per time.
+    `quota`: Its tokens per calendar day and month.
     `classes`: Its limits within a class, such as {batch: {tokens: 1M/min}}.
     `models`: Its limits on a model, such as {llama-3-8b: {requests: 10/s}}.
     """
 
     requests: Quantity = None
     tokens: Quantity = None
+    quota: TokenQuota = TokenQuota()
     classes: Mapping[Name, Limit] = {}
     models: Mapping[ModelName, Limit] = {}
+
+
+AnyLimit = Limit | TenantLimit | TenantLimits
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +192,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     global_: Limit = msgspec.field(default=Limit(), name="global")
-    per_tenant: Limit = Limit()
+    per_tenant: TenantLimit = TenantLimit()
     per_class: Limit = Limit()
     per_model: Limit = Limit()
     classes: Mapping[Name, Limit] = {}

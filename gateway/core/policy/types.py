@@ -17,6 +17,7 @@ from gateway.shared.files.units import ABOVE, TIMES, Bytes, Count, Factor, Secon
 Bounds = msgspec.Meta
 Moment = Annotated[Seconds, Bounds(ge=0.001, le=86_400)]
 Positive = Annotated[Count, Bounds(ge=1, le=1_000_000_000)]
+Tokens = Annotated[Count, Bounds(ge=1, le=10**15)]
 Buffer = Annotated[Bytes, Bounds(ge=1024, le=1024**3)]
 Weight = Annotated[Factor, Bounds(ge=0.01, le=1000)]
 Part = Annotated[Share, Bounds(ge=0, le=1)]

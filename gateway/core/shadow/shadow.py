@@ -26,6 +26,7 @@ from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.mode import ModelMode, Signals
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues
+from gateway.core.admission.quotas import Calendar
 from gateway.core.admission.rules import AdmissionRules
 from gateway.core.admission.witness import LimitWitness
 from gateway.core.engines.fleet import Engine
@@ -56,12 +57,16 @@ class Shadow:
     """
 
     def __init__(
-        self, policy: Policy, report: Callable[[Exception], None], witness: LimitWitness | None = None
+        self,
+        policy: Policy,
+        report: Callable[[Exception], None],
+        witness: LimitWitness | None = None,
+        calendar: Calendar | None = None,
     ) -> None:
         """Raises ValueError for a policy that only looks right; see Tenants."""
         self.snapshot = Snapshot(policy)
         self.rules = AdmissionRules(policy)
-        self.limits = LimitBook(policy, witness)
+        self.limits = LimitBook(policy, witness, calendar)
         self._compared: dict[Compared, int] = {}
         self._single: Counts = {}
         self.bugs = 0

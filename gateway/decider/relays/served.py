@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.core.admission.limits import Charge
 from gateway.core.engines.breaker import Ending
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.call import Call
@@ -21,7 +22,19 @@ class ServedCall:
     """`turn`: of the last question about it. `place`: in a queue, if it waits for its turn; `task`: what it waits for
     otherwise."""
 
-    __slots__ = ("admission", "ask", "attempts", "call", "grant", "place", "record", "second", "task", "turn")
+    __slots__ = (
+        "admission",
+        "ask",
+        "attempts",
+        "call",
+        "carried",
+        "grant",
+        "place",
+        "record",
+        "second",
+        "task",
+        "turn",
+    )
 
     def __init__(self, ask: Ask, route: Route) -> None:
         self.ask = ask
@@ -30,6 +43,7 @@ class ServedCall:
         self.turn = ask.turn
         self.attempts = 0
         self.admission: LocalAdmission | None = None
+        self.carried: Charge | None = None  # in place of an admission that an earlier decider has made
         self.grant: LocalGrant | None = None
         self.second: LocalGrant | None = None
         self.place: QueuePlace | None = None
@@ -74,6 +88,8 @@ class ServedCall:
             grant.first_byte(end.first_byte)
         if admission is not None and end.tokens is not None:
             admission.settle(end.tokens, end.at)
+        if self.carried is not None and end.tokens is not None:
+            self.carried.settle(end.tokens, end.at)
         if grant is not None and end.finished is not None:
             grant.finished(end.at, *end.finished)
         if grant is not None and end.ending is not None:
@@ -82,6 +98,9 @@ class ServedCall:
         if admission is not None:
             error = error_of(end.left, Refused(end.outcome, ""))
             admission.__exit__(None if error is None else type(error), error, None)
+        if self.carried is not None:
+            self.carried.forgo()
+        if admission is not None:
             admission.ended(end.outcome)
 
     def waits_no_more(self) -> None:
@@ -113,6 +132,8 @@ class ServedCall:
         if self.grant is not None:
             self.grant.ending = Ending.NEUTRAL
         self.released()
+        if self.carried is not None:
+            self.carried.forgo()
         if self.admission is not None:
             self.admission.__exit__(type(error), error, None)
 

@@ -243,6 +243,8 @@ class RelaySession:
             served.admission = kept.admission  # it stays charged
         elif kept is not None:
             kept.asked_anew()
+        if served.admission is None and ask.facts is not None:
+            self._carry(served)
         if ask.facts is None:
             self._decided(served, self._judge)
         elif ask.front:
@@ -407,8 +409,10 @@ class RelaySession:
             return  # it was told on another connection
         if self._keeps(held):
             return
-        served = self.calls.get(ask.number) or ServedCall(ask, route)
-        self.calls[ask.number] = served
+        served = self.calls.get(ask.number)
+        if served is None:
+            served = self.calls[ask.number] = ServedCall(ask, route)
+            self._carry(served)
         if (served.second if held.second else served.grant) is not None:
             return
         served.call.shaped = held.shaped
@@ -421,6 +425,11 @@ class RelaySession:
             served.second = grant
         else:
             served.grant = grant
+
+    def _carry(self, served: ServedCall) -> None:
+        """An earlier decider let it in: its tokens count in its tenant's quota here."""
+        decider = self.hub.decider
+        served.carried = decider.limits.carry(served.ask.tenant, served.call.cost, self.hub.clock())
 
     def _keeps(self, held: Held) -> bool:
         """Whether this is a grant of this very decider's, which it has kept since the relay's last connection."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from gateway.core.admission.bookings import Bookings
 from gateway.core.engines.fleet import PREFIX_BLOCKS_REMEMBERED, Engine
 from gateway.core.policy.policy import EngineEntry, Policy
-from gateway.core.policy.traffic import Limit, Limits, Quota
+from gateway.core.policy.traffic import Limits, RateLimit, TenantLimit
 from gateway.core.policy.types import Rate
 from gateway.core.request.call import Call
 from gateway.core.request.routes import ROUTES
@@ -38,7 +38,9 @@ def a_call(model: str, number: int) -> Call:
 
 def filled(tenants: int, engines: int, models: int) -> Gateway:
     """A gateway that has learned something of each of so many."""
-    per_tenant = Limit(requests=Quota(rate=Rate(1000, 86_400.0)), tokens=Quota(rate=Rate(10_000_000, 86_400.0)))
+    per_tenant = TenantLimit(
+        requests=RateLimit(rate=Rate(1000, 86_400.0)), tokens=RateLimit(rate=Rate(10_000_000, 86_400.0))
+    )
     entries = [EngineEntry(url=f"http://10.0.{number // 250}.{number % 250 + 1}:8000") for number in range(engines)]
     gateway = Gateway(Policy(limits=Limits(per_tenant=per_tenant)), entries, None, random.Random(1))  # noqa: S311 # no secrets
     now = gateway.clock()

@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.core.admission.levels import Kind
 from gateway.core.admission.limits import LimitBook
+from gateway.core.admission.quotas import SPANS
 from gateway.core.admission.retries import WINDOW
 from gateway.core.admission.witness import LimitCharge
 from gateway.core.policy.policy import Retries as RetryPolicy
@@ -94,6 +95,11 @@ class Charges:
             level = book.level((kind, "", "", ""))
             if abs(level - counted) > 0.5:
                 wrong(f"{level:.1f} {kind} are charged, and it should be {counted}")
+        for span in SPANS:
+            windows = [window for window in book.quotas if window.span == span]
+            used, held = sum([each.base + each.since for each in windows]), sum([each.reserved for each in windows])
+            if used != settled or held:
+                wrong(f"quotas of a {span} have {used} tokens used and {held} held, and {settled} were settled")
 
 
 class Ledger:

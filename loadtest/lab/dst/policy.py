@@ -44,6 +44,7 @@ class Traits:
                 "acme": {"keys": [_digest("key-of-acme")], "weight": rng.choice((1, 4))},
                 "zeta": {"keys": [_digest("key-of-zeta")], "limits": rng.choice(({}, {"requests": "2/s"}))},
             },
+            "storage": {"folder": "counted-and-kept-nowhere"},
             "limits": self._limits(),
             "budget": {"kv_target": rng.choice(("50%", "80%", "100%")), "max_concurrency": rng.choice((2, 8, 256))},
             "deadlines": {
@@ -85,9 +86,14 @@ class Traits:
         return {
             "global": {"requests": DAYS, "tokens": DAYS},
             "per_class": rng.choice(({}, {}, {"tokens": "2k/s"})),
-            "per_tenant": rng.choice(({}, {}, {"requests": "4/s"})),
+            "per_tenant": rng.choice(({}, {}, {"requests": "4/s"})) | self._quota(),
             "per_model": rng.choice(({}, {}, {"tokens": {"rate": "1k/s", "burst": 3000}})),
         }
+
+    def _quota(self) -> dict[str, Any]:
+        """A tenant's quota, drawn beside the rest: with and without it a seed is the same case."""
+        rng = random.Random(str(self._rng.getstate()[1][:4]))  # noqa: S311 # a test's draw
+        return {"quota": {"day": rng.choice(("2k", "20k"))}} if rng.random() < 0.3 else {}
 
     def _modes(self) -> dict[str, Any]:
         """Modes that come and go all the time."""

@@ -8,13 +8,13 @@ from gateway.core.admission.levels import KINDS, Counted, Kind, Level, counted, 
 from gateway.core.admission.limits import LimitBook
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Quota
+from gateway.core.policy.traffic import RateLimit
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Refused
 from gateway.shared.files.checked import spelled
 
-ONE = Quota(rate=Rate(1, 3600.0))
-TWO = Quota(rate=Rate(2, 3600.0))
+ONE = RateLimit(rate=Rate(1, 3600.0))
+TWO = RateLimit(rate=Rate(2, 3600.0))
 
 
 def policy(text: str) -> Policy:

@@ -14,7 +14,7 @@ from gateway.core.admission.limits import Charge, LimitBook
 from gateway.core.admission.own_words import refusal_body
 from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
-from gateway.core.policy.traffic import Quota, Refusal
+from gateway.core.policy.traffic import RateLimit, Refusal
 from gateway.core.policy.types import Rate
 from gateway.core.request.outcome import Outcome, Refused, refusal_headers
 
@@ -354,7 +354,7 @@ def test_models_the_policy_does_not_name_have_the_default_each_and_are_bounded(m
     assert refused(it, ("a", "default", "z"), now=160.0).message.startswith("The limit of model z,"), "y had drained"
     take(it, ("a", "default", "x"), now=160.0)
     assert len(it._buckets) == 3
-    assert len(repr(Bucket(("requests", "", "", "m" * 500), Quota(rate=Rate(1, 1.0)))).splitlines()[0]) < 200
+    assert len(repr(Bucket(("requests", "", "", "m" * 500), RateLimit(rate=Rate(1, 1.0)))).splitlines()[0]) < 200
 
 
 def test_forgotten_routes_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,6 +266,10 @@ TENANTS = [
 ]
 
 LIMITS = [
+    (
+        "storage: {folder: kept}\nlimits: {per_tenant: {quota: {day: 2M, month: 1M}}}",
+        ["p:2: warning: limits.per_tenant.quota.day: 2M is never reached: the month's is 1M"],
+    ),
     ("limits: {global: {tokens: 1M/min}, per_tenant: {tokens: 1M/min}}", []),
     ("limits: {global: {tokens: 1M/min}, per_tenant: {tokens: 60M/h}}", []),
     (

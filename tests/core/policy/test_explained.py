@@ -73,6 +73,7 @@ limits                            requests                     tokens
                 model             -                            10M/min
                 global            50k/min                      -
                 requests of tenant and global are counted before a body is read; a 4xx gives none back
+quota           none
 over a limit    503 with {"resultStatus":1002,"tips":"顾客太多,客官请稍候"}
 shaping         max_tokens at most 256 where the engine's KV cache is above 92% or the mode is brownout or worse
 modes           tight     taken                                    from kv 85% or waiting 8 on
@@ -102,6 +103,7 @@ limits                            requests                     tokens
                 model             -                            -
                 global            50k/min                      -
                 requests of tenant and global are counted before a body is read; a 4xx gives none back
+quota           none
 over a limit    429 with OpenAI's error object
 shaping         max_tokens at most 1024 where the engine's KV cache is above 85%
                 max_tokens at most 300 where the engine's KV cache is above 92% or the mode is brownout or worse

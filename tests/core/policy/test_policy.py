@@ -25,7 +25,7 @@ from gateway.core.policy.traffic import (
     Merge,
     ModeRule,
     Modes,
-    Quota,
+    RateLimit,
     Refusal,
     ShapingTier,
     Tenant,
@@ -68,7 +68,7 @@ def test_the_commented_default_file_is_the_defaults() -> None:
 def test_the_commented_default_file_shows_every_field() -> None:
     text = (ROOT / "policies" / "default.yaml").read_text()
     kinds = structs_of(Policy)
-    assert {TrafficClass, Tenant, Refusal, Quota, Threshold, Merge, EngineEntry} <= kinds
+    assert {TrafficClass, Tenant, Refusal, RateLimit, Threshold, Merge, EngineEntry} <= kinds
     expected = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
     columns = {
         "strict",
@@ -151,8 +151,8 @@ trusted_proxies: {addresses: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]}
             class_="default",
             best_class="interactive",
             limits=TenantLimits(
-                requests=Quota(rate=Rate(600, 60.0)),
-                tokens=Quota(rate=Rate(1500, 1.0), burst=500_000),
+                requests=RateLimit(rate=Rate(600, 60.0)),
+                tokens=RateLimit(rate=Rate(1500, 1.0), burst=500_000),
                 classes={"long": Limit(tokens="unlimited")},
             ),
             refusal=Refusal(
@@ -166,7 +166,7 @@ trusted_proxies: {addresses: [unix, 10.0.0.1, 10.0.0.0/8, "fd00::/8", "::1"]}
         )
     }
     assert policy.limits == Limits(
-        global_=Limit(requests=Quota(rate=Rate(1_000_000, 86_400.0))), models={"a/b": Limit()}
+        global_=Limit(requests=RateLimit(rate=Rate(1_000_000, 86_400.0))), models={"a/b": Limit()}
     )
     assert policy.shaping == (
         ShapingTier(kv_above=0.9, max_tokens=64, except_=()),
@@ -340,7 +340,7 @@ fleet: {{engines: [{{url: "http://h:1"}}]}}
     assert "\nbudget:\n  kv_target: 80%\n  alpha: auto\n" in text
     assert "\nkeys_file: null\n" in text
     assert "\n  classes: {}\n" in text
-    assert "\n  per_tenant: {requests: null, tokens: null}\n" in text
+    assert "\n  per_tenant: {requests: null, tokens: null, quota: {day: null, month: null}}\n" in text
     assert "\n  a:\n    class: null\n" in text
     assert "\n    models:\n      - model-0\n      - model-1\n" in text
     assert "\nshaping:\n  - {kv_above: 90%, mode: null, max_tokens: 9, except: null}\n" in text
@@ -452,7 +452,7 @@ counts = st.integers(1, 1_000_000_000)
 model_names = st.sampled_from(["null", "true", "a/b", "1", "~", "*x", "a:b", "-", "--", "\"'", "\\", "1e5", "#", "{}"])
 class_names = st.sampled_from(["null", "true", "on", "a-b", "default"])
 quotas = st.builds(
-    Quota,
+    RateLimit,
     rate=st.builds(Rate, st.integers(1, 10**12), st.sampled_from([1.0, 60.0, 3600.0, 86_400.0])),
     burst=st.none() | counts,
 )

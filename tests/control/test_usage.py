@@ -1,0 +1,69 @@
+"""GET /usage on the control port: this day and month as JSON, and all that is kept as CSV."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.control.usage import Usage
+from gateway.core.admission.limits import LimitBook
+from gateway.core.admission.quotas import Calendar, Used
+from gateway.core.policy.file import decode
+from gateway.shared.storage import StorageError
+from tests.control.parts import Parts, play
+
+POLICY = decode(b"tenants: {acme: {limits: {quota: {day: 1M}}}}\nstorage: {folder: kept}\n")
+NOON = 1_764_504_000.0  # 2025-11-30 12:00 UTC
+
+
+async def history() -> list[Used]:
+    return [Used("acme", "day", 1_764_374_400, 5), Used("acme", "month", 1_761_955_200, 12)]
+
+
+async def broken() -> list[Used]:
+    raise StorageError("/kept/weir.db: the disk fails: see the system's log")
+
+
+def test_a_tenants_windows_of_now() -> None:
+    async def scene(parts: Parts) -> None:
+        now = asyncio.get_running_loop().time()
+        book.quotas.calendar.offset = NOON - now
+        book.charge("acme", "default", "m", 200, now).settle(150, now)
+        book.charge("acme", "default", "m", 20, now)
+        answer = await parts.get("/usage")
+        assert answer.status_code == 200
+        found = answer.json()["tenants"]
+        for window in found["acme"].values():
+            window["resets_in_s"] = round(window["resets_in_s"], -2)
+        assert found == {
+            "acme": {
+                "day": {"start": "2025-11-30", "used": 150, "reserved": 20, "quota": 1_000_000, "resets_in_s": 43200},
+                "month": {"start": "2025-11-01", "used": 150, "reserved": 20, "quota": None, "resets_in_s": 43200},
+            }
+        }
+
+    book = LimitBook(POLICY, calendar=Calendar())
+    play(scene, usage=Usage(lambda: book.quotas, history))
+
+
+def test_csv_has_all_that_is_kept() -> None:
+    async def scene(parts: Parts) -> None:
+        answer = await parts.get("/usage?format=csv")
+        assert answer.headers["content-type"].startswith("text/csv")
+        assert answer.text == "tenant,window,start,tokens\nacme,day,2025-11-29,5\nacme,month,2025-11-01,12\n"
+        assert (await parts.get("/usage?format=xml")).status_code == 400
+
+    play(scene, usage=Usage(tuple, history))
+
+
+def test_a_gateway_that_keeps_nothing_says_so_and_a_disk_that_fails_is_told() -> None:
+    async def nothing(parts: Parts) -> None:
+        assert (await parts.get("/usage")).json() == {"tenants": {}}
+        assert (await parts.get("/usage?format=csv")).text == "tenant,window,start,tokens\n"
+
+    async def fails(parts: Parts) -> None:
+        answer = await parts.get("/usage?format=csv")
+        assert answer.status_code == 503
+        assert "the disk fails" in answer.json()["error"]["message"]
+
+    play(nothing)
+    play(fails, usage=Usage(tuple, broken))

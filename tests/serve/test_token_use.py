@@ -1,0 +1,181 @@
+"""Token counts that outlast a gateway: a restart, SIGKILL, a killed decider, an upgrade, and a disk that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.core.admission.quotas import Calendar, QuotaBook, Used
+from gateway.core.policy.file import decode
+from gateway.serve import token_use
+from gateway.serve.token_use import NOT_OPEN, TokenUse
+from gateway.shared.storage import Storage, StorageError
+from loadtest.processes import get, until
+from tests.serve.test_upgrades import POLICY, World, world
+
+QUOTA = f"{POLICY}storage: {{folder: kept}}\nlimits: {{per_tenant: {{quota: {{month: 300}}}}}}\n"
+
+
+def used(made: World) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(get(f"{made.control}/usage")[1])["tenants"]["anonymous"]["month"]
+    return found
+
+
+def ask(made: World, tokens: int = 20) -> httpx.Response:
+    body = {"model": "sim", "messages": [{"role": "user", "content": "Why?"}], "max_tokens": tokens}
+    return httpx.post(f"{made.url}/v1/chat/completions", json=body, timeout=30.0, trust_env=False)
+
+
+def kept(folder: Path) -> int:
+    """Tokens in the file, as another program sees them while the gateway runs."""
+    with contextlib.closing(sqlite3.connect(f"file:{folder}/kept/weir.db?mode=ro", uri=True)) as database:
+        rows = database.execute("SELECT tokens FROM token_use WHERE span = 'month'").fetchall()
+    return sum(tokens for (tokens,) in rows)
+
+
+def spent(answer: httpx.Response) -> int:
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["usage"]["total_tokens"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
+def test_what_is_used_is_counted_to_the_token_over_an_upgrade_and_a_kill(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with world(tmp_path, *words, policy=QUOTA) as made:
+        total = sum(spent(ask(made)) for _ in range(3))
+        assert until(lambda: used(made)["used"] == total, 5.0) is not None, (used(made), total)
+        assert made.signalled() is not None, made.output()
+        assert until(lambda: used(made)["used"] == total, 5.0) is not None, (used(made), total)
+        if words:
+            os.kill(min(made.children()), signal.SIGKILL)
+            assert until(lambda: used(made)["used"] == total, 10.0) is not None, (used(made), total)
+        total += spent(ask(made))
+        made.policy.write_text(QUOTA.replace("month: 300", f"month: {total + 5}"))
+        assert until(lambda: used(made)["quota"] == total + 5, 5.0) is not None
+        refused = ask(made)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "insufficient_quota"
+        assert 0 < int(refused.headers["retry-after"]) <= 31 * 86_400
+        assert until(lambda: kept(tmp_path) == total, 5.0) is not None, "within a second, is promised"
+        csv = get(f"{made.control}/usage?format=csv")[1].decode()
+        assert any(line.startswith("anonymous,month,") and line.endswith(f",{total}") for line in csv.splitlines())
+        made.gateway.child.kill()
+    with world(tmp_path, *words, policy=QUOTA) as made:
+        assert used(made)["used"] == total
+
+
+POLICIES = "tenants: {a: {}}\nstorage: {folder: kept}\n"
+
+
+class Books:
+    """Counts of one gateway, and of the shadow beside it, at a clock that stands still."""
+
+    def __init__(self, storage: Storage | None) -> None:
+        policy = decode(POLICIES.encode())
+        self.calendar = Calendar()
+        self.books = [QuotaBook(policy, self.calendar), QuotaBook(policy, self.calendar)]
+        self.said: list[str] = []
+        self.use = TokenUse(lambda: storage, self.books, self.calendar, lambda: 5.0, self.said.append)
+
+    def add(self, tokens: int) -> None:
+        for window in self.books[0].of("a"):
+            window.settle(0, tokens, 5.0)
+
+    @property
+    def used(self) -> list[list[int]]:
+        return [[window.used(5.0) for window in book] for book in self.books]
+
+
+def test_counts_go_on_after_a_restart_in_the_shadow_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for start in (0, 7):
+            storage = Storage(tmp_path)
+            made = Books(storage)
+            made.use.set_calendar()
+            await storage.open()
+            try:
+                await made.use.start()
+                assert made.used == [[start, start], [start, start]]
+                made.add(7)
+                found = await made.use.history()
+                assert [(each.span, each.tokens) for each in found] == [("day", start + 7), ("month", start + 7)]
+                await made.use.aclose()
+            finally:
+                await storage.aclose()
+            assert made.said == []
+
+    asyncio.run(scenario())
+
+
+def test_windows_of_long_ago_are_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        storage = Storage(tmp_path)
+        try:
+            await storage.open()
+            old = [Used("a", "day", 0, 1), Used("a", "month", 0, 1), Used("a", "day", 86_400 * 40, 2)]
+            await storage.run(lambda database: token_use._put(database, old))
+            await storage.run(lambda database: token_use._put(database, [Used("a", "day", 86_400 * 70, 3)]))
+            left = await storage.run(token_use._read)
+        finally:
+            await storage.aclose()
+        assert [(each.span, each.start // 86_400) for each in left] == [("day", 40), ("day", 70), ("month", 0)]
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_fails_is_told_once_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        storage, fails = Storage(tmp_path), True
+        made = Books(storage)
+        tries = 0
+
+        async def run(work: Any) -> Any:
+            nonlocal tries
+            tries += 1
+            if fails and tries > 1:
+                raise StorageError("the disk is full: free space there")
+            return await Storage.run(storage, work)
+
+        monkeypatch.setattr(storage, "run", run)
+        try:
+            await storage.open()
+            await made.use.start()
+            made.add(7)
+            async with asyncio.timeout(10):
+                while tries < 4:
+                    await asyncio.sleep(0)
+            assert made.said == ["tokens that tenants use cannot be kept: the disk is full: free space there"]
+            fails = False
+            await made.use.aclose()
+            assert {each.tokens for each in await storage.run(token_use._read)} == {7}
+        finally:
+            await storage.aclose()
+
+    monkeypatch.setattr(token_use, "EVERY", 0.0)
+    asyncio.run(scenario())
+
+
+def test_storage_that_came_with_a_reload_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        made = Books(None)
+        await made.use.start()
+        made.add(7)
+        assert [each.tokens for each in await made.use.history()] == [7, 7]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await made.use.aclose()
+        assert made.said == [NOT_OPEN]
+
+    monkeypatch.setattr(token_use, "EVERY", 0.0)
+    asyncio.run(scenario())
