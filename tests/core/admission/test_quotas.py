@@ -70,6 +70,8 @@ def test_a_new_day_begins_with_nothing_used_and_calls_under_way_go_on() -> None:
     under_way = take(it, 250)
     assert used(it) == {"day": (700, 250), "month": (700, 250)}
     midnight = 1000.0 + MIDNIGHT - NOON
+    assert [each.start_at(1000.0) for each in it.quotas.of("a")] == [MIDNIGHT - DAY, MIDNIGHT - 30 * DAY]
+    assert [each.start_at(midnight) for each in it.quotas.of("a")] == [MIDNIGHT, MIDNIGHT]
     assert used(it, midnight) == {"day": (0, 250), "month": (0, 250)}  # nobody has come: it is asked and not changed
     under_way.settle(300, midnight + 1.0)
     assert used(it, midnight + 1.0) == {"day": (300, 0), "month": (300, 0)}
