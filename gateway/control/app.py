@@ -47,7 +47,7 @@ from gateway.control.guard import HEADERS, JSON, ControlPortRules, error
 from gateway.control.policy_view import policy_json, policy_yaml
 from gateway.control.processes import ProcessesView, ProcessView
 from gateway.control.reports import ReportTaker, take_report
-from gateway.control.usage import Usage, usage_csv, usage_view
+from gateway.control.usage import UsageSource, usage_csv, usage_view
 from gateway.control.view import fleet_view
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.engines.health import state_of
@@ -87,7 +87,7 @@ def control_app(
     sources: Sources | None = None,
     openmetrics: Callable[[], bytes] | None = None,
     cluster: Callable[[], ClusterView] | None = None,
-    usage: Usage | None = None,
+    usage: UsageSource | None = None,
 ) -> Starlette:
     """The application. `clock` gives monotonic seconds; without `admin_token` there is no door, see guard.py.
 
@@ -165,7 +165,7 @@ class Control:
         self.processes_of: Callable[[], list[ProcessView]] = list
         self.openmetrics: Callable[[], bytes] | None = None
         self.cluster_of: Callable[[], ClusterView] | None = None
-        self.usage_of: Usage | None = None
+        self.usage_of: UsageSource | None = None
         self._by_hand = False  # the drain is an operator's and not the end of the process
 
     # -- for whoever watches the process ------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class UsageView(msgspec.Struct, frozen=True):
     tenants: dict[str, TenantUsage]
 
 
-class Usage(msgspec.Struct, frozen=True):
+class UsageSource(msgspec.Struct, frozen=True):
     """`windows`: those of now. `history`: all that is kept; it raises StorageError."""
 
     windows: Callable[[], Iterable[QuotaWindow]]

@@ -25,7 +25,7 @@ import uvloop
 
 from gateway.control.app import control_app
 from gateway.control.console.sources import Sources
-from gateway.control.usage import Usage
+from gateway.control.usage import UsageSource
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.decider.api_keys import ApiKeys
 from gateway.decider.call_log import CallLog
@@ -314,7 +314,7 @@ def _control_app(
             keys=_api_keys(options, gateway, file),
         ),
         cluster=port.cluster if isinstance(port, ClusterPort) else None,
-        usage=Usage(lambda: gateway.limits.quotas, gateway.token_use.history),
+        usage=UsageSource(lambda: gateway.limits.quotas, gateway.token_use.history),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.control.usage import Usage
+from gateway.control.usage import UsageSource
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import Calendar, Used
 from gateway.core.policy.file import decode
@@ -42,7 +42,7 @@ def test_a_tenants_windows_of_now() -> None:
         }
 
     book = LimitBook(POLICY, calendar=Calendar())
-    play(scene, usage=Usage(lambda: book.quotas, history))
+    play(scene, usage=UsageSource(lambda: book.quotas, history))
 
 
 def test_csv_has_all_that_is_kept() -> None:
@@ -52,7 +52,7 @@ def test_csv_has_all_that_is_kept() -> None:
         assert answer.text == "tenant,window,start,tokens\nacme,day,2025-11-29,5\nacme,month,2025-11-01,12\n"
         assert (await parts.get("/usage?format=xml")).status_code == 400
 
-    play(scene, usage=Usage(tuple, history))
+    play(scene, usage=UsageSource(tuple, history))
 
 
 def test_a_gateway_that_keeps_nothing_says_so_and_a_disk_that_fails_is_told() -> None:
@@ -66,4 +66,4 @@ def test_a_gateway_that_keeps_nothing_says_so_and_a_disk_that_fails_is_told() ->
         assert "the disk fails" in answer.json()["error"]["message"]
 
     play(nothing)
-    play(fails, usage=Usage(tuple, broken))
+    play(fails, usage=UsageSource(tuple, broken))
