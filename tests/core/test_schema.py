@@ -151,7 +151,7 @@ def test_descriptions_say_what_is_expected_and_what_is_the_default() -> None:
 
 def test_docstrings_are_read_field_by_field() -> None:
     general, fields = described(RateLimit)
-    assert general == "A rate limit as a token bucket. A bare rate such as 600/min is a quota too."
+    assert general == "A rate limit as a token bucket. A bare rate such as 600/min is one too."
     assert fields == {
         "rate": "Amount per time, such as 600/min",
         "burst": "Size of the bucket: the amount that may come at once; null: the amount of one period",
