@@ -26,7 +26,7 @@ is there already is never touched.
   multi-tenant        keys, quotas, fair shares
   batch-night         throughput: long queues, long deadlines
   embeddings          small embedding, rerank and score calls merged into few
-  demo                what `make run` goes by
+  demo                what `gateway serve --engine demo` goes by
   default             every field with its default, explained
 
 examples:
@@ -41,6 +41,11 @@ def folder() -> Path:
     here = Path(__file__).parents[1]
     installed = here / "policies"
     return installed if installed.is_dir() else here.parent / "policies"
+
+
+def shipped(name: str) -> Path:
+    """The file of a shipped policy."""
+    return folder() / f"{name}.yaml"
 
 
 def names() -> list[str]:
@@ -77,7 +82,7 @@ def command(given: argparse.Namespace) -> int:
 
 def _text(name: str, out: str, schema: str) -> str:
     """A shipped policy, whose comments name the new file and the commands that print the others."""
-    text = (folder() / f"{name}.yaml").read_text()
+    text = shipped(name).read_text()
     text = text.replace("$schema=schema.json", f"$schema={schema}", 1)
     return _NAMED.sub(lambda at: out if at[1] == name else f"`gateway init {at[1]} --out -`", text)
 

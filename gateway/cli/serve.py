@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from gateway.cli.commands import PROFILES
 from gateway.cli.files import TOKEN_VARIABLE, Mistake, admin_token, checked, token_file
+from gateway.cli.init import shipped
 from gateway.core.engines.fleet import engine_id
 from gateway.core.policy.advice_network import in_the_clear
 from gateway.core.policy.policy import EngineEntry, Policy
@@ -71,7 +72,11 @@ def _profiles() -> Profiles:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policy", metavar="FILE", help="the policy, YAML; left out: the defaults")
+    parser.add_argument(
+        "--policy",
+        metavar="FILE",
+        help="the policy, YAML; left out: the defaults, and with --engine demo those of `gateway init demo`",
+    )
     parser.add_argument(
         "--shadow",
         metavar="FILE",
@@ -180,10 +185,11 @@ def command(given: argparse.Namespace) -> int:
     """Run the gateway until it is told to end. Raises Mistake, StartError."""
     engines = tuple(engine for engine in given.engine if isinstance(engine, EngineEntry))
     embedded = tuple(engine for engine in given.engine if isinstance(engine, EmbeddedFleet))
-    policy = checked(Path(given.policy)) if given.policy else Policy()
+    demo = DEMO in given.engine
+    default_policy = checked(shipped(DEMO)) if demo else Policy()
+    policy = checked(Path(given.policy)) if given.policy else default_policy
     if given.shadow:
         checked(Path(given.shadow))
-    demo = DEMO in given.engine
     if not (policy.fleet.engines or policy.fleet.sidecars or engines or embedded or demo or given.sidecar):
         raise Mistake(NO_ENGINE)
     if demo and given.sidecar:
@@ -226,6 +232,7 @@ def command(given: argparse.Namespace) -> int:
         Options(
             announce=_announce,
             policy=Path(given.policy) if given.policy else None,
+            default_policy=default_policy,
             shadow=Path(given.shadow) if given.shadow else None,
             engines=engines,
             embedded=embedded,

@@ -75,6 +75,7 @@ SWITCH = 0.0005  # seconds that a thread which parses may keep the event loop wa
 POLL = 0.02  # seconds between two looks whether the embedded sidecar has reported
 SIDECAR_ENDS_WITHIN = 120.0  # seconds for calls and then for engines to end
 NOTHING = Inherited()
+DEFAULTS = Policy()
 NO_ENGINE = (
     "no engine: give --engine URL, --engine sim, --sidecar FILE, or fleet.engines or fleet.sidecars in the policy"
 )
@@ -149,7 +150,9 @@ async def serve(
         beside = None if options.demo else options.sidecar or options.policy
         own_token = OwnToken(beside, say, own=options.demo or options.sidecar is not None)
         file, configuration = _configuration(
-            options.policy, complete=own_token.complete if place is None else place.complete
+            options.policy,
+            complete=own_token.complete if place is None else place.complete,
+            default=options.default_policy,
         )
         shadow_file, shadow = _configuration(options.shadow, "shadow ")
         shadow_policy = None if shadow_file is None else shadow.policy
@@ -343,12 +346,16 @@ def _as_it_is(configuration: Configuration) -> Configuration:
 
 
 def _configuration(
-    path: Path | None, which: str = "", *, complete: Callable[[Configuration], Configuration] = _as_it_is
+    path: Path | None,
+    which: str = "",
+    *,
+    complete: Callable[[Configuration], Configuration] = _as_it_is,
+    default: Policy = DEFAULTS,
 ) -> tuple[WatchedFile | None, Configuration]:
     """The policy file, to be watched, and what it says now; its log lines begin with `which`. `complete` adds what it
-    leaves out. Raises StartError."""
+    leaves out; `default` is the policy where there is no file. Raises StartError."""
     if path is None:
-        return None, complete(Configuration())
+        return None, complete(Configuration(default))
     failures = (InvalidFile, LoadError, ApplyError, OSError, ValueError)
     file = WatchedFile(path, lambda read: complete(load(path, read)), lambda line: say(which + line), failures=failures)
     try:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.core.policy.policy import EngineEntry
+from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.core.request.call_trace import Span
 from gateway.decider.call_log import CallLog
 from gateway.serve.embedded import EmbeddedFleet
@@ -43,6 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     announce: Callable[[Running], None]  # called once everything listens
     policy: Path | None = None
+    default_policy: Policy = Policy()  # where there is no policy file
     shadow: Path | None = None  # a policy to compare with, never enforced
     engines: tuple[EngineEntry, ...] = ()
     embedded: tuple[EmbeddedFleet, ...] = ()

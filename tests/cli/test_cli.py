@@ -20,9 +20,9 @@ import gateway
 from gateway import cli
 from gateway.cli import serve
 from gateway.cli.commands import parser_for
-from gateway.cli.files import TOKEN_VARIABLE
+from gateway.cli.files import TOKEN_VARIABLE, checked
 from gateway.core.policy.file import decode
-from gateway.core.policy.policy import EngineEntry
+from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.serve import starting
 from gateway.serve.announcement import announcement
 from gateway.serve.embedded import EmbeddedFleet
@@ -168,7 +168,10 @@ def test_every_flag(ran: Ran, tmp_path: Path) -> None:
 def test_the_demo(ran: Ran) -> None:
     options = ran.served("--engine", "demo", "--engine", "sim")
     assert (options.demo, options.engines, options.embedded) == (True, (), (EmbeddedFleet(),))
-    assert not ran.served("--engine", "sim").demo
+    assert options.policy is None
+    assert options.default_policy == checked(ROOT / "policies" / "demo.yaml"), "in which calls wait for a start"
+    plain = ran.served("--engine", "sim")
+    assert (plain.demo, plain.default_policy) == (False, Policy())
 
 
 def test_the_token_comes_from_the_environment_too(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:

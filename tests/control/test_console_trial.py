@@ -81,7 +81,9 @@ def test_a_trial_wants_the_admin_token_and_calls_to_be_tried_on() -> None:
         for bad in (b"", b'{"policy": 1}', b'{"policy": "", "engines": 65}', b'{"policy": "", "profile": "../x"}'):
             assert (await gateway.client.post(address, content=bad, headers=ADMIN)).status_code == 400
         long = json.dumps({"policy": "x" * simulation.MOST_POLICY * 2})
-        assert (await gateway.client.post(address, content=long, headers=ADMIN)).status_code == 400
+        answer = await gateway.client.post(address, content=long, headers=ADMIN)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_body")
+        assert answer.json()["error"]["message"].endswith("bytes, sent within 10 s.")
         text = (await gateway.get("/policy/try", **ADMIN)).text
         assert "abab" not in text
         assert decode(text.encode()).tenants["acme"].keys == ()

@@ -10,11 +10,11 @@ from functools import partial
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.control.console.body import BODY_WITHIN, body_of
+from gateway.control.console.body import decoded
 from gateway.control.console.calls import life_of
 from gateway.control.console.files import FOLDER, POLICY, File
 from gateway.control.console.playground import BODY, Playground, Trial
@@ -119,12 +119,9 @@ class ConsoleRoutes:
 
     async def playground(self, request: Request) -> Response | StreamAnswer:
         """The events of the calls that the body asks for, see playground.py."""
-        try:
-            trial = msgspec.json.decode(await body_of(request, BODY), type=Trial)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as mistake:
-            return error(400, "bad_body", f"The body is no trial: {mistake}")
-        except (ClientDisconnect, TimeoutError, ValueError):
-            return error(400, "bad_body", f"The body is at most {BODY} bytes, sent within {BODY_WITHIN:g} s.")
+        trial = await decoded(request, Trial, BODY)
+        if isinstance(trial, Response):
+            return trial
         addresses = self._sources.data()
         if not addresses:
             return error(404, "no_data_port", "There is no data port to try.")

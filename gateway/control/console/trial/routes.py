@@ -10,11 +10,11 @@ import asyncio
 from functools import partial
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.control.console.body import body_of
+from gateway.control.console.body import decoded
 from gateway.control.console.sources import Sources
 from gateway.control.console.stream import StreamAnswer
 from gateway.control.console.trial.recorded import recorded
@@ -47,12 +47,9 @@ class TrialRoutes:
         """The events of the trial, see simulation.py; it ends with its watcher."""
         if not self._allowed:
             return error(404, "no_trial", "A policy is tried here only where there is an admin token.")
-        try:
-            trial = msgspec.json.decode(await body_of(request, BODY), type=PolicyTrial)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as mistake:
-            return error(400, "bad_body", f"The body is no trial: {mistake}")
-        except (ClientDisconnect, TimeoutError, ValueError):
-            return error(400, "bad_body", f"The body is at most {BODY} bytes, and comes at once.")
+        trial = await decoded(request, PolicyTrial, BODY)
+        if isinstance(trial, Response):
+            return trial
         load = recorded(self._ended.since(asyncio.get_running_loop().time() - HOUR))
         if load is None:
             return error(409, "no_calls", "No call of the last hour was judged: there is nothing to try it on.")
