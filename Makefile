@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -176,6 +176,9 @@ alerts: prometheus ## fire each alert by its fault, against a real Prometheus; f
 
 boards: prometheus ## whether every panel of the Grafana boards finds data in a real Prometheus; two minutes
 	$(BIN)/python -m loadtest.lab.operate.boards
+
+image: $(STAMP) ## build both images with Podman and run the gateway's; five minutes the first time; IMAGE=--help tells how
+	$(BIN)/python -m loadtest.lab.operate.image $(IMAGE)
 
 # The generator is no part of what everybody installs: 60 MB that only this target needs.
 DOCS_STAMP := $(VENV)/.weir-docs-installed
