@@ -92,3 +92,18 @@ async def test_a_quarantine_that_nothing_ends_is_over_after_a_while() -> None:
         assert (await made.gateways[0].call("b", 1.0, 60.0)).ending == "served", "11 GiB of 24 are another's now"
         await made.close()
         made.machine.held.clear()
+
+
+@virtual
+async def test_one_that_fails_and_held_less_than_its_claim_takes_no_more_until_it_has_ended() -> None:
+    thrifty = Model(weights=6 * GIB, claim=12 * GIB, true=TrueMemory(rest=9 * GIB, context=GIB, beyond=-GIB))
+    greedy = Model(weights=4 * GIB, claim=9 * GIB, true=TrueMemory(rest=8 * GIB, context=GIB // 2, beyond=GIB))
+    total = 45 * GIB // 2
+    async with opened(file("ab"), {"a": thrifty, "b": greedy}, total) as made:
+        await used(made, "a", "b")
+        assert made.state() == "a running, b running"
+        assert sum(made.entry(name).size.claim for name in "ab") > total, "by the ledger, and not really"
+        made.machine.faults.fail_sleep = 1
+        made.manager.orders.give("a", "sleep")
+        await asyncio.sleep(20.0)
+        assert made.wrong == []

@@ -16,7 +16,7 @@ from loadtest.lab.residency.machine import Listing, Machine
 from loadtest.lab.residency.residents import Model, ResidentEngines
 from sidecar.core.config import decode
 from sidecar.core.file.reload import Reload
-from sidecar.core.lifecycle import RUNNING, SLEEPING, STOP, WAKE
+from sidecar.core.lifecycle import ERROR, RUNNING, SLEEPING, STOP, WAKE
 from sidecar.core.model_state import ModelState
 from sidecar.gpus.monitor import GpuMonitor
 from sidecar.residency.manager import HOT, Manager
@@ -181,7 +181,8 @@ class Site:
             if not entry.gpus or name not in running:
                 continue
             there = self.machine.held.get(_pid(self.engines, name), {})
-            settled = entry.lifecycle.state in (RUNNING, SLEEPING) and entry.lifecycle.pending is not WAKE
+            # One that has failed takes nothing more until it has ended.
+            settled = entry.lifecycle.state in (RUNNING, SLEEPING, ERROR) and entry.lifecycle.pending is not WAKE
             booked = entry.size.residue if entry.level else entry.size.claim
             unforeseen = settled and models[name].true is not None
             for gpu in entry.gpus:
