@@ -22,6 +22,8 @@ MOST_MODELS = 1024
 MOST_BUCKETS = 16_384  # the fullest
 MOST_PLACES = 4096  # of the queues, and as many of the limits: those due first
 MOST_ESTIMATES = 1024  # of prompts, and as many of outputs: those used last
+MOST_LENGTHS = 256  # tenants' models of which lengths are saved, and
+MOST_LENGTH_WEIGHTS = 64  # of each: those used last
 
 Number = Annotated[float, Meta(ge=0.0, le=1e300)]  # finite
 Positive = Annotated[float, Meta(gt=0.0, le=1e300)]
@@ -77,11 +79,36 @@ class SavedOutput(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     samples: Count
 
 
+class SavedWeight(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """The weight of one feature of lengths. `size`: of the prompt, or below 0 of max_tokens; None: of neither."""
+
+    kind: str
+    class_name: str
+    shape: Annotated[int, Meta(ge=0, le=255)]
+    size: Annotated[int, Meta(ge=-64, le=256)] | None
+    value: Annotated[float, Meta(ge=-64.0, le=64.0)]
+    answers: Number
+
+
+class SavedLengths(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What lengths of answers were learned of one tenant and model. `mean`, `margin`: natural logarithms."""
+
+    tenant: str
+    model: str
+    answers: Count
+    mean: Annotated[float, Meta(ge=0.0, le=64.0)]
+    tau: Annotated[float, Meta(ge=-1.0, le=1.0)]
+    margin: Annotated[float, Meta(ge=-64.0, le=64.0)]
+    largest: Number
+    weights: Annotated[list[SavedWeight], Meta(max_length=MOST_LENGTH_WEIGHTS)]
+
+
 class SavedCosts(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The estimates of a CostModel, the most recently used last."""
 
     prompts: Annotated[list[SavedPrompt], Meta(max_length=MOST_ESTIMATES)] = []
     outputs: Annotated[list[SavedOutput], Meta(max_length=MOST_ESTIMATES)] = []
+    lengths: Annotated[list[SavedLengths], Meta(max_length=MOST_LENGTHS)] = []
 
 
 class SavedBucket(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -43,6 +43,7 @@ class CallFacts(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     output_tokens: Count
     expected_tokens: Count
     model: Word
+    likely_tokens: Count = 0
 
 
 # -- from a relay -----------------------------------------------------------------------------------------------------
@@ -98,6 +99,7 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False,
     exclude: Names = []
     fields: Fields = {}
     peer: Word = ""
+    shape: Annotated[int, Meta(ge=0, le=255)] = 0
 
 
 class WaitAsk(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=3):

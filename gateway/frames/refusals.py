@@ -62,6 +62,7 @@ def facts_of(call: Call) -> CallFacts:
         call.output_tokens,
         call.expected_tokens,
         call.model,
+        call.likely_tokens,
     )
 
 
@@ -75,3 +76,4 @@ def fill_in(call: Call, facts: CallFacts) -> None:
     call.output_tokens = facts.output_tokens
     call.expected_tokens = facts.expected_tokens
     call.model = facts.model
+    call.likely_tokens = facts.likely_tokens

@@ -40,6 +40,7 @@ from gateway.decider.loading import Configuration
 from gateway.decider.local import LocalDecider
 from gateway.decider.metrics.cluster import Families
 from gateway.decider.metrics.collector import Metrics
+from gateway.decider.metrics.families import lengths
 from gateway.decider.metrics.quotas import quota_families
 from gateway.decider.metrics.sidecars import SidecarMetrics
 from gateway.decider.recorder import Recorder
@@ -123,20 +124,22 @@ class Gateway:
         calendar = Calendar()
         self.limits = LimitBook(policy, witnesses.limits, calendar)
         self.bodies = BodyMemory(policy.body.memory, policy.body.share)
-        shadowed = None if shadow is None else Shadow(shadow, self._shadow_failed, witnesses.shadow, calendar)
+        cost = CostModel(policy.budget.alpha)
+        shadowed = None if shadow is None else Shadow(shadow, self._shadow_failed, witnesses.shadow, calendar, cost)
         books = [self.limits.quotas, *([] if shadowed is None else [shadowed.limits.quotas])]
         self.token_use = TokenUse(lambda: self.storage, books, calendar, self.clock, say)
         self.decider = LocalDecider(
             self.fleet,
             self.dispatch,
             self.limits,
-            CostModel(policy.budget.alpha),
+            cost,
             shadowed,
             self.telemetry.asked,
             self.clock,
             rng,
         )
-        self.checkpoints = Checkpoints(self.fleet, self.dispatch, self.limits, self.decider.cost, self.clock)
+        self._set_lengths()
+        self.checkpoints = Checkpoints(self.fleet, self.dispatch, self.limits, cost, self.clock)
         self.waking = Waking(self.dispatch, say, sidecar_transport)
         self.sidecars = ReportIntake(self.dispatch, self, self.waking.heard, say)
         self.decider.reported = self.sidecars.reported
@@ -144,6 +147,7 @@ class Gateway:
         self.families: list[Families] = [
             self._sidecar_metrics.collect,
             lambda: quota_families(self.limits.quotas, self.clock),
+            lambda: () if cost.lengths is None else lengths(cost.lengths),
         ]
         self.metrics = Metrics(
             self.fleet,
@@ -202,6 +206,7 @@ class Gateway:
         if self._tracing is not None:
             self._tracing.share = policy.logging.traces
         self.decider.cost.set_alpha(policy.budget.alpha)
+        self._set_lengths()
         self.limits.apply(policy, self.clock())
         self._order_token = configuration.order_token or configuration.sidecar_token
         self._sidecar_trust = configuration.sidecar_trust
@@ -209,6 +214,12 @@ class Gateway:
         self.server.settings = server_settings(self.pipeline.snapshot, self._most_clients)
         self.bodies.apply(policy.body.memory, policy.body.share)
         self.dispatch.apply(policy)
+
+    def _set_lengths(self) -> None:
+        """The cost model learns lengths where either policy wants them."""
+        shadow = self.decider.shadow
+        shadowed = None if shadow is None else shadow.snapshot.policy.lengths
+        self.decider.cost.set_lengths(self.policy.lengths, shadowed)
 
     def _snapshot(self, policy: Policy, cache_secret: str | None) -> Snapshot:
         return Snapshot(policy, self._drawn_secret if cache_secret is None else cache_secret.encode())
@@ -218,6 +229,7 @@ class Gateway:
         changed."""
         if self.decider.shadow is not None:
             self.decider.shadow.apply(configuration.policy, self.clock())
+            self._set_lengths()
 
     def _shadow_failed(self, error: Exception) -> None:
         """A bug in the shadow: the first is told, with its traceback; no call notices."""

@@ -16,6 +16,7 @@ from gateway.core.admission.retries import RetryBudget
 from gateway.core.engines.breaker import Ending
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.histogram import BOUNDS
+from gateway.core.lengths import LengthModel
 from gateway.core.policy.policy import Policy, Retries
 from gateway.core.request.body_memory import BodyLease, BodyMemory
 from gateway.core.request.outcome import Outcome
@@ -23,7 +24,7 @@ from gateway.core.request.record import Record
 from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 from gateway.decider.metrics.collector import Metrics
-from gateway.decider.metrics.families import shadow_decisions
+from gateway.decider.metrics.families import lengths, shadow_decisions
 from gateway.shared.files.file_status import FileStatus
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 from tests.calls import a_call
@@ -312,3 +313,15 @@ def test_opentelemetrys_histograms_have_its_names_and_labels() -> None:
             assert world.total("gen_ai_client_token_usage_sum", gen_ai_token_type=kind, **labels) == tokens
 
     play(scene)
+
+
+def test_lengths_are_told_where_they_are_learned_and_without_labels() -> None:
+    model = LengthModel()
+    for tokens in (10, 1000) * 50:
+        model.learn(a_call(prompt_tokens=tokens), tokens)
+    found = {sample.name: (sample.value, sample.labels) for each in lengths(model) for sample in each.samples}
+    assert found["weir_length_answers_total"] == (100, {})
+    assert found["weir_length_beyond_quantile_total"] == (model.beyond, {})
+    assert found["weir_length_influence_ratio"] == (model.influence, {})
+    assert found["weir_length_influence_ratio"][0] > 0.9
+    assert found["weir_length_weights"] == (4, {})

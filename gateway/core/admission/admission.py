@@ -148,7 +148,9 @@ class AdmissionControl:
         if booking is None:
             ticket = Ticket(call, now, exclude, self._expires(call), large=large)
             return Wait(ticket=ticket, predicted=wait, victim=victim, newcomer=True)
-        ticket = Ticket(call, now, exclude, self._expires(call), booking.since, booking.deadline, large=large)
+        # Who was promised a place and is ordered by length goes before all that came after its first attempt.
+        turn = booking.since if call.likely_tokens else booking.deadline
+        ticket = Ticket(call, now, exclude, self._expires(call), booking.since, turn, large=large)
         wait = traffic.wait(queues, call, now, ticket)
         return Wait(ticket=ticket, predicted=wait, victim=victim, booking=booking)
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from math import floor, inf
 
-from gateway.core.admission.ticket import OUTPUT_WEIGHT, TenantQueue, Ticket
+from gateway.core.admission.ticket import OUTPUT_WEIGHT, TenantQueue, Ticket, turn_by
 from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
 
@@ -248,7 +248,7 @@ class ClassQueue:
 
     def _before(self, queue: TenantQueue, call: Call, now: float, ticket: Ticket | None) -> tuple[float, float]:
         if now - self.since <= self.lifo_after:
-            return queue.before(call.deadline, ticket)
+            return queue.before(turn_by(call), ticket)
         tokens = charge = 0
         for newer in reversed(queue.tickets) if ticket is not None else ():
             if newer is ticket:

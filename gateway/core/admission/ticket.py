@@ -1,4 +1,8 @@
-"""Tickets, and one tenant's queue of them: earliest deadline first, then age, then arrival."""
+"""Tickets, and one tenant's queue of them: earliest deadline first, then age, then arrival.
+
+A call whose length is predicted stands in the order as if its deadline were PATIENCE seconds a token after its arrival:
+shortest first, with ageing, since nobody who comes later than that can pass it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,15 @@ from math import inf
 from gateway.core.request.call import Call
 
 OUTPUT_WEIGHT = 2  # VTC's w_out over w_in: a token written is work for two that are read
+PATIENCE = 0.1  # seconds for each token of a call's likely output: who comes later does not pass it
 SCANNED = 512  # tickets of one tenant that one estimate looks at
+
+
+def turn_by(call: Call) -> float:
+    """Where a newcomer stands in its tenant's order: its deadline, or an earlier time by its likely length."""
+    if call.likely_tokens:
+        return min(call.deadline, call.arrived + PATIENCE * call.likely_tokens)
+    return call.deadline
 
 
 class Ticket:
@@ -16,7 +28,8 @@ class Ticket:
 
     Absolute seconds: `expires`, when its owner gives it up; `since`, its age and its order among equal deadlines,
     which is `pushed_at` unless it returns for a booking; `deadline`, its order within its tenant, which is the call's
-    unless it was booked with another. `large`: it needs so much that others may pass it while it does not fit.
+    `turn_by` unless it was booked with another. `large`: it needs so much that others may pass it while it does not
+    fit.
     """
 
     __slots__ = (
@@ -43,7 +56,7 @@ class Ticket:
         self.exclude = exclude  # engines that have failed this call
         self.expires = call.deadline if expires is None else expires
         self.since = pushed_at if since is None else since
-        self.deadline = call.deadline if deadline is None else deadline
+        self.deadline = turn_by(call) if deadline is None else deadline
         self.large = large
         self.paid = False  # its class and tenant have been charged for it
         self.sequence = 0  # of its push

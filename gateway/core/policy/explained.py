@@ -40,6 +40,7 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
         ("class", _class(policy, tenant, asked, wanted, model)),
         ("time", _time(policy, name)),
         ("order", _order(policy, policy.tenants[tenant], name)),
+        ("lengths", _lengths(policy)),
         ("room", _room(policy, name)),
         ("limits", _limits(policy, tenant, name, model)),
         ("", ("requests of tenant and global are counted before a body is read; a 4xx gives none back",)),
@@ -141,6 +142,15 @@ def _order(policy: Policy, tenant: Tenant, name: str) -> Iterator[str]:
     rest = ", ".join(other for other in band if other != name)
     share = f", {each.weight / total:.0%} of the tokens while {rest} have work too" if rest else ""
     yield f"weight {shown(each, 'weight')}{share}; among tenants weight {shown(tenant, 'weight')}"
+
+
+def _lengths(policy: Policy) -> Iterator[str]:
+    if policy.lengths.learned:
+        yield "learned of the tenant's own calls, by session, route, tools, format, stop, prompt and max_tokens"
+        if policy.lengths.shortest_first:
+            yield "its waiting calls of a class go by expected length, the shortest first, aged"
+    else:
+        yield "by model, class and max_tokens"
 
 
 def _room(policy: Policy, name: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from gateway.core.policy.traffic import (
     Breaker,
     Deadlines,
     Hedging,
+    LengthPolicy,
     Limits,
     Modes,
     Scaling,
@@ -359,6 +360,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         ShapingTier(kv_above=0.85, max_tokens=1024),
         ShapingTier(kv_above=0.92, max_tokens=256),
     )
+    lengths: LengthPolicy = LengthPolicy()
     deadlines: Deadlines = Deadlines()
     routing: Routing = Routing()
     retries: Retries = Retries()

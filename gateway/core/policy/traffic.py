@@ -260,6 +260,20 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     on_deadline: Literal["cancel", "finish"] = "cancel"
 
 
+class LengthPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths of answers: the tokens that a call is expected to generate, of the max_tokens that it may.
+
+    `learned`: Whether they are learned of each tenant's own calls: by session, route, tools, format, stop, length of
+    the prompt and max_tokens. They set the tokens that a call books (with budget.alpha: auto) and its predicted end.
+    Where the prediction's order has been wrong, and with false, lengths go by model, class and max_tokens alone.
+    `shortest_first`: With learned: whether a tenant's waiting calls of a class go by expected length, the shortest
+    first. A call is passed by those that come at most 0.1 s later for each token that it is expected to have.
+    """
+
+    learned: bool = False
+    shortest_first: bool = True
+
+
 class Hedging(msgspec.Struct, frozen=True, kw_only=True):
     """Hedged requests: a second attempt on another engine while the first byte is late. The loser is cancelled.
 

@@ -14,6 +14,8 @@ import msgspec
 from gateway.core.request.call_trace import CallTrace
 from gateway.core.request.routes import Route
 
+TOOLS, FORMAT, STOP = 1, 2, 4  # bits of `Call.shape`: it has tools, asks for a format, gives words to stop at
+
 
 class Call(msgspec.Struct, kw_only=True, gc=False):
     """One client request, parsed. Times are monotonic seconds, sizes are tokens unless they say bytes.
@@ -49,6 +51,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     session: int  # 0: none
     body: bytes  # as the engine receives it, with `stream_options` and `cache_salt` spliced in where needed
     token_ids: int = 0
+    shape: int = 0  # what sets its answer's length apart: TOOLS, FORMAT and STOP
     asked_class: str = ""
     asked_deadline: float = 0.0
     sdk_timeout: float = 0.0
@@ -57,6 +60,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     prompt_tokens: int = 0  # estimate, filled in by cost.py
     output_tokens: int = 0  # estimate, filled in by cost.py
     expected_tokens: int = 0  # likely output of each sequence, 0: not known; filled in by cost.py
+    likely_tokens: int = 0  # median output of each sequence, by which it is ordered, 0: it is not; filled in by cost.py
     shaped: int = 0  # the lower output limit that replaced `asked`, 0: none did
     predicted_wait: float = 0.0  # seconds, where it had to wait
     usage_cut: bool = False  # the engine reports usage in every event, and the client did not ask for that

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from gateway.core.billing_header import without_billing_line
 from gateway.core.request.allowed_fields import DECODERS, check_unread
-from gateway.core.request.call import Call, CallSettings
+from gateway.core.request.call import FORMAT, STOP, TOOLS, Call, CallSettings
 from gateway.core.request.headers import asked_class, asked_deadline, sdk_timeout, time_limit
 from gateway.core.request.json_body import BY_GATEWAY, Body, bad_request, body_of, reserved
 from gateway.core.request.multipart_form import form_fields
@@ -119,6 +120,7 @@ def parse(
         session=(hash((salt, session)) or 1) if session else 0,
         body=body,
         token_ids=len(prompt.ids),
+        shape=_shape(fields) if route.generates else 0,
         asked_class=class_asked,
         asked_deadline=deadline,
         sdk_timeout=timeout,
@@ -165,6 +167,16 @@ def _output(kind: str, fields: Body, prompt: Prompt, settings: CallSettings) -> 
         return n * prompt.items, max_tokens
     asked = _tokens_asked(fields.max_completion_tokens, "max_completion_tokens", settings)
     return n, max_tokens if asked is None else asked
+
+
+def _shape(fields: Body) -> int:
+    """See `Call.shape`. A null is as good as a value: one client's calls are alike."""
+    shape = TOOLS if fields.tools is not UNSET else 0
+    if fields.response_format is not UNSET or fields.text is not UNSET:
+        shape |= FORMAT
+    if fields.stop is not UNSET or fields.stop_sequences is not UNSET:
+        shape |= STOP
+    return shape
 
 
 def _tokens_asked(value: int | None, param: str, settings: CallSettings) -> int | None:

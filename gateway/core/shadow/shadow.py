@@ -9,7 +9,9 @@ their form, nor what comes later in the queue (shed, displaced, expired).
 
 Decisions, in the order they are taken: account, class, model, limit, mode, wait, room; each is `passed` or `refused`,
 the class is its name. They are compared up to the first that either refuses. `outcome` is the whole of it. `deadline`
-and `max_tokens` are compared as numbers: `equal`, or which is `less` and which is `more`. Equal words: no difference.
+and `max_tokens` are compared as numbers: `equal`, or which is `less` and which is `more`. Where the two policies
+predict lengths differently, so are `booked`, the tokens that a call books, and `turn`, its place in its tenant's order.
+Equal words: no difference.
 
 Nothing here may disturb a call: a bug is counted, the first is reported, and the call goes on.
 """
@@ -33,6 +35,7 @@ from gateway.core.engines.fleet import Engine
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.call import Call
+from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.tenants import Account
 from gateway.core.shadow.verdict import ADMITTED, PASSED, REFUSED, Compared, Verdict, told
@@ -62,14 +65,17 @@ class Shadow:
         report: Callable[[Exception], None],
         witness: LimitWitness | None = None,
         calendar: Calendar | None = None,
+        cost: CostModel | None = None,
     ) -> None:
-        """Raises ValueError for a policy that only looks right; see Tenants."""
+        """`cost`: the enforced policy's estimates, which learn for this one too. Raises ValueError for a policy that
+        only looks right; see Tenants."""
         self.snapshot = Snapshot(policy)
         self.rules = AdmissionRules(policy)
         self.limits = LimitBook(policy, witness, calendar)
         self._compared: dict[Compared, int] = {}
         self._single: Counts = {}
         self.bugs = 0
+        self.cost = cost
         self._report = report
         self._modes: dict[str, ModelMode] = {}  # of models that some engine has
         self._calm = ModelMode(policy.modes)  # of the others

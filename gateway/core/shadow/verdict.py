@@ -14,12 +14,14 @@ from gateway.core.admission.limits import Charge
 from gateway.core.admission.mode import ModelMode
 from gateway.core.admission.model_traffic import ModelTraffic
 from gateway.core.admission.queues import Queues
-from gateway.core.admission.ticket import Ticket
+from gateway.core.admission.ticket import Ticket, turn_by
 from gateway.core.engines.choice import any_idle, least_ttft, usable_of
 from gateway.core.engines.fleet import Engine, Hold
 from gateway.core.policy.snapshot import Snapshot
+from gateway.core.policy.traffic import LengthPolicy
 from gateway.core.request.call import Call
 from gateway.core.request.classes import classify
+from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import STATUS, Outcome, Refused
 from gateway.core.request.tenants import Account
 
@@ -136,6 +138,8 @@ class Verdict:
         if own.asked_class and own.asked_class not in rules.classes.rank:
             return CLASS
         classify(own, rules.classes, theirs.default_class, theirs.best)
+        if rules.policy.lengths != snapshot.policy.lengths and own.asked and self._shadow.cost is not None:
+            self._foresee_length(rules.policy.lengths, self._shadow.cost)
         if not theirs.allows_model(own.model):
             return MODEL
         arrived = None if arrival is None else arrival.charge
@@ -149,6 +153,16 @@ class Verdict:
         except Refused:
             return LIMIT
         return NONE if self._mode.refuses(own.class_name, own.prompt_tokens, rules.order) is None else MODE
+
+    def _foresee_length(self, policy: LengthPolicy, cost: CostModel) -> None:
+        """The tokens that the shadow would book, and where the call would stand in its tenant's order."""
+        call, own = self._call, self._own
+        cost.expect_by(own, policy)
+        for decision, ours, theirs in (
+            ("booked", own.output_tokens, call.output_tokens),
+            ("turn", turn_by(own), turn_by(call)),
+        ):
+            self._shadow.count(decision, *COMPARED[(ours > theirs) - (ours < theirs)])
 
     def foresee(self, queues: Queues | None, traffic: ModelTraffic | None) -> None:
         """What the call meets as it comes: the queues' room by the shadow's measure, the engines' speed, and whether

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gateway.core.engines.breaker import BreakerState
 from gateway.core.engines.fleet import Engine, Fleet
+from gateway.core.lengths import LengthModel
 from gateway.core.shadow.shadow import Shadow
 from gateway.decider.dispatch import Dispatch
 from gateway.shared.files.file_status import FileStatus
@@ -85,6 +86,15 @@ def engines(fleet: Fleet) -> Iterable[Metric]:
         for reason, count in engine.check_failures.items():
             failures.add_metric((engine.id, reason), count)
     yield failures
+
+
+def lengths(model: LengthModel) -> Iterable[Metric]:
+    """Without labels: tenants are many, and one number tells whether predictions are worth having."""
+    answers, beyond, influence = "weir_length_answers", "weir_length_beyond_quantile", "weir_length_influence_ratio"
+    yield CounterMetricFamily(answers, "Answers of which a length was learned.", model.answers)
+    yield CounterMetricFamily(beyond, "Those of them longer than their predicted 0.9 quantile.", model.beyond)
+    yield GaugeMetricFamily(influence, "Measured rank correlation of predictions, 0 where too low.", model.influence)
+    yield GaugeMetricFamily("weir_length_weights", "Weights that are remembered.", model.weights)
 
 
 def shadow_decisions(shadow: Shadow) -> Iterable[Metric]:

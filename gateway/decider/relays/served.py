@@ -177,6 +177,7 @@ def call_of(ask: Ask, route: Route) -> Call:
         asked_deadline=ask.asked_deadline,
         sdk_timeout=ask.sdk_timeout,
         merged=ask.merged,
+        shape=ask.shape,
     )
     if ask.facts is not None:
         fill_in(call, ask.facts)

@@ -267,4 +267,5 @@ def ask_of(number: int, call: Call, version: int, fields: Fields, peer: str, *, 
         [],
         fields,
         peer,
+        call.shape,
     )

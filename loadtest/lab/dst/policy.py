@@ -78,6 +78,7 @@ class Traits:
             tree["modes"] = self._modes()
         tree["batching"] = {kind: rng.choice((None, self._merge())) for kind in ("embeddings", "rerank")}
         tree["routing"]["hold_unserved"] = rng.choice(("0s", "1s", "60s"))
+        tree["lengths"] = {"learned": rng.random() < 0.5, "shortest_first": rng.random() < 0.7}
         return msgspec.json.encode(tree).decode()
 
     def _limits(self) -> dict[str, Any]:

@@ -64,6 +64,7 @@ time            first token within 10s, last token within 5m or what x-weir-dead
                 what runs past it: cancelled
 order           after all calls of interactive
                 weight 3, 60% of the tokens while long, batch have work too; among tenants weight 2
+lengths         by model, class and max_tokens
 room            512 calls may wait for a model
 limits                            requests                     tokens
                 tenant and model  -                            -
@@ -94,6 +95,7 @@ time            last token within 1h or what x-weir-deadline-ms says
                 what runs past it: cancelled
 order           after all calls of interactive
                 weight 1, 20% of the tokens while default, long have work too; among tenants weight 1
+lengths         by model, class and max_tokens
 room            4096 calls and 2M tokens may wait for a model
 limits                            requests                     tokens
                 tenant and model  -                            -
@@ -301,3 +303,12 @@ def test_the_caps_are_those_of_shaping(name: str) -> None:
     given = class_of(POLICY, POLICY.tenants["anonymous"], name)
     largest = cap(POLICY.shaping, 0.86, Mode.NORMAL, given, tuple(POLICY.classes))
     assert ("at most 1024" in text) == (largest == 1024)
+
+
+def test_lengths_that_are_learned_and_what_they_order() -> None:
+    shown = explain_call(decode(b"lengths: {learned: true}"), "anonymous", "default", "m")
+    assert "lengths         learned of the tenant's own calls" in shown
+    assert "                its waiting calls of a class go by expected length, the shortest first" in shown
+    shown = explain_call(decode(b"lengths: {learned: true, shortest_first: false}"), "anonymous", "default", "m")
+    assert "learned of the tenant's own calls" in shown
+    assert "shortest first" not in shown

@@ -17,6 +17,7 @@ from gateway.core.policy.file import decode
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.snapshot import Snapshot
 from gateway.core.request.classes import classify
+from gateway.core.request.cost import CostModel
 from gateway.core.request.outcome import Outcome
 from gateway.core.request.routes import ROUTES
 from gateway.core.shadow.shadow import Shadow
@@ -527,3 +528,19 @@ def test_a_bug_is_counted_reported_once_and_no_calls_concern() -> None:
 def test_a_call_that_waits_for_a_model_and_that_the_shadow_would_refuse_took_no_tokens_of_its() -> None:
     world = World("", "classes: {default: {max_queue: 0}}", engine=False)
     assert world.send(outcome=Outcome.EXPIRED)["outcome"] == ("admitted", "queue_full")
+
+
+def test_lengths_that_only_the_shadow_would_learn_are_compared() -> None:
+    world, cost = World("", "lengths: {learned: true}"), CostModel()
+    world.shadow.cost = cost
+    cost.set_lengths(world.snapshot.policy.lengths, world.shadow.snapshot.policy.lengths)
+    assert cost.lengths is not None
+    unknown = world.differ(output_tokens=51, tenant="anonymous")
+    assert unknown == {}, "nothing is known yet"
+    for tokens in (10, 1000) * 50:
+        cost.lengths.learn(a_call(tenant="anonymous", asked=100, max_tokens=100, prompt_tokens=tokens), tokens)
+    added = world.send(prompt_tokens=10, output_tokens=51, tenant="anonymous")
+    assert (added["booked"], added["turn"]) == (("more", "less"), ("more", "less"))
+    added = World("", "lengths: {learned: true}").send()
+    assert "booked" not in added, "nobody learns"
+    assert "booked" not in world.send(route=ROUTES[b"/v1/embeddings"], asked=0)
