@@ -37,6 +37,8 @@ class LocalGrant:
         self.engine: Engine = choice.engine
         self.hold = choice.engine.hold(call.cost, choice.prefill, now, call.class_name, teaches=call.stream)
         self.expected = choice.ttft
+        if choice.engine.adapters is not None:
+            choice.engine.adapters.used(call.model)
         dispatch.holds[self.hold] = call
         self.probe = choice.engine.breaker.sent(now)
         self.ending = Ending.NEUTRAL  # until it is known how it ended

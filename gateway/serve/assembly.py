@@ -373,7 +373,12 @@ class Gateway:
         engine.priorities = member.priorities
         if not engine.models.keys() >= set(member.served):
             context = member.context_length or None
-            self.fleet.has_models(engine, [ModelCard(id=name, max_model_len=context) for name in member.served])
+            model = member.served[0]  # the others are its LoRA adapters
+            cards = [
+                ModelCard(id=name, max_model_len=context, parent=None if name == model else model)
+                for name in member.served
+            ]
+            self.fleet.has_models(engine, cards)
         engine.ready(self.clock())
         engine.draining = member.id in self._by_hand
         self.changed(engine)

@@ -8,6 +8,6 @@ gateway or the sidecar.
 On simulated GPUs, a folder that processes share, an engine also takes memory, and time to start, sleep and wake:
 `sleeping` and `engine_memory` do it, `memory_stages` has the numbers, `gpu_memory` is the folder.
 
-Known to be simpler than vLLM: stop strings and logprobs are ignored, there is no speculative decoding, no LoRA, no
-images beyond their count of tokens, and no limit on the queue.
+Known to be simpler than vLLM: stop strings and logprobs are ignored, there is no speculative decoding, a
+LoRA adapter is a name that costs nothing, no images beyond their count of tokens, and no limit on the queue.
 """

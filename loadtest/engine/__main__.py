@@ -53,6 +53,8 @@ def arguments() -> argparse.ArgumentParser:
     names = f"speed and limits: {', '.join(profiles())}, or a file of `gateway calibrate` (h100-8b)"
     what.add_argument("--profile", default="h100-8b", metavar="NAME|FILE", help=names)
     what.add_argument("--model", action="append", metavar="NAME", help="a served name, repeatable (sim)")
+    what.add_argument("--lora-module", action="append", metavar="NAME", help="a LoRA adapter of it, repeatable")
+    what.add_argument("--max-loras", type=int, default=1, metavar="N", help="adapters loaded at once (%(default)s)")
     what.add_argument(
         "--speed",
         type=float,
@@ -145,6 +147,8 @@ def main(argv: list[str] | None = None) -> int:
             prompt_details=given.enable_prompt_tokens_details,
             kv_events=given.kv_events,
             share=share,
+            adapters=tuple(given.lora_module or ()),
+            max_loras=given.max_loras,
         )
         uvloop.run(_run(config, die_with_parent=given.die_with_parent))
     except StartFailed as error:

@@ -14,7 +14,8 @@ from loadtest.engine.scheduler import Policy
 class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`speed` 2.0: everything takes half the time. `port` 0: any free one of `host`; `uds`: a unix socket instead.
     `kv_events`: a ZeroMQ endpoint on which the cache's events are published. `share`: of simulated GPUs; None: it takes
-    none, and no time to start, sleep and wake."""
+    none, and no time to start, sleep and wake. `adapters`: names of LoRA adapters of the first model, of which
+    `max_loras` are loaded at once."""
 
     engine: EngineConfig
     models: tuple[str, ...]
@@ -27,6 +28,8 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     prompt_details: bool = False
     kv_events: str | None = None
     share: GpuShare | None = None
+    adapters: tuple[str, ...] = ()
+    max_loras: int = 1
 
 
 def sim_config(
@@ -49,6 +52,8 @@ def sim_config(
     prompt_details: bool = False,
     kv_events: str | None = None,
     share: GpuShare | None = None,
+    adapters: tuple[str, ...] = (),
+    max_loras: int = 1,
 ) -> SimConfig:
     """The limits of the profile (a known one's name, or a file) where none are given; the model is called `sim` where
     it has no name.
@@ -82,4 +87,6 @@ def sim_config(
         prompt_details=prompt_details,
         kv_events=kv_events,
         share=share,
+        adapters=adapters,
+        max_loras=max_loras,
     )

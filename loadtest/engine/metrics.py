@@ -5,8 +5,11 @@ Counters and histograms carry what the engine has counted; gauges are read from 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
+
+import msgspec
 
 from loadtest.engine.engine import Engine
 from loadtest.engine.sequence import BLOCK
@@ -17,12 +20,20 @@ CONTENT_TYPE = b"content-type: text/plain; version=1.0.0; charset=utf-8\r\n"
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
-def text(engine: Engine, model: str, version: Version) -> bytes:
-    """Every series once, each family with its HELP and TYPE."""
+class LoraInfo(msgspec.Struct, frozen=True):
+    """LoRA adapters: how many are loaded at once, and those with running and waiting requests."""
+
+    most: int
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+def text(engine: Engine, model: str, version: Version, lora: LoraInfo | None = None) -> bytes:
+    """Every series once, each family with its HELP and TYPE. `lora`: None: it is not enabled."""
     labels = f'engine="0",model_name="{model}"'
     old = version == "0.9"
     return "\n".join(
-        [*_gauges(engine, labels, old), *_counters(engine, labels, old), *_times(engine, labels, old), ""]
+        [*_gauges(engine, labels, old), *_lora(lora), *_counters(engine, labels, old), *_times(engine, labels, old), ""]
     ).encode()
 
 
@@ -41,6 +52,14 @@ def _gauges(engine: Engine, labels: str, old: bool) -> Iterable[str]:
         states = [(f'{labels},sleep_state="{state}"', flag) for state, flag in zip(SLEEP_STATES, flags, strict=True)]
         yield from _family("engine_sleep_state", "gauge", states)
     yield from _family("cache_config_info", "gauge", [(info, 1)])
+
+
+def _lora(lora: LoraInfo | None) -> Iterable[str]:
+    """As vLLM tells it: all in labels, and the time as the value."""
+    if lora is not None:
+        running, waiting = ",".join(lora.running), ",".join(lora.waiting)
+        labels = f'max_lora="{lora.most}",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+        yield from _family("lora_requests_info", "gauge", [(labels, time.time())])
 
 
 def _counters(engine: Engine, labels: str, old: bool) -> Iterable[str]:

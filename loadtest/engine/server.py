@@ -160,6 +160,16 @@ class SimServer:
         self.core.go_on()
         self.work()
 
+    def adapters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of LoRA adapters, those with running requests, and those with waiting ones."""
+        running: dict[str, None] = {}
+        waiting: dict[str, None] = {}
+        for sequence in self.engine.unfinished():
+            answer = sequence.owner.answer
+            if isinstance(answer, Generation) and answer.form.model in self.config.adapters:
+                (running if sequence in self.engine.scheduler.running else waiting)[answer.form.model] = None
+        return tuple(running), tuple(waiting)
+
     def submit(self, answer: Generation | Gathered) -> None:
         """Put every sequence of a request into the engine; the client leaving takes them out again."""
         now = self._loop.time()

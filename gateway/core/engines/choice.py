@@ -6,6 +6,7 @@ Prefix affinity needs no rule of its own: it wins exactly while the cached work 
 prefill shares each step of an engine with the sequences it is decoding. So a fuller engine reads a prompt more slowly,
 which is the load factor; among idle engines it makes the emptiest win. A call first waits for the step under way, which
 takes as long as an output token (`tpot`). That holds on every engine, so it does not affect the choice.
+A LoRA adapter that an engine has not loaded makes its prediction worse by the score of `adapters.py`.
 Synchronous and pure; ties are broken by `rng`.
 """
 
@@ -137,6 +138,8 @@ def choose(
         prefill = max(1, call.prompt_tokens - cached)
         ttft = predicted_ttft(engine, prefill, now, routing.slow_start)
         beyond = ttft - engine.tpot  # a step is longer by chance here, and costs more cached tokens than it is worth
+        if engine.adapters is not None:
+            beyond /= engine.adapters.score(call.model)
         if beyond < least:
             best, least = Choice(engine, prefill, cached, ttft, others_full), beyond
     return best

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from gateway.core.checkpoint import SavedEngine
+from gateway.core.engines.adapters import Adapters, adapters_of
 from gateway.core.engines.breaker import CircuitBreaker
 from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.origin import engine_id
@@ -106,6 +107,7 @@ class Engine:
         "_sent",
         "_unsorted",
         "_untaught",
+        "adapters",
         "back_at",
         "breaker",
         "cache_age",
@@ -169,6 +171,7 @@ class Engine:
         self.slots = max_concurrency or policy.budget.max_concurrency
         self.only_models = frozenset(models)  # what the policy lets this engine serve; empty: all it has
         self.models: dict[str, ModelCard] = {}
+        self.adapters: Adapters | None = None  # LoRA adapters among them
         self.up = False
         self.draining = False
         self.leaving = False  # it is forgotten once it has nothing left to do: nobody waits for it
@@ -344,6 +347,8 @@ class Engine:
         preempted = before is not None and sample.preemptions_total > before.preemptions_total
         self._adapt_trim(sample, preempted, min(since, 5.0))
         self._adapt_slots(sample, now)
+        if sample.lora is not None and self.adapters is not None:
+            self.adapters.told(sample.lora)
         self._untaught += 1
         if self._untaught * self.policy.fleet.poll > RATE_BELIEVED:
             # A rate learned in a bad moment would keep every call away, and so would never be mended.
@@ -497,6 +502,8 @@ class Engine:
         """Its KV cache is empty now: restarted, slept, or reset."""
         self.prefixes.clear()
         self.sessions.clear()
+        if self.adapters is not None:
+            self.adapters.forget()
 
     # -- prefix index -------------------------------------------------------------------------------------------
 
@@ -618,6 +625,7 @@ class Fleet:
         """The engine's own list of models, cut to what the policy lets it serve."""
         allowed = engine.only_models
         engine.models = {card.id: card for card in cards if not allowed or card.id in allowed}
+        engine.adapters = adapters_of(engine.models, engine.adapters)
         self._index()
 
     def health(self, engine: Engine, ok: bool, now: float, trouble: Trouble | None = None) -> None:

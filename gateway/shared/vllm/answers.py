@@ -26,11 +26,18 @@ class ModelLoad(msgspec.Struct, frozen=True):
     waiting: int
 
 
+class LoraLoad(msgspec.Struct, frozen=True):
+    """LoRA adapters of an engine: the `most` that it keeps on the GPU, and the names of those with requests."""
+
+    most: int
+    names: tuple[str, ...]
+
+
 class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
     """One scrape, over all engine cores behind one server (data parallelism): sums, and the worst `kv_usage`.
 
     `kv_usage` is a share 0..1, capacity is KV tokens (None: not told), totals count since the engine's start.
-    `sleep_state` is None before 0.12; `paused` is a sleep that frees nothing.
+    `sleep_state` is None before 0.12; `paused` is a sleep that frees nothing. `lora` is None where none is enabled.
     """
 
     running: int
@@ -44,6 +51,7 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hits_total: int = 0
     sleep_state: SleepState | None = None
     models: dict[str, ModelLoad] = {}
+    lora: LoraLoad | None = None
 
 
 RUNNING = b"vllm:num_requests_running"
@@ -56,14 +64,16 @@ _PREFIX_QUERIES = (b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_q
 _PREFIX_HITS = (b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total")
 SLEEP = b"vllm:engine_sleep_state"
 CACHE = b"vllm:cache_config_info"
+LORA = b"vllm:lora_requests_info"
 _NAMES = frozenset((
     RUNNING, WAITING, *KV_USAGE, *_PREEMPTIONS, *PROMPT_TOKENS, *GENERATION_TOKENS, *_PREFIX_QUERIES,
-    *_PREFIX_HITS, SLEEP, CACHE,
+    *_PREFIX_HITS, SLEEP, CACHE, LORA,
 ))  # fmt: skip
 _SAMPLE = re.compile(rb"([\w:]+)(?:\{(.*)\})?[ \t]+([-+.0-9eE]+)(?:[ \t]+-?[0-9]+)?[ \t\r]*")
 _LABELS = re.compile(r'(?:[a-zA-Z_]\w*="(?:[^"\\]|\\.)*",?)*')
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _MOST = 2.0**53
+MOST_LORAS = 4096  # adapters that an engine keeps at once
 
 Rows = list[tuple[dict[str, str], float]]  # of one metric: labels and value
 
@@ -94,6 +104,7 @@ def sample_from(text: bytes) -> EngineSample:
         prefix_hits_total=_total(series, _PREFIX_HITS),
         sleep_state=sleep_state_of(series.get(SLEEP, [])),
         models=models,
+        lora=lora_of(series.get(LORA, [])),
     )
 
 
@@ -176,6 +187,23 @@ def sleep_state_of(rows: Rows) -> SleepState | None:
     if "weights_offloaded" in states:
         return "weights_offloaded"
     return "awake" if "awake" in states else "paused"
+
+
+def lora_of(rows: Rows) -> LoraLoad | None:
+    """The adapters with requests now, of the rows of LORA; None where there are none. Raises AnswerError.
+
+    vLLM (0.9 to 0.33) writes the time as the value and all else as labels, so every state that ever was stays there as
+    a row of its own: the newest counts.
+    """
+    if not rows:
+        return None
+    labels, _ = max(rows, key=lambda row: row[1])
+    most = labels.get("max_lora", "")
+    if not (most.isascii() and most.isdigit() and 1 <= int(most[:6]) <= MOST_LORAS):
+        raise AnswerError(f"vllm:lora_requests_info says max_lora={most[:40]!r}")
+    told = [labels.get(f"{state}_lora_adapters", "") for state in ("waiting", "running")]
+    names = [name for names in told for name in names.split(",") if name]
+    return LoraLoad(int(most), tuple(dict.fromkeys(names)))
 
 
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**31)]

@@ -31,7 +31,9 @@ class Choice:
 
 
 class Form(Protocol):
-    """One API's form of an answer. Events are complete SSE events, framed as HTTP chunks."""
+    """One API's form of an answer. Events are complete SSE events, framed as HTTP chunks. `model`: as it was asked."""
+
+    model: str
 
     def opening(self, generation: Generation) -> bytes: ...
     def delta(self, choice: Choice, word: bytes) -> bytes: ...

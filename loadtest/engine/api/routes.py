@@ -38,7 +38,7 @@ class Routes:
         self._server = server
         config = server.config
         self.limits = Limits(
-            models=config.models,
+            models=(*config.models, *config.adapters),
             max_model_len=config.engine.max_model_len,
             priorities=config.engine.policy == "priority",
             prompt_details=config.prompt_details,
@@ -102,7 +102,8 @@ class Routes:
 
     def metrics_text(self) -> bytes:
         config = self._server.config
-        return metrics.text(self._server.engine, config.models[0], config.metrics_version)
+        lora = None if not config.adapters else metrics.LoraInfo(config.max_loras, *self._server.adapters())
+        return metrics.text(self._server.engine, config.models[0], config.metrics_version, lora)
 
     def _through(self, api: Api) -> Handler:
         """A request to the engine: its fault is drawn first, then it is parsed, then it runs."""
@@ -145,7 +146,7 @@ class Routes:
                 "created": CREATED,
                 "owned_by": "vllm",
                 "root": self.limits.models[0],
-                "parent": None,
+                "parent": self.limits.models[0] if name in self._server.config.adapters else None,
                 "max_model_len": self.limits.max_model_len,
                 "permission": [],
             }
