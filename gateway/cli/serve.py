@@ -274,8 +274,6 @@ def _check_cluster(given: argparse.Namespace, policy: Policy) -> None:
     """Raises Mistake for what a member of a cluster cannot be started with, and another needs not."""
     if given.advertise and policy.cluster is None:
         raise Mistake(f"--advertise {given.advertise}: the policy has no cluster")
-    if given.take_over is not None and policy.cluster is not None:
-        raise Mistake("--take-over: a member of a cluster is replaced by another: end it with SIGTERM, and start that")
 
 
 def _certificate(chain: str | None, key: str | None, client_ca: str | None = None) -> Certificate | None:

@@ -23,7 +23,7 @@ from gateway.serve.saving import go_on_from
 from gateway.serve.starting import Options, say
 from gateway.serve.upgrade.meeting import Given, Offer
 from gateway.serve.upgrade.outgoing import OutgoingCalls
-from gateway.serve.upgrade.taking import Inherited, TakenOver, given_by
+from gateway.serve.upgrade.taking import Inherited, TakenOver, given_by, same_member
 
 TOLD_WITHIN = 5.0  # seconds for the gateway before to tell what its calls hold
 
@@ -96,6 +96,7 @@ class OwnDataPort:
         return self._gateway.server.addresses
 
     async def take_over(self, taken: TakenOver) -> None:
+        same_member(taken)
         self._folder = tempfile.mkdtemp(prefix="weir-")
         path = str(Path(self._folder) / "decider")
         # Nothing is granted to its relays before it has said which there are.

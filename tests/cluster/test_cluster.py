@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from gateway.core.cluster.election import TTL
 from loadtest.processes import get, until
 from tests.cluster.proxy import Proxy
 from tests.cluster.site import Machine, Site, free_port, site
+from tests.e2e.children import Call
 from tests.serve.test_processes import Load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -148,6 +150,23 @@ def test_a_member_that_is_told_to_end_gives_the_rule_away(two: Site) -> None:
     call(other)
 
 
+def test_what_a_member_that_drains_still_streams_is_known_to_who_rules_next(two: Site) -> None:
+    ruler = two.ruler()
+    (other,) = two.others(ruler)
+    stream = Call(ruler.gateway.url, stream=True, max_tokens=800)
+    assert stream.socket.recv(1, socket.MSG_PEEK), "it has begun"
+    ruler.gateway.child.process.terminate()
+    took_over(two, other)
+    engines = other.gateway.fleet()["engines"]
+    assert ruler.gateway.child.alive, "one relay has ended, the other has the stream"
+    assert [each["in_flight"] for each in engines] == [1], "before anything else is granted"
+    call(other)
+    status, body = stream.read()
+    assert (status, body[-14:]) == (200, b"data: [DONE]\n\n"), body[-200:]
+    assert ruler.gateway.child.process.wait(20.0) == 0, ruler.output
+    assert until(other.gateway.idle, 5.0) is not None
+
+
 def test_who_rules_goes_on_while_the_store_is_down_and_is_not_doubled_when_it_is_back(two: Site) -> None:
     ruler = two.ruler()
     two.store.child.signal(signal.SIGSTOP)
@@ -246,8 +265,6 @@ def test_a_ruler_that_nobody_can_reach_is_named_by_those_who_try(tmp_path: Path)
     "bytes_", [b"\x40\x00\x00\x00" * 8, b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x03\xdc\x00\x01"]
 )
 def test_garbage_at_the_entrance_is_one_line(two: Site, bytes_: bytes) -> None:
-    import socket  # noqa: PLC0415
-
     ruler = two.ruler()
     host, _, port = ruler.member.rpartition(":")
     with socket.create_connection((host, int(port))) as connection:

@@ -7,10 +7,13 @@ import socket
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
+from gateway.decider.relays.elsewhere import process_of
 from gateway.frames.entrance import Token
 from gateway.serve.cluster.control_ports import control_url, members_of
+from gateway.serve.cluster.machines import Machines
 from gateway.serve.cluster.membership import Membership
 from gateway.serve.cluster.store import MemberRecord, Store
 from gateway.shared.protocol import MAX_MEMBERS, ClusterMember
@@ -74,3 +77,31 @@ def test_what_the_store_has_is_told_as_far_as_it_is_an_address() -> None:
     assert members_of(records) == (ClusterMember(name="a:1", control="http://a:8001"),)
     many = {f"m{number}:1": MemberRecord("1", 2, "http://a:8001") for number in range(MAX_MEMBERS + 4)}
     assert len(members_of(many)) == MAX_MEMBERS
+
+
+def test_relays_of_another_machine_are_those_that_its_record_has() -> None:
+    records = {"a:1": MemberRecord("1", 2), "b:1": MemberRecord("1", 2, numbers=(2, 3, 4)), "c:1": MemberRecord("1", 2)}
+    machines = Machines(lambda: records)
+    a, b = machines.relays_of(["a:1"]), machines.relays_of(["b:1", "gone:1"])
+    assert (len(a), len(b)) == (2, 3)
+    assert all(map(machines.has, (*a.values(), *b.values())))
+    assert machines.has(process_of(machines.place("b:1", "1"), 5)), "it is newer than the record"
+    records["b:1"] = MemberRecord("1", 2, numbers=(3, 4))  # one of those it took over has ended
+    assert [machines.has(each) for each in b.values()] == [False, True, True]
+    records["b:1"] = MemberRecord("1", 2, numbers=())  # all have, and none comes after them
+    assert not any(map(machines.has, b.values()))
+    records["a:1"] = MemberRecord("2", 2)  # started anew
+    assert not any(map(machines.has, a.values()))
+
+
+def test_the_next_gateway_of_a_member_knows_what_this_one_does(tmp_path: Path) -> None:
+    old, new = membership(tmp_path / "old.json"), membership(tmp_path / "new.json")
+    old.election.known, old.election.vouched_until, old.election.roster = 7, 101.0, frozenset({"a:1", "b:1"})
+    new.go_on(old.hand_over())
+    assert (new.election.known, new.election.vouched_until, new.election.roster) == (7, 101.0, {"a:1", "b:1"})
+    assert old.election.turn(200.0).stand == 0, "and it stands for no election"
+
+
+def test_a_record_of_a_later_version_is_read() -> None:
+    told = b'{"life":"1","relays":2,"to_come":[1]}'
+    assert msgspec.json.decode(told, type=MemberRecord) == MemberRecord("1", 2)

@@ -28,7 +28,7 @@ from gateway.serve.ending import end, meet
 from gateway.serve.starting import Options, StartError
 from gateway.serve.upgrade.meeting import Given, Offer, Ready, UnsafeFolder, line_of, listen_at
 from gateway.serve.upgrade.next_gateway import command
-from gateway.serve.upgrade.taking import LATER, Inherited, inherited
+from gateway.serve.upgrade.taking import LATER, Inherited, TakenOver, inherited, same_member
 from gateway.shared.control.listener import ControlPort
 from gateway.shared.service_manager import ServiceManager
 from tests.faults.scripted import gateway_over
@@ -368,6 +368,23 @@ def test_what_is_no_listening_socket_is_refused_by_name() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         ran = activated([udp], "logs")
         assert ran.stderr == "LISTEN_FDS: descriptor 3 (logs) is no ListenStream= of a socket unit\n"
+
+
+@pytest.mark.parametrize(
+    ("was", "would_be", "frames", "why"),
+    [
+        ("prod a:1", "", VERSION, "is the member prod a:1, and this one would be in no cluster"),
+        ("", "prod a:1", VERSION, "is in no cluster, and this one would be the member prod a:1"),
+        ("prod a:1", "prod b:1", VERSION, "is the member prod a:1, and this one would be the member prod b:1"),
+        ("prod a:1", "prod a:1", VERSION + 1, f"speaks version {VERSION + 1} of the frames, and this one {VERSION}"),
+    ],
+)
+def test_nobody_else_takes_over_from_a_member_of_a_cluster(was: str, would_be: str, frames: int, why: str) -> None:
+    with socket.socket(socket.AF_UNIX) as nobody:
+        taken = TakenOver(nobody, 7, Offer(frames, member=was))
+        with pytest.raises(StartError, match=rf"\(pid 7\) {why}: end that one with SIGTERM"):
+            same_member(taken, would_be)
+        same_member(TakenOver(nobody, 7, Offer(VERSION, member=was)), was)
 
 
 @pytest.mark.parametrize("message", [Offer(data=1), Ready("/d"), Given({1: 2}, state=b"s")])

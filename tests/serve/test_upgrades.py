@@ -98,8 +98,13 @@ class Clients:
         self._lines = [asyncio.create_task(self._line(number)) for number in range(self._width)]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    def stop(self) -> Counter[str]:
+        """Begin no call any more; the ends so far."""
         self._over = True
+        return Counter(self.ended)
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
         await asyncio.gather(*self._lines)
         await self._kept.close()
 

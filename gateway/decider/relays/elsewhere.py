@@ -1,7 +1,7 @@
 """Relays of other machines, as a decider has them: their numbers, their processes, and their clocks.
 
-A machine has a place number of its own. It makes its relays' numbers differ from those of all other machines, and
-stands for their processes, which are none of this machine.
+A machine has a place number of its own. It makes its relays' numbers differ from those of all other machines. Numbers
+stand for their processes too, which are none of this machine.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ def relay_number(place: int, relay: int) -> int:
     return place * MOST_RELAYS + relay
 
 
-def process_of(place: int) -> int:
-    """The number that stands for every process of that machine."""
-    return ELSEWHERE + place
+def process_of(place: int, relay: int) -> int:
+    """The number that stands for that relay's process."""
+    return ELSEWHERE + relay_number(place, relay)
+
+
+def relay_of(process: int) -> tuple[int, int]:
+    """The place and the relay that such a number stands for."""
+    return divmod(process - ELSEWHERE, MOST_RELAYS)
 
 
 def channel_from(hub: RelayHub, place: int) -> Channel:
@@ -35,7 +40,7 @@ def channel_from(hub: RelayHub, place: int) -> Channel:
             if not 0 < message.relay < MOST_RELAYS:
                 session.close(f"it is relay {message.relay}, where there are {MOST_RELAYS - 1}")
                 return
-            message.relay, message.pid = relay_number(place, message.relay), process_of(place)
+            message.relay, message.pid = relay_number(place, message.relay), process_of(place, message.relay)
         shift(message, hub.clock())
         session.take(message)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.control.cluster import ClusterView
 from gateway.core.cluster.election import RENEW, TTL, Election, Ruler
 from gateway.frames.entrance import Proof, Token, Unwanted, WordAsk, visit
 from gateway.frames.messages import VERSION
@@ -26,8 +27,9 @@ AT_ONCE = 0.05  # seconds until the store hears that a new member is known, and 
 UNREACHED = 1.5  # seconds without a way to the ruler after which this member is none, so that nobody waits for it
 
 
-class Left(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For the next process of this member. `vouched_until`: monotonic seconds of this machine."""
+class Left(msgspec.Struct, frozen=True):
+    """For the next process of this member, which may be of another version. `vouched_until`: monotonic seconds of this
+    machine."""
 
     known: int
     vouched_until: float
@@ -79,6 +81,21 @@ class Membership:
             return Election(self.me, vouched_until=self._clock() + TTL)
         return Election(self.me, left.known, left.vouched_until, frozenset(left.roster))
 
+    def go_on(self, promised: bytes) -> None:
+        """Begin with what the process before has known and promised."""
+        self._left.write_bytes(promised)
+        self.election = self._begun()
+
+    def hand_over(self) -> bytes:
+        """Be this member no longer, as its next process is; what that must know."""
+        promised = msgspec.json.encode(self._promised())
+        for each in (self._task, *self._asking):
+            if each is not None:
+                each.cancel()
+        self._task = None
+        self.election.resign(self._clock())
+        return promised
+
     def start(self) -> None:
         """Be a member from now on."""
         self._task = asyncio.get_running_loop().create_task(self._keep())
@@ -99,7 +116,7 @@ class Membership:
             self.election.resign(self._clock())
             self._changed()
             with contextlib.suppress(StoreError):  # then another is elected once its TTL is over
-                await self._store.leave()
+                await self._store.resign()
 
     async def aclose(self) -> None:
         await self.leave()
@@ -153,8 +170,7 @@ class Membership:
     def news(self) -> None:
         """Keep and tell what has changed."""
         election = self.election
-        left = Left(election.known, max(0.0, election.vouched_until), sorted(election.roster))  # JSON has no infinity
-        text, before = msgspec.json.encode(left), self._left.read_bytes() if self._left.exists() else b""
+        text, before = msgspec.json.encode(self._promised()), self._left.read_bytes() if self._left.exists() else b""
         if text != before:
             new = self._left.with_suffix(".new")
             new.write_bytes(text)
@@ -167,6 +183,10 @@ class Membership:
             self._said = line
             self._say(f"cluster: {line}")
         self._changed()
+
+    def _promised(self) -> Left:
+        election = self.election
+        return Left(election.known, max(0.0, election.vouched_until), sorted(election.roster))  # JSON has no infinity
 
     # -- words --------------------------------------------------------------------------------------------------
 
@@ -201,6 +221,16 @@ class Membership:
         proof = Proof(VERSION, self._token.cluster, self.me, self.life, secrets.token_bytes(32), word)
         return await visit(split_address(name), self._token, proof, self._trust, self._name, stays)
 
+    async def probe(self) -> None:
+        """Say so, if others cannot reach this member, as far as it can tell itself."""
+        try:
+            await self.visit(self.me, WordAsk("", 0))
+        except (OSError, Unwanted) as error:
+            self._say(
+                f"cluster: this gateway does not reach itself at {self.me}, which it advertises: {error}; others will "
+                "not either, unless there is a router between: see cluster.advertise and cluster.listen"
+            )
+
     def reached(self) -> None:
         """There is a way to who rules."""
         self._unreached = None
@@ -210,3 +240,25 @@ class Membership:
         if self._unreached is None:
             self._unreached = self._clock()
             self._say(line)
+
+    # -- the control port ---------------------------------------------------------------------------------------
+
+    def view(self, cluster: str) -> ClusterView:
+        """The cluster, as this member knows it."""
+        now, election = self._clock(), self.election
+        ruler = election.ruler
+        return ClusterView(
+            name=cluster,
+            member=self.me,
+            rules=None if ruler is None else ruler.name,
+            epoch=election.known,
+            since_s=None if ruler is None else round(now - election.since, 3),
+            ruling=bool(election.reign),
+            granting=election.may_grant(now),
+            awaited=sorted(election.awaited),
+            members=sorted(election.members),
+            electable=sorted(election.electable),
+            gone=sorted(election.roster - election.members),
+            store_error=self.store_error or None,
+            store_heard_s=round(now - self.store_heard, 3) if self.store_heard else None,
+        )

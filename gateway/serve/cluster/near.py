@@ -7,10 +7,14 @@ holds, and is led there. Totals stay here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 
+from gateway.control.processes import ProcessView
 from gateway.decider.relays.hub import RelayHub
 from gateway.decider.relays.session import RelaySession
+from gateway.decider.relays.totals import LeftRelay
 from gateway.frames.channel import Channel
 from gateway.frames.codec import from_decider, from_relay
 from gateway.frames.durations import shift
@@ -25,6 +29,7 @@ from gateway.frames.messages import (
     RelayCounts,
     Welcome,
 )
+from gateway.serve.upgrade.meeting import Given
 from gateway.shared.tasks import telling
 
 COUNTED_WITHIN = 0.5  # seconds for relays to tell their totals
@@ -162,6 +167,35 @@ class NearRelays:
             if near.hello is not None:
                 near.channel.send(DrainOrder(within))
 
+    def hand_over(self, within: float, decider: str) -> None:
+        """Have every relay finish gently within so many seconds, and ask the decider at this socket from now on."""
+        for near in self.all:
+            near.channel.send(DrainOrder(within, True, decider))
+            near.channel.flush()
+
+    def living(self, others: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
+        """The processes that live, by number: of relays, and `others` that may not have come yet."""
+        return {number: pid for number, pid in {**others, **self.pids}.items() if lives(pid)}
+
+    def processes(self) -> list[ProcessView]:
+        """The relays' processes."""
+        here = [(near.hello, near.counts) for near in self.all if near.hello is not None]
+        views = []
+        for hello, counts in sorted(here, key=lambda each: each[0].relay):
+            of_calls = (0, 0) if counts is None else (counts.ended, counts.connections)
+            views.append(ProcessView("relay", hello.pid, hello.started, *of_calls))
+        return views
+
+    def take(self, given: Given) -> None:
+        """Relays of a gateway that was taken over, and totals of those that had ended before."""
+        self.pids.update(given.relays)
+        for each in given.left:
+            self.totals.setdefault((each.relay, each.epoch), each.counts)
+
+    def all_totals(self) -> list[LeftRelay]:
+        """The totals of all, for a gateway that takes over."""
+        return [LeftRelay(*key, self.pids.get(key[0], 0), counts) for key, counts in self.totals.items()]
+
     # -- totals -------------------------------------------------------------------------------------------------
 
     def counted(self, near: Near, counts: RelayCounts) -> None:
@@ -187,3 +221,12 @@ class NearRelays:
                 await self._counting.wait()
         except TimeoutError:
             self._uncounted.clear()
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -10,34 +10,37 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gateway.control.calls import CallView
 from gateway.control.cluster import ClusterView
 from gateway.control.processes import ProcessView
 from gateway.decider.loading import Configuration
 from gateway.decider.metrics.cluster import cluster_families
-from gateway.decider.relays.elsewhere import channel_from, process_of, relay_number
+from gateway.decider.relays.elsewhere import channel_from
 from gateway.decider.relays.hub import ELSEWHERE, RelayHub
 from gateway.frames.channel import Channel
-from gateway.frames.entrance import Entrance, Proof, Token, Unwanted, WordAsk
-from gateway.frames.messages import RelayCounts
+from gateway.frames.entrance import Entrance, Proof, Token, Unwanted
+from gateway.frames.messages import VERSION, RelayCounts
 from gateway.relay.wire.server import address_of
 from gateway.serve.assembly import ApplyError, Gateway
 from gateway.serve.cluster.checkpoints import NOBODY, ReignCheckpoints
 from gateway.serve.cluster.control_ports import control_url, members_of
+from gateway.serve.cluster.machines import Machines
 from gateway.serve.cluster.membership import Membership
-from gateway.serve.cluster.near import Near, NearRelays
+from gateway.serve.cluster.near import Near, NearRelays, lives
 from gateway.serve.cluster.store import CheckpointStore, MemberRecord, Store, opened
 from gateway.serve.hub_of import calls_of, hub_of
-from gateway.serve.processes.place import CLOSING, READY, Beats, Place
+from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKEN, Beats, Place
 from gateway.serve.starting import StartError, say
 from gateway.serve.upgrade.meeting import Given, Offer
-from gateway.serve.upgrade.taking import TakenOver
+from gateway.serve.upgrade.taking import TakenOver, given_by, same_member
 from gateway.shared.addresses import split_address
 from gateway.shared.tasks import telling
 
 TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
 JOINED_WITHIN = 5.0  # seconds, at the first start, for somebody to rule and to take the relays
-NO_UPGRADE = "a member of a cluster is replaced by another: end it with SIGTERM, and start the new one"
+LET_GO_WITHIN = 2.0  # seconds for a gateway that was taken over to close its members' port
 PROBES = 3  # seconds after the start: whether this member can be reached
 
 
@@ -72,17 +75,21 @@ class ClusterPort:
         self._listen = policy.listen or me
         self._hub: RelayHub | None = None
         self._reign = 0
-        self._places: dict[tuple[str, str], int] = {}  # of machines, by name and life
+        self._machines = Machines(lambda: self.membership.records)
         self._server: asyncio.Server | None = None
         self._entrance: asyncio.Server | None = None
         self._task: asyncio.Task[None] | None = None
         self._said = ""
+        self._handed = False  # another gateway has taken over
+        self._draining = False  # relays that end are not replaced
         self.addresses = [address_of(each, secure) for each in place.data]
-        life = f"{place.parent_started:.6f}-{place.secret[:16]}"
+        self._member = f"{policy.name} {me}"
+        taken = place.inherited.taken
+        life = (taken.offer.life if taken is not None else "") or f"{place.parent_started:.6f}-{place.secret[:16]}"
         try:
             clients = [opened(policy.url, policy.user, files.password, files.store_ca) for _ in range(2)]
             record = MemberRecord(life, place.relays, control_url(place.control, me, secure=secure_control))
-            store = Store(clients[0], policy.name, me, record, self._token.fingerprint)
+            store = self._store = Store(clients[0], policy.name, me, record, self._token.fingerprint)
             self._learned = ReignCheckpoints(gateway.checkpoints, CheckpointStore(clients[1], policy.name, me))
         except ValueError as error:
             raise StartError(str(error)) from error
@@ -99,6 +106,9 @@ class ClusterPort:
             say=say,
         )
         self._relays = NearRelays(self._clock, self._arrived, self.membership.reached, self._unreached)
+        if taken is not None:
+            self._relays.pids.update(taken.offer.pids)
+        self._tell_numbers()
         gateway.dispatch.fence = -math.inf
         gateway.families.append(self._families)
         gateway.sidecars.cluster = (me, lambda: members_of(self.membership.records))
@@ -115,10 +125,14 @@ class ClusterPort:
         loop = asyncio.get_running_loop()
         host, port = split_address(self._listen)
         secure = None if self._certificate is None else self._certificate.context(Path.read_bytes)
-        try:
-            self._entrance = await loop.create_server(self._visitor, host, port, ssl=secure, reuse_address=True)
-        except OSError as error:
-            raise StartError(f"cluster.listen {self._listen}: {error.strerror or error}") from error
+        until = self._clock() + (LET_GO_WITHIN if self._place.inherited.taken is not None else 0.0)
+        while self._entrance is None:
+            try:
+                self._entrance = await loop.create_server(self._visitor, host, port, ssl=secure, reuse_address=True)
+            except OSError as error:
+                if self._clock() >= until:
+                    raise StartError(f"cluster.listen {self._listen}: {error.strerror or error}") from error
+                await asyncio.sleep(TICK)
         self._server = await loop.create_unix_server(self._relays.channel, sock=self._place.inner)
         self.membership.start()
         self._learned.start()
@@ -145,19 +159,41 @@ class ClusterPort:
             self._hub.apply(self._gateway.pipeline.snapshot, (secret or "").encode())
 
     async def take_over(self, taken: TakenOver) -> None:
-        raise StartError(f"cluster: {NO_UPGRADE}")
+        same_member(taken, self._member)
+        given = await given_by(taken, self._place.path, lambda: self._beats.tell(TAKEN))
+        self._relays.take(given)
+        self._tell_numbers()
+        if given.promised:
+            self.membership.go_on(given.promised)
 
     def offer(self) -> tuple[Offer, list[int]]:
-        return Offer(refused=NO_UPGRADE), []
+        place, pids = self._place, self._near_pids()
+        relays, owner = place.inherited.relays + place.relays, place.inherited.owner
+        life = self.membership.life
+        offer = Offer(VERSION, place.epoch, relays, len(place.data), owner, pids=pids, member=self._member, life=life)
+        return offer, [each.fileno() for each in place.data]
 
     def hand_over(self, within: float, decider: str) -> Given:
-        raise RuntimeError(NO_UPGRADE)  # nothing is ever offered
+        self._beats.tell(HANDED)
+        self._handed = True
+        self._gateway.dispatch.fence = -math.inf  # another decides for what comes and waits
+        if self._entrance is not None:
+            self._entrance.close()
+        self._learned.ends()
+        given = Given(self._near_pids(), self._relays.all_totals(), promised=self.membership.hand_over())
+        self._relays.hand_over(within, decider)
+        return given
 
     async def drain(self, within: float, *, gently: bool = False) -> None:
+        if self._handed:  # its relays are another's
+            while gently and self._relays.all:  # noqa: ASYNC110 # once, at the end
+                await asyncio.sleep(TICK)
+            return
         self._beats.tell(CLOSING)
+        self._draining = True
         await self.membership.resign()
         self._relays.drain(within)
-        while self._relays.all or any(map(_lives, self._relays.pids.values())):  # noqa: ASYNC110 # once, at the end
+        while self._relays.all or self._relays.living():  # noqa: ASYNC110 # once, at the end
             await asyncio.sleep(TICK)
         await self.membership.leave()
 
@@ -177,11 +213,7 @@ class ClusterPort:
             ProcessView("parent", place.parent, place.parent_started, 0, 0),
             ProcessView("decider", os.getpid(), place.started, calls, 0),
         ]
-        here = [(near.hello, near.counts) for near in self._relays.all if near.hello is not None]
-        for hello, counts in sorted(here, key=lambda each: each[0].relay):
-            of_calls = (0, 0) if counts is None else (counts.ended, counts.connections)
-            views.append(ProcessView("relay", hello.pid, hello.started, *of_calls))
-        return views
+        return [*views, *self._relays.processes()]
 
     async def aclose(self) -> None:
         for server in (self._server, self._entrance):
@@ -219,14 +251,9 @@ class ClusterPort:
         self._fence()
 
     def _new_hub(self, epoch: int) -> RelayHub:
-        gateway, records = self._gateway, self.membership.records
         expected = {NOBODY: os.getpid()} | self._place.living | self._relays.pids
-        for name in self.membership.election.awaited - {self.membership.me}:
-            record = records.get(name)
-            if record is not None:
-                place = self._place_of(name, record.life)
-                expected |= {relay_number(place, each): process_of(place) for each in range(1, record.relays + 1)}
-        return hub_of(gateway, epoch, expected, overruled=self._overruled, lives=self._lives)
+        expected |= self._machines.relays_of(self.membership.election.awaited - {self.membership.me})
+        return hub_of(self._gateway, epoch, expected, overruled=self._overruled, lives=self._lives)
 
     def _overruled(self, epoch: int) -> None:
         self.membership.election.met(epoch, self._clock())
@@ -248,19 +275,10 @@ class ClusterPort:
         while True:
             await asyncio.sleep(TICK)
             self._fence()
+            self._tell_numbers()
             if self._clock() > probed:
                 probed = math.inf
-                await self._probe()
-
-    async def _probe(self) -> None:
-        """Whether others can reach this member, as far as it can tell itself."""
-        try:
-            await self.membership.visit(self.membership.me, WordAsk("", 0))
-        except (OSError, Unwanted) as error:
-            say(
-                f"cluster: this gateway does not reach itself at {self.membership.me}, which it advertises: {error}; "
-                "others will not either, unless there is a router between: see cluster.advertise and cluster.listen"
-            )
+                await self.membership.probe()
 
     # -- relays -------------------------------------------------------------------------------------------------
 
@@ -292,19 +310,25 @@ class ClusterPort:
             return None, proof.word.ruler == proof.member and self.membership.word(proof.word)
         if self._hub is None:
             raise Unwanted("it does not rule")
-        return channel_from(self._hub, self._place_of(proof.member, proof.life)), False
-
-    def _place_of(self, name: str, life: str) -> int:
-        """The number of a machine's place among the others."""
-        return self._places.setdefault((name, life), len(self._places) + 1)
+        return channel_from(self._hub, self._machines.place(proof.member, proof.life)), False
 
     def _lives(self, pid: int) -> bool:
-        """Whether a process, or a machine, is there."""
+        """Whether a process of this machine, or another's relay, is there."""
         if pid < ELSEWHERE:
-            return _lives(pid)
-        records = self.membership.records
-        there = {self._places.get((name, record.life)) for name, record in records.items()}
-        return pid - ELSEWHERE in there or bool(self.membership.store_error)
+            return lives(pid)
+        return self._machines.has(pid) or bool(self.membership.store_error)
+
+    def _near_pids(self) -> dict[int, int]:
+        """Processes of this machine's relays, by number."""
+        return self._relays.living(self._place.living)
+
+    def _tell_numbers(self) -> None:
+        """Other members, of the relays that are there: those of a gateway that was taken over too, none that ended."""
+        first, place = self._place.inherited.relays + 1, self._place
+        own = () if self._draining else range(first, first + place.relays)
+        if first > 1 or self._draining:
+            numbers = tuple(sorted({*own, *self._near_pids()}))
+            self._store.record = msgspec.structs.replace(self._store.record, numbers=numbers)
 
     def _families(self) -> Iterable[Any]:
         view = self.cluster()
@@ -320,29 +344,4 @@ class ClusterPort:
 
     def cluster(self) -> ClusterView:
         """For the control port."""
-        membership, now = self.membership, self._clock()
-        election = membership.election
-        ruler = election.ruler
-        return ClusterView(
-            name=self._policy.name,
-            member=membership.me,
-            rules=None if ruler is None else ruler.name,
-            epoch=election.known,
-            since_s=None if ruler is None else round(now - election.since, 3),
-            ruling=bool(election.reign),
-            granting=election.may_grant(now),
-            awaited=sorted(election.awaited),
-            members=sorted(election.members),
-            electable=sorted(election.electable),
-            gone=sorted(election.roster - election.members),
-            store_error=membership.store_error or None,
-            store_heard_s=round(now - membership.store_heard, 3) if membership.store_heard else None,
-        )
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        return self.membership.view(self._policy.name)

@@ -7,6 +7,7 @@ for TTL; `roster`, `reign` and `token` stay. `loadtest/lab/dst/cluster_store.py`
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -86,6 +87,11 @@ for i = 1, #roster, 2 do
 end
 return {'ok', ruler or '', rules, (emptied or now < until_) and 1 or 0, now, members}
 """
+RESIGN = """
+local ruler = redis.call('GET', KEYS[1] .. 'ruler')
+if ruler and string.match(ruler, '^%d+ (.*)$') == ARGV[1] then redis.call('DEL', KEYS[1] .. 'ruler') end
+return 1
+"""
 LEAVE = """
 local p, name, life = KEYS[1], ARGV[1], ARGV[2]
 local before = redis.call('GET', p .. 'member:' .. name)
@@ -114,13 +120,25 @@ return {found, redis.call('PTTL', KEYS[1] .. 'checkpoint')}
 NO_REDIS = "cluster: the Python package redis is not installed: pip install 'weir-gateway[cluster]'"
 
 
-class MemberRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the store has of a member. `life`: of its machine's gateway, drawn at its start; `relays`: their number.
-    `control`: URL of its control port, for sidecars; empty where they cannot reach it from other machines."""
+class MemberRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the store has of a member, for members of other versions too. `life`: of its machine's gateway, drawn at its
+    start; `relays`: their number. `control`: URL of its control port, for sidecars; empty where they cannot reach it
+    from other machines. `numbers`: of its relays, those of a gateway that it has taken over too; None: 1 to `relays`.
+    """
 
     life: str
     relays: int
     control: Annotated[str, Meta(max_length=300)] = ""
+    numbers: tuple[int, ...] | None = None
+
+    def has(self, relay: int) -> bool:
+        """Whether it has a relay of this number, or may have: those that are new have the highest."""
+        return self.numbers is None or relay in self.numbers or relay > max(self.numbers, default=relay)
+
+    @property
+    def there(self) -> Sequence[int]:
+        """The numbers of its relays."""
+        return range(1, self.relays + 1) if self.numbers is None else self.numbers
 
 
 class StoreError(Exception):
@@ -132,22 +150,23 @@ class ClusterConflict(Exception):
 
 
 class Store:
-    """The keys of one `cluster`, as its member `me` uses them. `fingerprint`: of its token."""
+    """The keys of one `cluster`, as its member `me` uses them. `record` may change at any time. `fingerprint`: of its
+    token."""
 
     def __init__(self, redis: Redis, cluster: str, me: str, record: MemberRecord, fingerprint: str) -> None:
         self._redis = redis
         self._prefix = f"weir:{{{cluster}}}:"
         self._cluster = cluster
         self._me = me
-        self._record = record
+        self.record = record
         self._fingerprint = fingerprint
 
     async def turn(self, turn: Turn, *, present: bool = True) -> tuple[StoreView, dict[str, MemberRecord]]:
         """Carry out a turn; of a member that is not `present` nobody waits for news. Raises StoreError, and
         ClusterConflict."""
-        record = msgspec.json.encode(self._record).decode()
+        record = msgspec.json.encode(self.record).decode()
         answer = await self._asked(
-            TURN, self._me, self._record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), EMPTIED_SKIPS,
+            TURN, self._me, self.record.life, record, int(TTL * 1000), int(FORGOTTEN * 1000), EMPTIED_SKIPS,
             turn.known, turn.stand, turn.reign, turn.number, " ".join(sorted(turn.seen)), self._fingerprint,
             int(present), "" if turn.after is None else round(turn.after * 1000), int(STALE * 1000),
         )  # fmt: skip
@@ -174,9 +193,14 @@ class Store:
         )
         return view, records
 
+    async def resign(self) -> None:
+        """This member rules no longer, and is a member still: it tells who is elected what its relays hold. Raises
+        StoreError."""
+        await self._asked(RESIGN, self._me)
+
     async def leave(self) -> None:
         """This member ends in good order. Raises StoreError."""
-        await self._asked(LEAVE, self._me, self._record.life)
+        await self._asked(LEAVE, self._me, self.record.life)
 
     async def _asked(self, script: str, *arguments: Any) -> Any:
         return _text(await command(self._redis, WITHIN, "EVAL", script, 1, self._prefix, *arguments))

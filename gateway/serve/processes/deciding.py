@@ -22,7 +22,7 @@ from gateway.serve.processes.place import CLOSING, HANDED, READY, TAKEN, Beats, 
 from gateway.serve.saving import Saving, go_on_from
 from gateway.serve.starting import Options, StartError
 from gateway.serve.upgrade.meeting import Given, Offer
-from gateway.serve.upgrade.taking import Inherited, TakenOver, given_by
+from gateway.serve.upgrade.taking import Inherited, TakenOver, given_by, same_member
 from gateway.shared.control.listener import bound_to
 
 JOINED_WITHIN = 30.0  # seconds for the relays to be there at the first start
@@ -76,6 +76,7 @@ class RelayedPort:
         write(self._state, KeptState(self._gateway.clock(), state))
 
     async def take_over(self, taken: TakenOver) -> None:
+        same_member(taken)
         given = await given_by(taken, self._place.path, lambda: self._beats.tell(TAKEN))
         go_on_from(self._gateway.checkpoints, given.state, 0.0)
         self._hub.totals.take(given.left)

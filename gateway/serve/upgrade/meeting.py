@@ -29,7 +29,8 @@ class Offer(msgspec.Struct):
 
     `frames`: its version of the messages between relays and decider. `epoch`: of its decider; `relays`: the highest
     number of a relay. `owner`: the paths of unix sockets are its own to remove. `refused`: why it gives nothing.
-    `pids`: as `Given.relays`, but of the moment before.
+    `pids`: as `Given.relays`, but of the moment before. `member`: its cluster and its name there; empty: it is in none.
+    `life`: of that member, which goes on.
     """
 
     frames: int = 0
@@ -39,6 +40,8 @@ class Offer(msgspec.Struct):
     owner: bool = True
     refused: str = ""
     pids: dict[int, int] = {}
+    member: str = ""
+    life: str = ""
 
 
 class Ready(msgspec.Struct):
@@ -50,11 +53,12 @@ class Ready(msgspec.Struct):
 
 class Given(msgspec.Struct):
     """The running one has stopped. `relays`: processes by number that will tell what they hold; `left`: totals of those
-    that have ended. `state`: a checkpoint of its decider."""
+    that have ended. `state`: a checkpoint of its decider. `promised`: what a member's next process must know."""
 
     relays: dict[int, int] = {}
     left: list[LeftRelay] = []
     state: bytes = b""
+    promised: bytes = b""
 
 
 class UnsafeFolder(Exception):

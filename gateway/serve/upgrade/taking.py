@@ -118,6 +118,22 @@ def _listens(each: socket.socket) -> bool:
     return each.type == socket.SOCK_STREAM and bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
+def same_member(taken: TakenOver, member: str = "") -> None:
+    """Nobody takes over from a member of a cluster but that member; empty: this gateway is in none. Raises
+    StartError."""
+    offer, why = taken.offer, ""
+    if offer.member != member:
+        is_now, would_be = (f"the member {each}" if each else "in no cluster" for each in (offer.member, member))
+        why = f"is {is_now}, and this one would be {would_be}"
+    elif member and not taken.understood:
+        why = f"speaks version {offer.frames} of the frames, and this one {VERSION}"
+    if why:
+        raise StartError(
+            f"--take-over: the gateway that runs (pid {taken.pid}) {why}: end that one with SIGTERM, and start this "
+            "one without --take-over"
+        )
+
+
 async def given_by(taken: TakenOver, decider: str, said: Callable[[], None] = lambda: None) -> Given:
     """Say that this gateway can serve, and be told what the other one's calls hold. `said` is called in between: from
     then on the other stops by itself. Raises StartError, and then the other goes on."""

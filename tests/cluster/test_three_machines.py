@@ -1,0 +1,56 @@
+"""Three machines under load: the one that rules is killed, then the one that rules next; the third serves on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from loadtest.processes import until
+from tests.cluster.site import Machine, Site, site
+from tests.cluster.test_cluster import ACROSS
+from tests.serve.test_upgrades import Clients
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def electable(ruler: Machine, others: list[Machine]) -> None:
+    """Wait until any of the others could be elected at once."""
+    names = {each.member for each in others}  # beside those that are dead, which may come back
+    assert until(lambda: names <= set(ruler.cluster().get("electable", ())), 10.0) is not None, ruler.output
+
+
+def test_the_ruling_machine_and_its_successor_die_and_no_other_call_is_lost(tmp_path: Path) -> None:
+    """Calls are tried once, on kept and on new connections. Twice as many are open as the engine may have."""
+
+    async def main(made: Site) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            loads = {each: await stack.enter_async_context(Clients(each.gateway.url, 3)) for each in made.machines}
+            living = list(made.machines)
+            while len(living) > 1:
+                for each in living:
+                    await loads[each].more(4)
+                ruler = await asyncio.to_thread(made.ruler)
+                living.remove(ruler)
+                await asyncio.to_thread(electable, ruler, living)
+                ended[ruler] = loads[ruler].stop()
+                ruler.signal(signal.SIGKILL)
+                granting = lambda alive=tuple(living): any(each.grants() for each in alive)  # noqa: E731
+                took = await asyncio.to_thread(until, granting, 2 * ACROSS)
+                assert took is not None, [each.output for each in living]
+            await loads[living[0]].more(8)
+            ended[living[0]] = loads[living[0]].stop()
+
+    ended: dict[Machine, Counter[str]] = {}
+    with site(tmp_path) as made:
+        for _ in range(3):
+            made.machine()
+        asyncio.run(main(made))
+        assert [set(each) for each in ended.values()] == [{"ok"}] * 3, ended
+        last = list(ended)[-1]
+        assert until(last.gateway.idle, 5.0) is not None, last.gateway.fleet()
+        assert last.cluster()["epoch"] >= 3

@@ -1,0 +1,72 @@
+"""Upgrades in a cluster, with real processes: each machine's gateway is taken over in turn, and no client notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from loadtest.processes import get, until
+from tests.cluster.site import Machine, Site, site
+from tests.cluster.test_cluster import known
+from tests.serve.test_upgrades import Clients
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+DRAIN = "timeouts: {drain: 20s}\n"
+
+
+def parent(machine: Machine) -> int:
+    """The process that an operator would signal."""
+    found = json.loads(get(f"{machine.gateway.control}/processes")[1])["processes"]
+    return int(found[0]["pid"])
+
+
+def upgraded(machine: Machine) -> None:
+    before = parent(machine)
+    os.kill(before, signal.SIGUSR2)
+    assert until(lambda: parent(machine) != before, 20.0) is not None, machine.output
+    assert until(lambda: not Path(f"/proc/{before}").exists() or _ended(before), 40.0) is not None, machine.output
+
+
+def _ended(pid: int) -> bool:
+    """Whether it waits for nothing but its own parent."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def together(made: Site) -> bool:
+    """Whether one grants, and all are members."""
+    views = [machine.cluster() for machine in made.machines]
+    members = sorted(machine.member for machine in made.machines)
+    return [bool(view.get("granting")) for view in views].count(True) == 1 and all(
+        view.get("members") == members for view in views
+    )
+
+
+def test_members_are_upgraded_one_by_one_under_overload_and_nobody_notices(tmp_path: Path) -> None:
+    async def main(made: Site) -> list[Counter[str]]:
+        first, second = made.machines
+        async with Clients(first.gateway.url, 6) as one, Clients(second.gateway.url, 6) as two:
+            for clients in (one, two):
+                await clients.more(8)
+            for machine in (*made.others(made.ruler()), made.ruler()):
+                await asyncio.to_thread(upgraded, machine)
+                assert await asyncio.to_thread(until, lambda: together(made), 10.0) is not None, machine.output
+                for clients in (one, two):
+                    await clients.more(8)
+        return [one.ended, two.ended]
+
+    with site(tmp_path) as made:
+        for _ in range(2):
+            made.machine(policy=DRAIN)
+        known(made)
+        ended = asyncio.run(main(made))
+        assert [set(each) for each in ended] == [{"ok"}, {"ok"}], (ended, [each.output for each in made.machines])
+        assert until(made.ruler().gateway.idle, 5.0) is not None
+        for machine, each in zip(made.machines, ended, strict=True):
+            counted = lambda m=machine: m.gateway.total("weir_requests_total")  # noqa: E731
+            assert until(lambda c=counted, n=each["ok"]: c() == n, 5.0) is not None, (counted(), each)  # type: ignore[misc]
