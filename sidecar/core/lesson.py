@@ -70,7 +70,7 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
     `kv_too_small` tells how much of the share was left for the KV cache, and how much a context needs. `no_kv`: that
     nothing was left. `mamba_blocks`: for how many sequences there are states. `free_memory_too_low`: what was free once
     the engine had its CUDA context, and that what was left beside the share is too little. `oom`: that the engine takes
-    more than its share; and of the second such start, that what was left beside the share is too little.
+    more than its share; and where no more than was left beside it can be left, that this is too little.
     """
     lesson = known if known is not None and known.settings == settings else Lesson(settings=settings)
     size, found, told = failed.size, failed.found, failed.found.numbers
@@ -103,7 +103,8 @@ def learn(known: Lesson | None, failed: FailedStart, settings: str) -> Lesson | 
         lacks = told_bytes("tried_gib") - told_bytes("free_gib")
         more = max(STEP, share // STEP_SHARE, lacks, 2 * size.beyond)
         changes["beyond"] = max(lesson.beyond, min(more, share // MOST_BEYOND))
-        if 0 < lesson.beyond >= size.beyond and 0 < left <= share // MOST_BEYOND:
+        most = size.beyond < lesson.beyond or changes["beyond"] == lesson.beyond  # no more could be left
+        if most and 0 < left <= share // MOST_BEYOND:
             changes |= {"over": max(lesson.over, left), "beyond": max(lesson.beyond, left)}
     return msgspec.structs.replace(lesson, **changes) if changes else None
 

@@ -65,7 +65,7 @@ def test_what_is_taken_beside_the_share_doubles() -> None:
     [
         (0, 80.0, 0),  # the first such start: more can still be left free beside it
         (1, 80.0, 0),  # more was left than was known to be needed
-        (2, 80.0, 4),
+        (2, 80.0, 0),
         (3, 80.0, 4),  # no more could be left, though this one lacked more than was known
         (4, 80.0, 4),
         (4, 79.0, 3),  # others hold a part of it, who may go
