@@ -49,6 +49,7 @@ from gateway.relay.merged_call import MergedCalls
 from gateway.relay.outcome_help import outcome_help
 from gateway.relay.progress import Progress
 from gateway.relay.settling import settle_unanswered
+from gateway.relay.stored import Stored
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Request, Responder, answer
 
@@ -97,6 +98,7 @@ class Pipeline:
         self.observe = observe
         self.large = large  # who parses large bodies; None: the event loop
         self.tracing = tracing
+        self.stored: Stored | None = None  # /v1/files and /v1/batches, where the policy offers them
         self.clock = clock
         self.rng = rng
         self.tasks: dict[asyncio.Task[None], ActiveCall] = {}
@@ -117,6 +119,8 @@ class Pipeline:
         if route is None:
             request.path = canonical(request.path)
             route = route_of(request.path)
+            if route is None and self.stored is not None:
+                route = self.stored.route_of(request.path)
         if route is None:
             refused = no_route(request.method, request.path)
         elif request.method.decode() not in route.methods:
@@ -138,6 +142,8 @@ class Pipeline:
                 refused = unknown
                 self.decider.stranger(request.fields, request.peer)
             else:
+                if route.stored and self.stored is not None:
+                    return self.stored.head(request, self._account)
                 if not 0 <= request.length <= snapshot.small:
                     request.limit = largest_body(snapshot.policy, route)
                     name = self._account.name
@@ -157,26 +163,39 @@ class Pipeline:
     def call(self, request: Request, responder: Responder) -> None:
         """A request, whole. GETs are answered here; a call gets a task, which its client's leaving cancels."""
         route = route_of(request.path)
-        assert route is not None  # noqa: S101 # head() has refused the others
+        if route is None:
+            self._answer_stored(request, responder)
+            return
         origins = self.snapshot.policy.cors.origins
         if origins:
             responder.lines = shared_lines(request.fields, origins)
         if route.here:
             self._answer_here(request, responder, route)
             return
+        account = self._account if self._whose is request else None  # its body came with its head: nobody has asked since
+        self._whose = self._account = None
+        self.begin(request, responder, route, account)
+
+    def begin(self, request: Request, responder: Responder, route: Route, account: Account | None) -> None:
+        """A call's task, on a route that is forwarded. `account`: who pays, where it is known already."""
         record = Record(request_id=self._request_id(request), route=route.path, bytes_in=len(request.body))
         if b"traceparent" in request.fields:
             note_trace(request, record)
         live = ActiveCall(record)
         if self.tracing is not None:
             live.trace = self.tracing.begin(request, record, self.clock())
-        if self._whose is request:  # its body came with its head: nobody has asked since
-            live.account = self._account
-        self._whose = self._account = None
+        live.account = account
         live.task = asyncio.get_running_loop().create_task(self._run(request, responder, route, live))
         self.tasks[live.task] = live
         live.task.add_done_callback(self.tasks.pop)
         responder.watch(live.leave)
+
+    def _answer_stored(self, request: Request, responder: Responder) -> None:
+        assert self.stored is not None  # noqa: S101 # head() has refused the others
+        policy, tenants = self.snapshot.policy, self.snapshot.tenants
+        responder.lines = b"x-request-id: %b\r\n" % self._request_id(request).encode()
+        responder.lines += shared_lines(request.fields, policy.cors.origins)
+        self.stored.call(request, responder, tenants.identify(request.fields, request.peer))
 
     def _answer_here(self, request: Request, responder: Responder, route: Route) -> None:
         request.release()

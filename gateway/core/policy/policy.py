@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.policy.cluster import ClusterPolicy
 from gateway.core.policy.storage import StoragePolicy
 from gateway.core.policy.traffic import (
@@ -346,6 +347,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `shaping`: Caps on max_tokens while engines are full. Of those that apply the smallest counts.
     `cluster`: Gateways on several machines, of which one decides for all; null: this one is alone. See docs/scale.md.
     `storage`: Storage of what outlasts the gateway; null: nothing is kept. See docs/operating.md.
+    `batches`: Files of calls that are worked off when there is room; null: none are. See docs/batches.md.
     """
 
     version: Literal[1] = 1
@@ -377,3 +379,4 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     logging: Logging = Logging()
     cluster: ClusterPolicy | None = None
     storage: StoragePolicy | None = None
+    batches: BatchesPolicy | None = None

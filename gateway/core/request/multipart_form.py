@@ -32,7 +32,7 @@ def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
     A name that ends in `[]` is a list's. It may occur more than once, and is left out. Raises Refused (400) where the
     form is malformed or names another field twice.
     """
-    delimiter = b"\r\n--" + _boundary(content_type)
+    delimiter = b"\r\n--" + boundary_of(content_type)
     preamble, *parts = (b"\r\n" + body).split(delimiter, MAX_PARTS + 1)
     if preamble or not parts or parts[-1] not in (b"--", b"--\r\n"):
         raise bad_request(f"the form does not begin and end with its boundary, or has more than {MAX_PARTS} parts")
@@ -41,12 +41,12 @@ def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
         head, blank, value = part.partition(b"\r\n\r\n")
         if not blank or not head.startswith(b"\r\n") or len(head) > MAX_HEAD:
             raise bad_request(f"a part of the form has no header block of at most {MAX_HEAD} bytes")
-        name, is_file = _disposition(head[2:])
+        name, filename = disposition(head[2:])
         if name.endswith("[]"):
             continue
         if name in fields:
             raise bad_request(f"the form has the field {name} more than once", name)
-        if is_file:
+        if filename is not None:
             fields[name] = ""
             continue
         if len(value) > MAX_VALUE:
@@ -60,11 +60,11 @@ def form_fields(content_type: bytes, body: bytes) -> dict[str, str]:
 
 def with_field(content_type: bytes, body: bytes, name: str, value: str) -> bytes:
     """A form that was parsed, with another value of one of its fields."""
-    delimiter = b"\r\n--" + _boundary(content_type)
+    delimiter = b"\r\n--" + boundary_of(content_type)
     preamble, *parts = (b"\r\n" + body).split(delimiter)
     for number, part in enumerate(parts[:-1]):
         head, blank, _ = part.partition(b"\r\n\r\n")
-        if _disposition(head[2:]) == (name, False):
+        if disposition(head[2:]) == (name, None):
             parts[number] = head + blank + value.encode()
     return delimiter.join([preamble, *parts])[2:]
 
@@ -81,8 +81,8 @@ def _boundary(content_type: bytes) -> bytes:
     return boundary
 
 
-def _disposition(head: bytes) -> tuple[str, bool]:
-    """The field's name and whether it is a file."""
+def disposition(head: bytes) -> tuple[str, bytes | None]:
+    """The field's name, and the file's where it is one. Raises Refused (400)."""
     headers = [_HEADER.fullmatch(line) for line in head.split(b"\r\n")]
     values = [header[2].strip(b" \t") for header in headers if header and header[1].lower() == b"content-disposition"]
     found = _DISPOSITION.fullmatch(values[0]) if len(values) == 1 and all(headers) else None
@@ -92,4 +92,4 @@ def _disposition(head: bytes) -> tuple[str, bool]:
             '`; filename="FILE"` after it: in this order and in lower case, without `;`, quotes or backslashes in them'
         )
     name = found[1] or found[2]
-    return name.decode(), found[3] is not None or found[4] is not None
+    return name.decode(), found[4] if found[3] is None else found[3]

@@ -29,6 +29,8 @@ INSTEAD = {  # the beginning of a path of OpenAI's or Anthropic's API that is no
     b"/v1/moderations": "/classify asks a classifier, where an engine serves one",
     b"/v1/assistants": f"No conversation is stored here: {_WHOLE}",
     b"/v1/threads": f"No conversation is stored here: {_WHOLE}",
+    b"/v1/files": "Files are kept for batches, which the policy of this gateway has to offer (`batches`)",
+    b"/v1/batches": "Batches are offered where the policy of this gateway says so (`batches`)",
     b"/v1/conversations": f"No conversation is stored here: {_WHOLE}",
 }
 ALL_PATHS = ", ".join(row.path for row in ROUTES.values())

@@ -9,7 +9,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the fixed route table. Its columns are all that sets one route apart from another.
 
     `kind` names the routes whose bodies are read alike, in the policy too: `chat`, `completion`, `response`, `message`,
-    `embedding`, `rerank`, `score`, `pooling`, `classify`, `tokenize`, `audio`; `models`, `health`, `help`.
+    `embedding`, `rerank`, `score`, `pooling`, `classify`, `tokenize`, `audio`; `models`, `health`, `help`, `stored`.
     """
 
     path: str
@@ -17,6 +17,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     methods: tuple[str, ...] = ("POST",)
     here: bool = False  # the gateway answers it by itself
     keyless: bool = False  # it needs no API key
+    stored: bool = False  # it is of files and batches, which the policy may not offer
     generates: bool = False  # it generates tokens
     media: bool = True  # its body may hold images, audio or files
     form: bool = False  # its body is a multipart form with a recording, else JSON

@@ -24,17 +24,20 @@ _CHUNK_MEAN: Final = 64
 class CountedBody:
     """A body of announced length, in bytes."""
 
-    __slots__ = ("_length", "data")
+    __slots__ = ("_missing", "data")
 
     def __init__(self, length: int) -> None:
         self.data = bytearray()
-        self._length = length
+        self._missing = length
 
     def feed(self, data: bytes) -> bytes | None:
         """Take bytes as they come."""
-        missing = self._length - len(self.data)
+        missing = self._missing
         self.data += data[:missing]
-        return data[missing:] if len(data) >= missing else None
+        if len(data) >= missing:
+            return data[missing:]
+        self._missing = missing - len(data)
+        return None
 
 
 class ChunkedBody:

@@ -113,7 +113,8 @@ class ClientConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._reader = self._request = self._body = None
+        self._drop_body()
+        self._reader = None
         self._buffer = b""
         self._release()
         self._shared.leaves(self, seated=self._seated)
@@ -252,8 +253,11 @@ class ClientConnection(asyncio.Protocol):
         shared, settings = self._shared, self._shared.settings
         self._state = _WAITS[self._state]
         self._request = request
+        sink = request.sink
+        if sink is not None:
+            sink.flow(self._pause_reading, self._go_on_reading)
         if request.length == CHUNKED:
-            self._body = ChunkedBody(settings, min(request.limit, settings.max_body))
+            self._body = ChunkedBody(settings, request.limit if sink is not None else min(request.limit, settings.max_body))
         else:
             self._body = CountedBody(request.length)
         self._body_by = min(request.at + settings.body_total, shared.handler.body_by(request))
@@ -264,12 +268,18 @@ class ClientConnection(asyncio.Protocol):
         if request is None or body is None or reader is None:
             raise RuntimeError("no body is being read")
         rest = body.feed(data)
-        if len(body.data) > SMALL:
+        if request.sink is not None:
+            piece = bytes(body.data)
+            body.data.clear()
+            if request.length != CHUNKED:
+                reader.skip(piece)
+            request.sink.feed(piece)
+        elif len(body.data) > SMALL:
             self._count(len(body.data), request.owner or self.peer)
         if rest is None:
             return b""
         request.body = bytes(body.data)
-        if request.length != CHUNKED:
+        if request.length != CHUNKED and request.sink is None:
             reader.skip(request.body)
         self._request = self._body = None
         self._call(request)
@@ -307,6 +317,22 @@ class ClientConnection(asyncio.Protocol):
         full = held.resize(size)
         if full:
             raise WireError(503, _NO_ROOM[full], "bodies")
+
+    def _drop_body(self) -> None:
+        """The body that is being read, if any, will not be whole."""
+        request = self._request
+        self._request = self._body = None
+        if request is not None and request.sink is not None:
+            request.sink.lost()
+
+    def _pause_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _go_on_reading(self) -> None:
+        if not self._transport.is_closing():
+            self._since = self._loop.time()
+            self._transport.resume_reading()
 
     def _release(self) -> None:
         if self._held is not None:
@@ -365,7 +391,7 @@ class ClientConnection(asyncio.Protocol):
         """Close once everything is written. `unread`: the client may be sending still; closing on unread bytes would
         reset the connection and take the answer with it, so they are read and dropped for a while."""
         self._buffer = b""
-        self._request = self._body = None
+        self._drop_body()
         self._release()
         self._since = self._loop.time()
         settings = self._shared.settings

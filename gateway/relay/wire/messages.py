@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -114,6 +114,19 @@ HTTP_1_1_REQUIRED: Final = (
 )
 
 
+class Sink(Protocol):
+    """Taker of a body that is not kept in memory. `feed` may raise WireError."""
+
+    def flow(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """Asked once, where the body comes in pieces: how to have the client wait, and go on."""
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes of the body."""
+
+    def lost(self) -> None:
+        """The body does not come to its end. Never after the handler was called with its request."""
+
+
 class Request:
     """One HTTP request. `method`, `path` (no query), `query` are raw bytes as sent.
 
@@ -122,11 +135,12 @@ class Request:
     empty until the request is complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds
     at the first byte (of a pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED.
     `limit`: bytes that its body may have; the handler may lower it when it sees the head. `owner`: in whose name its
-    body is held, as the handler has it; else the peer's. `held`: what is counted of its body.
+    body is held, as the handler has it; else the peer's. `held`: what is counted of its body. `sink`: who takes the body in
+    its place, set when the handler sees the head.
     """
 
     __slots__ = ("at", "body", "expects", "fields", "headers", "held", "keep_alive", "length", "limit", "method",
-                 "minor", "owner", "path", "peer", "query")  # fmt: skip
+                 "minor", "owner", "path", "peer", "query", "sink")  # fmt: skip
 
     def __init__(
         self,
@@ -155,6 +169,7 @@ class Request:
         self.limit = UNLIMITED
         self.owner = ""
         self.held: BodyLease | None = None
+        self.sink: Sink | None = None
 
     def release(self) -> None:
         """Nobody needs the body any more. A second time changes nothing."""

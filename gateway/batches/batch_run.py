@@ -1,0 +1,204 @@
+"""One batch from the state that it is in to its end: judge its file, work its lines off, write its files.
+
+Whenever the process ends, another run goes on from what the storage has: a line without a result is sent again, one
+with a result never. A file is written anew until the transaction that ends the batch knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+
+from gateway.batches import tables
+from gateway.batches.line_call import LineAnswer, LineCall
+from gateway.batches.site import BatchSite
+from gateway.batches.tables import Result, StoredBatch
+from gateway.core.batches.lines import BatchLine, Judged, read_line
+from gateway.core.batches.objects import FileObject, LineFault
+from gateway.core.batches.results import CANCELLED, EXPIRED, again_in, answered_line, unanswered_line
+from gateway.core.batches.states import end_of
+from gateway.core.request.routes import ROUTES
+from gateway.shared.threads import in_thread
+
+SLICE = 64 * 1024  # bytes of a file that are judged at once: a millisecond in which no other thread runs
+NO_TENANT = LineAnswer(503, b"", 60.0)  # a reload may bring it back
+
+
+class BatchRun:
+    """Run of one batch. `stop` is for a batch that was cancelled."""
+
+    def __init__(self, site: BatchSite, stored: StoredBatch) -> None:
+        self._site = site
+        self._row = stored.row
+        self._tenant = stored.tenant
+        self._batch = stored.batch
+        self._name = stored.batch.id.removeprefix("batch_")
+        self._stopped = False
+        self._lines: asyncio.Task[None] | None = None
+        self._ahead = asyncio.Semaphore(site.policy.in_flight)  # lines that are read, and have no result
+
+    async def run(self) -> None:
+        """Back when the batch is over. Raises OSError and StorageError of the disk, alone or in a group."""
+        storage, row = self._site.storage, self._row
+        if self._batch.status == "validating":
+            await self._judge()
+        if await storage.run(partial(tables.status_of, row=row)) == "in_progress":
+            await self._work()
+            if not self._stopped:
+                await storage.run(partial(tables.step, row=row, status="finalizing", now=self._site.now()))
+        status = await storage.run(partial(tables.status_of, row=row))
+        if status in {"finalizing", "cancelling"}:
+            await self._write(status)
+
+    def stop(self) -> None:
+        """It was cancelled: calls under way are given up."""
+        self._stopped = True
+        if self._lines is not None:
+            self._lines.cancel()
+
+    # -- its file -------------------------------------------------------------------------------------------------
+
+    async def _judge(self) -> None:
+        site, batch, row = self._site, self._batch, self._row
+        judged = Judged(batch.endpoint, site.policy.max_line, site.policy.max_requests)
+        await site.storage.run(partial(tables.begin_lines, row=row))
+        offset = 0
+        while not self._stopped:
+            read = await in_thread(partial(self._judge_slice, judged, offset), raises=(OSError,))
+            offset += read
+            lines = list(judged.taken())
+            if lines:
+                await site.storage.run(partial(tables.add_lines, row=row, lines=lines))
+            if not read:
+                break
+        if self._stopped:
+            return
+        now = site.now()
+        if judged.faults:
+            await site.storage.run(partial(tables.fail, row=row, faults=judged.faults, now=now))
+        else:
+            await site.storage.run(partial(tables.begin_work, row=row, now=now))
+
+    def _judge_slice(self, judged: Judged, offset: int) -> int:
+        """The bytes of the next slice; 0: the file is over."""
+        try:
+            data = self._site.folder.read(self._batch.input_file_id, offset, SLICE)
+        except FileNotFoundError:
+            judged.faults.append(LineFault("file_missing", "the input file is gone: upload it again"))
+            return 0
+        if data:
+            judged.feed(data)
+        else:
+            judged.end()
+        return len(data)
+
+    # -- its lines ------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        """Back when each line has a result, the window is over, or the batch was cancelled."""
+        if self._stopped:
+            return
+        self._lines = asyncio.ensure_future(self._all_lines())
+        over = False
+
+        def expire() -> None:
+            nonlocal over
+            over = True
+            lines.cancel()
+
+        lines = self._lines
+        left = self._batch.expires_at - self._site.now()
+        timer = asyncio.get_running_loop().call_later(max(0.0, left), expire)
+        try:
+            await lines
+        except asyncio.CancelledError:
+            if not (over or self._stopped):
+                raise
+        finally:
+            timer.cancel()
+            lines.cancel()
+
+    async def _all_lines(self) -> None:
+        after = 0
+        async with asyncio.TaskGroup() as group:
+            while lines := await self._site.storage.run(partial(tables.pending, row=self._row, after=after)):
+                for line in lines:
+                    await self._ahead.acquire()
+                    group.create_task(self._line(line)).add_done_callback(lambda _: self._ahead.release())
+                after = lines[-1].number
+
+    async def _line(self, line: BatchLine) -> None:
+        """Send it until it has a result, and keep that."""
+        tries = 0
+        while True:
+            tries += 1
+            request_id = f"batch_req_{self._name}_{line.number}"
+            answer = await self._sent(line, request_id)
+            wait = again_in(answer.status, answer.retry_after, answer.helps, tries)
+            if wait is None:
+                break
+            self._site.lines["again"] += 1
+            await asyncio.sleep(wait * random.uniform(1.0, 1.25))  # noqa: S311 # not all at once
+        text = answered_line(request_id, line.custom_id, answer.status, request_id, answer.body)
+        result = Result(line.number, answer.status < 400, text)
+        if await self._site.storage.run(partial(tables.keep_result, row=self._row, result=result)):
+            self._site.lines["completed" if result.good else "failed"] += 1
+
+    async def _sent(self, line: BatchLine, request_id: str) -> LineAnswer:
+        site = self._site
+        async with site.seats:
+            account = site.pipeline.snapshot.tenants.accounts.get(self._tenant)
+            if account is None:
+                return NO_TENANT
+            read = partial(site.folder.read, self._batch.input_file_id, line.offset, line.length)
+            body = bytes(read_line(await in_thread(read)).body)
+            left = max(1, self._batch.expires_at - site.now())
+            fields = {
+                b"content-type": b"application/json",
+                b"x-request-id": request_id.encode(),
+                b"x-weir-class": site.policy.class_.encode(),
+                b"x-weir-deadline-ms": b"%d" % (left * 1000),
+            }
+            call = LineCall(site.pipeline, site.bodies, ROUTES[self._batch.endpoint.encode()], account, fields, body)
+            try:
+                return await call.answer
+            finally:
+                call.leave()
+
+    # -- its end --------------------------------------------------------------------------------------------------
+
+    async def _write(self, status: str) -> None:
+        """Write the files of results, and end the batch."""
+        site, row = self._site, self._row
+        output, errors = f"file-{self._name}-output", f"file-{self._name}-error"
+        good, bad = await in_thread(lambda: (site.folder.begin(output), site.folder.begin(errors)))
+        with good, bad:
+            after = 0
+            while page := await site.storage.run(partial(tables.results, row=row, after=after)):
+                texts = [b"".join([result.text for result in page if result.good is kind]) for kind in (True, False)]
+                await in_thread(lambda texts=texts: (good.write(texts[0]), bad.write(texts[1])))  # type: ignore[misc]
+                after = page[-1].number
+            after = missing = 0
+            why = CANCELLED if status == "cancelling" else EXPIRED
+            while lines := await site.storage.run(partial(tables.pending, row=row, after=after)):
+                ids = [(f"batch_req_{self._name}_{line.number}", line.custom_id) for line in lines]
+                text = b"".join([unanswered_line(id, custom_id, why) for id, custom_id in ids])
+                await in_thread(partial(bad.write, text))
+                missing += len(lines)
+                after = lines[-1].number
+            sizes = await in_thread(lambda: (site.folder.keep(output, good), site.folder.keep(errors, bad)))
+        now = site.now()
+        files = {}
+        for column, id, size in (("output_file_id", output, sizes[0]), ("error_file_id", errors, sizes[1])):
+            if size:
+                files[column] = FileObject(
+                    id=id, bytes=size, created_at=now, expires_at=now + int(site.policy.keep),
+                    filename=f"{self._batch.id}_{'output' if id == output else 'error'}.jsonl", purpose="batch_output",
+                )  # fmt: skip
+            else:
+                await in_thread(partial(site.folder.delete, id))
+        end = end_of(status, missing)
+        await site.storage.run(
+            partial(tables.finish, row=row, status=end, now=now, tenant=self._tenant, files=files)
+        )

@@ -1,0 +1,251 @@
+"""Door of the Files and Batch API: requests in, OpenAI's objects out. A tenant sees nothing of another's."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from functools import partial
+
+import msgspec
+
+from gateway.batches import tables
+from gateway.batches.site import BatchSite
+from gateway.batches.upload_sink import UploadSink
+from gateway.batches.worker import BatchWorker
+from gateway.core.batches.objects import WINDOW_SECONDS, BatchObject, FileObject, page_of
+from gateway.core.batches.requests import (
+    BATCH,
+    BATCHES,
+    BATCHES_ROUTE,
+    CANCEL,
+    CONTENT,
+    FILE,
+    FILES,
+    LISTED,
+    MOST_BATCHES,
+    MOST_BODY,
+    MOST_LISTED,
+    check_fields,
+    new_batch,
+    no_batch,
+    no_file,
+    page_asked,
+    stored_route,
+)
+from gateway.core.request.outcome import Outcome, Refused
+from gateway.core.request.routes import Route
+from gateway.core.request.tenants import Account
+from gateway.relay.wire.messages import Request, answer
+from gateway.relay.wire.responder import Responder
+from gateway.shared.storage import StorageError
+from gateway.shared.threads import in_thread
+
+JSON = b"content-type: application/json\r\n"
+FORM = 64 * 1024  # bytes of an upload beside its file
+UPLOADS = 64  # at once
+OF_A_TENANT = 8
+PIECE = 256 * 1024  # bytes of a file that are read at once
+_encode = msgspec.json.Encoder().encode
+
+
+class BatchDoor:
+    """The pipeline's `Stored`."""
+
+    def __init__(self, site: BatchSite, worker: BatchWorker) -> None:
+        self._site = site
+        self._worker = worker
+        self._uploads: Counter[str] = Counter()  # under way, by tenant
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def route_of(self, path: bytes) -> Route | None:
+        found = stored_route(path)
+        return None if found is None else found[0]
+
+    def head(self, request: Request, account: Account) -> bytes | None:
+        if self.route_of(request.path) is not FILES or request.method != b"POST":
+            request.limit = MOST_BODY
+            return None
+        tenant = account.name
+        try:
+            if self._uploads.total() >= UPLOADS or self._uploads[tenant] >= OF_A_TENANT:
+                message = f"too many uploads at once: {UPLOADS} in all, and {OF_A_TENANT} of one tenant, are taken."
+                raise Refused(Outcome.RATE_LIMITED, message, retry_after=5.0)
+            largest = self._site.policy.max_file
+            content_type = request.fields.get(b"content-type", b"none")
+            id = f"file-{secrets.token_hex(12)}"
+            request.sink = UploadSink(self._site.folder, id, content_type, largest, partial(self._uploaded, tenant))
+            request.limit = largest + FORM
+            self._uploads[tenant] += 1
+        except Refused as refused:
+            return answer(refused.status, JSON + _advice(refused), refused.body())
+        return None
+
+    def call(self, request: Request, responder: Responder, account: Account) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(request, responder, account.name))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """End the answers under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _uploaded(self, tenant: str) -> None:
+        self._uploads[tenant] -= 1
+        if not self._uploads[tenant]:
+            del self._uploads[tenant]
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: Request, responder: Responder, tenant: str) -> None:
+        try:
+            found = stored_route(request.path)
+            assert found is not None  # noqa: S101 # the pipeline has asked
+            body = await self._body_of(*found, request, responder, tenant)
+        except Refused as refused:
+            responder.send(refused.status, JSON + _advice(refused), refused.body())
+        except (OSError, StorageError) as error:
+            refused = Refused(Outcome.BUG, "The gateway's storage has failed; try again later.", detail=str(error))
+            responder.send(500, JSON, refused.body())
+            raise
+        else:
+            if not responder.started:
+                responder.send(200, JSON, body)
+        finally:
+            request.release()
+
+    async def _body_of(self, route: Route, id: str, request: Request, responder: Responder, tenant: str) -> bytes:
+        """The body of a good answer. Raises Refused."""
+        post = request.method == b"POST"
+        if route is FILES:
+            return await (self._keep(request, tenant) if post else self._files(request, tenant))
+        if route is FILE:
+            return await (self._delete(id, tenant) if request.method == b"DELETE" else self._file(id, tenant))
+        if route is CONTENT:
+            await self._content(id, tenant, responder)
+            return b""
+        if route is BATCHES_ROUTE:
+            return await (self._create(request, tenant) if post else self._batches(request, tenant))
+        if route is CANCEL:
+            return await self._cancel(id, tenant)
+        assert route is BATCH  # noqa: S101 # there are no others
+        return _encode(await self._batch(id, tenant))
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    async def _keep(self, request: Request, tenant: str) -> bytes:
+        site, sink = self._site, request.sink
+        assert isinstance(sink, UploadSink)  # noqa: S101 # head() has made it
+        size = await sink.kept(request.body)
+        file = FileObject(
+            id=sink.id, bytes=size, created_at=site.now(), expires_at=site.now() + int(site.policy.keep),
+            filename=sink.form.filename or "upload", purpose="batch",
+        )  # fmt: skip
+        try:
+            check_fields(sink.form.fields)
+            await site.storage.run(partial(tables.add_upload, tenant=tenant, file=file, most=site.policy.per_tenant))
+        except (Refused, StorageError):
+            await in_thread(partial(site.folder.delete, sink.id))
+            raise
+        return _encode(file)
+
+    async def _files(self, request: Request, tenant: str) -> bytes:
+        page = page_asked(request.query, MOST_LISTED, LISTED)
+        found = await self._site.storage.run(partial(tables.files_of, tenant=tenant, page=page))
+        return page_of(found[: page.limit], len(found) > page.limit)
+
+    async def _file(self, id: str, tenant: str) -> bytes:
+        return _encode(await self._known(id, tenant))
+
+    async def _known(self, id: str, tenant: str) -> FileObject:
+        file = await self._site.storage.run(partial(tables.file_of, tenant=tenant, id=id))
+        if file is None:
+            raise no_file(id)
+        return file
+
+    async def _delete(self, id: str, tenant: str) -> bytes:
+        file = await self._known(id, tenant)
+        needed = await self._site.storage.run(partial(tables.delete_file, tenant=tenant, id=file.id))
+        if needed:
+            message = f"{file.id} is the input of {needed}, which is not over: cancel that first, or wait"
+            raise Refused(Outcome.BAD_REQUEST, message, param="id", code="file_in_use")
+        await in_thread(partial(self._site.folder.delete, file.id))
+        return _encode({"id": file.id, "object": "file", "deleted": True})
+
+    async def _content(self, id: str, tenant: str, responder: Responder) -> None:
+        file = await self._known(id, tenant)
+        going = asyncio.Event()
+        going.set()
+        responder.watch(lambda _: going.set())
+        offset = 0
+        while not responder.closed:
+            try:
+                data = await in_thread(partial(self._site.folder.read, file.id, offset, PIECE))
+            except FileNotFoundError:
+                if responder.started:
+                    responder.abort()
+                    return
+                raise no_file(id) from None
+            if not responder.started and not responder.closed:
+                responder.start(200, b"content-type: application/octet-stream\r\n", file.bytes)
+                responder.flow(going.clear, going.set)
+            offset += len(data)
+            responder.write(data)
+            if offset >= file.bytes or not data:
+                responder.end()
+                return
+            await going.wait()
+
+    # -- batches --------------------------------------------------------------------------------------------------
+
+    async def _create(self, request: Request, tenant: str) -> bytes:
+        site = self._site
+        asked = new_batch(request.fields.get(b"content-type", b""), request.body)
+        file = await self._known(asked.input_file_id, tenant)
+        if file.purpose != "batch":
+            message = f"{file.id} is a batch's own file: upload one with the purpose batch"
+            raise Refused(Outcome.BAD_REQUEST, message, param="input_file_id")
+        now = site.now()
+        batch = BatchObject(
+            id=f"batch_{secrets.token_hex(12)}", endpoint=asked.endpoint, input_file_id=file.id, status="validating",
+            created_at=now, expires_at=now + WINDOW_SECONDS, metadata=asked.metadata,
+        )  # fmt: skip
+        keep_until = now + WINDOW_SECONDS + int(site.policy.keep)
+        most = site.policy.max_unfinished
+        if not await site.storage.run(
+            partial(tables.add_batch, tenant=tenant, batch=batch, keep_until=keep_until, most=most)
+        ):
+            message = f"you have {most} batches that are not over, as many as one tenant may (batches.max_unfinished)."
+            raise Refused(Outcome.RATE_LIMITED, message, retry_after=60.0)
+        self._worker.look()
+        return _encode(batch)
+
+    async def _batches(self, request: Request, tenant: str) -> bytes:
+        page = page_asked(request.query, MOST_BATCHES, BATCHES)
+        found = await self._site.storage.run(partial(tables.batches_of, tenant=tenant, page=page))
+        return page_of(found[: page.limit], len(found) > page.limit)
+
+    async def _batch(self, id: str, tenant: str) -> BatchObject:
+        batch = await self._site.storage.run(partial(tables.batch_of, tenant=tenant, id=id))
+        if batch is None:
+            raise no_batch(id)
+        return batch
+
+    async def _cancel(self, id: str, tenant: str) -> bytes:
+        batch = await self._batch(id, tenant)
+        row = await self._site.storage.run(partial(tables.cancel, tenant=tenant, id=id, now=self._site.now()))
+        if row is not None:
+            self._worker.cancelled(row)
+        elif batch.status not in {"cancelling", "cancelled"}:
+            status = (await self._batch(id, tenant)).status
+            raise Refused(Outcome.BAD_REQUEST, f"{id} is {status}, and can no longer be cancelled", code="not_cancellable")
+        return _encode(await self._batch(id, tenant))
+
+
+def _advice(refused: Refused) -> bytes:
+    """Whether and when to try again."""
+    if not refused.helps:
+        return b"x-should-retry: false\r\n"
+    return b"" if refused.retry_after is None else b"retry-after: %d\r\n" % refused.retry_after

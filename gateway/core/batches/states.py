@@ -1,0 +1,31 @@
+"""States of a batch, and the steps from one to the next. A step is taken in one transaction, and never twice.
+
+    validating -> in_progress -> finalizing -> completed, or expired where its window ended before all was done
+    validating -> failed: its file cannot be worked off
+    validating, in_progress -> cancelling -> cancelled
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+# The states that a step may leave, by the state that it enters.
+BEFORE: Final = MappingProxyType({
+    "in_progress": ("validating",),
+    "failed": ("validating",),
+    "cancelling": ("validating", "in_progress"),
+    "finalizing": ("in_progress",),
+    "completed": ("finalizing",),
+    "expired": ("finalizing",),
+    "cancelled": ("cancelling",),
+})
+UNFINISHED: Final = ("validating", "in_progress", "finalizing", "cancelling")
+ALL: Final = ("validating", *BEFORE)
+
+
+def end_of(status: str, pending: int) -> str:
+    """The last state of a batch whose files are written, of which so many lines have no result."""
+    if status == "cancelling":
+        return "cancelled"
+    return "expired" if pending else "completed"
