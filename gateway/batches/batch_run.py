@@ -161,9 +161,11 @@ class BatchRun:
                 b"x-weir-deadline-ms": b"%d" % (left * 1000),
             }
             call = LineCall(site.pipeline, site.bodies, ROUTES[self._batch.endpoint.encode()], account, fields, body)
+            site.calls += 1
             try:
                 return await call.answer
             finally:
+                site.calls -= 1
                 call.leave()
 
     # -- its end --------------------------------------------------------------------------------------------------
@@ -199,6 +201,4 @@ class BatchRun:
             else:
                 await in_thread(partial(site.folder.delete, id))
         end = end_of(status, missing)
-        await site.storage.run(
-            partial(tables.finish, row=row, status=end, now=now, tenant=self._tenant, files=files)
-        )
+        await site.storage.run(partial(tables.finish, row=row, status=end, now=now, tenant=self._tenant, files=files))

@@ -107,9 +107,12 @@ class BatchDoor:
         except Refused as refused:
             responder.send(refused.status, JSON + _advice(refused), refused.body())
         except (OSError, StorageError) as error:
-            refused = Refused(Outcome.BUG, "The gateway's storage has failed; try again later.", detail=str(error))
-            responder.send(500, JSON, refused.body())
-            raise
+            self._site.say(f"batches: {error}")
+            if responder.started:
+                responder.abort()
+            else:
+                failed = Refused(Outcome.BUG, "The gateway's storage has failed; try again later.")
+                responder.send(failed.status, JSON, failed.body())
         else:
             if not responder.started:
                 responder.send(200, JSON, body)
@@ -240,7 +243,8 @@ class BatchDoor:
             self._worker.cancelled(row)
         elif batch.status not in {"cancelling", "cancelled"}:
             status = (await self._batch(id, tenant)).status
-            raise Refused(Outcome.BAD_REQUEST, f"{id} is {status}, and can no longer be cancelled", code="not_cancellable")
+            message = f"{id} is {status}, and can no longer be cancelled"
+            raise Refused(Outcome.BAD_REQUEST, message, code="not_cancellable")
         return _encode(await self._batch(id, tenant))
 
 

@@ -93,4 +93,3 @@ def _answer(message: bytes) -> LineAnswer:
     after = fields.get(b"retry-after")
     helps = fields.get(b"x-should-retry") != b"false"
     return LineAnswer(int(first.split(b" ")[1]), body, None if after is None else float(after), helps)
-

@@ -1,17 +1,19 @@
 """Tables of files, batches and results: every statement that touches them. Each function is part of one transaction.
 
-A result has its line as its key, so it is written once however often a line is sent. Times are Unix seconds.
+A result has its line as its key, so it is written once however often a line is sent. Times are Unix seconds. What is
+put into a statement's text is this file's own: names of columns, marks and states.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from gateway.core.batches.lines import BatchLine
-from gateway.core.batches.objects import BatchObject, FileObject, LineFault, LineFaults, RequestCounts
+from gateway.core.batches.objects import BatchObject, FileObject, LineFault
 from gateway.core.batches.requests import Page
 from gateway.core.batches.states import BEFORE, UNFINISHED
 from gateway.core.request.outcome import Outcome, Refused
@@ -61,15 +63,14 @@ def add_upload(database: sqlite3.Connection, tenant: str, file: FileObject, most
 def add_file(database: sqlite3.Connection, tenant: str, file: FileObject) -> None:
     values = (file.id, tenant, file.bytes, file.created_at, file.expires_at, file.filename, file.purpose)
     database.execute(
-        "INSERT INTO files (id, tenant, bytes, created_at, expires_at, filename, purpose)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO files (id, tenant, bytes, created_at, expires_at, filename, purpose) VALUES (?, ?, ?, ?, ?, ?, ?)",
         values,
     )
 
 
 def file_of(database: sqlite3.Connection, tenant: str, id: str) -> FileObject | None:
     """A tenant's file; None also where it is another's."""
-    row = database.execute(f"SELECT {_FILE} FROM files WHERE id = ? AND tenant = ?", (id, tenant)).fetchone()  # noqa: S608
+    row = database.execute(f"SELECT {_FILE} FROM files WHERE id = ? AND tenant = ?", (id, tenant)).fetchone()
     return None if row is None else _file(row)
 
 
@@ -77,8 +78,7 @@ def files_of(database: sqlite3.Connection, tenant: str, page: Page) -> list[File
     """A page of a tenant's files, and one more where there are more."""
     start = _place(database, "files", tenant, page.after)
     rows = database.execute(
-        f"SELECT {_FILE} FROM files WHERE tenant = ? AND (? = '' OR purpose = ?) AND "  # noqa: S608
-        + _behind(page.newest),
+        f"SELECT {_FILE} FROM files WHERE tenant = ? AND (? = '' OR purpose = ?) AND " + _behind(page.newest),
         (tenant, page.purpose, page.purpose, start, start, page.limit + 1),
     )
     return [_file(row) for row in rows]
@@ -87,7 +87,8 @@ def files_of(database: sqlite3.Connection, tenant: str, page: Page) -> list[File
 def delete_file(database: sqlite3.Connection, tenant: str, id: str) -> str:
     """Forget a tenant's file. Returns the id of a batch that still needs it, and then nothing has changed."""
     needed = database.execute(
-        f"SELECT id FROM batches WHERE input_file_id = ? AND status IN ({_UNFINISHED})", (id,)  # noqa: S608
+        f"SELECT id FROM batches WHERE input_file_id = ? AND status IN ({_UNFINISHED})",
+        (id,),
     ).fetchone()
     if needed is not None:
         return str(needed[0])
@@ -97,10 +98,10 @@ def delete_file(database: sqlite3.Connection, tenant: str, id: str) -> str:
 
 def forget_old(database: sqlite3.Connection, now: int) -> list[str]:
     """Forget files that have expired, and batches that ended long ago. The ids of those files."""
-    database.execute(f"DELETE FROM batches WHERE keep_until <= ? AND status NOT IN ({_UNFINISHED})", (now,))  # noqa: S608
+    database.execute(f"DELETE FROM batches WHERE keep_until <= ? AND status NOT IN ({_UNFINISHED})", (now,))
     rows = database.execute(
         "DELETE FROM files WHERE expires_at <= ? AND id NOT IN "
-        f"(SELECT input_file_id FROM batches WHERE status IN ({_UNFINISHED})) RETURNING id",  # noqa: S608
+        f"(SELECT input_file_id FROM batches WHERE status IN ({_UNFINISHED})) RETURNING id",
         (now,),
     )
     return [str(id) for (id,) in rows.fetchall()]
@@ -116,13 +117,13 @@ def file_ids(database: sqlite3.Connection) -> set[str]:
 
 def add_batch(database: sqlite3.Connection, tenant: str, batch: BatchObject, keep_until: int, most: int) -> bool:
     """Add a batch; False: the tenant has `most` that are not over."""
-    query = f"SELECT count(*) FROM batches WHERE tenant = ? AND status IN ({_UNFINISHED})"  # noqa: S608
+    query = f"SELECT count(*) FROM batches WHERE tenant = ? AND status IN ({_UNFINISHED})"
     if database.execute(query, (tenant,)).fetchone()[0] >= most:
         return False
     metadata = None if batch.metadata is None else msgspec.json.encode(batch.metadata)
     database.execute(
-        "INSERT INTO batches (id, tenant, endpoint, input_file_id, status, created_at, expires_at, keep_until, metadata)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO batches (id, tenant, endpoint, input_file_id, status, created_at, expires_at, keep_until, "
+        "metadata) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (batch.id, tenant, batch.endpoint, batch.input_file_id, batch.status, batch.created_at, batch.expires_at,
          keep_until, metadata),
     )  # fmt: skip
@@ -137,7 +138,7 @@ def cancel(database: sqlite3.Connection, tenant: str, id: str, now: int) -> int 
 
 def batch_of(database: sqlite3.Connection, tenant: str, id: str) -> BatchObject | None:
     """A tenant's batch; None also where it is another's."""
-    row = database.execute(f"SELECT {_BATCH} FROM batches WHERE id = ? AND tenant = ?", (id, tenant)).fetchone()  # noqa: S608
+    row = database.execute(f"SELECT {_BATCH} FROM batches WHERE id = ? AND tenant = ?", (id, tenant)).fetchone()
     return None if row is None else _batch(row)
 
 
@@ -145,7 +146,7 @@ def batches_of(database: sqlite3.Connection, tenant: str, page: Page) -> list[Ba
     """A page of a tenant's batches, the newest first, and one more where there are more."""
     start = _place(database, "batches", tenant, page.after)
     rows = database.execute(
-        f"SELECT {_BATCH} FROM batches WHERE tenant = ? AND " + _behind(newest=True),  # noqa: S608
+        f"SELECT {_BATCH} FROM batches WHERE tenant = ? AND " + _behind(newest=True),
         (tenant, start, start, page.limit + 1),
     )
     return [_batch(row) for row in rows]
@@ -153,7 +154,7 @@ def batches_of(database: sqlite3.Connection, tenant: str, page: Page) -> list[Ba
 
 def unfinished(database: sqlite3.Connection) -> list[StoredBatch]:
     """All batches that are not over, the oldest first."""
-    rows = database.execute(f"SELECT row, tenant, {_BATCH} FROM batches WHERE status IN ({_UNFINISHED}) ORDER BY row")  # noqa: S608
+    rows = database.execute(f"SELECT row, tenant, {_BATCH} FROM batches WHERE status IN ({_UNFINISHED}) ORDER BY row")
     return [StoredBatch(row[0], row[1], _batch(row[2:])) for row in rows]
 
 
@@ -163,7 +164,9 @@ def status_of(database: sqlite3.Connection, row: int) -> str:
 
 def states(database: sqlite3.Connection) -> dict[str, int]:
     """How many batches are in each state."""
-    return {str(status): int(count) for status, count in database.execute("SELECT status, count(*) FROM batches GROUP BY 1")}
+    return {
+        str(status): int(count) for status, count in database.execute("SELECT status, count(*) FROM batches GROUP BY 1")
+    }
 
 
 def step(database: sqlite3.Connection, row: int, status: str, now: int) -> bool:
@@ -171,7 +174,7 @@ def step(database: sqlite3.Connection, row: int, status: str, now: int) -> bool:
     before = BEFORE[status]
     marks = ", ".join("?" * len(before))
     changed = database.execute(
-        f"UPDATE batches SET status = ?, times = json_set(times, ?, ?) WHERE row = ? AND status IN ({marks})",  # noqa: S608
+        f"UPDATE batches SET status = ?, times = json_set(times, ?, ?) WHERE row = ? AND status IN ({marks})",
         (status, f"$.{status}_at", now, row, *before),
     )
     return changed.rowcount == 1
@@ -190,9 +193,9 @@ def finish(
     """The batch is over, with these files under the names of their columns. Nothing of its lines is needed any more."""
     for column, file in files.items():
         add_file(database, tenant, file)
-        database.execute(f"UPDATE batches SET {column} = ? WHERE row = ?", (file.id, row))  # noqa: S608 # two columns
+        database.execute(f"UPDATE batches SET {column} = ? WHERE row = ?", (file.id, row))
     pending = "(SELECT count(*) FROM batch_lines WHERE batch = batches.row) - completed - failed"
-    database.execute(f"UPDATE batches SET failed = failed + {pending} WHERE row = ?", (row,))  # noqa: S608
+    database.execute(f"UPDATE batches SET failed = failed + {pending} WHERE row = ?", (row,))
     step(database, row, status, now)
     database.execute("DELETE FROM batch_results WHERE batch = ?", (row,))
     database.execute("DELETE FROM batch_lines WHERE batch = ?", (row,))
@@ -241,7 +244,7 @@ def keep_result(database: sqlite3.Connection, row: int, result: Result) -> bool:
     if kept.rowcount != 1:
         return False
     column = "completed" if result.good else "failed"
-    database.execute(f"UPDATE batches SET {column} = {column} + 1 WHERE row = ?", (row,))  # noqa: S608 # of two
+    database.execute(f"UPDATE batches SET {column} = {column} + 1 WHERE row = ?", (row,))
     return True
 
 
@@ -261,7 +264,7 @@ def _place(database: sqlite3.Connection, table: str, tenant: str, id: str) -> in
     """The row of the file or batch that a page comes after; 0: from the beginning."""
     if not id:
         return 0
-    found = database.execute(f"SELECT row FROM {table} WHERE id = ? AND tenant = ?", (id, tenant)).fetchone()  # noqa: S608
+    found = database.execute(f"SELECT row FROM {table} WHERE id = ? AND tenant = ?", (id, tenant)).fetchone()
     return 0 if found is None else int(found[0])
 
 
@@ -271,18 +274,14 @@ def _behind(newest: bool) -> str:
     return "(? = 0 OR row > ?) ORDER BY row LIMIT ?"
 
 
-def _file(row: Sequence[object]) -> FileObject:
-    names = ("id", "bytes", "created_at", "expires_at", "filename", "purpose")
-    return msgspec.convert(dict(zip(names, row, strict=True)), FileObject)
+def _file(row: Sequence[Any]) -> FileObject:
+    return msgspec.convert(dict(zip(_FILE.split(", "), row, strict=True)), FileObject)
 
 
-def _batch(row: Sequence[object]) -> BatchObject:
-    names = _BATCH.split(", ")
-    found = dict(zip(names, row, strict=True))
-    errors, metadata, times = found.pop("errors"), found.pop("metadata"), found.pop("times")
-    counts = RequestCounts(*(found.pop(name) for name in ("total", "completed", "failed")))  # type: ignore[arg-type]
-    faults = None if errors is None else LineFaults(msgspec.json.decode(errors, type=list[LineFault]))  # type: ignore[arg-type]
-    found["metadata"] = None if metadata is None else msgspec.json.decode(metadata)  # type: ignore[arg-type]
-    found.update(msgspec.json.decode(times))  # type: ignore[arg-type]
-    batch = msgspec.convert(found, BatchObject)
-    return msgspec.structs.replace(batch, errors=faults, request_counts=counts)
+def _batch(row: Sequence[Any]) -> BatchObject:
+    found = dict(zip(_BATCH.split(", "), row, strict=True))
+    errors, metadata = found.pop("errors"), found.pop("metadata")
+    found["errors"] = None if errors is None else {"data": msgspec.json.decode(errors)}
+    found["metadata"] = None if metadata is None else msgspec.json.decode(metadata)
+    found["request_counts"] = {name: found.pop(name) for name in ("total", "completed", "failed")}
+    return msgspec.convert(found | msgspec.json.decode(found.pop("times")), BatchObject)

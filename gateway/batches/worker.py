@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 
 from gateway.batches import tables
@@ -24,11 +23,10 @@ OF_A_TENANT = 4
 
 
 class BatchWorker:
-    """Runs the batches of one storage. `say` takes lines for the operator."""
+    """Runs the batches of one storage."""
 
-    def __init__(self, site: BatchSite, say: Callable[[str], None]) -> None:
+    def __init__(self, site: BatchSite) -> None:
         self._site = site
-        self._say = say
         self._runs: dict[int, tuple[str, BatchRun, asyncio.Task[None]]] = {}  # by row; of whom
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -68,7 +66,7 @@ class BatchWorker:
                 found = await self._site.storage.run(tables.unfinished)
                 self.states = await self._site.storage.run(tables.states)
             except (OSError, StorageError) as error:
-                self._say(f"batches: {error}: tried again in {LOOK:g} s")
+                self._site.say(f"batches: {error}: tried again in {LOOK:g} s")
             else:
                 self._begin(found)
             try:
@@ -91,7 +89,7 @@ class BatchWorker:
         try:
             await run.run()
         except* (OSError, StorageError) as failed:
-            self._say(f"{stored.batch.id}: {_first(failed)}: tried again in {LOOK:g} s")
+            self._site.say(f"{stored.batch.id}: {_first(failed)}: tried again in {LOOK:g} s")
         else:
             self.look()
         finally:

@@ -118,9 +118,7 @@ class Pipeline:
         route = route_of(request.path)
         if route is None:
             request.path = canonical(request.path)
-            route = route_of(request.path)
-            if route is None and self.stored is not None:
-                route = self.stored.route_of(request.path)
+            route = route_of(request.path) or (None if self.stored is None else self.stored.route_of(request.path))
         if route is None:
             refused = no_route(request.method, request.path)
         elif request.method.decode() not in route.methods:
@@ -172,7 +170,9 @@ class Pipeline:
         if route.here:
             self._answer_here(request, responder, route)
             return
-        account = self._account if self._whose is request else None  # its body came with its head: nobody has asked since
+        account = (
+            self._account if self._whose is request else None
+        )  # its body came with its head: nobody has asked since
         self._whose = self._account = None
         self.begin(request, responder, route, account)
 

@@ -53,6 +53,7 @@ from gateway.relay.large_bodies import LargeBodies
 from gateway.relay.pipeline import Pipeline
 from gateway.relay.tracing import Tracing
 from gateway.relay.wire.server import Server, ServerSettings
+from gateway.serve.batch_api import BatchApi
 from gateway.serve.starting import Spans
 from gateway.serve.token_use import TokenUse
 from gateway.shared.files.file_status import FileStatus
@@ -120,6 +121,7 @@ class Gateway:
         )
         self.telemetry = Telemetry(self.fleet, self.changed, self.clock)
         self.storage: Storage | None = None  # what outlasts the gateway, where the policy wants it
+        self.batches: BatchApi | None = None  # once the storage is open, where the policy offers it
         self.kv_events: KvEvents | None = None  # from the first policy on that wants them
         calendar = Calendar()
         self.limits = LimitBook(policy, witnesses.limits, calendar)
@@ -442,7 +444,24 @@ class Gateway:
     def _woken(self, class_name: str, seconds: float) -> None:
         self._sidecar_metrics.woken(class_name, seconds)
 
+    async def offer_batches(self) -> None:
+        """Take files and batches, where the policy says so, and go on with those that are not over. Raises OSError and
+        StorageError."""
+        if self.policy.batches is not None and self.storage is not None:
+            self.batches = BatchApi(self.policy.batches, self.storage, self.pipeline, self.bodies, self.say)
+            await self.batches.start()
+            self.families.append(self.batches.families)
+
+    async def give_storage(self) -> None:
+        """Use what outlasts this gateway no longer: another one does."""
+        if self.batches is not None:
+            await self.batches.aclose()
+        if self.storage is not None:
+            await self.storage.aclose()
+
     async def aclose(self) -> None:
+        if self.batches is not None:
+            await self.batches.aclose()
         self.sidecars.close()
         await self.waking.aclose()
         await self.telemetry.aclose()

@@ -78,8 +78,7 @@ async def hand_over(
     manager.succeeded_by(pid)
     given = port.hand_over(within, ready.decider)
     await gateway.token_use.aclose()
-    if gateway.storage is not None:
-        await gateway.storage.aclose()  # the other opens it
+    await gateway.give_storage()
     control.stop_accepting()
     await giving.give(given)
     closing = asyncio.ensure_future(_closed(control))

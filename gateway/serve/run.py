@@ -59,7 +59,7 @@ from gateway.serve.starting import (
     say,
     span_export,
 )
-from gateway.serve.stored import check, opened, storage_of
+from gateway.serve.stored import batches_begun, check, opened, storage_of
 from gateway.serve.upgrade.meeting import meeting_point
 from gateway.serve.upgrade.next_gateway import NextGateway
 from gateway.serve.upgrade.taking import Inherited, TakenOver, inherited
@@ -235,6 +235,7 @@ async def _listen(
         await gateway.telemetry.first_contact()  # all that takes time, or may fail, comes first
         await port.take_over(taken)
     await opened(gateway.storage, gateway.token_use)
+    await batches_begun(gateway)
     await _listening(f"--listen {options.listen}", port.listen(context))
     bound = sockets.control if place is None else place.control
     await _listening(f"--control {options.control}", control.start(bound))
@@ -280,6 +281,8 @@ def _data_port(
             secure=options.certificate is not None,
             secure_control=options.control_certificate is not None,
         )
+    elif configuration.policy.batches is not None:
+        raise StartError("batches: one process keeps and works them: leave --workers out, or batches")
     else:
         port = RelayedPort(gateway, place, configuration, secure=options.certificate is not None)
     return port if options.decide is None else WithDecidePort(port, gateway, options.decide, options.decide_token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.core.policy.policy import Policy
+from gateway.serve.assembly import Gateway
 from gateway.serve.starting import StartError
 from gateway.serve.token_use import TokenUse
 from gateway.shared.storage import Storage, StorageError
@@ -37,3 +38,11 @@ async def opened(storage: Storage | None, use: TokenUse) -> None:
         await use.start()
     except StorageError as error:
         raise StartError(f"storage: {error}") from error
+
+
+async def batches_begun(gateway: Gateway) -> None:
+    """Take files and batches, where the policy offers them. Raises StartError."""
+    try:
+        await gateway.offer_batches()
+    except (StorageError, OSError) as error:
+        raise StartError(f"batches: {error}") from error

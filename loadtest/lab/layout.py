@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("core",),
         ("upstream", "frames"),
         ("relay", "decider"),
+        ("batches",),
         ("control",),
         ("serve", "top"),
         ("cli",),

@@ -74,10 +74,12 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
 
 def page_of(objects: Sequence[FileObject] | Sequence[BatchObject], more: bool) -> bytes:
     """One page of a list, as JSON. `more`: others follow."""
-    return msgspec.json.encode({
-        "object": "list",
-        "data": objects,
-        "first_id": objects[0].id if objects else None,
-        "last_id": objects[-1].id if objects else None,
-        "has_more": more,
-    })
+    return msgspec.json.encode(
+        {
+            "object": "list",
+            "data": objects,
+            "first_id": objects[0].id if objects else None,
+            "last_id": objects[-1].id if objects else None,
+            "has_more": more,
+        }
+    )

@@ -1,8 +1,8 @@
 """States of a batch, and the steps from one to the next. A step is taken in one transaction, and never twice.
 
-    validating -> in_progress -> finalizing -> completed, or expired where its window ended before all was done
-    validating -> failed: its file cannot be worked off
-    validating, in_progress -> cancelling -> cancelled
+validating -> in_progress -> finalizing -> completed, or expired where its window ended before all was done
+validating -> failed: its file cannot be worked off
+validating, in_progress -> cancelling -> cancelled
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from types import MappingProxyType
 from typing import Final
 
 # The states that a step may leave, by the state that it enters.
-BEFORE: Final = MappingProxyType({
-    "in_progress": ("validating",),
-    "failed": ("validating",),
-    "cancelling": ("validating", "in_progress"),
-    "finalizing": ("in_progress",),
-    "completed": ("finalizing",),
-    "expired": ("finalizing",),
-    "cancelled": ("cancelling",),
-})
+BEFORE: Final = MappingProxyType(
+    {
+        "in_progress": ("validating",),
+        "failed": ("validating",),
+        "cancelling": ("validating", "in_progress"),
+        "finalizing": ("in_progress",),
+        "completed": ("finalizing",),
+        "expired": ("finalizing",),
+        "cancelled": ("cancelling",),
+    }
+)
 UNFINISHED: Final = ("validating", "in_progress", "finalizing", "cancelling")
 ALL: Final = ("validating", *BEFORE)
 

@@ -29,43 +29,54 @@ class UploadForm:
 
     def feed(self, data: bytes) -> bytes:
         """The bytes of the file among these. Raises Refused (400)."""
-        held, found = self._held + data, []
-        while True:
-            if self._state == _BODY:
-                end = held.find(self._delimiter)
-                keep = len(self._delimiter) - 1
-                piece = held[:end] if end >= 0 else held[: max(0, len(held) - keep)]
-                held = held[len(piece) :]
-                found.append(self._take(piece))
-                if end < 0:
-                    break
-                held = held[len(self._delimiter) :]
-                self._part_ends()
-                self._state = _AFTER
-            elif self._state == _AFTER:
-                if len(held) < 2:
-                    break
-                mark = held[:2]
-                if mark == b"--":
-                    self._state, held = _END, held[2:]
-                elif mark == b"\r\n":
-                    self._state = _HEAD
-                else:
-                    raise bad_request("the form has a boundary that is not at the end of its line")
-            elif self._state == _HEAD:
-                end = held.find(b"\r\n\r\n", 2)
-                if end > MAX_HEAD or (end < 0 and len(held) > MAX_HEAD):
-                    raise bad_request(f"a part of the form has no header block of at most {MAX_HEAD} bytes")
-                if end < 0:
-                    break
-                self._part_begins(held[2:end])
-                self._state, held = _BODY, held[end + 4 :]
-            else:
-                if not b"\r\n".startswith(held):
-                    raise bad_request("the form goes on after its last boundary")
-                break
-        self._held = held
+        self._held += data
+        found: list[bytes] = []
+        steps = (self._body, self._behind_boundary, self._head, self._over)
+        while steps[self._state](found):
+            pass
         return b"".join(found)
+
+    def _body(self, found: list[bytes]) -> bool:
+        """Take what cannot be the beginning of a boundary. Whether a boundary has ended the part."""
+        held, delimiter = self._held, self._delimiter
+        end = held.find(delimiter)
+        piece = held[:end] if end >= 0 else held[: max(0, len(held) - len(delimiter) + 1)]
+        found.append(self._take(piece))
+        if end < 0:
+            self._held = held[len(piece) :]
+            return False
+        self._held = held[end + len(delimiter) :]
+        self._part_ends()
+        self._state = _AFTER
+        return True
+
+    def _behind_boundary(self, _: list[bytes]) -> bool:
+        mark = self._held[:2]
+        if len(mark) < 2:
+            return False
+        if mark == b"--":
+            self._state, self._held = _END, self._held[2:]
+        elif mark == b"\r\n":
+            self._state = _HEAD
+        else:
+            raise bad_request("the form has a boundary that is not at the end of its line")
+        return True
+
+    def _head(self, _: list[bytes]) -> bool:
+        held = self._held
+        end = held.find(b"\r\n\r\n", 2)
+        if end > MAX_HEAD or (end < 0 and len(held) > MAX_HEAD):
+            raise bad_request(f"a part of the form has no header block of at most {MAX_HEAD} bytes")
+        if end < 0:
+            return False
+        self._part_begins(held[2:end])
+        self._state, self._held = _BODY, held[end + 4 :]
+        return True
+
+    def _over(self, _: list[bytes]) -> bool:
+        if not b"\r\n".startswith(self._held):
+            raise bad_request("the form goes on after its last boundary")
+        return False
 
     def finish(self) -> None:
         """The body is over. Raises Refused (400) for a form that is not."""

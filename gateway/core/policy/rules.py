@@ -40,7 +40,15 @@ def faults(policy: Policy) -> Iterator[Fault]:
         _engines(policy),
         _memory(policy),
         _quotas(policy),
+        _batches(policy),
     )
+
+
+def _batches(policy: Policy) -> Iterator[Fault]:
+    if policy.batches is not None and policy.storage is None:
+        yield Fault(("batches",), "batches without storage", "storage too, whose folder has the files and the results")
+    if policy.batches is not None and policy.cluster is not None:
+        yield Fault(("batches",), "batches in a cluster", "a gateway that is alone: one process keeps and works them")
 
 
 def _default(policy: Policy) -> Iterator[Fault]:
@@ -87,6 +95,7 @@ def _class_names(policy: Policy) -> Iterator[tuple[Path, str]]:
         (found for tenant, rules in _items(policy.tenants) for found in readable(_of_tenant(tenant, rules))),
         ((("limits", "classes", name), name) for name in _of_limits(policy)),
         (found for index, tier in _numbered(policy.shaping) for found in readable(_of_tier(index, tier))),
+        _of_batches(policy),
         (found for mode, rule in _named_modes(policy) for found in readable(_of_mode(mode, rule))),
     )
 
@@ -97,6 +106,11 @@ def _of_tenant(tenant: str, rules: Tenant) -> Iterator[tuple[Path, str]]:
             yield ("tenants", tenant, field), asked
     for name in rules.limits.classes:
         yield ("tenants", tenant, "limits", "classes", name), name
+
+
+def _of_batches(policy: Policy) -> Iterator[tuple[Path, str]]:
+    if policy.batches is not None:
+        yield ("batches", "class"), policy.batches.class_
 
 
 def _of_limits(policy: Policy) -> Iterator[str]:

@@ -69,7 +69,8 @@ def with_field(content_type: bytes, body: bytes, name: str, value: str) -> bytes
     return delimiter.join([preamble, *parts])[2:]
 
 
-def _boundary(content_type: bytes) -> bytes:
+def boundary_of(content_type: bytes) -> bytes:
+    """The boundary that a header `content-type` names. Raises Refused (400)."""
     found = _TYPE.fullmatch(content_type)
     boundary = (found[1] or found[2]) if found else b""
     if not 1 <= len(boundary) <= 70:

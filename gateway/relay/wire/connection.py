@@ -257,7 +257,9 @@ class ClientConnection(asyncio.Protocol):
         if sink is not None:
             sink.flow(self._pause_reading, self._go_on_reading)
         if request.length == CHUNKED:
-            self._body = ChunkedBody(settings, request.limit if sink is not None else min(request.limit, settings.max_body))
+            self._body = ChunkedBody(
+                settings, request.limit if sink is not None else min(request.limit, settings.max_body)
+            )
         else:
             self._body = CountedBody(request.length)
         self._body_by = min(request.at + settings.body_total, shared.handler.body_by(request))

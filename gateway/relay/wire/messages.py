@@ -135,8 +135,8 @@ class Request:
     empty until the request is complete. `peer` is the client's address, or `unix`. `at` is the loop's time in seconds
     at the first byte (of a pipelined request: when its turn came). `length` is the body's announced size, or CHUNKED.
     `limit`: bytes that its body may have; the handler may lower it when it sees the head. `owner`: in whose name its
-    body is held, as the handler has it; else the peer's. `held`: what is counted of its body. `sink`: who takes the body in
-    its place, set when the handler sees the head.
+    body is held, as the handler has it; else the peer's. `held`: what is counted of its body. `sink`: who takes
+    the body in its place, set when the handler sees the head.
     """
 
     __slots__ = ("at", "body", "expects", "fields", "headers", "held", "keep_alive", "length", "limit", "method",
