@@ -1,0 +1,212 @@
+"""OpenAI's own client, its files and batches: from upload to results, with what may go wrong between."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from loadtest.processes import Gateway, until
+from tests.e2e.children import SimEngine
+from tests.e2e.traffic import body
+
+pytestmark = pytest.mark.slow
+
+CHAT = "/v1/chat/completions"
+OVER = {"completed", "failed", "expired", "cancelled"}
+
+
+def line(id: str, url: str = CHAT, **fields: Any) -> str:
+    return json.dumps({"custom_id": id, "method": "POST", "url": url, "body": body(**fields)})
+
+
+def uploaded(client: openai.OpenAI, lines: list[str]) -> str:
+    return client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch").id
+
+
+def begun(client: openai.OpenAI, file: str, endpoint: Any = CHAT) -> str:
+    return client.batches.create(input_file_id=file, endpoint=endpoint, completion_window="24h").id
+
+
+def over(client: openai.OpenAI, id: str) -> Any:
+    assert until(lambda: client.batches.retrieve(id).status in OVER, 30.0, every=0.1) is not None
+    return client.batches.retrieve(id)
+
+
+def lines_of(client: openai.OpenAI, file: str | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    found = [json.loads(each) for each in client.files.content(file).text.splitlines()]
+    assert len({each["custom_id"] for each in found}) == len(found)
+    return {each["custom_id"]: each for each in found}
+
+
+def test_a_batch_from_upload_to_results(acme: openai.OpenAI, gateway: Gateway) -> None:
+    file = acme.files.create(file=("in.jsonl", "\n".join([line("a"), line("b", model="none"), line("c")]).encode()),
+                             purpose="batch")  # fmt: skip
+    assert (file.filename, file.purpose, file.object, file.status) == ("in.jsonl", "batch", "file", "processed")
+    assert acme.files.retrieve(file.id) == file
+    assert acme.files.content(file.id).text.splitlines()[0] == line("a")
+    batch = acme.batches.create(
+        input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"for": "a test"}
+    )
+    assert (batch.status, batch.metadata) == ("validating", {"for": "a test"})
+    ended = over(acme, batch.id)
+    assert (ended.status, ended.request_counts.total, ended.request_counts.completed, ended.request_counts.failed) == (
+        "completed", 3, 2, 1,
+    )  # fmt: skip
+    assert ended.created_at <= ended.in_progress_at <= ended.finalizing_at <= ended.completed_at < ended.expires_at
+    good, bad = lines_of(acme, ended.output_file_id), lines_of(acme, ended.error_file_id)
+    assert (set(good), set(bad)) == ({"a", "c"}, {"b"})
+    assert good["a"]["response"]["status_code"] == 200
+    assert good["a"]["response"]["body"]["usage"]["completion_tokens"] == 3
+    assert (bad["b"]["response"]["status_code"], bad["b"]["response"]["body"]["error"]["code"]) == (
+        404, "model_not_found",
+    )  # fmt: skip
+    assert gateway.total("weir_requests_total", **{"class": "batch", "tenant": "acme"}) >= 2
+    assert gateway.total("weir_batch_lines_total", result="completed") >= 2
+    assert acme.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        acme.files.retrieve(file.id)
+
+
+def test_lists_are_read_page_by_page(acme: openai.OpenAI) -> None:
+    files = [uploaded(acme, [line(str(number))]) for number in range(3)]
+    assert [file.id for file in acme.files.list(limit=2, purpose="batch")][:3] == files[::-1]
+    batches = [begun(acme, file) for file in files]
+    for id in batches:
+        over(acme, id)
+    assert [batch.id for batch in acme.batches.list(limit=2)][:3] == batches[::-1]
+    for file in files:
+        acme.files.delete(file)
+
+
+def test_a_tenant_sees_nothing_of_another(acme: openai.OpenAI, globex: openai.OpenAI) -> None:
+    file = uploaded(acme, [line("a")])
+    batch = begun(acme, file)
+    over(acme, batch)
+    foreign = (
+        lambda: globex.files.retrieve(file),
+        lambda: globex.files.content(file),
+        lambda: globex.files.delete(file),
+        lambda: globex.batches.retrieve(batch),
+        lambda: globex.batches.cancel(batch),
+        lambda: begun(globex, file),
+    )
+    for ask in foreign:
+        with pytest.raises(openai.NotFoundError):
+            ask()
+    assert file not in [each.id for each in globex.files.list()]
+    assert batch not in [each.id for each in globex.batches.list()]
+    assert globex.files.list(after=file).data is not None  # a foreign place is none
+    acme.files.delete(file)
+
+
+def test_one_bad_line_fails_the_batch_before_any_is_sent(acme: openai.OpenAI, gateway: Gateway) -> None:
+    sent = gateway.total("weir_requests_total", **{"class": "batch"})
+    good = [line(str(number)) for number in range(40)]
+    for bad, code in (("{", "invalid_json_line"), (line("7"), "duplicate_custom_id"),
+                      (line("x", "/v1/embeddings"), "mismatched_endpoint")):  # fmt: skip
+        ended = over(acme, begun(acme, uploaded(acme, [*good, bad])))
+        (error,) = ended.errors.data
+        assert (ended.status, error.line, error.code) == ("failed", 41, code)
+        assert ended.output_file_id is None
+        assert ended.failed_at
+    ended = over(acme, begun(acme, uploaded(acme, [line(str(number)) for number in range(101)])))
+    assert ended.errors.data[0].code == "too_many_requests"
+    assert gateway.total("weir_requests_total", **{"class": "batch"}) == sent
+
+
+def test_requests_that_are_wrong(acme: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="purpose must be batch"):
+        acme.files.create(file=("a", b"x"), purpose="fine-tune")
+    file = uploaded(acme, [line("a")])
+    with pytest.raises(openai.BadRequestError, match="endpoint must be one of"):
+        begun(acme, file, "/v1/models")
+    with pytest.raises(openai.BadRequestError, match="completion_window must be 24h"):
+        acme.batches.create(input_file_id=file, endpoint=CHAT, completion_window="1h")  # type: ignore[arg-type]
+    ended = over(acme, begun(acme, file))
+    with pytest.raises(openai.BadRequestError, match="can no longer be cancelled"):
+        acme.batches.cancel(ended.id)
+    with pytest.raises(openai.BadRequestError, match="batch's own file"):
+        begun(acme, ended.output_file_id)
+
+
+def test_a_batch_is_cancelled_with_the_results_it_has(acme: openai.OpenAI, engine: SimEngine) -> None:
+    file = uploaded(acme, [line("a", max_tokens=1), line("b", max_tokens=4000)])
+    batch = begun(acme, file)
+    assert until(lambda: acme.batches.retrieve(batch).request_counts.completed == 1, 10.0) is not None
+    with pytest.raises(openai.BadRequestError, match="which is not over"):
+        acme.files.delete(file)
+    assert acme.batches.cancel(batch).status in {"cancelling", "cancelled"}
+    ended = over(acme, batch)
+    assert (ended.status, ended.request_counts.completed, ended.request_counts.failed) == ("cancelled", 1, 1)
+    assert set(lines_of(acme, ended.output_file_id)) == {"a"}
+    assert lines_of(acme, ended.error_file_id)["b"]["error"]["code"] == "batch_cancelled"
+    assert until(lambda: engine.running() == 0, 10.0) is not None
+    assert acme.batches.cancel(batch).status == "cancelled"
+
+
+def test_a_tenant_has_so_many_unfinished_batches_and_bytes(acme: openai.OpenAI, globex: openai.OpenAI) -> None:
+    file = uploaded(acme, [line("a", max_tokens=4000)])
+    batches = [begun(acme, file) for _ in range(3)]
+    with pytest.raises(openai.RateLimitError, match="max_unfinished"):
+        begun(acme, file)
+    assert begun(globex, uploaded(globex, [line("a")]))
+    for batch in batches:
+        acme.batches.cancel(batch)
+        over(acme, batch)
+    kept = [globex.files.create(file=("a", bytes(900_000)), purpose="batch").id for _ in range(2)]
+    with pytest.raises(openai.APIStatusError, match="per_tenant") as refused:
+        globex.files.create(file=("a", bytes(900_000)), purpose="batch")
+    assert refused.value.status_code == 413
+    for id in kept:
+        globex.files.delete(id)
+
+
+def ask(gateway: Gateway, head: str, data: bytes) -> tuple[int, Any]:
+    parts = urlsplit(gateway.url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), 20.0) as connection:
+        connection.sendall(
+            f"POST /v1/files HTTP/1.1\r\nhost: a\r\nauthorization: Bearer acme\r\n{head}\r\n\r\n".encode()
+        )
+        connection.sendall(data)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        return answer.status, json.loads(answer.read())
+
+
+def test_an_upload_is_never_in_memory_and_nothing_is_left_of_a_bad_one(
+    acme: openai.OpenAI, gateway: Gateway, folder: Path
+) -> None:
+    kept = {path.name for path in (folder / "kept/files").iterdir()}
+    form = "content-type: multipart/form-data; boundary=B"
+    part = b'--B\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    status, answer = ask(gateway, f"{form}\r\ncontent-length: {2**30}", b"")
+    assert (status, answer["error"]["code"]) == (413, "request_too_large")
+    for data, said in (
+        (part + bytes(1_030_000), "over the limit of 1000000 bytes"),
+        (part + b"x\r\n--B--more" + bytes(100_000), "goes on"),
+    ):
+        status, answer = ask(gateway, f"{form}\r\ncontent-length: 1060000", data)
+        assert said in answer["error"]["message"]
+        assert status in {400, 413}
+    chunk = part + b"x" * 300_000 + b"\r\n" + part.replace(b"file", b"purpose", 1).replace(b'; filename="a"', b"")
+    chunk += b"batch\r\n--B--"
+    status, answer = ask(
+        gateway, f"{form}\r\ntransfer-encoding: chunked", b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk)
+    )
+    assert (status, answer["bytes"]) == (200, 300_000)
+    acme.files.delete(answer["id"])
+    for cut in (10, 400_000):  # clients that leave
+        parts = urlsplit(gateway.url)
+        with socket.create_connection((parts.hostname or "", parts.port or 0), 20.0) as left:
+            head = f"POST /v1/files HTTP/1.1\r\nhost: a\r\nauthorization: Bearer acme\r\n{form}\r\n"
+            left.sendall(f"{head}content-length: 900000\r\n\r\n".encode() + (part + bytes(400_000))[:cut])
+    assert until(lambda: {path.name for path in (folder / "kept/files").iterdir()} == kept, 10.0) is not None
