@@ -18,7 +18,7 @@ STAMP := $(VENV)/.weir-installed
 # Some machines set it; then every process of every test, and every worker, would compile all it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards image docs house clean
+.PHONY: help run test check fast slow coverage lint generate format vllm test-vllm ray test-ray test-deploy test-console clients clients-table console-pictures bench-overhead bench-scale failover instructions bodies compare-vllm agreement fidelity figures scaling picture realtime soak batch-kills residency fuzz evasions corpus gpu-facts dst prometheus valkey alerts boards image docs house clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -152,6 +152,9 @@ realtime: $(STAMP) ## goodput, lateness and more once again with processes and s
 
 soak: $(STAMP) ## eight minutes of three times the load with engines that die, reloads and cancels; SOAK=--help tells how
 	$(BIN)/python -m loadtest.lab.soak $(SOAK)
+
+batch-kills: $(STAMP) ## 200 SIGKILLs at random moments of batches: no result lost, doubled or another line's; BATCH_KILLS=--help tells how
+	$(BIN)/python -m loadtest.lab.batch_kills $(BATCH_KILLS)
 
 residency: $(STAMP) ## which models have GPU memory and what that costs, of the sidecar in virtual time; RESIDENCY=--help tells how
 	$(BIN)/python -m loadtest.lab.residency $(RESIDENCY)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from functools import partial
+from typing import BinaryIO
 
 from gateway.batches import tables
 from gateway.batches.line_call import LineAnswer, LineCall
@@ -178,8 +179,7 @@ class BatchRun:
         with good, bad:
             after = 0
             while page := await site.storage.run(partial(tables.results, row=row, after=after)):
-                texts = [b"".join([result.text for result in page if result.good is kind]) for kind in (True, False)]
-                await in_thread(lambda texts=texts: (good.write(texts[0]), bad.write(texts[1])))  # type: ignore[misc]
+                await in_thread(partial(_write_each, page, good, bad))
                 after = page[-1].number
             after = missing = 0
             why = CANCELLED if status == "cancelling" else EXPIRED
@@ -202,3 +202,8 @@ class BatchRun:
                 await in_thread(partial(site.folder.delete, id))
         end = end_of(status, missing)
         await site.storage.run(partial(tables.finish, row=row, status=end, now=now, tenant=self._tenant, files=files))
+
+
+def _write_each(page: list[Result], good: BinaryIO, bad: BinaryIO) -> None:
+    for result in page:
+        (good if result.good else bad).write(result.text)

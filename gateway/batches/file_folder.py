@@ -27,11 +27,12 @@ class FileFolder:
     def begin(self, id: str) -> BinaryIO:
         """A new file, to be written to its end. What an earlier try has left of it is gone."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.fdopen(os.open(self._part(id), flags, 0o600), "wb", buffering=0)
+        return os.fdopen(os.open(self._part(id), flags, 0o600), "wb")
 
     def keep(self, id: str, file: BinaryIO) -> int:
         """It is whole and on the disk from now on. Its size in bytes."""
         with file:
+            file.flush()
             os.fsync(file.fileno())
             size = os.fstat(file.fileno()).st_size
         os.replace(self._part(id), self.path / id)
@@ -39,7 +40,8 @@ class FileFolder:
 
     def drop(self, id: str, file: BinaryIO) -> None:
         """It is given up."""
-        file.close()
+        with contextlib.suppress(OSError):  # what is still to be written has no place on a full disk
+            file.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._part(id))
 

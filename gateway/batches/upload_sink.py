@@ -101,7 +101,7 @@ class UploadSink:
             while self._waiting and not self._lost:
                 piece = b"".join(self._waiting)
                 self._waiting.clear()
-                await in_thread(partial(_write_all, self._file, piece))
+                await in_thread(partial(self._file.write, piece))
                 self._held -= len(piece)
                 self._go_on()
         finally:
@@ -119,9 +119,3 @@ class UploadSink:
         if self._file is not None:
             file, self._file = self._file, None
             await in_thread(partial(self._folder.drop, self.id, file))
-
-
-def _write_all(file: BinaryIO, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]

@@ -38,6 +38,7 @@ from gateway.decider.dispatch import Dispatch
 from gateway.decider.ended_calls import EndedCalls
 from gateway.decider.loading import Configuration
 from gateway.decider.local import LocalDecider
+from gateway.decider.metrics.batches import batch_families
 from gateway.decider.metrics.cluster import Families
 from gateway.decider.metrics.collector import Metrics
 from gateway.decider.metrics.families import lengths
@@ -448,14 +449,16 @@ class Gateway:
         """Take files and batches, where the policy says so, and go on with those that are not over. Raises OSError and
         StorageError."""
         if self.policy.batches is not None and self.storage is not None:
-            self.batches = BatchApi(self.policy.batches, self.storage, self.pipeline, self.bodies, self.say)
-            await self.batches.start()
-            self.families.append(self.batches.families)
+            offered = BatchApi(self.policy.batches, self.storage, self.pipeline, self.bodies, self.say)
+            self.batches = offered
+            await offered.start()
+            self.families.append(lambda: batch_families(offered.states, offered.lines, offered.calls))
 
     async def give_storage(self) -> None:
         """Use what outlasts this gateway no longer: another one does."""
         if self.batches is not None:
             await self.batches.aclose()
+        await self.token_use.aclose()
         if self.storage is not None:
             await self.storage.aclose()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from collections.abc import Callable, Mapping
 
 from gateway.batches.door import BatchDoor
 from gateway.batches.site import BatchSite
@@ -42,16 +40,17 @@ class BatchApi:
         await self._worker.aclose()
         await self._door.aclose()
 
-    def families(self) -> Iterable[Metric]:
-        """The metric families at this moment."""
-        batches = GaugeMetricFamily("weir_batches", "Batches of the Batch API, by state.", labels=("status",))
-        for status in ALL:
-            batches.add_metric((status,), self._worker.states.get(status, 0))
-        yield batches
-        lines = CounterMetricFamily(
-            "weir_batch_lines", "Lines of batches that got a result, and that were sent once more.", labels=("result",)
-        )
-        for result, count in self._site.lines.items():
-            lines.add_metric((result,), count)
-        yield lines
-        yield GaugeMetricFamily("weir_batch_calls", "Lines of batches that wait or run now.", self._site.calls)
+    @property
+    def states(self) -> dict[str, int]:
+        """Batches by state, at the worker's last look."""
+        return {status: self._worker.states.get(status, 0) for status in ALL}
+
+    @property
+    def lines(self) -> Mapping[str, int]:
+        """What became of lines, since the start."""
+        return self._site.lines
+
+    @property
+    def calls(self) -> int:
+        """Lines that wait or run now."""
+        return self._site.calls

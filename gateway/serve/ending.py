@@ -77,7 +77,6 @@ async def hand_over(
     within = gateway.policy.timeouts.drain
     manager.succeeded_by(pid)
     given = port.hand_over(within, ready.decider)
-    await gateway.token_use.aclose()
     await gateway.give_storage()
     control.stop_accepting()
     await giving.give(given)

@@ -24,7 +24,9 @@ def test_any_other_path_is_as_it_is(path: bytes) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "says"),
     [
-        (b"POST", b"/v1/batches", "POST /v1/batches is not offered here. This gateway answers /v1/chat/completions, "),
+        (b"POST", b"/v1/batches", "POST /v1/batches is not offered here. Batches are offered where the policy"),
+        (b"GET", b"/v1/files/file-1", "Files are kept for batches, which the policy of this gateway has to offer"),
+        (b"POST", b"/v1/fine_tuning", "is not offered here. This gateway answers /v1/chat/completions, "),
         (b"GET", b"/bogus/", "GET /bogus/ is not offered here. This gateway answers "),
         (b"POST", b"/api/chat", "not Ollama's: use /v1/chat/completions, with"),
         (b"GET", b"/api/tags", "not Ollama's: use /v1/models, with"),
