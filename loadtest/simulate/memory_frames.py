@@ -37,6 +37,11 @@ class FrameLink:
         for side in (self.relay, self.decider):
             side.held = side.held or []
 
+    @property
+    def held(self) -> bool:
+        """Whether nothing arrives now."""
+        return self.decider.held is not None
+
     def let_go(self) -> None:
         """What was held arrives, in its order."""
         for side in (self.relay, self.decider):

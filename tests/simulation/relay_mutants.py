@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.core.cluster.election import Election
 from gateway.core.engines.fleet import Engine
 from gateway.decider.relays.hub import RelayHub
 from gateway.decider.relays.served import ServedCall
@@ -59,6 +60,15 @@ CANCEL_LOST = Mutant(RemoteDecider, "finish", "self.link.send(end)", "(left == '
 LEARNED_WRONG = Mutant(
     Engine, "restore", "= saved.tpot, saved.pace, saved.trim", "= saved.pace, saved.tpot, saved.trim"
 )
+
+# Who rules grants beyond its lease.
+NO_FENCE = Mutant(Election, "fence", "return self._lease if heard", "return math.inf if heard")
+
+# Who is elected waits for nobody.
+WAITS_FOR_NOBODY = Mutant(Election, "seen", "self.awaited = set(view.members)", "self.awaited = set()")
+
+# Who is elected by a store that was emptied grants at once.
+TRUSTS_EMPTIED = Mutant(Election, "seen", "if self.reign and view.emptied and now >= self._lease:", "if False:")
 
 # What waited is not asked for again.
 FORGOTTEN = Mutant(Link, "_welcome", "if question is not None:", "if False:")

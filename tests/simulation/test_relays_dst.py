@@ -5,9 +5,10 @@ are found.
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from loadtest.lab.dst.command import attempt, main, relay_failures
-from loadtest.lab.dst.relay_case import DeciderFault, RelayFault, relay_case
+from loadtest.lab.dst.relay_case import BEFALLS, DeciderFault, MemberFault, RelayFault, relay_case
 from tests.simulation import relay_mutants as planted
 from tests.simulation.mutants import Mutant
 
@@ -20,8 +21,11 @@ FOUND = {  # and in how many seeds, for some room
     "held by the dead": (planted.HELD_BY_THE_DEAD, 20),
     "given away": (planted.GIVEN_AWAY, 20),
     "grants untold": (planted.GRANTS_UNTOLD, 20),
-    "moves untold": (planted.MOVES_UNTOLD, 400),
-    "class gone": (planted.CLASS_GONE, 300),
+    "moves untold": (planted.MOVES_UNTOLD, 60),
+    "class gone": (planted.CLASS_GONE, 40),
+    "no fence": (planted.NO_FENCE, 200),
+    "waits for nobody": (planted.WAITS_FOR_NOBODY, 20),
+    "trusts emptied": (planted.TRUSTS_EMPTIED, 200),
     "held untold": (planted.HELD_UNTOLD, 20),
     "old answer": (planted.OLD_ANSWER, 300),
     "out of order": (planted.OUT_OF_ORDER, 60),
@@ -47,6 +51,20 @@ def test_relays_and_deciders_die_and_are_cut_off_in_those_seeds() -> None:
     faults = {(type(event), event.what) for event in events if isinstance(event, RelayFault | DeciderFault)}
     of_relays = {(RelayFault, what) for what in ("kill", "break", "hold", "echo")}
     assert faults == of_relays | {(DeciderFault, "kill"), (DeciderFault, "hang")}
+
+
+def test_members_of_clusters_die_stop_and_are_cut_off_in_those_seeds() -> None:
+    events = [event for seed in DOZENS for event in relay_case(seed).events]
+    assert {event.what for event in events if isinstance(event, MemberFault)} == set(BEFALLS)
+
+
+def test_another_member_is_elected_when_the_ruling_one_dies() -> None:
+    case = next(each for each in map(relay_case, DOZENS) if each.members == 3)
+    kill = MemberFault(at=3.0, what="reboot", member=-1, seconds=4.0)
+    told = attempt(replace(case, events=(kill,), numbers=(0,))).told
+    ruled = [line.split()[1:] for line in told if " rules in epoch " in line]
+    assert len(ruled) == 2
+    assert ruled[0][0] != ruled[1][0]
 
 
 @pytest.mark.slow

@@ -221,7 +221,8 @@ class RelaySession:
 
     def _asked(self, ask: Ask) -> None:
         number = ask.number
-        if number in self.calls or number in self.waiting or number in self._ended:
+        earlier = self.waiting.get(number)
+        if number in self.calls or number in self._ended or (earlier is not None and ask.turn <= earlier.turn):
             return
         if self.told and number <= self._last and number not in self._alive:
             return  # it has ended before this connection

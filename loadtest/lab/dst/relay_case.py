@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Container
-from typing import Literal
+from collections.abc import Callable, Container
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,11 +37,25 @@ class DeciderFault(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-RelayEvent = Call | Fault | Reload | RelayFault | DeciderFault
+class MemberFault(msgspec.Struct, frozen=True, kw_only=True):
+    """What befalls a cluster's member for so many seconds; of number -1: whoever rules. `kill`: its decider ends, and
+    another begins; `reboot`: its relays too; `stop`: its decider does nothing, and then goes on. `cut`: it does not
+    reach the store; `parted`: it and the others do not reach each other; `lost`: nobody reaches the store; `emptied`:
+    the store forgets all."""
+
+    at: float
+    what: Literal["kill", "reboot", "stop", "cut", "parted", "lost", "emptied"]
+    member: int
+    seconds: float = 0.0
+
+
+BEFALLS = ("kill", "reboot", "stop", "stop", "cut", "cut", "parted", "parted", "lost", "emptied")
+RelayEvent = Call | Fault | Reload | RelayFault | DeciderFault | MemberFault
 
 
 class RelayCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulation. `delay`: seconds from a relay to the decider at least, `spread`: by how much more at most."""
+    """One simulation. `members`: of a cluster; 0: there is none, and one decider. `delay`: seconds from a relay to the
+    decider at least, `spread`: by how much more at most."""
 
     seed: int
     policy: str
@@ -51,6 +65,7 @@ class RelayCase(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
     events: tuple[RelayEvent, ...]  # in order of time
     numbers: tuple[int, ...]  # of the events, in the whole case
+    members: int = 0
 
     def only(self, numbers: Container[int]) -> RelayCase:
         """The same with these events alone."""
@@ -65,6 +80,9 @@ def relay_case(seed: int) -> RelayCase:
     rng = random.Random(f"dst of relays {seed}")  # noqa: S311 # a simulation
     fixed = tuple(a_machine(rng, "sim") for _ in range(rng.choice((1, 2, 3))))
     relays, seconds = rng.choice((1, 2, 3, 4)), rng.choice((2.0, 4.0))
+    members = rng.choice((0, 0, 2, 3))
+    if members:
+        relays, seconds = max(relays, members), 6.0  # an election lasts
     aligned = rng.random() < 0.5
     policies = random.Random(f"policies of relays {seed // ALIKE}")  # noqa: S311 # a simulation
     traits = Traits(policies, 0, sidecars=False, cancels=True)
@@ -99,6 +117,8 @@ def relay_case(seed: int) -> RelayCase:
         events += [msgspec.structs.replace(a_fault(rng, at + 0.25, len(fixed)), what=rng.choice(("die", "errors")))]
     policy = traits.policy()
     events += [Reload(at=when(), policy=traits.policy()) for _ in range(rng.choice((0, 0, 0, 1)))]
+    if members:
+        events += _member_faults(rng, when, members)
     ordered = tuple(sorted(events, key=lambda event: event.at))
     return RelayCase(
         seed=seed,
@@ -109,4 +129,18 @@ def relay_case(seed: int) -> RelayCase:
         spread=rng.choice((0.0, 0.001, 0.05)),
         events=ordered,
         numbers=tuple(range(len(ordered))),
+        members=members,
     )
+
+
+def _member_faults(rng: random.Random, when: Callable[[], float], members: int) -> list[RelayEvent]:
+    """Some at times of their own, and some one upon the other, within an election."""
+    faults: list[RelayEvent] = []
+    for _ in range(rng.choice((1, 2, 4))):
+        at = when()
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            what: Any = rng.choice(BEFALLS)
+            number, seconds = rng.randrange(-1, members), rng.choice((0.3, 1.9, 3.0, 4.0))
+            faults.append(MemberFault(at=at, what=what, member=number, seconds=seconds))
+            at += rng.choice((0.0, 0.1, 0.5, 1.0))
+    return faults

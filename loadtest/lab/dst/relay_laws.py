@@ -4,6 +4,7 @@
   and its ledger has at least that.
 - Nothing is settled twice: a decider hears the end of a call once, and no call is charged as two.
 - A relay obeys one decider: each grant is of the epoch that it has met last, and no two deciders share an epoch.
+- Of a cluster's members none grants in another's epoch, nor once one of a later epoch has.
 - A decider grants nothing before it has been told, and asks in the order of arrival.
 - No call is forgotten: what a relay waits for, its decider knows of.
 - All that a dead relay's calls held comes back within a second.
@@ -49,6 +50,7 @@ class RelayLaws:
         self._obeyed: dict[int, GrantTerms] = {}  # by identity: terms that were looked at, kept alive
         self._unknown: dict[tuple[int, int], float] = {}  # a relay's process and a call's number -> since when
         self._epochs: dict[int, Decider] = {}
+        self._granted: dict[int, Decider] = {}  # the first of each epoch that has granted
 
     def goes_on(self, gateway: Gateway, state: bytes) -> None:
         """A decider has begun with a checkpoint: it has what was learned, no limit is fuller, and nothing is held."""
@@ -67,9 +69,10 @@ class RelayLaws:
 
     def begins(self, decider: Decider) -> None:
         """Look at this decider from now on."""
-        if self._epochs.setdefault(decider.hub.epoch, decider) is not decider:
+        # Whom a store elects that was emptied may begin with the first epoch again: it must not grant in it.
+        if self._epochs.setdefault(decider.hub.epoch, decider) is not decider and not decider.machine:
             self._wrong(f"two deciders have the epoch {decider.hub.epoch}")
-        decider.gateway.dispatch.witness = DispatchLaws(decider, self._wrong, self._tell, self.promised)
+        decider.gateway.dispatch.witness = DispatchLaws(decider, self, self._wrong, self._tell)
 
     # -- at rest ------------------------------------------------------------------------------------------------
 
@@ -77,13 +80,13 @@ class RelayLaws:
         """Nothing is left to be done at this moment."""
         now = self._loop.time()
         living = {relay.pid: relay for relay in self._relays() if relay.dead_at < 0.0}
-        promised = self._promises(living.values())
         for decider in self._deciders():
             if decider.dead:
                 continue
             if decider.hub.complete and decider.complete_at < 0.0:
                 decider.complete_at = now
-            self._compare(decider, promised)
+            decider.owed -= decider.known()
+            self._compare(decider, living.values(), now)
             self._given_back(decider, now)
             self._known(decider, living, now)
         self._one_decider(living.values())
@@ -92,35 +95,40 @@ class RelayLaws:
         """What a relay asks for, its decider knows of, once that has had time to arrive."""
         for session in decider.hub.sessions:
             relay = living.get(session.hello.pid) if session.told and session.hello else None
-            if relay is None:
+            if relay is None or relay.link is not decider.links.get(relay.pid):
                 continue
             for number, asked in relay.side.link.calls.items():
-                if asked.question is None or number in session.calls or number in session.waiting:
+                known = asked.question is None or number in session.calls or number in session.waiting
+                if known or (relay.link is not None and relay.link.held):
                     self._unknown.pop((relay.pid, number), None)
                 elif now > self._unknown.setdefault((relay.pid, number), now) + ARRIVES:
                     self._wrong(f"relay {relay.number} asks for call {number}, and its decider does not know of it")
 
-    def _compare(self, decider: Decider, promised: Counter[str]) -> None:
+    def _compare(self, decider: Decider, living: Iterable[Relay], now: float) -> None:
         """Its ledgers, against what it keeps of calls and against what relays have."""
         held: Counter[str] = Counter()
         for grant in grants(decider):
             if grant.hold.live:
                 held[grant.engine.id] += grant.hold.tokens
-        complete = decider.hub.complete
+        complete = decider.hub.complete and now < decider.gateway.dispatch.fence
+        promised = self._promises(decider, living) if complete else held
         for engine in decider.gateway.fleet:
             if engine.held != held[engine.id]:
                 self._wrong(f"the ledger of {engine.id} has {engine.held} tokens, its calls hold {held[engine.id]}")
             if complete and promised[engine.id] > engine.held:
                 self._wrong(f"relays have {promised[engine.id]} tokens of {engine.id}, its ledger has {engine.held}")
 
-    def promised(self, engine: str) -> int:
-        """Tokens of an engine that calls of living relays may use."""
-        return self._promises(relay for relay in self._relays() if relay.dead_at < 0.0)[engine]
+    def promised(self, decider: Decider, engine: str) -> int:
+        """Tokens of an engine that calls of living relays may use, as far as a decider must know of them."""
+        return self._promises(decider, [relay for relay in self._relays() if relay.dead_at < 0.0])[engine]
 
-    def _promises(self, living: Iterable[Relay]) -> Counter[str]:
-        """Of each engine."""
+    def _promises(self, decider: Decider, living: Iterable[Relay]) -> Counter[str]:
+        """Of each engine. A cluster's relay may be cut off, and is not waited for once its machine's time is over."""
+        known = decider.known() if decider.machine else None
         promised: Counter[str] = Counter()
         for relay in living:
+            if known is not None and relay.pid not in known:
+                continue
             for asked in relay.side.link.calls.values():
                 if isinstance(asked.question, MoveAsk):
                     continue  # it has given that back
@@ -129,8 +137,20 @@ class RelayLaws:
                         promised[terms.engine] += terms.tokens
         return promised
 
+    def granting(self, decider: Decider) -> None:
+        """It is about to grant. No other of its epoch or of a later one has, and all that it waits for was told."""
+        epoch = decider.hub.epoch
+        if self._granted.setdefault(epoch, decider) is not decider or epoch < max(self._granted):
+            self._wrong(f"a decider of epoch {epoch} grants, and another of epoch {max(self._granted)} has")
+        missing = decider.owed - decider.known()
+        untold = [each.number for each in self._relays() if each.dead_at < 0.0 and each.pid in missing]
+        if untold:
+            self._wrong(f"epoch {epoch} grants, and the relays {untold} have not told it what they hold")
+
     def _given_back(self, decider: Decider, now: float) -> None:
-        dead = {relay.pid for relay in self._relays() if 0.0 <= relay.dead_at < now - WITHIN}
+        """Of another machine's relay it comes back when the next one of its number is there."""
+        gone = [each for each in self._relays() if 0.0 <= each.dead_at < now - WITHIN]
+        dead = {relay.pid for relay in gone if relay.machine == decider.machine}
         left = [list(calls) for pid, calls in kept(decider) if pid in dead and calls]
         if left:
             self._wrong(f"a relay is dead for {WITHIN:g} s, and of its calls there are still {left}")
@@ -191,14 +211,14 @@ class DispatchLaws:
     def __init__(
         self,
         decider: Decider,
+        laws: RelayLaws,
         wrong: Callable[[str], None],
         tell: Callable[[str], None],
-        promised: Callable[[str], int],
     ) -> None:
         self._decider = decider
+        self._laws = laws
         self._wrong = wrong
         self._tell = tell
-        self._promised = promised
         self._loop = asyncio.get_running_loop()
         self._corrected: set[Ticket] = set()
         self._asked = -1.0  # the arrival of the last call that was asked for when all had told
@@ -211,7 +231,8 @@ class DispatchLaws:
             self._wrong(f"call {call.request_id} is granted {engine.id} before all relays have told what they hold")
         if now >= call.deadline:
             self._wrong(f"call {call.request_id} is granted {engine.id} {now - call.deadline:.4f} s past its deadline")
-        promised = self._promised(engine.id)
+        self._laws.granting(decider)
+        promised = self._laws.promised(decider, engine.id)
         if engine.held < promised:
             self._wrong(f"{engine.id} is granted with {engine.held} tokens held, and relays have {promised}")
         alone = not promised and not engine.in_flight and call.cost <= engine.largest

@@ -42,25 +42,43 @@ OF_CALLS = (
 
 
 class Decider:
-    """One life of a decider. `links`: of its relays, by the relay's process."""
+    """One life of a decider, or one reign of a cluster's member. `links`: of its relays, by the relay's process.
+    `machine`: the member's; empty: it decides for all relays there are. `owed`: relays' processes that must have told
+    what they hold before it grants anything."""
 
-    def __init__(self, gateway: Gateway, hub: RelayHub) -> None:
+    def __init__(self, gateway: Gateway, hub: RelayHub, machine: str = "") -> None:
         self.gateway = gateway
         self.hub = hub
+        self.machine = machine
+        self.owed: set[int] = set()
         self.links: dict[int, FrameLink] = {}
         self.dead = self.hangs = False
         self.complete_at = -1.0  # when every relay had told what it held
 
-    async def aclose(self) -> None:
-        """Nothing of it goes on."""
+    def known(self) -> set[int]:
+        """The processes of the relays that have told it what they hold."""
+        told = {each.hello.pid for each in self.hub.sessions if each.hello is not None and each.told}
+        return told | {hello.pid for hello, _ in self.hub.kept}
+
+    async def ends(self) -> None:
+        """It decides nothing any more."""
         self.dead = True
         self.gateway.dispatch.witness = None  # what it does on its way out, no dead process does
         for link in self.links.values():
             link.closed_by(link.decider)
         await self.hub.aclose()
-        for engine in list(self.gateway.fleet):
-            self.gateway.fleet.remove(engine.id)  # its checks end with that
-        await self.gateway.aclose()
+
+    async def aclose(self) -> None:
+        """Nothing of it goes on."""
+        await self.ends()
+        await closed(self.gateway)
+
+
+async def closed(gateway: Gateway) -> None:
+    """End all that a gateway does."""
+    for engine in list(gateway.fleet):
+        gateway.fleet.remove(engine.id)  # its checks end with that
+    await gateway.aclose()
 
 
 class ClientLine:
@@ -98,13 +116,16 @@ class Log:
 
 
 class Relay:
-    """One life of a relay: `number` says which, `pid` in which life. `unreachable`: until then it finds no decider."""
+    """One life of a relay: `number` says which, `pid` in which life, `machine` of which member. `unreachable`: until
+    then it finds no decider."""
 
-    def __init__(self, side: RelaySide, log: Log, number: int, pid: int) -> None:
+    def __init__(self, side: RelaySide, log: Log, number: int, pid: int, machine: str) -> None:
         self.side = side
         self.log = log
         self.number = number
         self.pid = pid
+        self.machine = machine
+        self.link: FrameLink | None = None
         self.lines: list[ClientLine] = []
         self.dead_at = -1.0
         self.unreachable = 0.0

@@ -2,8 +2,8 @@
 
     wrong = vtime.run(simulate_relays(case, told))
 
-Relays and deciders are the code that runs as processes; `relay_laws.py` says what must hold. Whom a relay reaches is
-said in one place (`RelayWorld.ruling`): members, partitions and a store of who rules belong there.
+Relays and deciders are the code that runs as processes; `relay_laws.py` says what must hold. Whom a relay reaches say
+`one_decider.py` and, for a cluster, `members.py`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from gateway.core.policy.policy import Policy
 from gateway.core.request.record import Record
 from gateway.decider.loading import Configuration
 from gateway.frames.channel import Channel
-from gateway.serve.assembly import ApplyError
 from loadtest.lab.dst.answers import Reader
 from loadtest.lab.dst.case import Call, Reload
+from loadtest.lab.dst.members import Members
+from loadtest.lab.dst.one_decider import OneDecider
 from loadtest.lab.dst.open_calls import OpenCalls
 from loadtest.lab.dst.parts import engine_of, strike
-from loadtest.lab.dst.relay_case import DeciderFault, RelayCase, RelayEvent, RelayFault
+from loadtest.lab.dst.relay_case import DeciderFault, MemberFault, RelayCase, RelayEvent, RelayFault
 from loadtest.lab.dst.relay_laws import RelayLaws
-from loadtest.lab.dst.relay_parts import ClientLine, Decider, Log, Relay
+from loadtest.lab.dst.relay_parts import ClientLine, Log, Relay
 from loadtest.load.workload import Planned
 from loadtest.simulate.inprocess import GatewayTarget, policy_of
 from loadtest.simulate.memory_frames import FrameLink
-from loadtest.simulate.relays import hub_of, look_for_stalls, pid_of, relay_of
+from loadtest.simulate.relays import look_for_stalls, pid_of, relay_of
 from loadtest.simulate.run_records import Fault
 from loadtest.simulate.simulated_client import ClientCall, Try
 from loadtest.simulate.vtime import VirtualLoop
 
 LONGEST = 300.0  # seconds after the last thing happened by which every call must have ended
 SETTLES = 3.0  # seconds after the last call by which nothing of any may be left
+ELECTS = 16.0  # the same of a cluster, where somebody must be elected first
 LATE = 0.3  # seconds after its deadline a call may need to notice it, beside its way to the decider
 LOOK = 0.25  # seconds between two looks for engines that have stopped
 
@@ -49,9 +51,9 @@ class RelayWorld:
         self.wrong = ""
         self._read = read
         self._policy = read(case.policy.encode())
-        self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(self._broken)
-        self._over: asyncio.Future[None] = self._loop.create_future()
+        self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(self._broken)
+        self._over: asyncio.Future[None] = self.loop.create_future()
         self._rng = random.Random(f"relays {case.seed}")  # noqa: S311 # a simulation
         self._memories = [engine_of(machine, number) for number, machine in enumerate(case.fixed)]
         self._coming = len(case.events)
@@ -60,23 +62,22 @@ class RelayWorld:
         self._asked: dict[int, tuple[Try, Call]] = {}  # by the try's identity
         self._ending: set[asyncio.Task[None]] = set()
         self._epoch = 0  # of the last process that began
-        self._state: tuple[float, bytes] | None = None  # the last checkpoint, and when it was taken
-        self.deciders: list[Decider] = []
         self.relays: list[Relay] = []
-        self.laws = RelayLaws(self.found, self.tell, lambda: self.deciders, lambda: self.relays)
-        self._target = self._begin_decider()
+        self._rule: OneDecider | Members = Members(self) if case.members else OneDecider(self)
+        self.laws = RelayLaws(self.found, self.tell, lambda: self._rule.deciders, lambda: self.relays)
+        self._target = self._rule.begin()
         self._target.records.heard = self._heard
         for number in range(1, case.relays + 1):
             self._begin_relay(number)
 
     def tell(self, line: str) -> None:
         """Something happened."""
-        self.told.append(f"{self._loop.time():10.4f}  {line}")
+        self.told.append(f"{self.loop.time():10.4f}  {line}")
 
     def found(self, what: str) -> None:
         """Something is wrong: the first is what the simulation ends with."""
         if not self.wrong:
-            self.wrong = f"at {self._loop.time():.4f} s: {what}"
+            self.wrong = f"at {self.loop.time():.4f} s: {what}"
             self.tell(f"WRONG: {what}")
             self._end()
 
@@ -91,7 +92,7 @@ class RelayWorld:
 
     async def run(self) -> str:
         """From the first event until nothing is left. What was wrong first; empty: nothing."""
-        loop, case = self._loop, self.case
+        loop, case = self.loop, self.case
         assert isinstance(loop, VirtualLoop)  # noqa: S101 # else nothing is ever at rest
         loop.watch(self.laws.at_rest)
         self._look()
@@ -103,7 +104,7 @@ class RelayWorld:
             self.found(f"calls without an end: {sorted(self._calls.numbers.values())}")
         if not self.wrong:
             self._over = loop.create_future()
-            await asyncio.wait((self._over,), timeout=SETTLES)
+            await asyncio.wait((self._over,), timeout=ELECTS if case.members else SETTLES)
         if not self.wrong:
             self._settled()
         await self._aclose()
@@ -112,10 +113,8 @@ class RelayWorld:
     async def _aclose(self) -> None:
         for relay in self.relays:
             if relay.dead_at < 0.0:
-                await relay.aclose(self._loop.time())
-        for decider in self.deciders:
-            if not decider.dead:
-                await decider.aclose()
+                await relay.aclose(self.loop.time())
+        await self._rule.aclose()
         await asyncio.gather(*self._ending)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks and not self.wrong:
@@ -140,11 +139,14 @@ class RelayWorld:
                 for each in event.engines:
                     strike(self._memories[each], event)
             case Reload():
-                self._reload(event.policy)
+                self._policy = self._read(event.policy.encode())
+                self._rule.apply(self._policy)
             case RelayFault():
                 self._befalls(event)
             case DeciderFault():
-                self._befalls_decider(event)
+                self._rule.befalls(event)
+            case MemberFault():
+                self._rule.befalls_member(event)
         self._coming -= 1
         self._end_if_all()
 
@@ -156,76 +158,32 @@ class RelayWorld:
         for relay in self.relays:
             if relay.ready:
                 look_for_stalls(relay.side)
-        decider = self.ruling
-        if decider is not None and decider.hub.complete:
-            self._state = self._loop.time(), decider.gateway.checkpoints.take(decider.hub.ungranted)
+        self._rule.look()
         if not self._over.done():
-            self._loop.call_later(LOOK, self._look)
+            self.loop.call_later(LOOK, self._look)
 
-    # -- deciders -----------------------------------------------------------------------------------------------
-
-    @property
-    def ruling(self) -> Decider | None:
-        """The decider that relays reach; None: there is none."""
-        decider = self.deciders[-1] if self.deciders else None
-        return None if decider is None or decider.dead or decider.hangs else decider
-
-    def _begin_decider(self) -> GatewayTarget:
+    def epoch(self) -> int:
+        """The next process's."""
         self._epoch += 1
+        return self._epoch
+
+    def target(self) -> GatewayTarget:
+        """Another gateway, over the same engines."""
         target = GatewayTarget(self._policy, self._memories, seed=self.case.seed + self._epoch)
         target.gateway.apply(Configuration(self._policy, {}))
-        living = {relay.number: relay.pid for relay in self.relays if relay.dead_at < 0.0}
-        hub = hub_of(target.gateway, self._epoch, living, lives=self._lives)
-        decider = Decider(target.gateway, hub)
-        if self._state is not None:
-            at, state = self._state
-            target.gateway.checkpoints.restore(state, self._loop.time() - at)
-            self.laws.goes_on(target.gateway, state)
-        self.deciders.append(decider)
-        self.laws.begins(decider)
-        self.tell(f"a decider of epoch {self._epoch} begins")
         return target
 
-    def _lives(self, pid: int) -> bool:
-        return any(relay.pid == pid and relay.dead_at < 0.0 for relay in self.relays)
-
-    def _befalls_decider(self, event: DeciderFault) -> None:
-        decider = self.ruling
-        if decider is None:
-            return
-        if event.what == "hang":
-            decider.hangs = True
-            for link in decider.links.values():
-                link.hold()
-            self._loop.call_later(event.seconds, self._kill, decider, 0.05)
-        else:
-            self._kill(decider, event.seconds)
-
-    def _kill(self, decider: Decider, seconds: float) -> None:
-        self._soon(decider.aclose())
-        if not self.wrong:
-            self._loop.call_later(seconds, self._begin_decider)
-
-    def _reload(self, policy: str) -> None:
-        decider = self.ruling
-        self._policy = self._read(policy.encode())
-        if decider is not None:
-            try:
-                decider.gateway.apply(Configuration(self._policy, {}))
-            except ApplyError as error:
-                self.found(f"a reload failed: {error}")
-            decider.hub.apply(decider.gateway.pipeline.snapshot, b"a secret of cache salts")
-
-    def _soon(self, work: Any) -> None:
-        task = self._loop.create_task(work)
+    def soon(self, work: Any) -> None:
+        """Let it be done, and wait for it in the end."""
+        task = self.loop.create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
     # -- relays -------------------------------------------------------------------------------------------------
 
     def _begin_relay(self, number: int) -> None:
-        self._epoch += 1
-        pid = pid_of(number, self._epoch)
+        epoch = self.epoch()
+        pid = pid_of(number, epoch)
         log = Log(self._target.records, self._forget)
         relay: Relay
 
@@ -233,17 +191,17 @@ class RelayWorld:
             await self._connect(relay, made)
 
         side = relay_of(
-            number, self._epoch, self.case.relays, log, connect, self._target.memories, self._target.sends,
+            number, epoch, self.case.relays, log, connect, self._target.memories, self._target.sends,
             self.case.seed, self.tell,
         )  # fmt: skip
-        relay = Relay(side, log, number, pid)
+        relay = Relay(side, log, number, pid, self._rule.machine(number))
         self.relays.append(relay)
         side.link.start()
 
     async def _connect(self, relay: Relay, made: Callable[[], Channel]) -> None:
         await asyncio.sleep(2 * self.case.delay)
-        decider = self.ruling
-        if decider is None or self._loop.time() < relay.unreachable:
+        decider = self._rule.reached(relay)
+        if decider is None or self.loop.time() < relay.unreachable:
             raise ConnectionRefusedError("nobody is there")
         relay.connected()
         link: FrameLink
@@ -251,7 +209,7 @@ class RelayWorld:
         def sent(channel: Channel, data: bytes) -> None:
             relay.sent(channel, data, link)
 
-        link = decider.links[relay.pid] = FrameLink(made(), decider.hub.channel(), self._delay, sent)
+        link = relay.link = decider.links[relay.pid] = FrameLink(made(), decider.hub.channel(), self._delay, sent)
 
     def _delay(self) -> float:
         return self.case.delay + self.case.spread * self._rng.random() ** 4
@@ -260,26 +218,30 @@ class RelayWorld:
         return next((each for each in self.relays if each.number == number + 1 and each.dead_at < 0.0), None)
 
     def _befalls(self, event: RelayFault) -> None:
-        relay, decider = self._living(event.relay), self.ruling
+        relay = self._living(event.relay)
         if relay is None:
             return
-        link = None if decider is None else decider.links.get(relay.pid)
+        link = relay.link
         if event.what == "kill":
-            if link is not None:
-                link.closed_by(link.relay)
-            relay.dead_at = self._loop.time()
-            self._soon(relay.aclose(self._loop.time()))
-            self._loop.call_later(event.seconds, self._begin_relay, relay.number)
+            self.kill_relay(relay, event.seconds)
         elif link is None or not link.up:
             return
         elif event.what == "break":
-            relay.unreachable = self._loop.time() + event.seconds
+            relay.unreachable = self.loop.time() + event.seconds
             link.cut(ConnectionResetError("the network is gone"))
         elif event.what == "hold":
             link.hold()
-            self._loop.call_later(event.seconds, link.let_go)
+            self.loop.call_later(event.seconds, link.let_go)
         else:
             relay.echo(link, random.Random(f"{self.case.seed} {event.at}"))  # noqa: S311 # a simulation
+
+    def kill_relay(self, relay: Relay, seconds: float) -> None:
+        """SIGKILL; so many seconds later there is another."""
+        if relay.link is not None:
+            relay.link.closed_by(relay.link.relay)
+        relay.dead_at = self.loop.time()
+        self.soon(relay.aclose(self.loop.time()))
+        self.loop.call_later(seconds, self._begin_relay, relay.number)
 
     def _forget(self, request_id: str) -> None:
         """A dead relay's call has no record, and nobody waits for it."""
@@ -293,7 +255,7 @@ class RelayWorld:
         assert isinstance(event, Call)  # noqa: S101 # nothing else is sent
         ready = [relay for relay in self.relays if relay.ready]
         if not ready:
-            self._loop.call_soon(client_call.over, False)
+            self.loop.call_soon(client_call.over, False)
             return partial(self._calls.leave, client_call)
         relay = ready[len(self._asked) % len(ready)]
         self._asked[id(tried)] = tried, event

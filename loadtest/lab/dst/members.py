@@ -1,0 +1,342 @@
+"""Members of a cluster in a simulation: they elect by a store who decides, and each relay is led to who does.
+
+Elections and deciders are the code that runs as processes, the store is `cluster_store.py`. What passes between them
+is in memory here: late, lost, carried out without an answer, or cut off. A process that is stopped does nothing until
+it goes on, and then does all that came meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from gateway.core.cluster.election import RENEW, Election, Ruler, StoreView
+from gateway.core.policy.policy import Policy
+from gateway.decider.loading import Configuration
+from gateway.serve.assembly import Gateway
+from loadtest.lab.dst.cluster_store import SimulatedStore
+from loadtest.lab.dst.relay_case import DeciderFault, MemberFault
+from loadtest.lab.dst.relay_parts import Decider, Relay, closed
+from loadtest.simulate.inprocess import GatewayTarget
+from loadtest.simulate.memory_frames import FrameLink
+from loadtest.simulate.relays import hub_of
+
+if TYPE_CHECKING:
+    from loadtest.lab.dst.relay_world import RelayWorld
+
+TICK = 0.05  # seconds between two looks at whether every relay has told what it holds
+GIVEN_UP = 0.4  # seconds for the store to answer
+STORE = "the store"
+
+
+class Member:
+    """One machine's gateway. `reign`: what it decides with while it rules."""
+
+    def __init__(self, cluster: Members, name: str, gateway: Gateway, before: Election | None) -> None:
+        self.name = name
+        self.gateway = gateway
+        self.reign: Decider | None = None
+        self.alive = True
+        self.stopped = False
+        self._cluster = cluster
+        self._world = cluster.world
+        self._later: list[Callable[[], None]] = []  # what came while it was stopped
+        self._led = ""  # whom its relays were led to
+        self.election = Election(name)
+        if before is not None:
+            self.election = Election(name, before.known, before.vouched_until, before.roster)
+        gateway.dispatch.fence = -math.inf
+        self._do(self._turn)
+        self._do(self._watch)
+
+    def _do(self, what: Callable[[], None]) -> None:
+        """Now, or once it goes on."""
+        if self.alive and self.stopped:
+            self._later.append(what)
+        elif self.alive:
+            what()
+
+    def _after(self, seconds: float, what: Callable[[], None]) -> None:
+        self._world.loop.call_later(seconds, self._do, what)
+
+    # -- the store, and words -----------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        cluster, election, sent = self._cluster, self.election, self._world.loop.time()
+        turn = election.turn(sent)
+        answered: list[StoreView | None] = []
+
+        def carried_out() -> None:
+            view = cluster.store.turn(self.name, turn, self._world.loop.time())
+            if cluster.reach(self.name, STORE):
+                self._after(cluster.delay(), partial(answer, view))
+
+        def answer(view: StoreView | None) -> None:
+            if answered:
+                return
+            answered.append(view)
+            now = self._world.loop.time()
+            if view is None:
+                election.failed(now)
+                self._ask_for_words(sent)
+            else:
+                election.seen(sent, now, turn, view)
+            self._changed()
+            self._after(RENEW, self._turn)
+
+        if cluster.reach(self.name, STORE):
+            self._world.loop.call_later(cluster.delay(), carried_out)
+        self._after(GIVEN_UP, partial(answer, None))
+
+    def _ask_for_words(self, sent: float) -> None:
+        ruler = self.election.ruler
+        for name in sorted(self.election.voters):
+            other = self._cluster.members.get(name)
+            if ruler is not None and other is not None and self._cluster.reach(self.name, name):
+                other._after(self._cluster.delay(), partial(other._asked, ruler, self, sent))
+
+    def _asked(self, ruler: Ruler, by: Member, sent: float) -> None:
+        given = self.election.vouch(ruler, self._world.loop.time())
+        if given and self._cluster.reach(self.name, by.name):
+            by._after(self._cluster.delay(), partial(by._answered, self.name, ruler.epoch, sent))
+
+    def _answered(self, name: str, epoch: int, sent: float) -> None:
+        self.election.vouched(name, epoch, sent, self._world.loop.time())
+        self._changed()
+
+    # -- who rules, as gateway/serve/cluster/port.py has it ------------------------------------------------------
+
+    def _changed(self) -> None:
+        epoch = 0 if self.reign is None else self.reign.hub.epoch
+        if self.election.reign != epoch:
+            old, self.reign = self.reign, None
+            if old is not None:
+                self._world.soon(old.ends())
+            if self.election.reign:
+                self._rules(self.election.reign)
+        line = repr(self.election.ruler)
+        if line != self._led:
+            self._led = line
+            self._world.tell(f"{self.name}: {line}")
+            for relay in self._cluster.relays_of(self.name):
+                if relay.link is not None:
+                    relay.link.closed_by(relay.link.decider)
+        if self.reign is not None:
+            self.reign.owed &= {
+                relay.pid for relay in self._world.relays if relay.machine in self.election.members | {self.name}
+            }
+        self._fence()
+
+    def _rules(self, epoch: int) -> None:
+        world, election = self._world, self.election
+        known = election.awaited | {self.name}
+        owed = {relay.number: relay.pid for relay in world.relays if relay.dead_at < 0.0 and relay.machine in known}
+        hub = hub_of(self.gateway, epoch, owed, lives=self._lives, overruled=self._overruled)
+        self.reign = Decider(self.gateway, hub, self.name)
+        self.reign.owed = {
+            relay.pid
+            for relay in world.relays
+            if relay.dead_at < 0.0 and relay.machine in election.members | {self.name}
+        }
+        self._cluster.deciders.append(self.reign)
+        world.laws.begins(self.reign)
+        world.tell(f"{self.name} rules in epoch {epoch}")
+
+    def _overruled(self, epoch: int) -> None:
+        self.election.met(epoch, self._world.loop.time())
+        self._world.loop.call_soon(self._do, self._changed)
+
+    def _lives(self, pid: int) -> bool:
+        relay = next(each for each in self._world.relays if each.pid == pid)
+        if relay.machine == self.name:
+            return relay.dead_at < 0.0
+        return self.election.lost_store or relay.machine in self.election.members
+
+    def _fence(self) -> None:
+        dispatch, now = self.gateway.dispatch, self._world.loop.time()
+        if self.reign is not None and self.reign.hub.complete:
+            for name in list(self.election.awaited):
+                self.election.told(name)
+        before = dispatch.fence
+        dispatch.fence = self.election.fence(now)
+        if before <= now < dispatch.fence:
+            dispatch.pump()
+
+    def _watch(self) -> None:
+        self._fence()
+        self._after(TICK, self._watch)
+
+    # -- what befalls it ----------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """SIGSTOP, or a machine that is paused."""
+        self.stopped = True
+        for link in self._links():
+            link.hold()
+
+    def go_on(self) -> None:
+        """SIGCONT: its clock says by now that its lease is over, if it is."""
+        if not self.alive:
+            return
+        self.stopped = False
+        later, self._later = self._later, []
+        for what in later:
+            self._do(what)
+        for link in self._links():
+            link.let_go()
+
+    def _links(self) -> list[FrameLink]:
+        """Of its own relays, which go through it, and of all that it decides for."""
+        own = [relay.link for relay in self._cluster.relays_of(self.name)]
+        there = [] if self.reign is None else list(self.reign.links.values())
+        return [link for link in dict.fromkeys([*own, *there]) if link is not None and link.up]
+
+    def kill(self) -> None:
+        """SIGKILL of its decider: its relays live on."""
+        self.alive = False
+        for link in self._links():
+            link.closed_by(link.decider)
+        reign, self.reign = self.reign, None
+        self._world.soon(_ended(reign, self.gateway))
+
+
+async def _ended(reign: Decider | None, gateway: Gateway) -> None:
+    if reign is not None:
+        await reign.ends()
+    await closed(gateway)
+
+
+class Members:
+    """All of them, and what lies between. It says whom a relay reaches, as `OneDecider` does for one machine."""
+
+    def __init__(self, world: RelayWorld) -> None:
+        self.world = world
+        self.store = SimulatedStore()
+        self.members: dict[str, Member] = {}
+        self.deciders: list[Decider] = []  # one for each reign
+        self._cuts: list[frozenset[str]] = []
+        self._rng = random.Random(f"members {world.case.seed}")  # noqa: S311 # a simulation
+
+    def begin(self) -> GatewayTarget:
+        """All members, in the beginning; one of their targets."""
+        targets = [self._begin(f"member-{number}", None) for number in range(self.world.case.members)]
+        return targets[0]
+
+    def _begin(self, name: str, before: Election | None) -> GatewayTarget:
+        target = self.world.target()
+        self.members[name] = Member(self, name, target.gateway, before)
+        return target
+
+    def _again(self, name: str, before: Election) -> None:
+        if not self.world.wrong:
+            self._begin(name, before)
+
+    def machine(self, relay: int) -> str:
+        """Where a relay of this number runs."""
+        return f"member-{relay % self.world.case.members}"
+
+    def relays_of(self, name: str) -> list[Relay]:
+        """Those that live on this machine."""
+        return [relay for relay in self.world.relays if relay.dead_at < 0.0 and relay.machine == name]
+
+    def reach(self, one: str, other: str) -> bool:
+        """Whether anything passes between these."""
+        return one == other or frozenset((one, other)) not in self._cuts
+
+    def delay(self) -> float:
+        """Of a word between members or with the store."""
+        return self._rng.choice((0.001, 0.001, 0.05, self._rng.uniform(0.0, 0.6)))
+
+    # -- as OneDecider ------------------------------------------------------------------------------------------
+
+    def reached(self, relay: Relay) -> Decider | None:
+        """The decider that a relay is led to by that of its own machine; None: there is none."""
+        own = self.members[relay.machine]
+        ruler = own.election.ruler
+        if not own.alive or own.stopped or ruler is None:
+            return None
+        other = self.members[ruler.name]
+        if not other.alive or other.stopped or not self.reach(relay.machine, ruler.name):
+            return None
+        return other.reign
+
+    def look(self) -> None:
+        """Nothing is saved: what is learned is not looked at here."""
+
+    def apply(self, policy: Policy) -> None:
+        """A reload, on every machine."""
+        for member in self.members.values():
+            if member.alive:
+                member.gateway.apply(Configuration(policy, {}))
+                if member.reign is not None:
+                    member.reign.hub.apply(member.gateway.pipeline.snapshot, b"a secret of cache salts")
+
+    def befalls(self, event: DeciderFault) -> None:
+        """Who rules dies, or stops."""
+        what: Literal["kill", "stop"] = "kill" if event.what == "kill" else "stop"
+        self.befalls_member(MemberFault(at=event.at, what=what, member=-1, seconds=event.seconds))
+
+    def befalls_member(self, event: MemberFault) -> None:
+        """See MemberFault."""
+        loop, member = self.world.loop, self.members.get(f"member-{event.member}", self._ruling())
+        if event.what == "emptied":
+            self.store.clear()
+        elif event.what in {"cut", "parted", "lost"}:
+            self._cut(event, member.name)
+        elif not member.alive or member.stopped:
+            return
+        elif event.what == "stop":
+            member.stop()
+            loop.call_later(event.seconds, member.go_on)
+        else:
+            member.kill()
+            if event.what == "reboot":
+                for relay in self.relays_of(member.name):
+                    self.world.kill_relay(relay, event.seconds)
+            loop.call_later(event.seconds, self._again, member.name, member.election)
+
+    def _ruling(self) -> Member:
+        """Who rules; any, where nobody does."""
+        return next((each for each in self.members.values() if each.alive and each.reign), self.members["member-0"])
+
+    def _cut(self, event: MemberFault, name: str) -> None:
+        others = [other for other in self.members if other != name]
+        pairs = {
+            "cut": [frozenset((name, STORE))],
+            "parted": [frozenset((name, other)) for other in others],
+            "lost": [frozenset((each, STORE)) for each in self.members],
+        }[event.what]
+        self._cuts += pairs
+        links = [link for pair in pairs for link in self._links_between(pair)]
+        for link in links:
+            link.hold()
+        self.world.loop.call_later(event.seconds, self._heal, pairs, links)
+
+    def _links_between(self, pair: frozenset[str]) -> list[FrameLink]:
+        """Of relays of one, for whom the other decides."""
+        return [
+            relay.link
+            for relay in self.world.relays
+            if relay.link is not None and relay.link.up
+            for member in self.members.values()
+            if member.reign is not None and relay.link is member.reign.links.get(relay.pid)
+            if {relay.machine, member.name} == pair
+        ]
+
+    def _heal(self, pairs: list[frozenset[str]], links: list[FrameLink]) -> None:
+        for pair in pairs:
+            self._cuts.remove(pair)
+        for link in links:
+            if self._rng.random() < 0.5:
+                link.let_go()
+            else:
+                link.cut(ConnectionResetError("it was lost in between"))
+
+    async def aclose(self) -> None:
+        """All end."""
+        for member in self.members.values():
+            if member.alive:
+                member.kill()

@@ -1,0 +1,104 @@
+"""Decider of one machine in a simulation with relays: one life after another, each with the last one's checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.core.policy.policy import Policy
+from gateway.decider.loading import Configuration
+from gateway.serve.assembly import ApplyError
+from loadtest.lab.dst.relay_case import DeciderFault, MemberFault
+from loadtest.lab.dst.relay_parts import Decider, Relay
+from loadtest.simulate.inprocess import GatewayTarget
+from loadtest.simulate.relays import hub_of
+
+if TYPE_CHECKING:
+    from loadtest.lab.dst.relay_world import RelayWorld
+
+
+class OneDecider:
+    """It says whom a relay reaches, as `Members` does for a cluster."""
+
+    def __init__(self, world: RelayWorld) -> None:
+        self.world = world
+        self.deciders: list[Decider] = []
+        self._state: tuple[float, bytes] | None = None  # the last checkpoint, and when it was taken
+
+    def begin(self) -> GatewayTarget:
+        """Another decider begins."""
+        world = self.world
+        epoch = world.epoch()
+        target = world.target()
+        living = {relay.number: relay.pid for relay in world.relays if relay.dead_at < 0.0}
+        hub = hub_of(target.gateway, epoch, living, lives=self._lives)
+        decider = Decider(target.gateway, hub)
+        if self._state is not None:
+            at, state = self._state
+            target.gateway.checkpoints.restore(state, world.loop.time() - at)
+            world.laws.goes_on(target.gateway, state)
+        self.deciders.append(decider)
+        world.laws.begins(decider)
+        world.tell(f"a decider of epoch {epoch} begins")
+        return target
+
+    def _lives(self, pid: int) -> bool:
+        return any(relay.pid == pid and relay.dead_at < 0.0 for relay in self.world.relays)
+
+    def machine(self, relay: int) -> str:
+        """Where a relay of this number runs."""
+        return ""
+
+    @property
+    def _ruling(self) -> Decider | None:
+        decider = self.deciders[-1] if self.deciders else None
+        return None if decider is None or decider.dead or decider.hangs else decider
+
+    def reached(self, relay: Relay) -> Decider | None:
+        """The decider that a relay reaches; None: there is none."""
+        return self._ruling
+
+    def look(self) -> None:
+        """Take a checkpoint."""
+        decider = self._ruling
+        if decider is not None and decider.hub.complete:
+            self._state = self.world.loop.time(), decider.gateway.checkpoints.take(decider.hub.ungranted)
+
+    def apply(self, policy: Policy) -> None:
+        """A reload."""
+        decider = self._ruling
+        if decider is not None:
+            try:
+                decider.gateway.apply(Configuration(policy, {}))
+            except ApplyError as error:
+                self.world.found(f"a reload failed: {error}")
+            decider.hub.apply(decider.gateway.pipeline.snapshot, b"a secret of cache salts")
+
+    def befalls(self, event: DeciderFault) -> None:
+        """It dies, or hangs until it is killed."""
+        decider = self._ruling
+        if decider is None:
+            return
+        if event.what == "hang":
+            decider.hangs = True
+            for link in decider.links.values():
+                link.hold()
+            self.world.loop.call_later(event.seconds, self._kill, decider, 0.05)
+        else:
+            self._kill(decider, event.seconds)
+
+    def befalls_member(self, event: MemberFault) -> None:
+        """There is no cluster."""
+
+    def _kill(self, decider: Decider, seconds: float) -> None:
+        if decider.dead:
+            return
+        decider.dead = True
+        self.world.soon(decider.aclose())
+        if not self.world.wrong:
+            self.world.loop.call_later(seconds, self.begin)
+
+    async def aclose(self) -> None:
+        """All end."""
+        for decider in self.deciders:
+            if not decider.dead:
+                await decider.aclose()
