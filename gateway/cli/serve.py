@@ -214,10 +214,10 @@ def command(given: argparse.Namespace) -> int:
             f"--control {given.control} can be reached from other machines: "
             f"give --admin-token-file FILE or set {TOKEN_VARIABLE}"
         )
-    if given.workers > 1 and (embedded or demo or given.sidecar):
+    if given.workers > 1 and given.sidecar:
         raise Mistake(
-            f"--workers {given.workers}: engines and sidecars of a gateway's own are for one process: start them by "
-            "themselves, or leave --workers out"
+            f"--workers {given.workers}: a sidecar of a gateway's own is for one process: start it by itself, or leave "
+            "--workers out"
         )
     if given.take_over is not None and given.decide:
         raise Mistake("--take-over: a decide port cannot be handed over: restart the gateway, or leave --decide out")

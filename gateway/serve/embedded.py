@@ -1,14 +1,19 @@
 """The embedded fleet of `--engine sim[:N[:PROFILE]]`: simulated vLLM engines as child processes.
 
 Each child prints `ready URL` when it listens, and ends by itself when its standard input closes: no path of our own
-end, not even SIGKILL, leaves one behind.
+end, not even SIGKILL, leaves one behind. Of several processes of a gateway the parent has them, so that they outlive
+its decider.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
+import select
+import subprocess
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -37,49 +42,58 @@ def parse_embedded(text: str) -> EmbeddedFleet | None:
     return EmbeddedFleet(count, match["profile"] or "h100-8b")
 
 
-class Embedded:
-    """The running children. `urls` after `start`; `stop` ends them and waits for it."""
-
-    def __init__(self) -> None:
-        self.urls: list[str] = []
-        self._children: list[asyncio.subprocess.Process] = []
-
-    async def start(self, fleet: EmbeddedFleet) -> list[str]:
-        """Start `fleet.count` engines; their URLs. Raises RuntimeError if one does not come up."""
-        started = await asyncio.gather(*(self._start(fleet, len(self.urls) + i) for i in range(fleet.count)))
-        self.urls += started
-        return started
-
-    async def _start(self, fleet: EmbeddedFleet, seed: int) -> str:
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "loadtest.engine", "--port", "0", "--profile", fleet.profile),
-            *("--seed", str(seed), "--die-with-parent"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # A session of its own: Ctrl-C in the terminal reaches the gateway, which drains before they end.
-            start_new_session=True,
-        )
-        self._children.append(child)
-        assert child.stdout is not None  # noqa: S101 # PIPE was asked for
-        try:
-            line = await asyncio.wait_for(child.stdout.readline(), READY_WITHIN)
-        except TimeoutError:
-            line = b""
-        word, _, url = line.decode().strip().partition(" ")
-        if word != "ready":
-            await self.stop()
-            raise RuntimeError(f"the simulated engine ({fleet.profile}) did not start: exit code {child.returncode}")
-        return url
-
-    async def stop(self) -> None:
-        for child in self._children:
-            if child.returncode is None:
+@contextmanager
+def embedded(fleets: Sequence[EmbeddedFleet]) -> Iterator[list[str]]:
+    """Start the engines of these fleets; their URLs. They end with the block, which waits for that. Raises RuntimeError
+    if one does not come up."""
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        profiles = [fleet.profile for fleet in fleets for _ in range(fleet.count)]
+        for seed, profile in enumerate(profiles):
+            children.append(_started(profile, seed))
+        until = time.monotonic() + READY_WITHIN
+        yield [_url(child, profile, until) for child, profile in zip(children, profiles, strict=True)]
+    finally:
+        for child in children:
+            with suppress(ProcessLookupError):
                 child.terminate()
-        for child in self._children:
-            try:
-                await asyncio.wait_for(child.wait(), STOP_WITHIN)
-            except TimeoutError:
-                child.kill()
-                await child.wait()
-        self._children.clear()
-        self.urls.clear()
+        until = time.monotonic() + STOP_WITHIN
+        for child in children:
+            _stop(child, until)
+
+
+def _started(profile: str, seed: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 # our own program, without a shell
+        [
+            *(sys.executable, "-m", "loadtest.engine", "--port", "0", "--profile", profile),
+            *("--seed", str(seed), "--die-with-parent"),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # A session of its own: Ctrl-C in the terminal reaches the gateway, which drains before they end.
+        start_new_session=True,
+    )
+
+
+def _url(child: subprocess.Popen[bytes], profile: str, until: float) -> str:
+    """Where it listens, once it does. Raises RuntimeError."""
+    assert child.stdout is not None  # noqa: S101 # PIPE was asked for
+    ready, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
+    word, _, url = (child.stdout.readline() if ready else b"").decode().strip().partition(" ")
+    if word != "ready":
+        if ready:  # its output has ended, and so will it
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)
+        raise RuntimeError(f"the simulated engine ({profile}) did not start: exit code {child.poll()}")
+    return url
+
+
+def _stop(child: subprocess.Popen[bytes], until: float) -> None:
+    try:
+        child.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            pipe.close()

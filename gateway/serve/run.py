@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
 from gateway.control.app import control_app
@@ -37,7 +38,7 @@ from gateway.serve.cluster.port import ClusterPort
 from gateway.serve.data_port import DataPort, OwnDataPort
 from gateway.serve.decide_port import WithDecidePort
 from gateway.serve.descriptors import raised, shared_out, warning
-from gateway.serve.embedded import READY_WITHIN, Embedded, EmbeddedFleet
+from gateway.serve.embedded import READY_WITHIN, embedded
 from gateway.serve.embedded_sidecar import MODELS, EmbeddedSidecar
 from gateway.serve.ending import drained_by_hand, end, meet
 from gateway.serve.own_token import OwnToken
@@ -87,9 +88,15 @@ def run(options: Options) -> int:
     if options.relays:
         same_hashes(_configuration(options.policy)[1])
     sockets = inherited(options.take_over, options.control)
-    if options.relays:
-        return _several(options, sockets)
-    with standard_error() as errors:
+    with contextlib.ExitStack() as stack:
+        try:
+            own = [EngineEntry(url=url) for url in stack.enter_context(embedded(options.embedded))]
+        except RuntimeError as error:
+            raise StartError(str(error)) from error
+        options = msgspec.structs.replace(options, engines=(*options.engines, *own))
+        if options.relays:
+            return _several(options, sockets)
+        errors = stack.enter_context(standard_error())
         uvloop.run(serve(options, raised(), errors, sockets=sockets))
     return 0
 
@@ -151,24 +158,18 @@ async def serve(
         own_token = OwnToken(beside, say, own=options.demo or options.sidecar is not None)
         file, configuration = _configuration(
             options.policy,
-            complete=own_token.complete if place is None else place.complete,
+            complete=_complete(own_token, place, demo=options.demo),
             default=options.default_policy,
         )
         shadow_file, shadow = _configuration(options.shadow, "shadow ")
         shadow_policy = None if shadow_file is None else shadow.policy
-        entries = list(options.engines)
-        if options.embedded:
-            embedded = Embedded()
-            stack.push_async_callback(embedded.stop)
-            for group in options.embedded:
-                entries += [EngineEntry(url=url) for url in await _embedded(embedded, group)]
         rng = random.Random()  # noqa: S311 # jitter and tie-breaking, no secrets
         try:
             # Of several processes the decider has calls to log only where a proxy forwards some.
             log = call_log(options, errors) if place is None or options.decide is not None else None
             gateway = Gateway(
                 configuration.policy,
-                entries,
+                options.engines,
                 log,
                 rng,
                 configuration.api_keys,
@@ -369,6 +370,15 @@ def _configuration(
         raise StartError(str(error)) from error
 
 
+def _complete(own_token: OwnToken, place: Place | None, *, demo: bool) -> Callable[[Configuration], Configuration]:
+    """What adds to a configuration what it leaves out."""
+    if place is None:
+        return own_token.complete
+    if not demo:
+        return place.complete
+    return lambda read: place.complete(own_token.complete(read))
+
+
 def _reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
     """Read those that are there now, changed or not, and open the log anew if it was moved."""
     for file in files:
@@ -376,13 +386,6 @@ def _reload(files: Sequence[WatchedFile | None], log: CallLog | None) -> None:
             file.ask()
     if log is not None:
         log.lines.look()
-
-
-async def _embedded(embedded: Embedded, group: EmbeddedFleet) -> list[str]:
-    try:
-        return await embedded.start(group)
-    except RuntimeError as error:
-        raise StartError(str(error)) from error
 
 
 def _own_sidecar(options: Options, control: str, token: str) -> EmbeddedSidecar | SidecarProcess | None:

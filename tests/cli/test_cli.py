@@ -316,11 +316,17 @@ def test_take_over_has_a_socket_or_finds_it(ran: Ran) -> None:
     assert ran.served(*ENGINE, "--take-over", "/run/weir/g").take_over == "/run/weir/g"
 
 
-@pytest.mark.parametrize("own", [("--engine", "sim"), ("--engine", "demo")])
-def test_engines_of_ones_own_are_for_one_process(ran: Ran, own: tuple[str, str]) -> None:
-    status, _, err = ran("serve", *own, "--workers", "2")
+@pytest.mark.parametrize("own", ["sim", "demo"])
+def test_engines_of_ones_own_may_have_several_processes(ran: Ran, own: str) -> None:
+    assert ran.served("--engine", own, "--workers", "2").relays == 2
+
+
+def test_a_sidecar_of_ones_own_is_for_one_process(ran: Ran, tmp_path: Path) -> None:
+    file = tmp_path / "sidecar.yaml"
+    file.write_text("version: 1\n")
+    status, _, err = ran("serve", "--sidecar", str(file), "--workers", "2")
     assert status == 2
-    assert err.startswith("gateway: --workers 2: engines and sidecars of a gateway's own are for one process")
+    assert err.startswith("gateway: --workers 2: a sidecar of a gateway's own is for one process")
 
 
 def test_check_names_what_is_good_and_every_problem_of_what_is_not(ran: Ran, tmp_path: Path) -> None:

@@ -67,11 +67,11 @@ class Demo:
         return left
 
 
-@pytest.fixture
-def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Demo]:
+@pytest.fixture(params=[(), ("--workers", "2")], ids=["one process", "two relays"])
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Demo]:
     monkeypatch.setenv("WEIR_SIMULATED_SPEED", "10")
     policy = str(ROOT / "policies" / "demo.yaml")
-    with Gateway(tmp_path / "log", "--policy", policy, "--engine", "demo", "--log", "none") as gateway:
+    with Gateway(tmp_path / "log", "--policy", policy, "--engine", "demo", "--log", "none", *request.param) as gateway:
         running = Demo(gateway)
         yield running
     assert running.end() == {}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from gateway.serve import embedded
-from gateway.serve.embedded import Embedded, EmbeddedFleet, parse_embedded
+from gateway.serve import embedded as module
+from gateway.serve.embedded import EmbeddedFleet, embedded, parse_embedded
 from loadtest.processes import Gateway, answers, until
 
 pytestmark = pytest.mark.slow  # processes, sockets and seconds: `make check` has enough of them
@@ -50,41 +49,40 @@ def test_what_is_asked_for(text: str, expected: EmbeddedFleet | None) -> None:
 
 
 def test_engines_start_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "STOP_WITHIN", 0.5)
-
-    async def main() -> None:
-        fleet, others = Embedded(), children(os.getpid())
-        urls = await fleet.start(EmbeddedFleet(2, "cpu-tiny"))
+    monkeypatch.setattr(module, "STOP_WITHIN", 0.5)
+    others = children(os.getpid())
+    with embedded((EmbeddedFleet(1, "cpu-tiny"), EmbeddedFleet(1, "h100-8b"))) as urls:
         pids = [pid for pid in children(os.getpid()) if pid not in others]
-        try:
-            assert len(set(urls)) == len(pids) == 2
-            assert all([await asyncio.to_thread(answers, f"{url}/health") for url in urls])
-            os.kill(pids[0], signal.SIGSTOP)  # one that does not listen is ended too
-        finally:
-            await fleet.stop()
-        assert not any(running(pid) for pid in pids)
-        assert fleet.urls == []
-
-    asyncio.run(main())
+        assert len(set(urls)) == len(pids) == 2
+        assert all(answers(f"{url}/health") for url in urls)
+        os.kill(pids[0], signal.SIGSTOP)  # one that does not listen is ended too
+    assert not any(running(pid) for pid in pids)
 
 
 def test_one_that_does_not_come_up_is_told_and_leaves_none() -> None:
-    async def main() -> None:
-        fleet, others = Embedded(), set(children(os.getpid()))
-        with pytest.raises(RuntimeError, match=r"the simulated engine \(abacus\) did not start: exit code"):
-            await fleet.start(EmbeddedFleet(2, "abacus"))
-        await fleet.stop()
-        async with asyncio.timeout(10):
-            while set(children(os.getpid())) - others:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(main())
+    others = set(children(os.getpid()))
+    with (
+        pytest.raises(RuntimeError, match=r"the simulated engine \(abacus\) did not start: exit code"),
+        embedded((EmbeddedFleet(2, "abacus"),)),
+    ):
+        pass
+    assert set(children(os.getpid())) <= others
 
 
+def engines_of(gateway: Gateway) -> list[int]:
+    return [
+        pid for pid in children(gateway.child.pid)
+        if b"loadtest.engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [(), ("--workers", "2")], ids=["one process", "two relays"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_engines_end_with_the_gateway_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
-    with Gateway(tmp_path / "log", "--engine", "sim:2:cpu-tiny") as gateway:
-        engines = children(gateway.child.pid)
+def test_engines_end_with_the_gateway_however_it_ends(
+    tmp_path: Path, number: signal.Signals, words: tuple[str, ...]
+) -> None:
+    with Gateway(tmp_path / "log", "--engine", "sim:2:cpu-tiny", *words) as gateway:
+        engines = engines_of(gateway)
         assert len(engines) == 2
         os.kill(gateway.child.pid, number)
         assert gateway.child.process.wait(10) == (-number if number == signal.SIGKILL else 0)
