@@ -10,6 +10,7 @@ call. `tests/vllm/test_fields.py` compares the table with vLLM's own classes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,8 @@ _KNOWN = frozenset(Body.__struct_fields__).union(
     ("reasoning", "thinking", "output_config", "include"),
 )
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
+# A letter or underscore of ASCII as an escape, which nobody needs: U+0040 to U+007F.
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]").search
 
 
 def check_unread(data: bytes) -> None:
@@ -74,12 +77,13 @@ def check_unread(data: bytes) -> None:
 
     Raises Refused (400), which names the field.
     """
+    # With its closing quote a name is not found in texts, where a backslash is before it: prompts are full of base_url.
     # rfind: CPython searches from the end in a fifth of the time that it takes from the start.
     if (
-        data.rfind(b"_url") < 0
-        and data.rfind(b"_embeds") < 0
-        and data.rfind(b"input_audio") < 0
-        and (92 not in data or data.rfind(b"\\u") < 0)
+        data.rfind(b'_url"') < 0
+        and data.rfind(b'_embeds"') < 0
+        and data.rfind(b'input_audio"') < 0
+        and (92 not in data or data.rfind(b"\\u00") < 0 or _ESCAPED_LETTER(data) is None)
     ):
         return  # no such key is in it, in any spelling
     for name, raw in _fields(data).items():

@@ -25,6 +25,8 @@ from gateway.core.request.prompt_readers import READERS
 from gateway.core.request.routes import Route
 from gateway.core.request.stream_options import request_usage
 
+LONG = 64 * 1024  # bytes of a body
+
 
 def parse(
     route: Route,
@@ -88,7 +90,7 @@ def parse(
             added += option
     if added:
         # The parsed body is an object with at least a model, so the comma is always right.
-        body = body.rstrip(b" \t\r\n")[:-1] + added + b"}"
+        body = _with(body.rstrip(b" \t\r\n"), added)
     ascii_bytes, cjk_bytes, other_bytes = scripts(data)
 
     class_asked = asked_class(headers.get(b"x-weir-class"), fields.service_tier, settings)
@@ -125,6 +127,12 @@ def parse(
         asked_deadline=deadline,
         sdk_timeout=timeout,
     )
+
+
+def _with(body: bytes, added: bytes) -> bytes:
+    """A body that ends in a bracket, with fields before it. Of half a megabyte each copy less is 0.1 ms and more; of an
+    ordinary body a view costs more than the copy."""
+    return b"".join((memoryview(body)[:-1] if len(body) > LONG else body[:-1], added, b"}"))
 
 
 def _too_much_text(size: int, settings: CallSettings) -> Refused:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.request.allowed_fields import PROMPTS, READS
+from gateway.core.request import allowed_fields
+from gateway.core.request.allowed_fields import PROMPTS, READS, check_unread
 from gateway.core.request.call import Call, CallSettings
 from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.parser import parse
@@ -26,6 +27,18 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "score": ("/score", {"text_1": "x", "text_2": "y"}),
     "tokenize": ("/tokenize", {"prompt": "x"}),
 }
+
+
+def test_texts_that_speak_of_media_or_are_not_ascii_cost_no_second_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decoded_again(_: bytes) -> None:
+        raise AssertionError("the whole body is decoded once more")
+
+    monkeypatch.setattr(allowed_fields, "_fields", decoded_again)
+    text = 'base_url = "image_url"; input_audio(x) \x1b[0m naïve 你好'
+    check_unread(json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode())
+    check_unread(json.dumps({"model": "m", "prompt": text}, ensure_ascii=False).encode())
+    with pytest.raises(AssertionError):
+        check_unread(b'{"x": {"image_url": 1}}')
 
 
 def parsed(kind: str, more: dict[str, Any], media: Any = "data_urls_only", text: str | None = None) -> Call:
@@ -51,7 +64,9 @@ def test_media_under_any_name_of_a_prompt_is_refused(kind: str, name: str, media
 
 @pytest.mark.parametrize("kind", READS)
 @pytest.mark.parametrize("name", ["messages", "inputs", "of_a_later_version"])
-@pytest.mark.parametrize("key", ["image_url", "input_audio", "video_embeds", "image\\u005furl"])
+@pytest.mark.parametrize(
+    "key", ["image_url", "input_audio", "video_embeds", "image\\u005furl", "input_audi\\u006F", "\\u0066ile_url"]
+)
 def test_media_in_fields_that_nobody_reads_are_refused(kind: str, name: str, key: str) -> None:
     _, body = BODIES[kind]
     if name in READS[kind] and name in body:
