@@ -70,3 +70,53 @@ def test_members_are_upgraded_one_by_one_under_overload_and_nobody_notices(tmp_p
         for machine, each in zip(made.machines, ended, strict=True):
             counted = lambda m=machine: m.gateway.total("weir_requests_total")  # noqa: E731
             assert until(lambda c=counted, n=each["ok"]: c() == n, 5.0) is not None, (counted(), each)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("after", [0.2, 0.6])
+def test_a_successor_of_the_ruler_whose_decider_is_killed_costs_no_call(tmp_path: Path, after: float) -> None:
+    """While it starts or while it takes over: the old one goes on, or the successor starts another decider."""
+
+    async def main(made: Site) -> Counter[str]:
+        ruler = made.ruler()
+        (other,) = made.others(ruler)
+        async with Clients(other.gateway.url, 6) as clients:
+            await clients.more(8)
+            before = parent(ruler)
+            there = children(before)
+            os.kill(before, signal.SIGUSR2)
+            new = await asyncio.to_thread(_first_of, before, there)
+            decider = await asyncio.to_thread(_first_of, new, frozenset())
+            await asyncio.sleep(after)
+            os.kill(decider, signal.SIGKILL)
+            over = lambda: not Path(f"/proc/{new}").exists() or parent_or_none(ruler) == new  # noqa: E731
+            assert await asyncio.to_thread(until, over, 20.0) is not None, ruler.output
+            assert await asyncio.to_thread(until, lambda: together(made), 20.0) is not None, ruler.output
+            await clients.more(8)
+        return clients.ended
+
+    with site(tmp_path) as made:
+        for _ in range(2):
+            made.machine(policy=DRAIN)
+        known(made)
+        ended = asyncio.run(main(made))
+        assert set(ended) == {"ok"}, ended
+        assert until(made.ruler().gateway.idle, 5.0) is not None
+
+
+def children(pid: int) -> frozenset[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return frozenset(map(int, found.read_text().split())) if found.exists() else frozenset()
+
+
+def _first_of(pid: int, before: frozenset[int]) -> int:
+    """The first child of a process that was not there before, waited for."""
+    assert until(lambda: bool(children(pid) - before), 20.0, every=0.005) is not None
+    return min(children(pid) - before)
+
+
+def parent_or_none(machine: Machine) -> int | None:
+    """The same, while somebody answers."""
+    try:
+        return parent(machine)
+    except (OSError, ValueError):
+        return None

@@ -78,7 +78,16 @@ def _machine(number: signal.Signals) -> Callable[[FailoverSite], Struck]:
 
 
 def _upgrade(site: FailoverSite) -> Struck:
-    machine = site.served
+    return _upgraded(site.served)
+
+
+def _ruler_upgrade(site: FailoverSite) -> Struck:
+    machine = site.ruler
+    struck = _upgraded(machine)
+    return Struck(struck.at, lambda: struck.mended() and machine.grants())
+
+
+def _upgraded(machine: GatewayMachine) -> Struck:
     before = machine.pids("parent")
     at = time.monotonic()
     os.kill(before[0], signal.SIGUSR2)
@@ -178,6 +187,9 @@ FAULTS = {
     ),
     "ruler-stop": FailoverFault(
         title="SIGSTOP of the ruling machine", strike=_machine(STOP), within=ACROSS, across=True
+    ),
+    "ruler-upgrade": FailoverFault(
+        title="an upgrade of the ruling machine by SIGUSR2, no kill", strike=_ruler_upgrade, across=True
     ),
     "ruler-decider-kill": FailoverFault(
         title="SIGKILL of the ruling machine's decider", strike=_decider(KILL), across=True
