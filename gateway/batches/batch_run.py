@@ -42,7 +42,8 @@ class BatchRun:
     async def run(self) -> None:
         """Back when the batch is over. Raises OSError and StorageError of the disk, alone or in a group."""
         storage, row = self._site.storage, self._row
-        if self._batch.status == "validating":
+        # What the worker has read may be older than the end of an earlier run.
+        if await storage.run(partial(tables.status_of, row=row)) == "validating":
             await self._judge()
         if await storage.run(partial(tables.status_of, row=row)) == "in_progress":
             await self._work()

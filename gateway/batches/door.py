@@ -66,16 +66,17 @@ class BatchDoor:
         if self.route_of(request.path) is not FILES or request.method != b"POST":
             request.limit = MOST_BODY
             return None
-        tenant = account.name
+        tenant, largest = account.name, self._site.policy.max_file
+        request.limit = largest + FORM
+        if request.length > request.limit:
+            return None  # the connection refuses it
         try:
             if self._uploads.total() >= UPLOADS or self._uploads[tenant] >= OF_A_TENANT:
                 message = f"too many uploads at once: {UPLOADS} in all, and {OF_A_TENANT} of one tenant, are taken."
                 raise Refused(Outcome.RATE_LIMITED, message, retry_after=5.0)
-            largest = self._site.policy.max_file
             content_type = request.fields.get(b"content-type", b"none")
             id = f"file-{secrets.token_hex(12)}"
             request.sink = UploadSink(self._site.folder, id, content_type, largest, partial(self._uploaded, tenant))
-            request.limit = largest + FORM
             self._uploads[tenant] += 1
         except Refused as refused:
             return answer(refused.status, JSON + _advice(refused), refused.body())

@@ -159,7 +159,9 @@ def unfinished(database: sqlite3.Connection) -> list[StoredBatch]:
 
 
 def status_of(database: sqlite3.Connection, row: int) -> str:
-    return str(database.execute("SELECT status FROM batches WHERE row = ?", (row,)).fetchone()[0])
+    """The state that a batch is in now; empty: it is forgotten."""
+    found = database.execute("SELECT status FROM batches WHERE row = ?", (row,)).fetchone()
+    return "" if found is None else str(found[0])
 
 
 def states(database: sqlite3.Connection) -> dict[str, int]:

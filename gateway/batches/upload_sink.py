@@ -36,6 +36,7 @@ class UploadSink:
         self._waiting: list[bytes] = []
         self._held = 0  # bytes not yet written
         self._writer: asyncio.Task[None] | None = None
+        self._failure: OSError | None = None
         self._lost = False
         self._paused = False
         self._pause: Callable[[], None] | None = None
@@ -69,7 +70,7 @@ class UploadSink:
         self._waiting.clear()
         self._go_on()
         if self._writer is None:
-            self._ended()
+            self._writer = asyncio.get_running_loop().create_task(self._write())
 
     async def kept(self, rest: bytes) -> int:
         """The body is whole, with these last bytes: its file is kept under its id. Its size in bytes. Raises Refused,
@@ -84,26 +85,35 @@ class UploadSink:
             self.form.finish()
             if self._writer is not None:
                 await asyncio.shield(self._writer)
+            if self._failure is not None:
+                raise self._failure
             if self._file is None:
                 self._file = await in_thread(partial(self._folder.begin, self.id))
             size = await in_thread(partial(self._folder.keep, self.id, self._file))
             kept = True
             return size
         finally:
-            if not kept:
-                await self._drop()
-            self._ended()
+            if kept:
+                self._ended()
+            else:
+                self.lost()
+                if self._writer is not None:
+                    await asyncio.shield(self._writer)
 
     async def _write(self) -> None:
         try:
-            if self._file is None:
+            if self._file is None and not self._lost:
                 self._file = await in_thread(partial(self._folder.begin, self.id))
             while self._waiting and not self._lost:
                 piece = b"".join(self._waiting)
                 self._waiting.clear()
+                assert self._file is not None  # noqa: S101 # only what is lost has none
                 await in_thread(partial(self._file.write, piece))
                 self._held -= len(piece)
                 self._go_on()
+        except OSError as error:
+            self._failure = error  # whoever waits for the file is told
+            self._go_on()
         finally:
             self._writer = None
             if self._lost:

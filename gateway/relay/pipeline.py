@@ -195,7 +195,14 @@ class Pipeline:
         policy, tenants = self.snapshot.policy, self.snapshot.tenants
         responder.lines = b"x-request-id: %b\r\n" % self._request_id(request).encode()
         responder.lines += shared_lines(request.fields, policy.cors.origins)
-        self.stored.call(request, responder, tenants.identify(request.fields, request.peer))
+        try:
+            account = tenants.identify(request.fields, request.peer)
+        except Refused as refused:  # its key was removed while its body came
+            if request.sink is not None:
+                request.sink.lost()
+            responder.send(refused.status, JSON, refused.body())
+        else:
+            self.stored.call(request, responder, account)
 
     def _answer_here(self, request: Request, responder: Responder, route: Route) -> None:
         request.release()

@@ -193,8 +193,9 @@ def test_an_upload_is_never_in_memory_and_nothing_is_left_of_a_bad_one(
     kept = {path.name for path in (folder / "kept/files").iterdir()}
     form = "content-type: multipart/form-data; boundary=B"
     part = b'--B\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
-    status, answer = ask(gateway, f"{form}\r\ncontent-length: {2**30}", b"")
-    assert (status, answer["error"]["code"]) == (413, "request_too_large")
+    for _ in range(10):  # more than one tenant may have at once: none of them has a seat
+        status, answer = ask(gateway, f"{form}\r\ncontent-length: {2**30}", b"")
+        assert (status, answer["error"]["code"]) == (413, "request_too_large")
     for data, said in (
         (part + bytes(1_060_000), "over the limit of 1024000 bytes"),
         (part + b"x\r\n--B--more" + bytes(100_000), "goes on"),
@@ -202,6 +203,9 @@ def test_an_upload_is_never_in_memory_and_nothing_is_left_of_a_bad_one(
         status, answer = ask(gateway, f"{form}\r\ncontent-length: 1080000", data)
         assert said in answer["error"]["message"]
         assert status in {400, 413}
+    cut = part + bytes(500_000)  # a form without its end
+    status, answer = ask(gateway, f"{form}\r\ncontent-length: {len(cut)}", cut)
+    assert (status, "does not end" in answer["error"]["message"]) == (400, True)
     chunk = part + b"x" * 300_000 + b"\r\n" + part.replace(b"file", b"purpose", 1).replace(b'; filename="a"', b"")
     chunk += b"batch\r\n--B--"
     status, answer = ask(
@@ -209,7 +213,7 @@ def test_an_upload_is_never_in_memory_and_nothing_is_left_of_a_bad_one(
     )
     assert (status, answer["bytes"]) == (200, 300_000)
     acme.files.delete(answer["id"])
-    for cut in (10, 400_000):  # clients that leave
+    for cut in (10, 100, 400_000) * 3:  # clients that leave
         parts = urlsplit(gateway.url)
         with socket.create_connection((parts.hostname or "", parts.port or 0), 20.0) as left:
             head = f"POST /v1/files HTTP/1.1\r\nhost: a\r\nauthorization: Bearer acme\r\n{form}\r\n"

@@ -124,7 +124,7 @@ class Sink(Protocol):
         """The next bytes of the body."""
 
     def lost(self) -> None:
-        """The body does not come to its end. Never after the handler was called with its request."""
+        """The body does not come to its end. Of one that is whole, its handler alone says so."""
 
 
 class Request:
