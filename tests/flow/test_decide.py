@@ -226,6 +226,23 @@ def test_a_call_is_granted_reported_and_settled() -> None:
     run(body)
 
 
+def test_an_end_without_usage_is_charged_by_an_estimate_and_says_so() -> None:
+    async def body(site: Site) -> None:
+        answer = await site.granted(stream=True)
+        await asyncio.sleep(1.0)
+        assert site.first_byte(answer.hold) == 204
+        await asyncio.sleep(1.0)
+        assert site.end(answer.hold, status=200) == 204
+        await until(lambda: site.records)
+        record = site.records[0]
+        assert (record.outcome.value, record.settled) == ("ok", False)
+        assert record.prompt_tokens == record.estimated_prompt_tokens
+        assert record.completion_tokens == pytest.approx(100, abs=2), "a second at the pace of the engine"
+        assert site.engine.held == 0
+
+    run(body)
+
+
 def test_a_body_that_need_not_change_is_not_sent_back() -> None:
     async def body(site: Site) -> None:
         answer = await site.granted(stream=False)

@@ -22,7 +22,7 @@ from gateway.core.request.outcome import Outcome, Refused
 from gateway.core.request.record import Record
 from gateway.frames.codec import FrameWriter, from_decider
 from gateway.frames.messages import AllHeld, EndedRecords, FirstByte, WaitAsk, Welcome
-from gateway.relay.remote.decider import RemoteDecider
+from gateway.relay.remote.decider import RemoteDecider, ask_of
 from gateway.relay.remote.link import Link
 from gateway.serve.assembly import Gateway
 from tests.calls import a_call
@@ -439,6 +439,25 @@ def test_messages_about_calls_that_are_not_there_change_nothing() -> None:
         await until(lambda: made.hub.sessions)
         assert not made.lines
         assert made.engine.held == 0
+
+    run(body)
+
+
+def test_an_old_question_gives_way_to_the_one_after_it() -> None:
+    """A relay that has come again asks anew; its question of the connection before may come too, before it."""
+
+    async def body(made: Setting) -> None:
+        relay, now = await raw(made), asyncio.get_running_loop().time()
+        call = a_call(max_tokens=50, tenant="anonymous", arrived=now, deadline=now + 60.0)
+        asked = ask_of(1, call, 1, {}, "", wait=True)
+        old, new = (msgspec.structs.replace(asked, turn=turn) for turn in (1, 2))
+        await relay.send(hello(), old, new, old)
+        await until(lambda: [session for session in made.hub.sessions if session.waiting])
+        (session,) = made.hub.sessions
+        await until(lambda: session.waiting[1].turn == 2)
+        await relay.send(AllHeld(1, [1]))
+        await until(lambda: session.calls)
+        assert session.calls[1].turn == 2
 
     run(body)
 
