@@ -80,12 +80,12 @@ class SavedOutput(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
 
 
 class SavedWeight(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """The weight of one feature of lengths. `size`: of the prompt, or below 0 of max_tokens; None: of neither."""
+    """The weight of one feature of lengths. `size`: of the prompt, or below 0 of max_tokens."""
 
     kind: str
     class_name: str
     shape: Annotated[int, Meta(ge=0, le=255)]
-    size: Annotated[int, Meta(ge=-64, le=256)] | None
+    size: Annotated[int, Meta(ge=-64, le=256)]
     value: Annotated[float, Meta(ge=-64.0, le=64.0)]
     answers: Number
 

@@ -1,9 +1,9 @@
 """Lengths of answers, learned online of each tenant's own calls: an additive model over hashed features.
 
 The logarithm of a length is the tenant's mean plus a weight for each feature that a call has: its route, class and
-shape (tools, format, stop); with these its prompt's length in quarters of a power of two, and its max_tokens in powers
-of two; and its session. Weights are learned by normalised least mean squares (Widrow and Hoff, 1960) with the error
-clipped as in Huber's loss: one answer moves nothing far.
+shape (tools, format, stop) with its prompt's length in quarters of a power of two; the same with its max_tokens in
+powers of two; and its session. Weights are learned by normalised least mean squares (Widrow and Hoff, 1960) with the
+error clipped as in Huber's loss: one answer moves nothing far.
 
 Influence: the model is believed as far as its order was right. Kendall's tau between predictions and lengths, over
 pairs of consecutive answers, is made a correlation (Greiner's relation, r = sin(pi/2 tau)), and predictions are shrunk
@@ -21,8 +21,6 @@ from __future__ import annotations
 import math
 from itertools import islice
 
-import msgspec
-
 from gateway.core.checkpoint import MOST_LENGTH_WEIGHTS, MOST_LENGTHS, SavedLengths, SavedWeight
 from gateway.core.request.call import Call
 
@@ -35,29 +33,24 @@ CLIP = 1.5  # natural logarithms: an error counts for no more than a factor of 4
 TIE = 0.1  # natural logarithms
 PRIOR_PAIRS = 10  # without any agreement, that every table begins with
 LEARN_ALL = 256  # answers that a new table learns from one by one
-SAMPLE = 8  # afterwards it learns from one in so many, and from each of a session: learning costs 5 us
+SAMPLE = 8  # afterwards it learns from one in so many, and from the first of a session: learning costs 5 us
+SESSION_ALL = 4  # answers of a session that are learned one by one
 LEAST_RATE = 0.02  # of an error that a weight takes, however many answers it has seen
 MEAN_RATE = TAU_RATE = 0.01  # a memory of about 100 answers
 NEW: list[float] = []
-LONGEST = 24.0  # natural logarithms: no mean or weight goes beyond
 
-Group = tuple[str, str, int]  # kind of route, class, shape
-Feature = Group | tuple[Group, int] | int  # with a size, positive of the prompt, negative of max_tokens; a session
-
-
-class LengthForecast(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of one sequence. `most`: the 0.9 quantile; `largest`: the longest answer of the tenant so far."""
-
-    median: float
-    most: float
-    largest: float
+# Kind of route, class, shape and a size, 0 or more of the prompt, negative of max_tokens; a session.
+Shared = tuple[str, str, int, int]
+Feature = Shared | int
+# Tokens of one sequence: the median, the 0.9 quantile, and the longest answer of the tenant so far.
+LengthForecast = tuple[float, float, float]
 
 
 class TenantLengths:
     """All that is known of one tenant's answers from one model. `weights`: value and number of answers, the most
     recently used last. `margin`: of the 0.9 quantile over the prediction. Both and `mean` are natural logarithms."""
 
-    __slots__ = ("answers", "calls", "largest", "last", "margin", "mean", "pairs", "tau", "weights")
+    __slots__ = ("answers", "calls", "influence", "largest", "last", "margin", "mean", "pairs", "tau", "weights")
 
     def __init__(self) -> None:
         self.answers = 0  # learned
@@ -65,20 +58,20 @@ class TenantLengths:
         self.mean = 0.0
         self.pairs = 0  # that were compared
         self.tau = 0.0
+        self.influence = 0.0  # share, 0..1, of the features' part in a prediction
         self.margin = 0.5
         self.largest = 0.0  # tokens
         self.last: tuple[float, float] | None = None  # what was predicted of the last answer, and its length
         self.weights: dict[Feature, list[float]] = {}
 
-    @property
-    def influence(self) -> float:
-        """Share, 0..1, of the features' part in a prediction."""
+    def believe(self) -> None:
+        """Work out the influence anew."""
         correlation = math.sin(math.pi / 2.0 * self.tau)
-        return correlation if correlation >= LEAST_INFLUENCE else 0.0
+        self.influence = correlation if correlation >= LEAST_INFLUENCE else 0.0
 
     def learn(self, keys: tuple[Feature, ...], tokens: float) -> bool:
         """Learn one answer. True: it was longer than the 0.9 quantile that would have been predicted."""
-        length = math.log(tokens)
+        length = math.log(max(1.0, tokens))  # of several sequences some may be empty
         if not self.answers:
             self.mean = length
         weights = self.weights
@@ -111,6 +104,7 @@ class TenantLengths:
             sign = 1.0 if agree > 0.0 else -1.0 if agree < 0.0 else 0.0
             self.pairs += 1
             self.tau += max(TAU_RATE, 1.0 / (self.pairs + PRIOR_PAIRS)) * (sign - self.tau)
+            self.believe()
         self.last = part, length
         return beyond
 
@@ -134,18 +128,14 @@ class LengthModel:
     def predict(self, call: Call) -> LengthForecast | None:
         """The length of each sequence of the call's answer. None: too little is known, or it is worth too little."""
         table = self.tables.get((call.tenant, call.model))
-        if table is None or table.answers < LEAST_ANSWERS:
-            return None
-        influence = table.influence
-        if not influence:
+        if table is None or not table.influence or table.answers < LEAST_ANSWERS:
             return None
         part, weights = 0.0, table.weights
         for key in features(call):
-            weight = weights.get(key)
-            if weight is not None:
-                part += weight[0]
-        middle = min(LONGEST, table.mean + influence * part)
-        return LengthForecast(math.exp(middle), math.exp(min(LONGEST, middle + table.margin)), table.largest)
+            if key in weights:
+                part += weights[key][0]
+        middle = table.mean + table.influence * part
+        return math.exp(middle), math.exp(middle + table.margin), table.largest
 
     def learn(self, call: Call, tokens: float) -> None:
         """Learn that each sequence of the call's answer has had so many `tokens`, which are above 0."""
@@ -153,8 +143,10 @@ class LengthModel:
         table = self.tables.get(key)
         if table is not None:
             table.calls += 1
-            if table.answers >= LEARN_ALL and table.calls % SAMPLE and not call.session:
-                return
+            if table.answers >= LEARN_ALL and table.calls % SAMPLE:
+                session = table.weights.get(call.session)
+                if not call.session or (session is not None and session[1] >= SESSION_ALL):
+                    return
             del self.tables[key]
         else:
             table = TenantLengths()
@@ -179,7 +171,7 @@ class LengthModel:
         return [
             SavedLengths(
                 *key, each.answers, each.mean, each.tau, each.margin, each.largest,
-                [_saved(name, *weight) for name, weight in each.weights.items() if not isinstance(name, int)][
+                [SavedWeight(*name, *weight) for name, weight in each.weights.items() if not isinstance(name, int)][
                     -MOST_LENGTH_WEIGHTS:
                 ],
             )
@@ -194,24 +186,16 @@ class LengthModel:
                 table = self.tables[key] = TenantLengths()
                 table.answers, table.mean, table.tau = each.answers, each.mean, each.tau
                 table.margin, table.largest, table.pairs = each.margin, each.largest, each.answers
+                table.believe()
                 for weight in each.weights:
-                    group = weight.kind, weight.class_name, weight.shape
-                    name = group if weight.size is None else (group, weight.size)
+                    name = weight.kind, weight.class_name, weight.shape, weight.size
                     table.weights[name] = [weight.value, weight.answers]
                 self.weights += len(table.weights)
 
 
 def features(call: Call) -> tuple[Feature, ...]:
     """The names of a call's features. A session is its hash."""
-    group = call.route.kind, call.class_name, call.shape
-    prompt = int(4.0 * math.log2(call.prompt_tokens + 1.0))
-    asked = -1 if call.max_tokens is None else -1 - call.asked.bit_length()
-    if call.session:
-        return group, (group, prompt), (group, asked), call.session
-    return group, (group, prompt), (group, asked)
-
-
-def _saved(name: Group | tuple[Group, int], value: float, answers: float) -> SavedWeight:
-    if len(name) == 2:
-        return SavedWeight(*name[0], name[1], value, answers)
-    return SavedWeight(*name, None, value, answers)
+    kind, class_name, shape = call.route.kind, call.class_name, call.shape
+    prompt = (kind, class_name, shape, int(4.0 * math.log2(call.prompt_tokens + 1.0)))
+    asked = (kind, class_name, shape, -1 if call.max_tokens is None else -1 - call.asked.bit_length())
+    return (prompt, asked, call.session) if call.session else (prompt, asked)

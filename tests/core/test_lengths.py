@@ -13,7 +13,7 @@ from gateway.core import lengths
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.admission.ticket import PATIENCE, turn_by
 from gateway.core.checkpoint import MOST_LENGTH_WEIGHTS, SavedCosts
-from gateway.core.lengths import LEARN_ALL, LEAST_ANSWERS, LengthModel
+from gateway.core.lengths import LEARN_ALL, LEAST_ANSWERS, SESSION_ALL, LengthModel
 from gateway.core.policy.policy import Policy
 from gateway.core.policy.traffic import LengthPolicy
 from gateway.core.request.call import FORMAT, STOP, TOOLS, Call
@@ -61,9 +61,9 @@ def test_what_calls_have_in_common_tells_their_length(short: dict[str, Any], lon
     forecasts = [model.predict(call(**fields)) for fields in (short, long)]
     assert forecasts[0] is not None
     assert forecasts[1] is not None
-    assert forecasts[0].median < 60
-    assert forecasts[1].median > 150
-    assert forecasts[0].median < forecasts[0].most < forecasts[0].largest
+    assert forecasts[0][0] < 60
+    assert forecasts[1][0] > 150
+    assert forecasts[0][0] < forecasts[0][1] < forecasts[0][2]
 
 
 def test_nine_answers_of_ten_are_within_the_quantile(rng: random.Random) -> None:
@@ -73,7 +73,7 @@ def test_nine_answers_of_ten_are_within_the_quantile(rng: random.Random) -> None
         tokens = 50.0 * one.session * rng.lognormvariate(0, 0.5)
         forecast = model.predict(one)
         if forecast is not None:
-            seen, within = seen + 1, within + (tokens <= forecast.most)
+            seen, within = seen + 1, within + (tokens <= forecast[1])
         model.learn(one, tokens)
     assert seen > 2900
     assert within / seen == pytest.approx(0.9, abs=0.02)
@@ -98,7 +98,7 @@ def test_a_tenant_that_turns_to_noise_loses_its_influence(rng: random.Random) ->
     model = LengthModel()
     taught(model, rng)
     assert model.predict(call()) is not None
-    for _ in range(800):
+    for _ in range(6000):
         model.learn(call(session=1, shape=rng.choice((0, TOOLS))), rng.lognormvariate(5, 1))
     assert model.predict(call()) is None
 
@@ -123,17 +123,17 @@ def test_tables_are_bounded_and_the_least_recently_used_goes_first(monkeypatch: 
     for name in "abac":
         model.learn(call(tenant=name), 10.0)
     assert [tenant for tenant, _ in model.tables] == ["a", "c"]
-    assert model.weights == 6
+    assert model.weights == 4
 
 
-def test_a_long_known_tenant_is_learned_from_now_and_then_but_for_its_sessions() -> None:
+def test_a_long_known_tenant_is_learned_from_now_and_then_but_for_new_sessions() -> None:
     model = LengthModel()
     for _ in range(LEARN_ALL + 80):
         model.learn(call(), 10.0)
     assert model.answers == LEARN_ALL + 10
-    model.learn(call(session=4), 10.0)
-    model.learn(call(session=4), 10.0)
-    assert model.answers == LEARN_ALL + 12
+    for _ in range(SESSION_ALL + 3):
+        model.learn(call(session=4), 10.0)
+    assert model.answers == LEARN_ALL + 10 + SESSION_ALL
 
 
 def test_no_answer_moves_an_estimate_far(rng: random.Random) -> None:
@@ -144,7 +144,7 @@ def test_no_answer_moves_an_estimate_far(rng: random.Random) -> None:
     after = model.predict(call())
     assert before is not None
     assert after is not None
-    assert after.median < 1.2 * before.median
+    assert after[0] < 1.2 * before[0]
 
 
 def test_the_same_answers_give_the_same_estimates() -> None:
@@ -290,6 +290,13 @@ def test_a_checkpoint_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fresh.tables
 
 
+def test_answers_of_less_than_a_token_can_be_saved() -> None:
+    model = LengthModel()
+    model.learn(call(), 0.125)
+    (saved,) = model.checkpoint()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(saved), type=type(saved)).mean == 0.0
+
+
 def test_an_absurd_checkpoint_predicts_something_finite() -> None:
     model = LengthModel()
     taught(model, random.Random(1))
@@ -298,4 +305,4 @@ def test_an_absurd_checkpoint_predicts_something_finite() -> None:
     fresh.restore([msgspec.structs.replace(saved, mean=64.0, margin=64.0)])
     forecast = fresh.predict(call())
     assert forecast is not None
-    assert math.isfinite(forecast.most)
+    assert math.isfinite(forecast[1])

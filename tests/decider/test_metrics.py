@@ -324,4 +324,4 @@ def test_lengths_are_told_where_they_are_learned_and_without_labels() -> None:
     assert found["weir_length_beyond_quantile_total"] == (model.beyond, {})
     assert found["weir_length_influence_ratio"] == (model.influence, {})
     assert found["weir_length_influence_ratio"][0] > 0.9
-    assert found["weir_length_weights"] == (4, {})
+    assert found["weir_length_weights"] == (3, {})

@@ -203,12 +203,14 @@ class CostModel:
         if policy.learned and self.lengths is not None:
             forecast = self.lengths.predict(call)
             if forecast is not None:
-                call.expected_tokens = min(asked, int(min(forecast.most, forecast.largest)))
+                median, most, largest = forecast
+                expected = int(most if most < largest else largest)
+                call.expected_tokens = expected if expected < asked else asked
                 if self.alpha is None:
-                    most = min(asked, int(forecast.most) + 1) * call.n
-                    call.output_tokens = max(most, int(LEAST_BOOKED * booked))
+                    books = (int(most) + 1 if most < asked else asked) * call.n
+                    call.output_tokens = books if books > LEAST_BOOKED * booked else int(LEAST_BOOKED * booked)
                 if policy.shortest_first:
-                    call.likely_tokens = min(asked, int(forecast.median) + 1)
+                    call.likely_tokens = int(median) + 1 if median < asked else asked
 
     def checkpoint(self) -> SavedCosts:
         """The estimates that were used last, for the next decider."""

@@ -72,7 +72,7 @@ class Oracle:
 
     def predict(self, call: Call) -> LengthForecast | None:
         length = float(self.lengths[call.request_id])
-        return LengthForecast(length, length, length)
+        return length, length, length
 
     def learn(self, call: Call, tokens: float) -> None:
         """It knows."""
@@ -147,7 +147,10 @@ def rows_of(trace: Path, load: float, seconds: float) -> list[Arrival]:
         work += row.prompt_tokens + row.output_tokens
         if work > load * CARRIED * seconds:
             break
-    faster = rows[-1].at / (work / load / CARRIED)
+    lasts = work / load / CARRIED
+    if lasts <= WARM or not rows[-1].at:
+        raise TraceError(f"{trace}: its usable rows last {lasts:.0f} s at this load, expected more than {WARM:g} s")
+    faster = rows[-1].at / lasts
     return [msgspec.structs.replace(row, at=row.at / faster) for row in rows]
 
 
