@@ -64,7 +64,7 @@ STRICT = f"classes: {{default: {{deadline: {DEADLINE:g}s, max_queue: 100000}}}}"
 ARMS = ("class", "learned", "oracle", "oracle, noise")
 
 
-class Oracle:
+class LengthOracle:
     """In the place of a LengthModel: the lengths of calls, by their ids."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Estimates:
     """The gateway's cost model, to which every call asks for ASKED tokens. `oracle` is told what it will get: itself,
     or for NOISE of all calls the length of another."""
 
-    def __init__(self, cost: CostModel, oracle: Oracle | None, noise: float, lengths: list[int]) -> None:
+    def __init__(self, cost: CostModel, oracle: LengthOracle | None, noise: float, lengths: list[int]) -> None:
         self._cost = cost
         self._oracle = oracle
         self._noise = noise
@@ -109,7 +109,7 @@ def run(rows: list[Arrival], arm: str, policy: str, seed: int, left_over: list[s
         learned = f"lengths: {{learned: {'false' if arm == 'class' else 'true'}}}"
         target = GatewayTarget(f"{policy}\n{MODES}\nshaping: []\n{learned}\n".encode(), engines, seed=seed)
         decider = target.gateway.decider
-        oracle = Oracle() if arm.startswith("oracle") else None
+        oracle = LengthOracle() if arm.startswith("oracle") else None
         noise = NOISE if arm == "oracle, noise" else 0.0
         lengths = [max(1, row.output_tokens) for row in rows]
         decider.cost = cast("CostModel", Estimates(decider.cost, oracle, noise, lengths))
