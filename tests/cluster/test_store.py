@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.cluster.election import Turn
+from gateway.core.cluster.election import Ruler, Turn
 from gateway.serve.cluster.store import ClusterConflict, MemberRecord, Store, StoreError, opened
 from loadtest.lab.dst.cluster_store import SimulatedStore
 from loadtest.lab.operate.valkey import Valkey
@@ -93,6 +93,25 @@ def test_two_clusters_of_one_name_and_two_members_of_one_address_are_told(valkey
         view, _ = await first.turn(turn)
         assert view.members == {"a:1"}
         for each in (first, other, twin):
+            await each.aclose()
+
+    asyncio.run(main())
+
+
+def test_who_resigns_is_followed_at_once_and_is_a_member_still(valkey: Valkey) -> None:
+    """Whoever is elected then waits for what its relays hold."""
+
+    async def main() -> None:
+        a, b = of(valkey.url, "a:1"), of(valkey.url, "b:1")
+        await a.turn(Turn(number=1, known=0, stand=1, reign=0))
+        await b.turn(Turn(number=1, known=1, stand=0, reign=0))
+        await b.resign()  # it does not rule
+        view, _ = await a.turn(Turn(number=2, known=1, stand=0, reign=1, seen=frozenset({"b:1"})))
+        assert view.ruler == Ruler("a:1", 1)
+        await a.resign()
+        view, _ = await b.turn(Turn(number=2, known=1, stand=1, reign=0))
+        assert (view.ruler, view.members) == (Ruler("b:1", 2), {"a:1", "b:1"})
+        for each in (a, b):
             await each.aclose()
 
     asyncio.run(main())
