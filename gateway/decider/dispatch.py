@@ -33,6 +33,7 @@ from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
+from gateway.core.sessions.locality import ASIDE
 from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.decider.grant import LocalGrant
@@ -125,6 +126,8 @@ class Dispatch:
 
     async def ask(self, call: Call) -> LocalGrant:
         """Raises Refused: not found, no engine, too large, queue full, hopeless, shed, expired, draining."""
+        if self.control.sessions is not None:
+            self.control.sessions.arrive(call, self.clock())
         grant = self.at_once(call) or await self.enter(call, NOBODY)
         self.retries.call(self.clock())
         return grant
@@ -268,6 +271,8 @@ class Dispatch:
         """There is news of an engine: grant whatever of its models may go now."""
         now = self.clock()
         engine.advance(now)
+        if self.control.sessions is not None:
+            self.control.sessions.advance(now)
         for model in engine.models:
             self.control.looked_at(model, now)
             traffic = self.traffic.get(model)
@@ -334,6 +339,10 @@ class Dispatch:
 
         def fits(ticket: Ticket) -> bool:
             choice = decide(ticket, queues, now, rng)
+            if choice is ASIDE:
+                ticket.aside = True
+                return False
+            ticket.aside = False
             if isinstance(choice, Refuse):
                 late.append((ticket, choice))
                 return False
@@ -406,6 +415,8 @@ class Dispatch:
                 call.output_tokens = min(call.output_tokens, call.shaped * call.n)
                 call.expected_tokens = min(call.expected_tokens, call.shaped)
         grant = LocalGrant(self, call, choice, now, ticket)
+        if self.control.sessions is not None:
+            self.control.sessions.granted(call, choice, now)
         if witness is not None:
             witness.granted(call, grant.hold)
         if self._turns and call.class_name in self.control.rules.limited:
@@ -446,6 +457,8 @@ class Dispatch:
 
     def _withdraw(self, ticket: Ticket) -> None:
         self.queues[ticket.call.model].remove(ticket)
+        if self.control.sessions is not None:
+            self.control.sessions.left(ticket.call)
         del self._turns[ticket]
         if self._awaiting_model:
             self._let_go(ticket, self.clock())

@@ -27,7 +27,9 @@ QUANTILES = {"p90": 0.90, "p95": 0.95, "p99": 0.99}  # the policy's words
 class LocalGrant:
     """A Grant, as in gateway/core/admission/decider.py. `ticket`: the call's ticket, if it waited."""
 
-    __slots__ = ("_dispatch", "_first_at", "cached", "call", "ending", "engine", "expected", "hold", "probe", "ticket")
+    __slots__ = (
+        "_dispatch", "_first_at", "_tokens", "cached", "call", "ending", "engine", "expected", "hold", "probe", "ticket",
+    )  # fmt: skip
 
     def __init__(self, dispatch: Dispatch, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:
         self._dispatch = dispatch
@@ -43,6 +45,7 @@ class LocalGrant:
         self.probe = choice.engine.breaker.sent(now)
         self.ending = Ending.NEUTRAL  # until it is known how it ended
         self._first_at = 0.0
+        self._tokens = call.prompt_tokens  # of the call, until all are known
         if not call.stream:
             choice.engine.expect_first_byte(self.hold, now + choice.ttft)
         dispatch.running[call.class_name] += 1
@@ -87,6 +90,7 @@ class LocalGrant:
         """Learn the time per output token, and charge the tenant's queue for real usage."""
         if self.ticket is not None:
             self._correct(self.ticket, prompt_tokens, completion_tokens)
+        self._tokens = prompt_tokens + completion_tokens
         tokens = completion_tokens / self.call.n
         began = self._first_at if self.call.stream else self.hold.taken_at + self.expected
         self.engine.learn_tpot(tokens, now - began)
@@ -193,7 +197,10 @@ class LocalGrant:
         if hold.live:
             hold.release()
             now = self._dispatch.clock()
-            if self._first_at and self.engine.up and self.engine.cache_age is not None:
+            if self._first_at and self.engine.up and self.engine.evicts:
                 self._remember(now)  # only from now on may the engine evict it
+            sessions = self._dispatch.control.sessions
+            if sessions is not None and self._first_at:
+                sessions.ended(self.call, self.engine.id, self._tokens, now)
             self.engine.breaker.ended(self.probe, self.ending, now)
             self._dispatch.released(self.call, hold, now)

@@ -24,6 +24,8 @@ from gateway.core.engines.choice import LOOKED_AT, Choice, any_idle, choose, for
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
+from gateway.core.sessions.locality import ASIDE, Aside, choose_for_session, seconds_ahead
+from gateway.core.sessions.memory import SessionMemory
 from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.core.sidecars.sidecars import Registry
@@ -37,7 +39,7 @@ class AdmissionControl:
     """The decisions, and the state that they read. `running`: calls that hold a grant, by class. `outages`: since when
     none of a model's engines may be given calls."""
 
-    __slots__ = ("draining", "fleet", "outages", "queues", "rules", "running", "sidecars", "traffic")
+    __slots__ = ("draining", "fleet", "outages", "queues", "rules", "running", "sessions", "sidecars", "traffic")
 
     def __init__(self, fleet: Fleet, policy: Policy) -> None:
         self.fleet = fleet
@@ -48,12 +50,19 @@ class AdmissionControl:
         self.running = dict.fromkeys(policy.classes, 0)
         self.outages: dict[str, float] = {}
         self.draining = False
+        self.sessions = None if policy.sessions is None else SessionMemory(policy.sessions)
 
     # -- steps that move the state ------------------------------------------------------------------------------
 
     def apply(self, policy: Policy) -> None:
         """Go by `policy` from now on. Waiting calls keep their place, under the new weights; running calls go on."""
         self.rules = AdmissionRules(policy)
+        if policy.sessions is None:
+            self.sessions = None
+        elif self.sessions is None:
+            self.sessions = SessionMemory(policy.sessions)
+        else:
+            self.sessions.policy = policy.sessions
         for queues in self.queues.values():
             queues.apply(policy.classes, self.rules.weights)
         for traffic in self.traffic.values():
@@ -103,7 +112,14 @@ class AdmissionControl:
             return None
         if rules.limited and not self.may_run(name):
             return None
-        return choose(self.fleet.serving(model), call, now, routing=rules.policy.routing, rng=rng, exclude=exclude)
+        engines = self.fleet.serving(model)
+        if self.sessions is None:
+            return choose(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude)
+        choice = choose_for_session(
+            self.sessions, engines, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude,
+            residence=traffic.drain.residence if traffic is not None else 0.0,
+        )  # fmt: skip
+        return None if choice is ASIDE else choice
 
     def to_wait(
         self, call: Call, now: float, exclude: frozenset[str] = NO_ENGINES, *, front: bool = False
@@ -146,7 +162,7 @@ class AdmissionControl:
                 newcomer = booking is None
                 return Refuse(reason=Reason.QUEUE_FULL, words=full, predicted=wait, booking=booking, newcomer=newcomer)
         if booking is None:
-            ticket = Ticket(call, now, exclude, self._expires(call), large=large)
+            ticket = Ticket(call, now, exclude, self._expires(call), large=large, ahead=self._ahead(call, usable, now))
             return Wait(ticket=ticket, predicted=wait, victim=victim, newcomer=True)
         # Who was promised a place and is ordered by length goes before all that came after its first attempt.
         turn = booking.since if call.likely_tokens else booking.deadline
@@ -191,6 +207,10 @@ class AdmissionControl:
         awaited = self.sidecars.awaited(now)
         return Refuse(reason=Reason.UNKNOWN_MODEL, engines=tuple(self.fleet), reports_awaited=awaited)
 
+    def _ahead(self, call: Call, engines: Sequence[Engine], now: float) -> float:
+        """Seconds by which the call goes before its turn among its tenant's."""
+        return 0.0 if self.sessions is None else seconds_ahead(self.sessions, engines, call, now)
+
     def _expires(self, call: Call) -> float:
         return min(call.deadline, call.ttft_by) if self.rules.shed_late else call.deadline
 
@@ -204,15 +224,23 @@ class AdmissionControl:
 
     # -- a call that waits --------------------------------------------------------------------------------------
 
-    def decide_waiting(self, ticket: Ticket, queues: Queues, now: float, rng: random.Random) -> Choice | Refuse | None:
-        """The engine that the call whose turn it is may go to, or why it is refused now; None: it goes on waiting."""
+    def decide_waiting(self, ticket: Ticket, queues: Queues, now: float, rng: random.Random) -> Choice | Refuse | Aside | None:
+        """The engine that the call whose turn it is may go to, or why it is refused now; None: it goes on waiting; ASIDE:
+        for the engine that knows its session, so that others may pass it."""
         call, rules = ticket.call, self.rules
         engines = self.fleet.serving(call.model)
         if not self.may_run(call.class_name):
             return None
-        choice = choose(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=ticket.exclude)
-        if choice is None:
-            return None
+        routing, exclude, choice = rules.policy.routing, ticket.exclude, None
+        if self.sessions is None or ticket.paid:
+            choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
+        else:
+            choice = choose_for_session(
+                self.sessions, engines, call, now, routing=routing, rng=rng, exclude=exclude,
+                waited=now - ticket.since, residence=self.traffic[call.model].drain.residence,
+            )  # fmt: skip
+        if choice is None or choice is ASIDE:
+            return choice
         if now >= call.deadline:
             return Refuse(reason=Reason.EXPIRED, waited=now - ticket.pushed_at)
         # One that was granted before has only its deadline to keep: it is late for its engine's fault. A late one

@@ -16,7 +16,7 @@ Within a class nothing passes the call whose turn it is, fitting or not: else ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from math import floor, inf
 
@@ -25,6 +25,7 @@ from gateway.core.policy.traffic import TrafficClass
 from gateway.core.request.call import Call
 
 CREDIBLE = 2**24  # tokens: no engine's report of one call counts for more
+LOOKED_PAST = 16  # tenants, and calls of each, that are looked at behind those that wait for one engine
 REMEMBERED = 10_000  # tenants that do not wait, per class
 LIFO_INTERVAL = 0.1  # seconds at least that a queue has not emptied before it turns round
 LIFO_SCALE = 1 / 20  # of the time a call of the class may wait: the interval where that is longer
@@ -95,6 +96,19 @@ class ClassQueue:
         if now - self.since > self.lifo_after and not first.paid:
             return next(reversed(queue.tickets))
         return first
+
+    def candidates(self, head: Ticket) -> Iterator[Ticket]:
+        """The head, and while those that were looked at are `aside`, the next of its class: the tenants in turn, the
+        order within each."""
+        yield head
+        if head.aside:
+            turns = sorted(turn for turn in self._turns if turn[1] == turn[2].stamp)
+            for _, _, queue in turns[:LOOKED_PAST]:
+                for ticket in queue.first(LOOKED_PAST):
+                    if ticket is not head:
+                        yield ticket
+                        if not ticket.aside:
+                            return
 
     def starving(self, ticket: Ticket, now: float) -> bool:
         """Whether it has waited half of the time it may wait."""

@@ -157,13 +157,15 @@ class Queues:
         held_up = False
         for queue in self.order(now, paused):
             ticket = queue.head(now)
-            if (not held_up or queue.settings.reserve) and fits(ticket):
-                queue.take(ticket, now)
-                self._left(queue)
-                return ticket
+            if not held_up or queue.settings.reserve:
+                for candidate in queue.candidates(ticket):
+                    if fits(candidate):
+                        queue.take(candidate, now)
+                        self._left(queue)
+                        return candidate
             if queue.starving(ticket, now):
                 return None
-            held_up = held_up or not ticket.large
+            held_up = held_up or not (ticket.large or ticket.aside)
         return None
 
     def heads(self, now: float) -> Iterator[Ticket]:

@@ -6,7 +6,7 @@ shortest first, with ageing, since nobody who comes later than that can pass it.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from math import inf
 
 from gateway.core.request.call import Call
@@ -29,11 +29,12 @@ class Ticket:
     Absolute seconds: `expires`, when its owner gives it up; `since`, its age and its order among equal deadlines,
     which is `pushed_at` unless it returns for a booking; `deadline`, its order within its tenant, which is the call's
     `turn_by` unless it was booked with another. `large`: it needs so much that others may pass it while it does not
-    fit.
+    fit. `ahead`: seconds by which it goes before its turn among those of its tenant. `aside`: it waits for an engine
+    that knows its session, or is kept for others', and others may pass it meanwhile.
     """
 
     __slots__ = (
-        "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "pushed_at", "sequence", "since",
+        "ahead", "aside", "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "pushed_at", "sequence", "since",
         "waiting",
     )  # fmt: skip
 
@@ -47,6 +48,7 @@ class Ticket:
         deadline: float | None = None,
         *,
         large: bool = False,
+        ahead: float = 0.0,
     ) -> None:
         prompt, output = call.prompt_tokens, call.output_tokens
         self.call = call
@@ -58,6 +60,8 @@ class Ticket:
         self.since = pushed_at if since is None else since
         self.deadline = turn_by(call) if deadline is None else deadline
         self.large = large
+        self.ahead = ahead
+        self.aside = False
         self.paid = False  # its class and tenant have been charged for it
         self.sequence = 0  # of its push
         self.waiting = True
@@ -65,7 +69,7 @@ class Ticket:
     @property
     def key(self) -> tuple[float, float, int]:
         """Its order within its tenant. One that was granted before has paid, and goes first."""
-        return -inf if self.paid else self.deadline, self.since, self.sequence
+        return -inf if self.paid else self.deadline - self.ahead, self.since, self.sequence
 
 
 class TenantQueue:
@@ -107,6 +111,10 @@ class TenantQueue:
         if len(order) > 2 * len(tickets) + 16:
             order[:] = [entry for entry in order if entry[3].waiting]
             heapify(order)
+
+    def first(self, most: int) -> list[Ticket]:
+        """Its first tickets, in order. O(its tickets)."""
+        return [entry[3] for entry in nsmallest(most, [entry for entry in self.order if entry[3].waiting])]
 
     def before(self, deadline: float, ticket: Ticket | None) -> tuple[float, float]:
         """Tokens and charges of its tickets that go before `ticket`, or before a newcomer with that deadline.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -24,6 +24,7 @@ from gateway.core.policy.policy import Routing
 from gateway.core.request.call import Call
 
 CLOSED = BreakerState.CLOSED
+NEWCOMER = 10.0
 LOOKED_AT = 4  # engines whose state says enough of all
 SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: power of d choices
 
@@ -45,6 +46,11 @@ def cached_tokens(engine: Engine, call: Call, now: float) -> int:
         return min(call.prompt_tokens, engine.session_tokens(call.session, now)) if call.session else 0
     blocks = engine.cached_blocks(call.prefix, now)
     return call.prompt_tokens * blocks // (len(call.prefix) + 1)
+
+
+def knows(engine: Engine, call: Call, now: float) -> bool:
+    """Whether the engine has most of the call's prompt cached: its session was there."""
+    return 2 * cached_tokens(engine, call, now) > call.prompt_tokens
 
 
 def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) -> float:
@@ -106,11 +112,14 @@ def choose(
     routing: Routing,
     rng: random.Random,
     exclude: frozenset[str] = frozenset(),
+    spoken_for: Callable[[Engine], int] | None = None,
 ) -> Choice | None:
     """The best engine that can hold `call` now, or None: then it waits.
 
     Engines in `exclude` (already failed this call) are taken only if no other is up. The guard: among engines that
-    fit, one that holds more than `imbalance` x the mean is passed over.
+    fit, one that holds more than `imbalance` x the mean is passed over. `spoken_for`:
+    tokens of an engine that the call leaves to sessions that are expected there; with it, an engine that knows the
+    call's own session is not passed over.
     """
     if len(engines) > SCAN_AT_MOST:
         engines = rng.sample(engines, SCAN_AT_MOST)
@@ -120,6 +129,8 @@ def choose(
         usable = [e for e in usable if e.id not in exclude] or usable
     class_name = call.class_name
     open_ = [e for e in usable if e.fits(cost, class_name)]
+    if spoken_for is not None:
+        open_ = [e for e in open_ if knows(e, call, now) or e.load + cost + spoken_for(e) <= e.capacity]
     if not open_:
         return None
     others_full = len(open_) < len(usable)
@@ -127,16 +138,19 @@ def choose(
         open_ = rng.sample(open_, 2)  # what others send is not known here: never the whole herd to one engine
     elif len(open_) > 1:
         limit = routing.imbalance * (sum([e.held for e in usable]) + cost) / len(usable)
-        open_ = [e for e in open_ if e.held <= limit] or open_
+        open_ = [e for e in open_ if e.held <= limit or (spoken_for is not None and knows(e, call, now))] or open_
         first = int(rng.random() * len(open_))  # equals are taken in turn, from anywhere
         open_ = open_[first:] + open_[:first]
     affine = (routing.affinity == "prefix" and bool(call.prefix)) or (routing.affinity == "session" and call.session)
+    stranger = spoken_for is not None and not any(knows(e, call, now) for e in open_)
     best: Choice | None = None
     least = math.inf
     for engine in open_:
         cached = cached_tokens(engine, call, now) if affine else 0
         prefill = max(1, call.prompt_tokens - cached)
         ttft = predicted_ttft(engine, prefill, now, routing.slow_start)
+        if stranger and spoken_for is not None:
+            ttft += NEWCOMER * (engine.load + spoken_for(engine)) / engine.capacity
         beyond = ttft - engine.tpot  # a step is longer by chance here, and costs more cached tokens than it is worth
         if engine.adapters is not None:
             beyond /= engine.adapters.score(call.model)

@@ -22,6 +22,7 @@ from gateway.core.engines.breaker import CircuitBreaker
 from gateway.core.engines.cache_age import CacheAge
 from gateway.core.engines.origin import engine_id
 from gateway.core.engines.trouble import Trouble, asleep
+from gateway.core.engines.turnover import Turnover
 from gateway.core.policy.policy import EngineEntry, Policy
 from gateway.shared.vllm.answers import EngineSample, ModelCard
 
@@ -142,6 +143,7 @@ class Engine:
         "slots",
         "tpot",
         "trim",
+        "turnover",
         "trouble",
         "ttft_spread",
         "unseen",
@@ -198,6 +200,7 @@ class Engine:
         self.prefixes: dict[int, float] = {}  # block hash -> last use; insertion order is LRU order
         self.sessions: dict[int, tuple[int, float]] = {}  # session -> tokens of its last prompt, when; in LRU order
         self.cache_age: CacheAge | None = None  # where the engine publishes what becomes of its cache
+        self.turnover: Turnover | None = None  # where the policy has sessions, and the engine tells nothing
         self.tpot = TPOT
         self.pace = PACE  # seconds per output token of its fastest answers of late: what it can have written
         self.breaker = CircuitBreaker(policy.breaker)
@@ -209,6 +212,7 @@ class Engine:
         """Go by `policy` from now on. What is learned and what is held stays."""
         self.policy = policy
         self.breaker.policy = policy.breaker
+        self.turnover = None if policy.sessions is None else self.turnover or Turnover()
         self.reserves = tuple((name, each.reserve) for name, each in policy.classes.items() if each.reserve)
 
     def go_by(self, entry: EngineEntry) -> None:
@@ -504,13 +508,22 @@ class Engine:
         self.sessions.clear()
         if self.adapters is not None:
             self.adapters.forget()
+        if self.turnover is not None:
+            self.turnover = Turnover()
 
     # -- prefix index -------------------------------------------------------------------------------------------
+
+    @property
+    def evicts(self) -> bool:
+        """Whether it is known, or estimated, since when what it read is cached."""
+        return self.cache_age is not None or self.turnover is not None
 
     def trusted_since(self, now: float) -> float:
         """What it has read since then it has still cached: by its own events, or else for `affinity_ttl`."""
         ttl = self.policy.routing.affinity_ttl
-        return now - ttl if self.cache_age is None else self.cache_age.trusted_since(now, ttl)
+        if self.cache_age is not None:
+            return self.cache_age.trusted_since(now, ttl)
+        return now - ttl if self.turnover is None else self.turnover.trusted_since(self.capacity - self.load, now - ttl)
 
     def cached_blocks(self, prefix: tuple[int, ...], now: float) -> int:
         """How many leading blocks of `prefix` this engine has probably cached (see `trusted_since`)."""

@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.core.policy.batches import BatchesPolicy
 from gateway.core.policy.cluster import ClusterPolicy
+from gateway.core.policy.sessions import SessionsPolicy
 from gateway.core.policy.storage import StoragePolicy
 from gateway.core.policy.traffic import (
     Batching,
@@ -345,6 +346,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `keys_file`: File with more of the tenants' keys, a line of SHA-256 and tenant for each. Its path is relative to
     this file. `gateway key add` writes it.
     `shaping`: Caps on max_tokens while engines are full. Of those that apply the smallest counts.
+    `sessions`: Order and choice by sessions, for agents and long conversations; null: each call is judged alone.
     `cluster`: Gateways on several machines, of which one decides for all; null: this one is alone. See docs/scale.md.
     `storage`: Storage of what outlasts the gateway; null: nothing is kept. See docs/operating.md.
     `batches`: Files of calls that are worked off when there is room; null: none are. See docs/batches.md.
@@ -365,6 +367,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     lengths: LengthPolicy = LengthPolicy()
     deadlines: Deadlines = Deadlines()
     routing: Routing = Routing()
+    sessions: SessionsPolicy | None = None
     retries: Retries = Retries()
     hedging: Hedging = Hedging()
     breaker: Breaker = Breaker()
