@@ -33,13 +33,14 @@ from gateway.core.engines.fleet import Engine, Fleet, Hold
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
 from gateway.core.request.outcome import Refused
-from gateway.core.sessions.locality import ASIDE
+from gateway.core.sessions.locality import Aside
 from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
 from gateway.decider.grant import LocalGrant
 from gateway.decider.successor import HandedOver, Successor
 
 NOBODY = NO_ENGINES
+LOOK_AGAIN = 0.5  # seconds; calls that were set aside for their sessions are looked at at least as often
 MOVED = 0.25  # seconds that a prediction must move for calls that wait for the model to be looked at again
 
 
@@ -104,6 +105,7 @@ class Dispatch:
         self._awaiting_model: dict[Ticket, float] = {}  # those that wait for a model to be made ready, and since when
         self._foreseen: dict[str, float] = {}  # model -> when it will be ready, as calls that wait for it were told
         self._giving_up: dict[str, asyncio.Handle] = {}  # model -> timer: calls wait for an engine of it to come back
+        self._looking_again: dict[str, asyncio.Handle] = {}  # model -> timer: calls were set aside for a while
         self.holds: dict[Hold, Call] = {}  # of all grants
         self.successor: Successor | None = None  # who decides in this one's place
 
@@ -335,14 +337,15 @@ class Dispatch:
             return
         now = self.clock()
         choices: list[Choice] = []
+        aside: list[Ticket] = []
         late, decide, rng = self._late, self.control.decide_waiting, self.rng
 
         def fits(ticket: Ticket) -> bool:
             choice = decide(ticket, queues, now, rng)
-            if choice is ASIDE:
-                ticket.aside = True
+            ticket.aside = isinstance(choice, Aside)
+            if isinstance(choice, Aside):
+                aside.append(ticket)
                 return False
-            ticket.aside = False
             if isinstance(choice, Refuse):
                 late.append((ticket, choice))
                 return False
@@ -374,9 +377,18 @@ class Dispatch:
             while late:
                 ticket, why = late.pop()
                 self._refuse(ticket, why, now)
-        if self._giving_up:
-            self._keep_timer(model)
+        if aside and model not in self._looking_again:
+            self._looking_again[model] = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look_again, model)
+        if self._giving_up or self._looking_again:
+            self._keep_timers(model)
         self._arm()
+
+    def _look_again(self, model: str) -> None:
+        """Calls that were set aside for their sessions' sake may have waited for long enough."""
+        del self._looking_again[model]
+        if self.control.sessions is not None:
+            self.control.sessions.advance(self.clock())
+        self._pump(model, self.queues[model])
 
     def _wait_for(self, model: str, queues: Queues, now: float) -> None:
         """No engine may be given these calls: a sidecar has the model made ready for them, an engine is expected back,
@@ -398,8 +410,10 @@ class Dispatch:
         del self._giving_up[model]
         self._pump(model, self.queues[model])
 
-    def _keep_timer(self, model: str) -> None:
-        """Cancel the model's timer if nobody waits, or an engine has come back."""
+    def _keep_timers(self, model: str) -> None:
+        """Cancel the model's timers if nobody waits, and the one of its outage if an engine has come back."""
+        if model in self._looking_again and not self.queues[model]:
+            self._looking_again.pop(model).cancel()
         if model in self._giving_up and (not self.queues[model] or self.control.served(model)):
             self._giving_up.pop(model).cancel()
 
@@ -462,8 +476,8 @@ class Dispatch:
         del self._turns[ticket]
         if self._awaiting_model:
             self._let_go(ticket, self.clock())
-        if self._giving_up:
-            self._keep_timer(ticket.call.model)
+        if self._giving_up or self._looking_again:
+            self._keep_timers(ticket.call.model)
         self._arm()
 
     def _let_go(self, ticket: Ticket, now: float) -> None:
@@ -517,6 +531,7 @@ class Dispatch:
             "calls that wait for models": self._awaiting_model,
             "a timer": self._timer,
             "timers of models without an engine": self._giving_up,
+            "timers of calls that were set aside": self._looking_again,
         }
 
     def refuse_waiting(self) -> None:

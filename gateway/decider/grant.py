@@ -28,7 +28,8 @@ class LocalGrant:
     """A Grant, as in gateway/core/admission/decider.py. `ticket`: the call's ticket, if it waited."""
 
     __slots__ = (
-        "_dispatch", "_first_at", "_tokens", "cached", "call", "ending", "engine", "expected", "hold", "probe", "ticket",
+        "_dispatch", "_first_at", "_tokens", "cached", "call", "ending", "engine", "expected", "hold", "probe",
+        "ticket",
     )  # fmt: skip
 
     def __init__(self, dispatch: Dispatch, call: Call, choice: Choice, now: float, ticket: Ticket | None) -> None:

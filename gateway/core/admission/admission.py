@@ -24,7 +24,7 @@ from gateway.core.engines.choice import LOOKED_AT, Choice, any_idle, choose, for
 from gateway.core.engines.fleet import Engine, Fleet
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
-from gateway.core.sessions.locality import ASIDE, Aside, choose_for_session, seconds_ahead
+from gateway.core.sessions.locality import Aside, choose_for_session, seconds_ahead
 from gateway.core.sessions.memory import SessionMemory
 from gateway.core.sidecars.copies import LongWait
 from gateway.core.sidecars.sidecar import Outlook
@@ -115,11 +115,25 @@ class AdmissionControl:
         engines = self.fleet.serving(model)
         if self.sessions is None:
             return choose(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude)
-        choice = choose_for_session(
-            self.sessions, engines, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude,
-            residence=traffic.drain.residence if traffic is not None else 0.0,
+        choice = self._for_session(self.sessions, call, now, rng, exclude, 0.0)
+        return None if isinstance(choice, Aside) else choice
+
+    def _for_session(
+        self,
+        sessions: SessionMemory,
+        call: Call,
+        now: float,
+        rng: random.Random,
+        exclude: frozenset[str],
+        waited: float,
+    ) -> Choice | Aside | None:
+        """The engine that the call may go to now, by its session; it has `waited` seconds."""
+        engines, traffic = self.fleet.serving(call.model), self.traffic.get(call.model)
+        residence = 0.0 if traffic is None else traffic.drain.residence
+        return choose_for_session(
+            sessions, engines, call, now, routing=self.rules.policy.routing, rng=rng, exclude=exclude, waited=waited,
+            residence=residence,
         )  # fmt: skip
-        return None if choice is ASIDE else choice
 
     def to_wait(
         self, call: Call, now: float, exclude: frozenset[str] = NO_ENGINES, *, front: bool = False
@@ -224,23 +238,25 @@ class AdmissionControl:
 
     # -- a call that waits --------------------------------------------------------------------------------------
 
-    def decide_waiting(self, ticket: Ticket, queues: Queues, now: float, rng: random.Random) -> Choice | Refuse | Aside | None:
-        """The engine that the call whose turn it is may go to, or why it is refused now; None: it goes on waiting; ASIDE:
-        for the engine that knows its session, so that others may pass it."""
+    def decide_waiting(
+        self, ticket: Ticket, queues: Queues, now: float, rng: random.Random
+    ) -> Choice | Refuse | Aside | None:
+        """The engine that the call whose turn it is may go to, or why it is refused now; None: it goes on waiting;
+        Aside: so it does by its session, and others may pass it."""
         call, rules = ticket.call, self.rules
         engines = self.fleet.serving(call.model)
         if not self.may_run(call.class_name):
             return None
-        routing, exclude, choice = rules.policy.routing, ticket.exclude, None
-        if self.sessions is None or ticket.paid:
-            choice = choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
+        if self.sessions is None:
+            choice = choose(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=ticket.exclude)
         else:
-            choice = choose_for_session(
-                self.sessions, engines, call, now, routing=routing, rng=rng, exclude=exclude,
-                waited=now - ticket.since, residence=self.traffic[call.model].drain.residence,
-            )  # fmt: skip
-        if choice is None or choice is ASIDE:
-            return choice
+            waited = math.inf if ticket.paid else now - ticket.since
+            found = self._for_session(self.sessions, call, now, rng, ticket.exclude, waited)
+            if isinstance(found, Aside):
+                return found
+            choice = found
+        if choice is None:
+            return None
         if now >= call.deadline:
             return Refuse(reason=Reason.EXPIRED, waited=now - ticket.pushed_at)
         # One that was granted before has only its deadline to keep: it is late for its engine's fault. A late one

@@ -34,8 +34,8 @@ class Ticket:
     """
 
     __slots__ = (
-        "ahead", "aside", "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "pushed_at", "sequence", "since",
-        "waiting",
+        "ahead", "aside", "call", "charge", "cost", "deadline", "exclude", "expires", "large", "paid", "pushed_at",
+        "sequence", "since", "waiting",
     )  # fmt: skip
 
     def __init__(

@@ -24,7 +24,6 @@ from gateway.core.policy.policy import Routing
 from gateway.core.request.call import Call
 
 CLOSED = BreakerState.CLOSED
-NEWCOMER = 10.0
 LOOKED_AT = 4  # engines whose state says enough of all
 SCAN_AT_MOST = 32  # beyond this many engines, a random sample of this size: power of d choices
 
@@ -51,6 +50,11 @@ def cached_tokens(engine: Engine, call: Call, now: float) -> int:
 def knows(engine: Engine, call: Call, now: float) -> bool:
     """Whether the engine has most of the call's prompt cached: its session was there."""
     return 2 * cached_tokens(engine, call, now) > call.prompt_tokens
+
+
+def leaves(engine: Engine, cost: int, spoken_for: int) -> bool:
+    """Whether a call of `cost` tokens leaves so many others in the engine's cache."""
+    return not spoken_for or engine.load + cost + spoken_for <= max(engine.capacity, engine.budget)
 
 
 def predicted_ttft(engine: Engine, prefill: int, now: float, slow_start: float) -> float:
@@ -130,7 +134,7 @@ def choose(
     class_name = call.class_name
     open_ = [e for e in usable if e.fits(cost, class_name)]
     if spoken_for is not None:
-        open_ = [e for e in open_ if knows(e, call, now) or e.load + cost + spoken_for(e) <= e.capacity]
+        open_ = [e for e in open_ if knows(e, call, now) or leaves(e, cost, spoken_for(e))]
     if not open_:
         return None
     others_full = len(open_) < len(usable)
@@ -142,15 +146,12 @@ def choose(
         first = int(rng.random() * len(open_))  # equals are taken in turn, from anywhere
         open_ = open_[first:] + open_[:first]
     affine = (routing.affinity == "prefix" and bool(call.prefix)) or (routing.affinity == "session" and call.session)
-    stranger = spoken_for is not None and not any(knows(e, call, now) for e in open_)
     best: Choice | None = None
     least = math.inf
     for engine in open_:
         cached = cached_tokens(engine, call, now) if affine else 0
         prefill = max(1, call.prompt_tokens - cached)
         ttft = predicted_ttft(engine, prefill, now, routing.slow_start)
-        if stranger and spoken_for is not None:
-            ttft += NEWCOMER * (engine.load + spoken_for(engine)) / engine.capacity
         beyond = ttft - engine.tpot  # a step is longer by chance here, and costs more cached tokens than it is worth
         if engine.adapters is not None:
             beyond /= engine.adapters.score(call.model)

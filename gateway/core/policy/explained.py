@@ -41,6 +41,7 @@ def explain_call(policy: Policy, tenant: str, asked: str, model: str) -> str:
         ("time", _time(policy, name)),
         ("order", _order(policy, policy.tenants[tenant], name)),
         ("lengths", _lengths(policy)),
+        ("sessions", _sessions(policy, name)),
         ("room", _room(policy, name)),
         ("limits", _limits(policy, tenant, name, model)),
         ("", ("requests of tenant and global are counted before a body is read; a 4xx gives none back",)),
@@ -151,6 +152,23 @@ def _lengths(policy: Policy) -> Iterator[str]:
             yield "its waiting calls of a class go by expected length, the shortest first, aged"
     else:
         yield "by model, class and max_tokens"
+
+
+def _sessions(policy: Policy, name: str) -> Iterator[str]:
+    sessions = policy.sessions
+    if sessions is None:
+        yield "each call is judged alone"
+        return
+    most = SECONDS.show(sessions.most_ahead)
+    if sessions.order == "warm":
+        each = f"{shown(sessions, 'head_start')} s for each second of reading that a cache saves it"
+        yield f"a call goes before others of its tenant in {name} by {each}, at most {most}"
+    elif sessions.order == "least_served":
+        each = f"{shown(sessions, 'head_start')} s for each second of reading that its session was served"
+        yield f"a call goes after others of its tenant in {name} by {each}, at most {most}"
+    yield f"for the engine that knows its session it waits as long as reading anew would take, at most {most}"
+    if sessions.keep:
+        yield f"a session's cache is kept for its next call, for {SECONDS.show(sessions.keep)} at most"
 
 
 def _room(policy: Policy, name: str) -> Iterator[str]:

@@ -14,18 +14,19 @@ class SessionsPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions: calls of one conversation or agent. Each is worth most on the engine that has read the ones before.
 
     `order`: Order of the calls that wait, within a tenant and class. warm: those whose prompt an engine has cached
-    first, by `head_start`; least_served: also those of sessions that were served least, by `head_start` too; arrival:
-    earliest deadline first, as without sessions.
-    `head_start`: Seconds by which a call goes before its turn for each second of prefill that a cache saves it. A call
-    that comes later than that passes nobody.
-    `most_ahead`: Longest time by which a call goes before its turn, whatever the reason.
+    first, by `head_start`; least_served: those of sessions that were served much last, by `head_start` for each second
+    that reading what they were served takes; arrival: earliest deadline first, as without sessions.
+    `head_start`: Seconds by which a call goes before its turn for each second of reading that a cache saves it. It
+    passes nobody who came earlier than that. A call that no engine knows leaves kept room to others for as many seconds
+    for each second that reading its own prompt takes.
+    `most_ahead`: Longest time by which a call goes before its turn or leaves room to others, whatever it saves.
     `keep`: Longest time for which the cache of a session whose answer has ended is kept from calls that would push it
     out. The time is learned: that in which nine of ten calls of the tenant's sessions come back. 0s: none is kept.
     `per_tenant`: Sessions remembered of one tenant. The one that has been idle for longest is forgotten first.
     """
 
     order: Literal["warm", "least_served", "arrival"] = "warm"
-    head_start: Annotated[Factor, Bounds(ge=0, le=1000)] = 4.0
+    head_start: Annotated[Factor, Bounds(ge=0, le=1000)] = 10.0
     most_ahead: Annotated[Seconds, Bounds(ge=0, le=3600)] = 60.0
-    keep: Annotated[Seconds, Bounds(ge=0, le=600)] = 10.0
+    keep: Annotated[Seconds, Bounds(ge=0, le=600)] = 30.0
     per_tenant: Annotated[Count, Bounds(ge=1, le=100_000)] = 2000

@@ -1,7 +1,7 @@
-"""Locality of sessions: the engine that knows a call's session is worth waiting for, and its call goes before its turn.
+"""Locality of sessions: an engine that knows a call's session is worth waiting for, and the call goes before its turn.
 
-An engine *knows* a call's session if it has most of its prompt cached. A prompt that is shared by many, such as a system
-prompt, makes no engine know one. Two calls are set aside, so that others pass them, although an engine has room:
+An engine *knows* a call's session if it has most of its prompt cached. A prompt that is shared by many, such as a
+system prompt, makes no engine know one. Two calls are set aside, so that others pass them, though an engine has room:
 
 - One whose session is known by a full engine, for as long as reading the prompt anew elsewhere would take. So it never
   waits longer than it would have saved by twice (ski rental).

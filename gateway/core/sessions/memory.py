@@ -1,4 +1,4 @@
-"""Memory of sessions: the branch of a conversation that a call goes on with, and the room that is kept for its next call.
+"""Memory of sessions: the branch of a conversation that a call goes on with, and the room kept for its next call.
 
 A session is known by what the client calls it; its calls form branches (an agent and its sub-agents), each known by its
 growing prefix: the last block of one call's prompt is in the next one's. A call that names no session belongs to its

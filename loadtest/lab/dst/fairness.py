@@ -38,7 +38,7 @@ class _Popping(msgspec.Struct, frozen=True):
     blocking: list[Ticket]
     reserved: set[Ticket]
     paid: set[Ticket]
-    waiting: set[Who]
+    waiting: list[Ticket]
 
 
 class Fairness:
@@ -92,7 +92,7 @@ class Fairness:
             blocking=[head for head, _ in order if not head.large],
             reserved={head for head, line in order if line.settings.reserve},
             paid=paid,
-            waiting={_who(ticket) for ticket in queues if ticket not in paid},
+            waiting=[ticket for ticket in queues if ticket not in paid],
         )
 
     def popped(self, ticket: Ticket | None) -> None:
@@ -108,7 +108,8 @@ class Fairness:
         if blocking and blocking[0] in before:
             self._wrong(f"call {ticket.call.request_id} passes {blocking[0].call.request_id}, which is not large")
         if ticket not in seen.paid:
-            self._serves(ticket, _who(ticket), seen.waiting)
+            # Those that wait for the engine that knows their session let others pass.
+            self._serves(ticket, _who(ticket), {_who(other) for other in seen.waiting if not other.aside})
 
     def correcting(self, ticket: Ticket, prompt_tokens: int, completion_tokens: int) -> None:
         """What a served call really used is known."""

@@ -72,13 +72,13 @@ class Grants:
         call = ticket.call
         if self._dispatch.policy.classes[call.class_name].overload != "edf" or call.request_id in self.first:
             return
-        key = (ticket.deadline, ticket.since, ticket.sequence)
-        came = min(call.arrived, ticket.since)
+        key = (ticket.deadline - ticket.ahead, ticket.since, ticket.sequence)
+        came = min(call.arrived, ticket.since) - ticket.ahead
         for other in queues:
             theirs = other.call
-            if (theirs.class_name, theirs.tenant) != (call.class_name, call.tenant):
+            if (theirs.class_name, theirs.tenant) != (call.class_name, call.tenant) or other.aside:
                 continue
             if other.key < key:
                 yield f"an engine before {theirs.request_id}, whose turn it is"
-            if theirs.likely_tokens and came > theirs.arrived + PATIENCE * theirs.likely_tokens:
+            if theirs.likely_tokens and came > theirs.arrived - other.ahead + PATIENCE * theirs.likely_tokens:
                 yield f"an engine before {theirs.request_id}, which came {came - theirs.arrived:.3f} s earlier"

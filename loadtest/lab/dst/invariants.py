@@ -14,7 +14,7 @@ from collections.abc import Callable, Container
 from gateway.core.admission.deadline import too_late
 from gateway.core.admission.queues import Queues, Ticket
 from gateway.core.engines.breaker import BreakerState
-from gateway.core.engines.choice import Choice, choose
+from gateway.core.engines.choice import Choice, choose, knows
 from gateway.core.engines.fleet import Engine, Hold, engine_id
 from gateway.core.policy.policy import Policy
 from gateway.core.request.call import Call
@@ -82,12 +82,12 @@ class Invariants:
         waits = dispatch.queues.get(call.model) or dispatch.draining or self._loop.time() >= call.deadline
         limit = None if settings is None else settings.max_concurrency
         full = settings is None or (limit is not None and dispatch.running[call.class_name] >= limit)
-        if idle and not (exclude or waits or full or refuses):
+        if idle and not (exclude or waits or full or refuses or self._expects(call)):
             self._wrong(f"call {id} is not granted at once though {idle} is idle")
 
     def refused(self, call: Call, refused: Refused) -> None:
         idle = self._idle_for[call.request_id]
-        if idle and refused.outcome is Outcome.HOPELESS:
+        if idle and refused.outcome is Outcome.HOPELESS and not self._expects(call):
             self._wrong(f"call {call.request_id} is refused by prediction though {idle} is idle: {refused.message}")
         dispatch, now = self._dispatch, self._loop.time()
         outlook = dispatch.sidecars.outlook(call.model, now)
@@ -138,6 +138,14 @@ class Invariants:
         if model not in self._fairness:
             self._fairness[model] = Fairness(queues, self._dispatch.policy, self._wrong)
         return self._fairness[model]
+
+    def _expects(self, call: Call) -> bool:
+        """Whether an engine knows the call's session, or is kept for another's: then the call may have to wait."""
+        sessions, now = self._dispatch.control.sessions, self._loop.time()
+        engines = self._dispatch.fleet.serving(call.model)
+        return sessions is not None and any(
+            knows(engine, call, now) or sessions.spoken_for(engine.id, engine.budget, call) for engine in engines
+        )
 
     def _idle(self, call: Call) -> str:
         """An engine that has nothing to do and can take the call; empty: there is none."""
@@ -199,6 +207,8 @@ class Invariants:
         held_up = False
         for line in queues.order(at, dispatch.control.paused()):  # as the pump looks at them
             ticket = line.head(at)
+            if ticket.aside:
+                continue
             choice = None if held_up and not line.settings.reserve else self._choice(ticket, engines, at)
             if choice is not None and not self._late(ticket, choice, now):
                 self._wrong(f"call {ticket.call.request_id} waits though {choice.engine!r} has room: a lost wake-up")

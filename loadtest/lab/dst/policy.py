@@ -79,6 +79,13 @@ class Traits:
         tree["batching"] = {kind: rng.choice((None, self._merge())) for kind in ("embeddings", "rerank")}
         tree["routing"]["hold_unserved"] = rng.choice(("0s", "1s", "60s"))
         tree["lengths"] = {"learned": rng.random() < 0.5, "shortest_first": rng.random() < 0.7}
+        if rng.random() < 0.5:
+            tree["sessions"] = {
+                "order": rng.choice(("warm", "least_served", "arrival")),
+                "keep": rng.choice(("0s", "2s", "60s")),
+                "most_ahead": rng.choice(("1s", "10s")),
+                "per_tenant": rng.choice((1, 3, 2000)),
+            }
         return msgspec.json.encode(tree).decode()
 
     def _limits(self) -> dict[str, Any]:

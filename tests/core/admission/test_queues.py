@@ -20,10 +20,10 @@ NEVER = 1e9  # so late that nothing starves
 
 
 def ticket(class_name: str = "default", tokens: int = 100, at: float = 0.0, **fields: Any) -> Ticket:
-    """Its call's `fields`, `since` and `large`."""
-    since, large = fields.pop("since", None), fields.pop("large", False)
+    """Its call's `fields`, `since`, `large` and `ahead`."""
+    since, large, before = fields.pop("since", None), fields.pop("large", False), fields.pop("ahead", 0.0)
     call = a_call(**{"class_name": class_name, "arrived": at, "prompt_tokens": tokens, "deadline": 1000.0, **fields})
-    return Ticket(call, at, since=since, large=large)
+    return Ticket(call, at, since=since, large=large, ahead=before)
 
 
 def yes(_: Ticket) -> bool:
@@ -611,3 +611,54 @@ def test_what_a_tenant_was_served_can_be_read_and_is_nothing_where_nobody_knows_
     assert queues.served("default", "a") > 0.0
     assert queues.served("default", "b") == 0.0
     assert queues.served("gone", "a") == 0.0
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_goes_before_its_turn_by_so_many_seconds_and_no_more() -> None:
+    queues = Queues(ONE)
+    early, late = pushed(queues, ticket(at=0.0, deadline=100.0), ticket(at=9.0, deadline=109.0))
+    (warm,) = pushed(queues, ticket(at=10.0, deadline=110.0, ahead=5.0))
+    assert popped(queues) == [early, warm, late]
+
+
+def test_a_tenants_share_is_not_changed_by_what_goes_before_its_turn() -> None:
+    queues = Queues(ONE)
+    pushed(queues, *(ticket(tenant="a") for _ in range(4)), *(ticket(tenant="b", ahead=50.0) for _ in range(4)))
+    assert tenants(popped(queues)) == "abababab"
+
+
+def test_calls_that_were_set_aside_are_passed() -> None:
+    """Within their tenant first, then by the next tenant in turn, and by later classes."""
+    queues = Queues(CLASSES)
+    aside, next_one = pushed(queues, ticket(tenant="a"), ticket(tenant="a"))
+    other, least = pushed(queues, ticket(tenant="b"), ticket("batch"))
+
+    def but(*those: Ticket) -> Any:
+        def fits(looked_at: Ticket) -> bool:
+            looked_at.aside = looked_at in those
+            return not looked_at.aside
+
+        return fits
+
+    assert queues.pop(but(aside), 0.0) is next_one
+    assert queues.pop(but(aside), 0.0) is least
+    assert queues.pop(but(aside), 0.0) is other
+    assert queues.pop(but(aside), 0.0) is None
+    assert queues.pop(yes, 0.0) is aside
+    assert queues.served("default", "a") == queues.served("default", "b") * 2
+
+
+def test_one_that_does_not_fit_is_not_passed_behind_those_set_aside() -> None:
+    queues = Queues(ONE)
+    aside, head, _ = pushed(queues, ticket(), ticket(), ticket())
+    seen = []
+
+    def fits(looked_at: Ticket) -> bool:
+        seen.append(looked_at)
+        looked_at.aside = looked_at is aside
+        return False
+
+    assert queues.pop(fits, 0.0) is None
+    assert seen == [aside, head]

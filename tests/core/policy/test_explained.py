@@ -65,6 +65,7 @@ time            first token within 10s, last token within 5m or what x-weir-dead
 order           after all calls of interactive
                 weight 3, 60% of the tokens while long, batch have work too; among tenants weight 2
 lengths         by model, class and max_tokens
+sessions        each call is judged alone
 room            512 calls may wait for a model
 limits                            requests                     tokens
                 tenant and model  -                            -
@@ -96,6 +97,7 @@ time            last token within 1h or what x-weir-deadline-ms says
 order           after all calls of interactive
                 weight 1, 20% of the tokens while default, long have work too; among tenants weight 1
 lengths         by model, class and max_tokens
+sessions        each call is judged alone
 room            4096 calls and 2M tokens may wait for a model
 limits                            requests                     tokens
                 tenant and model  -                            -
@@ -312,3 +314,25 @@ def test_lengths_that_are_learned_and_what_they_order() -> None:
     shown = explain_call(decode(b"lengths: {learned: true, shortest_first: false}"), "anonymous", "default", "m")
     assert "learned of the tenant's own calls" in shown
     assert "shortest first" not in shown
+
+
+@pytest.mark.parametrize(
+    ("sessions", "lines"),
+    [
+        ("{}", ["goes before others of its tenant in default by 10 s for each second of reading that a cache"]),
+        (
+            "{order: least_served}",
+            ["goes after others of its tenant in default by 10 s for each second of"],
+        ),
+        (
+            "{order: arrival, keep: 0s}",
+            ["for the engine that knows its session it waits as long as reading"],
+        ),
+        ("{keep: 5s}", ["a session's cache is kept for its next call, for 5s at most"]),
+    ],
+)
+def test_sessions_are_explained(sessions: str, lines: list[str]) -> None:
+    text = explain_call(decode(f"sessions: {sessions}".encode()), "anonymous", NOTHING, "m")
+    for line in lines:
+        assert line in text
+    assert ("is kept for its next call" in text) == ("0s" not in sessions)

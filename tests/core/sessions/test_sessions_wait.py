@@ -1,0 +1,128 @@
+"""Sessions in dispatch, in virtual time: who waits for its engine, who passes, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import structs
+
+from gateway.core.policy.policy import Policy
+from gateway.core.policy.sessions import SessionsPolicy
+from gateway.core.policy.traffic import TrafficClass
+from gateway.core.request.call import Call
+from gateway.decider.dispatch import LOOK_AGAIN
+from loadtest.simulate import vtime
+from tests.calls import a_call
+from tests.flow.test_dispatch import World
+
+POLICY = Policy(
+    classes={"default": TrafficClass(ttft=None, deadline=600.0)}, sessions=SessionsPolicy(head_start=4.0, keep=10.0)
+)
+ROOT = (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+class Sessions(World):
+    """Engines of 100,000 tokens, of which 80,000 may be promised, and which read 10,000 a second."""
+
+    def __init__(self) -> None:
+        super().__init__(engines=2, capacity=100_000, policy=POLICY)
+
+    def turn(self, *prefix: int, tokens: int = 40_000, **more: Any) -> Call:
+        now = self.loop.time()
+        return a_call(
+            prefix=prefix, prompt_tokens=tokens, arrived=now, deadline=now + 600.0, request_id=f"r{prefix}", **more
+        )
+
+    async def read(self, call: Call, seconds: float = 1.0) -> str:
+        """The call is granted, gets its first byte at once and ends after so many seconds."""
+        with await self.dispatch.ask(call) as grant:
+            grant.first_byte(self.loop.time())
+            await asyncio.sleep(seconds)
+            grant.finished(self.loop.time(), call.prompt_tokens, 10)
+            return grant.engine.id
+
+
+def virtual(scenario: Callable[[Sessions], Awaitable[None]]) -> None:
+    async def main() -> None:
+        made = Sessions()
+        await scenario(made)
+        made.idle()
+
+    vtime.run(main())
+
+
+def test_a_session_waits_for_its_engine_and_others_pass_it() -> None:
+    async def scenario(made: Sessions) -> None:
+        home = await made.read(made.turn(*ROOT))
+        rest = made.engine(0 if home == "e0" else 1)
+        hold = rest.hold(60_000, 0, made.loop.time(), "default")  # by another gateway, as it were
+        back = asyncio.create_task(made.read(made.turn(*ROOT, 9)))
+        await asyncio.sleep(0)
+        other = asyncio.create_task(made.read(made.turn(50, tokens=1000)))
+        await asyncio.sleep(0.1)
+        assert len(made.dispatch.queues["m"]) == 1, "the session's call waits, and the other has passed it"
+        hold.release()
+        await asyncio.sleep(LOOK_AGAIN + 0.01)
+        assert not made.dispatch.queues["m"], "nobody else looked at the queue meanwhile"
+        assert await back == home
+        await other
+
+    virtual(scenario)
+
+
+def test_it_goes_elsewhere_after_as_long_as_it_would_have_saved() -> None:
+    async def scenario(made: Sessions) -> None:
+        home = await made.read(made.turn(*ROOT))
+        full = made.engine(0 if home == "e0" else 1)
+        hold = full.hold(60_000, 0, made.loop.time(), "default")
+        began = made.loop.time()
+        assert await made.read(made.turn(*ROOT, 9), 0.0) != home
+        assert 3.0 < made.loop.time() - began < 5.0
+        hold.release()
+
+    virtual(scenario)
+
+
+def test_one_that_leaves_while_it_is_set_aside_leaves_nothing() -> None:
+    async def scenario(made: Sessions) -> None:
+        home = await made.read(made.turn(*ROOT))
+        full = made.engine(0 if home == "e0" else 1)
+        hold = full.hold(60_000, 0, made.loop.time(), "default")
+        back = asyncio.create_task(made.read(made.turn(*ROOT, 9)))
+        await asyncio.sleep(0.1)
+        back.cancel()
+        await asyncio.gather(back, return_exceptions=True)
+        hold.release()
+
+    virtual(scenario)
+
+
+def test_what_is_kept_for_a_session_is_given_to_others_after_a_while() -> None:
+    async def scenario(made: Sessions) -> None:
+        made.fleet.health(made.engine(1), False, 0.0)
+        made.engine(1).up = False
+        await made.read(made.turn(*ROOT, tokens=70_000))
+        await made.read(made.turn(*ROOT, 9, tokens=70_000))
+        began = made.loop.time()
+        assert await made.read(made.turn(70, tokens=35_000), 0.0) == "e0"
+        assert 9.0 < made.loop.time() - began < 11.0
+
+    virtual(scenario)
+
+
+def test_a_reload_begins_and_ends_sessions() -> None:
+    async def scenario(made: Sessions) -> None:
+        await made.read(made.turn(*ROOT))
+        made.dispatch.apply(structs.replace(POLICY, sessions=SessionsPolicy(order="arrival")))
+        sessions = made.dispatch.control.sessions
+        assert sessions is not None
+        assert (len(sessions), sessions.policy.order) == (1, "arrival")
+        made.dispatch.apply(structs.replace(POLICY, sessions=None))
+        assert made.dispatch.control.sessions is None
+        await made.read(made.turn(*ROOT, 9))
+        made.dispatch.apply(POLICY)
+        assert made.dispatch.control.sessions is not None
+
+    virtual(scenario)
