@@ -98,9 +98,6 @@ class SessionMemory:
             tenant.returns.add(now - branch.ended_at)
             if branch.kept:
                 branch.until = inf
-        other = tenant.branches.pop(tip, None)
-        if other is not None:
-            self._forget(other)
         tenant.branches[tip] = branch
         call.session = branch.session
         branch.calls += 1

@@ -103,6 +103,10 @@ def test_of_another_tenant_no_more_than_an_even_share_is_kept() -> None:
         served(made, a_turn(1000 + number, 5000 + number, tenant="greedy"), 0.1)
     assert kept(made, a_turn(1, tenant="greedy"), share=1000) == 50 * 120
     assert kept(made, a_turn(1, tenant="modest"), share=1000) == 500
+    served(made, a_turn(1, tenant="modest"), 1.0)
+    served(made, a_turn(1, 2, tenant="modest"), 29.0)
+    made.advance(40.0)
+    assert kept(made, a_turn(9, tenant="modest")) == 120, "the greedy one's are over"
 
 
 def test_a_tenant_loses_its_own_oldest() -> None:
