@@ -116,17 +116,17 @@ def hits(tries: list[Try]) -> float:
     return sum(tried.cached_tokens for tried in tries) / max(1, sum(tried.prompt_tokens for tried in tries))
 
 
-class Row(msgspec.Struct, frozen=True):
+class AgentRun(msgspec.Struct, frozen=True):
     """Outcome of one run: mean seconds to a first token, and the share of prompt tokens that was cached."""
 
     ttft: float
     hits: float
 
 
-def row_of(result: RunResult) -> Row:
+def run_of(result: RunResult) -> AgentRun:
     """Sums over the calls that were sent after the warm-up and answered."""
     done = [tried for tried in result.tries if tried.outcome == "ok" and tried.sent >= WARM]
-    return Row(fmean(tried.first_byte - tried.sent for tried in done), hits(done))
+    return AgentRun(fmean(tried.first_byte - tried.sent for tried in done), hits(done))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -141,11 +141,11 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     cells = {"least TTFT": (b"", 4, 1), "sessions": (SESSIONS, 4, 1), "one large engine": (b"", 1, 4)}
     table = Table("seed", *(f"{name}: ttft" for name in cells), *(f"{name}: hits" for name in cells), "CPU")
-    rows: dict[str, list[Row]] = {name: [] for name in cells}
+    rows: dict[str, list[AgentRun]] = {name: [] for name in cells}
     for seed in range(1, given.seeds + 1):
         began = time.process_time()
         for name, (policy, engines, size) in cells.items():
-            rows[name].append(row_of(run(policy, engines, size, given.rate, SECONDS, seed)))
+            rows[name].append(run_of(run(policy, engines, size, given.rate, SECONDS, seed)))
         last = [each[-1] for each in rows.values()]
         ttfts, shares = [f"{row.ttft:.2f} s" for row in last], [f"{row.hits:.3f}" for row in last]
         table.add_row(str(seed), *ttfts, *shares, f"{time.process_time() - began:.0f} s")
