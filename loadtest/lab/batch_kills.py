@@ -76,7 +76,8 @@ class KilledBatches:
                     self._batch = self._send(gateway.url)
                 self._live(gateway)
             if self.seen.kills % 20 == 0:
-                say(f"{self.seen.kills} kills, {self.seen.batches} batches over")
+                seen = self.seen
+                say(f"{seen.kills} kills, {seen.batches} batches over, {seen.lost} lost, {seen.doubled} doubled")
         with self._gateway() as gateway:
             if until(lambda: self._status(gateway.url) in OVER, BATCH_WITHIN) is None:
                 raise gateway.child.failure(f"does not get {self._batch} over")
