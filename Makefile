@@ -51,8 +51,9 @@ fast: $(STAMP)
 
 test: check slow coverage ## everything a machine without a GPU can prove
 
+# A file's tests share servers, so one worker has them all.
 slow: $(STAMP)
-	$(PYTEST) -m 'slow and not vllm and not ray and not console and not clients'
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'slow and not vllm and not ray and not console and not clients'
 
 # Of the cores alone: they are where every branch is a decision, and few of their tests need sockets.
 coverage: $(STAMP)

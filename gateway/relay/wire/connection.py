@@ -239,7 +239,7 @@ class ClientConnection(asyncio.Protocol):
         if request.expects:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body_end = end + length
-        if length != CHUNKED and len(data) >= body_end:
+        if length != CHUNKED and len(data) >= body_end and request.sink is None:
             if length > SMALL:
                 self._count(length, request.owner or self.peer)
             request.body = body = data[end:body_end]
