@@ -88,7 +88,7 @@ class Dispatch:
         self.clock = clock
         self.retries = retries
         self.witness = witness
-        self.fence = math.inf  # until then this decider may grant, by the clock
+        self.fence = math.inf
         self.leaving = False  # balancers are told to go elsewhere; calls are still taken
         self.queues = control.queues
         self.traffic = control.traffic
@@ -262,6 +262,12 @@ class Dispatch:
         return self.control.open(model, self.clock())
 
     # -- the pump -----------------------------------------------------------------------------------------------
+
+    def fenced(self, until: float) -> None:
+        """Grant until then, by the clock, and no longer; -inf: not at all. What waited for that is granted now."""
+        before, self.fence = self.fence, until
+        if before <= self.clock() < until:
+            self.pump()
 
     def pump(self) -> None:
         """Grant whatever may go now, everywhere."""

@@ -170,9 +170,8 @@ class Pipeline:
         if route.here:
             self._answer_here(request, responder, route)
             return
-        account = (
-            self._account if self._whose is request else None
-        )  # its body came with its head: nobody has asked since
+        # Its body came with its head: nobody has asked since.
+        account = self._account if self._whose is request else None
         self._whose = self._account = None
         self.begin(request, responder, route, account)
 

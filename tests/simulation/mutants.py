@@ -67,7 +67,7 @@ PREDICTED_AT_ONCE = Mutant(
 UNCHARGED = Mutant(ClassQueue, "take", "queue.counter += ticket.charge / queue.weight", "pass")
 
 # Whose head was read last pays, though its body is still coming and this one's has come.
-ANOTHERS_ACCOUNT = Mutant(Pipeline, "call", "if self._whose is request:", "if True:")
+ANOTHERS_ACCOUNT = Mutant(Pipeline, "call", "if self._whose is request else None", "")
 
 # A call that its own deadline ends before the first byte is refunded, though an engine was made to work for it.
 REFUNDED_EXPIRY = Mutant(

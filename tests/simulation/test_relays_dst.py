@@ -17,7 +17,7 @@ DOZENS = range(60)
 WITHIN = 300.0  # seconds, on two cores
 FOUND = {  # and in how many seeds, for some room
     "settled twice": (planted.SETTLED_TWICE, 20),
-    "opened anew": (planted.OPENED_ANEW, 20),
+    "opened anew": (planted.OPENED_ANEW, 80),
     "held by the dead": (planted.HELD_BY_THE_DEAD, 20),
     "given away": (planted.GIVEN_AWAY, 20),
     "grants untold": (planted.GRANTS_UNTOLD, 20),

@@ -122,13 +122,13 @@ class SessionMemory:
         branch, tenant = self._of(call), self._tenants.get(call.tenant)
         if branch is None or tenant is None:
             return
+        self._release(branch)  # of the engine that another of its calls was on
         branch.engine, branch.tokens, branch.ended_at = engine, tokens, now
         tenant.served[branch.session] = tenant.served.pop(branch.session, 0) + tokens
         if len(tenant.served) > len(tenant.branches):  # that of a branch that was forgotten
             del tenant.served[next(iter(tenant.served))]
         usual = tenant.returns.value(COMES_BACK)
         seconds = self.policy.keep if usual is None else min(usual, self.policy.keep)
-        self._release(branch)
         if branch.calls > 1 and seconds > 0.0:  # one that never came back is not waited for
             branch.kept, branch.until = tokens, now + seconds
             by_tenant = self._kept.setdefault(engine, {})

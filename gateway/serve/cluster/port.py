@@ -109,7 +109,7 @@ class ClusterPort:
         if taken is not None:
             self._relays.pids.update(taken.offer.pids)
         self._tell_numbers()
-        gateway.dispatch.fence = -math.inf
+        gateway.dispatch.fenced(-math.inf)
         gateway.families.append(self._families)
         gateway.sidecars.cluster = (me, lambda: members_of(self.membership.records))
         self._configuration = configuration
@@ -176,7 +176,7 @@ class ClusterPort:
     def hand_over(self, within: float, decider: str) -> Given:
         self._beats.tell(HANDED)
         self._handed = True
-        self._gateway.dispatch.fence = -math.inf  # another decides for what comes and waits
+        self._gateway.dispatch.fenced(-math.inf)  # another decides for what comes and waits
         if self._entrance is not None:
             self._entrance.close()
         self._learned.ends()
@@ -265,10 +265,7 @@ class ClusterPort:
         if self._hub is not None and self._hub.complete:
             for name in list(election.awaited):
                 election.told(name)
-        now, before = self._clock(), dispatch.fence
-        dispatch.fence = election.fence(now)
-        if before <= now < dispatch.fence:
-            dispatch.pump()
+        dispatch.fenced(election.fence(self._clock()))
 
     async def _watch(self) -> None:
         probed = self._clock() + PROBES

@@ -48,7 +48,7 @@ class Member:
         self.election = Election(name)
         if before is not None:
             self.election = Election(name, before.known, before.vouched_until, before.roster)
-        gateway.dispatch.fence = -math.inf
+        gateway.dispatch.fenced(-math.inf)
         self._do(self._turn)
         self._do(self._watch)
 
@@ -59,7 +59,7 @@ class Member:
         elif self.alive:
             what()
 
-    def _after(self, seconds: float, what: Callable[[], None]) -> None:
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
         self._world.loop.call_later(seconds, self._do, what)
 
     # -- the store, and words -----------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Member:
         def carried_out() -> None:
             view = cluster.store.turn(self.name, turn, self._world.loop.time())
             if cluster.reach(self.name, STORE):
-                self._after(cluster.delay(), partial(answer, view))
+                self.after(cluster.delay(), partial(answer, view))
 
         def answer(view: StoreView | None) -> None:
             if answered:
@@ -85,25 +85,25 @@ class Member:
             else:
                 election.seen(sent, now, turn, view)
             self._changed()
-            self._after(RENEW, self._turn)
+            self.after(RENEW, self._turn)
 
         if cluster.reach(self.name, STORE):
             self._world.loop.call_later(cluster.delay(), carried_out)
-        self._after(GIVEN_UP, partial(answer, None))
+        self.after(GIVEN_UP, partial(answer, None))
 
     def _ask_for_words(self, sent: float) -> None:
         ruler = self.election.ruler
         for name in sorted(self.election.voters):
             other = self._cluster.members.get(name)
             if ruler is not None and other is not None and self._cluster.reach(self.name, name):
-                other._after(self._cluster.delay(), partial(other._asked, ruler, self, sent))
+                other.after(self._cluster.delay(), partial(other.asked, ruler, self, sent))
 
-    def _asked(self, ruler: Ruler, by: Member, sent: float) -> None:
+    def asked(self, ruler: Ruler, by: Member, sent: float) -> None:
         given = self.election.vouch(ruler, self._world.loop.time())
         if given and self._cluster.reach(self.name, by.name):
-            by._after(self._cluster.delay(), partial(by._answered, self.name, ruler.epoch, sent))
+            by.after(self._cluster.delay(), partial(by.answered, self.name, ruler.epoch, sent))
 
-    def _answered(self, name: str, epoch: int, sent: float) -> None:
+    def answered(self, name: str, epoch: int, sent: float) -> None:
         self.election.vouched(name, epoch, sent, self._world.loop.time())
         self._changed()
 
@@ -156,18 +156,14 @@ class Member:
         return self.election.lost_store or relay.machine in self.election.members
 
     def _fence(self) -> None:
-        dispatch, now = self.gateway.dispatch, self._world.loop.time()
         if self.reign is not None and self.reign.hub.complete:
             for name in list(self.election.awaited):
                 self.election.told(name)
-        before = dispatch.fence
-        dispatch.fence = self.election.fence(now)
-        if before <= now < dispatch.fence:
-            dispatch.pump()
+        self.gateway.dispatch.fenced(self.election.fence(self._world.loop.time()))
 
     def _watch(self) -> None:
         self._fence()
-        self._after(TICK, self._watch)
+        self.after(TICK, self._watch)
 
     # -- what befalls it ----------------------------------------------------------------------------------------
 

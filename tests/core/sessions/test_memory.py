@@ -66,6 +66,19 @@ def test_a_cache_is_kept_for_those_that_came_back_and_not_for_long() -> None:
     assert kept(made) == 0
 
 
+def test_a_cache_is_kept_on_one_engine_though_calls_of_the_branch_end_on_two() -> None:
+    made = SessionMemory(POLICY)
+    served(made, a_turn(1), 0.0)
+    one, two = a_turn(1, 2), a_turn(1, 2)
+    for call in (one, two):
+        made.arrive(call, 1.0)
+        made.granted(call, Choice(Engine("e", "http://e", Policy()), 100, 0, 0.1), 1.0)
+    made.ended(one, "e", 120, 2.0)
+    assert kept(made) == 120
+    made.ended(two, "other", 130, 3.0)
+    assert (kept(made), kept(made, engine="other")) == (0, 130)
+
+
 def test_a_cache_is_kept_while_its_next_call_waits() -> None:
     made = SessionMemory(POLICY)
     served(made, a_turn(1), 0.0)
