@@ -246,7 +246,7 @@ def test_what_only_answers_carry_means_nothing_in_a_request(site: Site) -> None:
         ("GET", "/outcomes", {}, 200, "# How a call can end"),
         ("GET", "/outcomes/hopeless", {"authorization": "Bearer wrong"}, 200, "503, code `deadline_unreachable`"),
         ("GET", "/outcomes/bogus", {}, 404, "GET /outcomes/bogus is not offered here"),
-        ("POST", "/v1/batches", {}, 404, "POST /v1/batches is not offered here. This gateway answers /v1/"),
+        ("POST", "/v1/batches", {}, 404, "POST /v1/batches is not offered here. Batches are offered where"),
         ("POST", "/api/chat", {}, 404, "use /v1/chat/completions"),
         ("POST", "/chat/completions", {}, 404, "Did you mean /v1/chat/completions?"),
         (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import random
 import re
 import socket
 import stat
@@ -109,11 +111,18 @@ def vllm(folder: Path, body: str, *, answers_help: str = HELP) -> str:
     return f"{{python: {program}}}"
 
 
-def free_ports() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        first = min(probe.getsockname()[1], 65_000)
-    return f"{first}-{first + 50}"
+def free_ports(count: int = 51) -> str:
+    """Ports in a row that are free, below those that the system gives out by itself to others at any time."""
+    for _ in range(100):
+        first = random.randrange(20_000, 32_000)
+        with contextlib.ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return f"{first}-{first + count - 1}"
+    raise AssertionError("no ports are free")
 
 
 class Box:
@@ -557,10 +566,8 @@ def test_settings_change_with_what_is_started_and_with_nothing_else(tmp_path: Pa
 
 def test_every_engine_has_a_port_of_its_own_and_gives_it_back(tmp_path: Path) -> None:
     async def scenario() -> None:
-        pool = free_ports().split("-")[0]
         models = "\n".join(f"{name}: {{model_path: x}}" for name in "ab")
-        pool = f"{pool}-{int(pool) + 1}"
-        box = Box(tmp_path, vllm(tmp_path, "time.sleep(99)"), models=models, pool=pool)
+        box = Box(tmp_path, vllm(tmp_path, "time.sleep(99)"), models=models, pool=free_ports(2))
         first, second = await box.start("a"), await box.start("b")
         assert first.url != second.url, "neither listens yet"
         assert "no free port on 127.0.0.1" in str(await box.failed(lambda: box.start("a")))
