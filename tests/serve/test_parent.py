@@ -77,8 +77,10 @@ class Family:
 
 @pytest.fixture
 def family(tmp_path: Path) -> Iterator[Family]:
+    """One whose members all serve: before that, a killed decider would end them all."""
     made = Family(tmp_path)
     try:
+        assert all(made.said(f"{name} has begun") for name in NAMES), made.child.output()
         yield made
     finally:
         made.child.kill()
@@ -109,8 +111,6 @@ def test_who_gives_no_sign_of_life_is_found(family: Family) -> None:
 
 
 def test_a_new_decider_is_told_who_lives(family: Family) -> None:
-    for name in NAMES:
-        family.wait(name, 1)
     assert re.search(r"^decider-0 \d+ -?\d+ \[\]$", family.child.output(), re.MULTILINE)
     os.kill(family.pids("decider-0")[0], signal.SIGKILL)
     family.wait("decider-0", 2)
@@ -147,8 +147,6 @@ def test_one_that_is_killed_before_it_serves_ends_all_otherwise(tmp_path: Path) 
 
 
 def test_the_first_signal_is_for_the_decider_and_relays_end_after_it(family: Family) -> None:
-    for name in NAMES:
-        family.wait(name, 1)
     family.child.process.send_signal(signal.SIGTERM)
     assert family.child.process.wait(10.0) == 0
     ends = re.findall(r"^(\S+) ends$", family.child.output(), re.MULTILINE)
