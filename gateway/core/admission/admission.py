@@ -112,26 +112,20 @@ class AdmissionControl:
             return None
         if rules.limited and not self.may_run(name):
             return None
-        engines = self.fleet.serving(model)
-        if self.sessions is None:
-            return choose(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=exclude)
-        choice = self._for_session(self.sessions, call, now, rng, exclude, 0.0)
+        choice = self._choose(call, now, rng, exclude, 0.0)
         return None if isinstance(choice, Aside) else choice
 
-    def _for_session(
-        self,
-        sessions: SessionMemory,
-        call: Call,
-        now: float,
-        rng: random.Random,
-        exclude: frozenset[str],
-        waited: float,
+    def _choose(
+        self, call: Call, now: float, rng: random.Random, exclude: frozenset[str], waited: float
     ) -> Choice | Aside | None:
-        """The engine that the call may go to now, by its session; it has `waited` seconds."""
-        engines, traffic = self.fleet.serving(call.model), self.traffic.get(call.model)
+        """The engine that the call may go to now, by its session where the policy has them; it has `waited` seconds."""
+        engines, routing = self.fleet.serving(call.model), self.rules.policy.routing
+        if self.sessions is None:
+            return choose(engines, call, now, routing=routing, rng=rng, exclude=exclude)
+        traffic = self.traffic.get(call.model)
         residence = 0.0 if traffic is None else traffic.drain.residence
         return choose_for_session(
-            sessions, engines, call, now, routing=self.rules.policy.routing, rng=rng, exclude=exclude, waited=waited,
+            self.sessions, engines, call, now, routing=routing, rng=rng, exclude=exclude, waited=waited,
             residence=residence,
         )  # fmt: skip
 
@@ -244,19 +238,12 @@ class AdmissionControl:
         """The engine that the call whose turn it is may go to, or why it is refused now; None: it goes on waiting;
         Aside: so it does by its session, and others may pass it."""
         call, rules = ticket.call, self.rules
-        engines = self.fleet.serving(call.model)
         if not self.may_run(call.class_name):
             return None
-        if self.sessions is None:
-            choice = choose(engines, call, now, routing=rules.policy.routing, rng=rng, exclude=ticket.exclude)
-        else:
-            waited = math.inf if ticket.paid else now - ticket.since
-            found = self._for_session(self.sessions, call, now, rng, ticket.exclude, waited)
-            if isinstance(found, Aside):
-                return found
-            choice = found
-        if choice is None:
-            return None
+        waited = math.inf if ticket.paid else now - ticket.since
+        choice = self._choose(call, now, rng, ticket.exclude, waited)
+        if choice is None or isinstance(choice, Aside):
+            return choice
         if now >= call.deadline:
             return Refuse(reason=Reason.EXPIRED, waited=now - ticket.pushed_at)
         # One that was granted before has only its deadline to keep: it is late for its engine's fault. A late one
