@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from gateway.batches.site import BatchSite
 from gateway.control.calls import CallView, active_calls
 from gateway.core.admission.limits import LimitBook
 from gateway.core.admission.quotas import Calendar
@@ -449,8 +450,8 @@ class Gateway:
         """Take files and batches, where the policy says so, and go on with those that are not over. Raises OSError and
         StorageError."""
         if self.policy.batches is not None and self.storage is not None:
-            offered = BatchApi(self.policy.batches, self.storage, self.pipeline, self.bodies, self.say)
-            self.batches = offered
+            site = BatchSite(self.policy.batches, self.storage, self.pipeline, self.bodies, self.say)
+            self.batches = offered = BatchApi(site)
             await offered.start()
             self.families.append(lambda: batch_families(offered.states, offered.lines, offered.calls))
 

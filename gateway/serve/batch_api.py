@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from gateway.batches.door import BatchDoor
 from gateway.batches.site import BatchSite
 from gateway.batches.worker import BatchWorker
 from gateway.core.batches.states import ALL
-from gateway.core.policy.batches import BatchesPolicy
-from gateway.core.request.body_memory import BodyMemory
-from gateway.relay.pipeline import Pipeline
-from gateway.shared.storage import Storage
 
 
 class BatchApi:
-    """`storage` is open from `start` to `aclose`. `say` takes lines for the operator."""
+    """The site's storage is open from `start` to `aclose`."""
 
-    def __init__(
-        self,
-        policy: BatchesPolicy,
-        storage: Storage,
-        pipeline: Pipeline,
-        bodies: BodyMemory,
-        say: Callable[[str], None],
-    ) -> None:
-        self._site = BatchSite(policy, storage, pipeline, bodies, say)
-        self._worker = BatchWorker(self._site)
-        self._door = BatchDoor(self._site, self._worker)
-        self._pipeline = pipeline
+    def __init__(self, site: BatchSite) -> None:
+        self._site = site
+        self._worker = BatchWorker(site)
+        self._door = BatchDoor(site, self._worker)
 
     async def start(self) -> None:
         """Take requests, and go on with the batches that are not over. Raises OSError and StorageError."""
         await self._worker.start()
-        self._pipeline.stored = self._door
+        self._site.pipeline.stored = self._door
 
     async def aclose(self) -> None:
         """End answers and calls under way. A result that is being kept is kept."""
@@ -47,7 +35,7 @@ class BatchApi:
 
     @property
     def lines(self) -> Mapping[str, int]:
-        """What became of lines, since the start."""
+        """Numbers of lines by what became of them, since the start."""
         return self._site.lines
 
     @property
