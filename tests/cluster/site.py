@@ -140,3 +140,10 @@ def site(folder: Path) -> Iterator[Site]:
             assert "Traceback" not in machine.output, machine.output
     finally:
         made.close()
+
+
+def known(made: Site) -> None:
+    """Wait until the ruler knows the other machine, which may then be elected at once."""
+    ruler = made.ruler()
+    (other,) = made.others(ruler)
+    assert until(lambda: ruler.cluster().get("electable") == [other.member], 5.0) is not None, ruler.output

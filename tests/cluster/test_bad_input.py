@@ -5,11 +5,9 @@ Each is a line in the log, and changes nothing: the same machine rules in the sa
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,8 @@ import pytest
 from gateway.core.cluster.election import TTL
 from loadtest.processes import get, until
 from tests.cluster.proxy import Proxy
-from tests.cluster.site import Machine, Site, free_port, site
-from tests.cluster.test_cluster import ACROSS, call, known, store_heard, took_over
+from tests.cluster.site import Machine, Site, free_port, known, site
+from tests.cluster.test_cluster import ACROSS, call, store_heard, took_over
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 HOUR = 3600.0
@@ -29,18 +27,6 @@ _time, _time_ns = time.time, time.time_ns
 time.time = lambda: _time() + {0}
 time.time_ns = lambda: _time_ns() + {0} * 10**9
 """
-
-
-@pytest.fixture
-def proxied(tmp_path: Path) -> Iterator[tuple[Site, list[Proxy]]]:
-    """Two machines, each with a proxy of its own before the store."""
-    with site(tmp_path) as made, contextlib.ExitStack() as stack:
-        proxies = [Proxy(made.store.port) for _ in range(2)]
-        for proxy in proxies:
-            stack.callback(proxy.close)
-            made.machine(f"valkey://127.0.0.1:{proxy.port}/0")
-        known(made)
-        yield made, proxies
 
 
 def test_a_store_that_is_slow_for_all_is_told_and_nothing_changes(proxied: tuple[Site, list[Proxy]]) -> None:

@@ -14,8 +14,8 @@ from gateway.serve.cluster import store as module
 from gateway.serve.cluster.store import CheckpointStore, StoreError, opened
 from loadtest.lab.operate.valkey import Valkey
 from loadtest.processes import until
-from tests.cluster.site import Machine, Site, free_port, required_valkey, site
-from tests.cluster.test_cluster import known, took_over
+from tests.cluster.site import Machine, Site, free_port, known, required_valkey, site
+from tests.cluster.test_cluster import took_over
 from tests.cluster.test_store import of
 from tests.e2e.children import Call
 

@@ -19,7 +19,7 @@ import pytest
 from gateway.core.cluster.election import TTL
 from loadtest.processes import get, until
 from tests.cluster.proxy import Proxy
-from tests.cluster.site import Machine, Site, free_port, site
+from tests.cluster.site import Machine, Site, free_port, known, site
 from tests.e2e.children import Call
 from tests.serve.test_processes import Load
 
@@ -35,13 +35,6 @@ def two(tmp_path: Path) -> Iterator[Site]:
             made.machine()
         known(made)
         yield made
-
-
-def known(site: Site) -> None:
-    """Wait until the ruler knows the other machine, which may then be elected at once."""
-    ruler = site.ruler()
-    (other,) = site.others(ruler)
-    assert until(lambda: ruler.cluster().get("electable") == [other.member], 5.0) is not None, ruler.output
 
 
 def store_heard(machine: Machine) -> float:
@@ -198,22 +191,10 @@ def test_a_store_that_is_emptied_changes_nothing(two: Site) -> None:
     call(ruler)
 
 
-@pytest.fixture
-def cut(tmp_path: Path) -> Iterator[tuple[Site, list[Proxy]]]:
-    """Two machines, each with a proxy of its own before the store."""
-    with site(tmp_path) as made, contextlib.ExitStack() as stack:
-        proxies = [Proxy(made.store.port) for _ in range(2)]
-        for proxy in proxies:
-            stack.callback(proxy.close)
-            made.machine(f"valkey://127.0.0.1:{proxy.port}/0")
-        known(made)
-        yield made, proxies
-
-
 def test_a_ruler_that_alone_is_cut_off_from_the_store_stops_before_another_begins(
-    cut: tuple[Site, list[Proxy]],
+    proxied: tuple[Site, list[Proxy]],
 ) -> None:
-    made, proxies = cut
+    made, proxies = proxied
     ruler = made.ruler()
     (other,) = made.others(ruler)
     proxies[made.machines.index(ruler)].mode = "drops"
@@ -227,8 +208,8 @@ def test_a_ruler_that_alone_is_cut_off_from_the_store_stops_before_another_begin
     call(ruler)
 
 
-def test_a_store_that_answers_nonsense_is_told_and_nothing_changes(cut: tuple[Site, list[Proxy]]) -> None:
-    made, proxies = cut
+def test_a_store_that_answers_nonsense_is_told_and_nothing_changes(proxied: tuple[Site, list[Proxy]]) -> None:
+    made, proxies = proxied
     ruler = made.ruler()
     for proxy in proxies:
         proxy.mode = "nonsense"

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.processes import get, until
-from tests.cluster.site import Machine, Site, site
-from tests.cluster.test_cluster import known
+from tests.cluster.site import Machine, Site, known, site
 from tests.serve.test_upgrades import Clients
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
